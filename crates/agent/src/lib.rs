@@ -1,0 +1,1 @@
+//! The node's side: sessions, fencing, device discovery, executors, launch contracts.

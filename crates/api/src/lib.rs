@@ -1,0 +1,1 @@
+//! gRPC services: limits, forwarding, status mapping.

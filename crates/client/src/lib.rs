@@ -1,0 +1,1 @@
+//! Leader discovery, retries with request ids, watch resumption.

@@ -1,0 +1,1 @@
+//! openraft wiring: network over tonic, leadership watch, fenced propose pipeline, membership.

@@ -1,0 +1,1 @@
+//! The replica: intake, decision loop, apply loop, read views, watch hub, liveness, outbox.

@@ -1,0 +1,1 @@
+//! Where it goes: filter, score and gang plan over the topology, under a work budget counted in visits.

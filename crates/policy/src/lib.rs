@@ -1,0 +1,1 @@
+//! Who goes next: the order in which waiting gangs are offered capacity.

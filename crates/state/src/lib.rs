@@ -1,0 +1,1 @@
+//! The replicated state machine: guard, fold, derived indexes, invariants, digest, snapshot sections.

@@ -1,0 +1,1 @@
+//! Raft log, vote and snapshots on sled, and an in-memory twin; one conformance suite for both.

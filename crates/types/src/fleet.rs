@@ -1,0 +1,231 @@
+//! The fleet: region, cluster, block, rack, host and its devices.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::Deref;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::limits;
+use crate::name::{NAME_RULE, Name};
+use crate::reason::Violation;
+
+/// A set of the devices of one host, by their local number.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DeviceSet(pub u64);
+
+impl DeviceSet {
+    /// No device.
+    pub const EMPTY: DeviceSet = DeviceSet(0);
+
+    /// Devices `0..count`.
+    ///
+    /// # Panics
+    /// When `count` is above [`limits::HOST_DEVICES_MAX`].
+    #[must_use]
+    pub fn first(count: u16) -> DeviceSet {
+        assert!(count <= limits::HOST_DEVICES_MAX, "a host has at most 64 devices");
+        if count == 64 { DeviceSet(u64::MAX) } else { DeviceSet((1 << count) - 1) }
+    }
+
+    /// How many devices.
+    #[must_use]
+    pub fn count(self) -> u16 {
+        self.0.count_ones() as u16
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether every device of `other` is here.
+    #[must_use]
+    pub fn contains(self, other: DeviceSet) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether no device is in both.
+    #[must_use]
+    pub fn is_disjoint(self, other: DeviceSet) -> bool {
+        self.0 & other.0 == 0
+    }
+
+    /// Devices of either.
+    #[must_use]
+    pub fn union(self, other: DeviceSet) -> DeviceSet {
+        DeviceSet(self.0 | other.0)
+    }
+
+    /// Devices here but not in `other`.
+    #[must_use]
+    pub fn difference(self, other: DeviceSet) -> DeviceSet {
+        DeviceSet(self.0 & !other.0)
+    }
+
+    /// The `count` lowest-numbered devices, when there are as many.
+    #[must_use]
+    pub fn lowest(self, count: u16) -> Option<DeviceSet> {
+        let mut rest = self.0;
+        let mut taken = 0u64;
+        for _ in 0..count {
+            if rest == 0 {
+                return None;
+            }
+            let bit = rest & rest.wrapping_neg();
+            taken |= bit;
+            rest ^= bit;
+        }
+        Some(DeviceSet(taken))
+    }
+
+    /// The local numbers, ascending.
+    pub fn iter(self) -> impl Iterator<Item = u16> {
+        (0..limits::HOST_DEVICES_MAX).filter(move |n| self.0 & (1 << n) != 0)
+    }
+}
+
+impl fmt::Debug for DeviceSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// Accelerators of one type: what a host has, or what a worker asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Accelerators {
+    /// For example `h100` or `v5p`.
+    pub kind: Name,
+    /// How many, from 1.
+    pub count: u16,
+}
+
+impl fmt::Display for Accelerators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.count)
+    }
+}
+
+/// The agent instance that holds a node: made when the agent's state directory is created, and
+/// again when the machine has been rebooted. Two holders never share running workers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HolderId(pub u128);
+
+impl fmt::Debug for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// What an agent says of its host; checked by [`NodeDraft::check`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDraft {
+    /// Unique in the Muster cluster.
+    pub name: Name,
+    /// Where it is, from the outside in.
+    pub region: Name,
+    /// The fleet cluster in that region: one network that a gang can use.
+    pub cluster: Name,
+    /// Spine block.
+    pub block: Name,
+    /// Rack or NVLink domain.
+    pub rack: Name,
+    /// What other hosts of the cluster reach it by: an IP address or host name, without a port.
+    pub address: String,
+    /// Its accelerators; none for a plain host.
+    pub accelerators: Option<Accelerators>,
+    /// Milli-CPUs for workers.
+    pub cpu_milli: u64,
+    /// Bytes of memory for workers.
+    pub memory_bytes: u64,
+    /// Free-form facts.
+    pub labels: BTreeMap<Name, String>,
+}
+
+/// A checked description of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct NodeSpec(NodeDraft);
+
+impl NodeDraft {
+    /// The node, or every rule it breaks.
+    ///
+    /// # Errors
+    /// Lists all violations, not just the first.
+    pub fn check(self) -> Result<NodeSpec, Vec<Violation>> {
+        let mut found = Vec::new();
+        let host_form = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'_');
+        if self.address.is_empty() || self.address.len() > 253 || !self.address.bytes().all(host_form) {
+            found.push(Violation::new(
+                "address",
+                "must be an IP address or host name of at most 253 bytes, without a port",
+            ));
+        }
+        if let Some(accelerators) = &self.accelerators {
+            let max = limits::HOST_DEVICES_MAX;
+            if accelerators.count == 0 || accelerators.count > max {
+                found.push(Violation::limit("accelerators.count", accelerators.count.into(), 1, max.into()));
+            }
+        }
+        if self.cpu_milli == 0 || self.cpu_milli > limits::CPU_MILLI_MAX {
+            found.push(Violation::limit("cpu_milli", self.cpu_milli, 1, limits::CPU_MILLI_MAX));
+        }
+        if self.memory_bytes == 0 || self.memory_bytes > limits::MEMORY_BYTES_MAX {
+            found.push(Violation::limit("memory_bytes", self.memory_bytes, 1, limits::MEMORY_BYTES_MAX));
+        }
+        if self.labels.len() > limits::NODE_LABELS_MAX {
+            found.push(Violation::limit(
+                "labels",
+                self.labels.len() as u64,
+                0,
+                limits::NODE_LABELS_MAX as u64,
+            ));
+        }
+        for (key, value) in &self.labels {
+            if value.len() > 256 {
+                found.push(Violation::new(format!("labels.{key}"), "must be at most 256 bytes"));
+            }
+        }
+        if found.is_empty() { Ok(NodeSpec(self)) } else { Err(found) }
+    }
+}
+
+impl NodeSpec {
+    /// How many devices the host has.
+    #[must_use]
+    pub fn device_count(&self) -> u16 {
+        self.accelerators.as_ref().map_or(0, |a| a.count)
+    }
+}
+
+impl Deref for NodeSpec {
+    type Target = NodeDraft;
+
+    fn deref(&self) -> &NodeDraft {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for NodeSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let draft = NodeDraft::deserialize(deserializer)?;
+        draft.check().map_err(|found| {
+            let first = found.first().map(ToString::to_string).unwrap_or_default();
+            serde::de::Error::custom(first)
+        })
+    }
+}
+
+/// A name, or the violation of `field`.
+///
+/// # Errors
+/// When the text is not a name.
+pub fn checked_name(field: &str, text: &str) -> Result<Name, Violation> {
+    Name::new(text).ok_or_else(|| {
+        let shown: String = text.chars().take(80).collect();
+        Violation::new(field, format!("must be {NAME_RULE}, got {shown:?}"))
+    })
+}

@@ -1,0 +1,138 @@
+//! Leases: what lets at most one incarnation of a gang run.
+
+use alloc::string::String;
+use core::fmt;
+use core::str::FromStr;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{LogIndex, ParseIdError};
+use crate::reason::Violation;
+
+/// What a holder must present. Tokens order lexicographically; a lower one than any seen for a job
+/// is refused. The generation rises only when a cluster is rebuilt from a backup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FencingToken {
+    /// The life of the cluster, from 1.
+    pub generation: u32,
+    /// The record that granted the lease.
+    pub log_index: LogIndex,
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.generation, self.log_index)
+    }
+}
+
+impl FromStr for FencingToken {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (generation, index) = text.split_once('.')?;
+            Some(FencingToken {
+                generation: generation.parse().ok()?,
+                log_index: LogIndex(index.parse().ok()?),
+            })
+        };
+        parse().ok_or(ParseIdError { expected: "a fencing token: <generation>.<log index>" })
+    }
+}
+
+/// How one worker process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ExitStatus {
+    /// It returned this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+    /// The agent ended it because the node's session lease ran out.
+    LeaseExpired,
+    /// It never started; the text says why.
+    LaunchFailed(String),
+    /// The agent has no trace of it (restart of the machine, lost state directory).
+    Vanished,
+}
+
+impl ExitStatus {
+    /// Whether the worker did what it was asked to.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        matches!(self, ExitStatus::Code(0))
+    }
+
+    /// Whether the end says something about the application, rather than about the place it ran.
+    #[must_use]
+    pub fn is_application(&self) -> bool {
+        matches!(self, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::LaunchFailed(_))
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExitStatus::Code(code) => write!(f, "exit code {code}"),
+            ExitStatus::Signal(signal) => write!(f, "signal {signal}"),
+            ExitStatus::LeaseExpired => f.write_str("stopped: the node's lease ran out"),
+            ExitStatus::LaunchFailed(why) => write!(f, "could not start: {why}"),
+            ExitStatus::Vanished => f.write_str("vanished with its node's state"),
+        }
+    }
+}
+
+/// Replicated parameters, fixed when the cluster is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameters {
+    /// A node's session: the agent stops everything this long after it *sent* the last heartbeat
+    /// that was acknowledged.
+    pub lease_ttl_ms: u64,
+    /// Beyond the time to live, from the *acknowledgement*: the time an agent needs to stop its
+    /// workers, plus the drift allowed between two clocks over one time to live.
+    pub lease_margin_ms: u64,
+    /// How often an agent sends a heartbeat.
+    pub heartbeat_interval_ms: u64,
+    /// How long a request id is remembered.
+    pub request_retention_ms: u64,
+    /// How long a finished job is kept in the state.
+    pub job_retention_ms: u64,
+    /// Records between two state digests in the log.
+    pub digest_interval_records: u64,
+}
+
+impl Parameters {
+    /// What a cluster gets that says nothing: sessions of 10 s, request ids for a day, jobs for a week.
+    pub const DEFAULT: Parameters = Parameters {
+        lease_ttl_ms: 10_000,
+        lease_margin_ms: 3_000,
+        heartbeat_interval_ms: 2_000,
+        request_retention_ms: 24 * 3_600 * 1_000,
+        job_retention_ms: 7 * 24 * 3_600 * 1_000,
+        digest_interval_records: 1_000,
+    };
+
+    /// How long an agent may take to stop a worker once its lease has run out: SIGTERM, this long,
+    /// SIGKILL. Half of the margin; the other half is for clock drift and the kill itself.
+    #[must_use]
+    pub fn lease_stop_grace_ms(&self) -> u64 {
+        self.lease_margin_ms / 2
+    }
+
+    /// Every rule that is broken.
+    #[must_use]
+    pub fn violations(&self) -> alloc::vec::Vec<Violation> {
+        let mut found = alloc::vec::Vec::new();
+        let mut bound = |field: &'static str, value: u64, min: u64, max: u64| {
+            if value < min || value > max {
+                found.push(Violation::limit(field, value, min, max));
+            }
+        };
+        bound("lease_ttl_ms", self.lease_ttl_ms, 500, 3_600_000);
+        bound("lease_margin_ms", self.lease_margin_ms, 200, 600_000);
+        // At least three heartbeats to a time to live: two may be lost before the agent stops its work.
+        bound("heartbeat_interval_ms", self.heartbeat_interval_ms, 50, self.lease_ttl_ms / 3);
+        bound("request_retention_ms", self.request_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        bound("job_retention_ms", self.job_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        bound("digest_interval_records", self.digest_interval_records, 1, 1_000_000);
+        found
+    }
+}

@@ -1,0 +1,29 @@
+//! The vocabulary of Muster: ids, quantities, topology, job, gang, lease, node, tenant.
+//!
+//! Values here cannot be constructed invalid: names are checked, quantities are bounded, and a
+//! [`JobSpec`](job::JobSpec) exists only after every rule that concerns it alone has passed.
+//!
+//! **Invariant:** no clock, no randomness, no IO, no float arithmetic, no std: this crate knows
+//! neither bytes nor protobuf. The serde derives describe the data model that `journal` encodes;
+//! their layout is frozen per record format (see `crates/journal`).
+#![no_std]
+#![deny(missing_docs, clippy::float_arithmetic)]
+
+extern crate alloc;
+
+pub mod fleet;
+pub mod ids;
+pub mod job;
+pub mod lease;
+pub mod limits;
+pub mod name;
+pub mod reason;
+pub mod time;
+
+pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
+pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use job::{JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
+pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use name::Name;
+pub use reason::{Refusal, RefusalCode, Violation};
+pub use time::LogTime;

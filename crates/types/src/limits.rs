@@ -1,0 +1,48 @@
+//! Every bound on what users, nodes and the network can hand us, in one place.
+//!
+//! A bound is part of the record format: a replica refuses a record that breaks one, so none may be
+//! lowered without a new format.
+
+/// Bytes of a name (tenant, region, cluster, accelerator type, job, label key).
+pub const NAME_BYTES_MAX: usize = 63;
+/// Jobs in one batch submission; below `JobId::PER_RECORD`, which derives their ids.
+pub const BATCH_JOBS_MAX: usize = 1_000;
+/// Workers of one gang, over all its task groups.
+pub const GANG_WORKERS_MAX: u32 = 16_384;
+/// Task groups of one job.
+pub const TASK_GROUPS_MAX: usize = 16;
+/// Words of one command line.
+pub const COMMAND_WORDS_MAX: usize = 256;
+/// Bytes of one command word, environment value or path.
+pub const TEXT_BYTES_MAX: usize = 4_096;
+/// Environment variables of one task group.
+pub const ENVIRONMENT_MAX: usize = 128;
+/// Bytes of all commands and environments of one job together: keeps a record far below an entry.
+pub const JOB_TEXT_BYTES_MAX: usize = 32 * 1_024;
+/// Regions one job may name.
+pub const JOB_REGIONS_MAX: usize = 64;
+/// Accelerators of one host: a [`DeviceSet`](crate::fleet::DeviceSet) is one machine word.
+pub const HOST_DEVICES_MAX: u16 = 64;
+/// Milli-CPUs of one host or worker.
+pub const CPU_MILLI_MAX: u64 = 4_096_000;
+/// Bytes of memory of one host or worker: 64 TiB.
+pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
+/// Labels of one node.
+pub const NODE_LABELS_MAX: usize = 64;
+/// Nodes of one cluster.
+pub const NODES_MAX: u32 = 1 << 20;
+/// Longest run-time limit: one year.
+pub const RUN_TIME_LIMIT_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
+/// Longest grace between SIGTERM and SIGKILL: ten minutes.
+pub const STOP_GRACE_MS_MAX: u64 = 600_000;
+/// Most retries after failures of the application.
+pub const FAILURE_RETRIES_MAX: u32 = 1_000;
+/// Bytes of an error text that an agent reports.
+pub const DETAIL_BYTES_MAX: usize = 512;
+/// Ranks in one report of an agent.
+pub const REPORT_RANKS_MAX: usize = 1_024;
+/// Rows that one pruning record removes.
+pub const PRUNE_ROWS_MAX: u32 = 1_000;
+
+const _: () = assert!(BATCH_JOBS_MAX < crate::ids::JobId::PER_RECORD as usize);
+const _: () = assert!(HOST_DEVICES_MAX as u32 <= u64::BITS);

@@ -1,0 +1,86 @@
+//! Checked names, cheap to clone.
+
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use core::fmt;
+use core::ops::Deref;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::limits::NAME_BYTES_MAX;
+
+/// A name: 1 to 63 bytes of lower-case letters, digits, `-`, `_` and `.`, starting and ending with
+/// a letter or digit. Tenants, regions, clusters, hosts, accelerator types and jobs have one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+/// What a name must look like; shown to users.
+pub const NAME_RULE: &str =
+    "1 to 63 lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit";
+
+impl Name {
+    /// The name, when it is one.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Name> {
+        let bytes = text.as_bytes();
+        let edge = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        let inner = |b: &u8| edge(b) || matches!(b, b'-' | b'_' | b'.');
+        let fits = !bytes.is_empty() && bytes.len() <= NAME_BYTES_MAX;
+        if fits
+            && bytes.iter().all(inner)
+            && bytes.first().is_some_and(edge)
+            && bytes.last().is_some_and(edge)
+        {
+            Some(Name(Arc::from(text)))
+        } else {
+            None
+        }
+    }
+
+    /// A name written in the source.
+    ///
+    /// # Panics
+    /// When the literal breaks the rule.
+    #[must_use]
+    pub fn literal(text: &'static str) -> Name {
+        Name::new(text).expect("a name written in the source keeps the rule")
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Name::new(&text).ok_or_else(|| serde::de::Error::custom(NAME_RULE.to_string()))
+    }
+}

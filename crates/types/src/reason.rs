@@ -1,0 +1,164 @@
+//! Refusals as data: a stable code, the field or limit concerned, and a sentence.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use serde::{Deserialize, Serialize};
+
+/// One rule that a value breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The field, as a path: `groups[1].workers`.
+    pub field: String,
+    /// What is wrong and what would be right, with the limit.
+    pub description: String,
+}
+
+impl Violation {
+    /// A rule broken by `field`.
+    pub fn new(field: impl Into<String>, description: impl Into<String>) -> Violation {
+        Violation { field: field.into(), description: description.into() }
+    }
+
+    /// A number outside its bounds.
+    #[must_use]
+    pub fn limit(field: &str, value: u64, min: u64, max: u64) -> Violation {
+        Violation::new(field, format!("must be between {min} and {max}, got {value}"))
+    }
+
+    /// The same rule, seen from one level further out.
+    #[must_use]
+    pub fn under(self, parent: &str) -> Violation {
+        Violation { field: format!("{parent}.{}", self.field), description: self.description }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.description)
+    }
+}
+
+macro_rules! refusal_codes {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)*) => {
+        /// Why a request was refused. The set is closed; numbers and names never change meaning.
+        /// Each has a page in `crates/types/src/reasons/`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum RefusalCode {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl RefusalCode {
+            /// Every code.
+            pub const ALL: &'static [RefusalCode] = &[$(RefusalCode::$variant,)*];
+
+            /// The stable number, as `MS-nnnn`.
+            #[must_use]
+            pub fn number(self) -> &'static str {
+                match self { $(RefusalCode::$variant => $number,)* }
+            }
+
+            /// The stable name, as in `google.rpc.ErrorInfo.reason`.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(RefusalCode::$variant => $text,)* }
+            }
+        }
+    };
+}
+
+refusal_codes! {
+    /// A field breaks a rule or a limit.
+    InvalidField = "MS-1001", "INVALID_FIELD";
+    /// No capacity that the fleet has ever had could hold this job.
+    NeverFits = "MS-1002", "NEVER_FITS";
+    /// The request id was used before for a different request.
+    RequestIdReused = "MS-1003", "REQUEST_ID_REUSED";
+    /// No such job.
+    JobNotFound = "MS-2001", "JOB_NOT_FOUND";
+    /// The job has already finished.
+    JobFinished = "MS-2002", "JOB_FINISHED";
+    /// No such node.
+    NodeNotFound = "MS-3001", "NODE_NOT_FOUND";
+    /// Another agent holds this node's name, and its session has not run out.
+    NodeHeldByAnother = "MS-3002", "NODE_HELD_BY_ANOTHER";
+    /// The node tries to change where it is or what it has while work runs on it.
+    NodeChanged = "MS-3003", "NODE_CHANGED";
+    /// The fleet has as many nodes as one cluster may have.
+    FleetFull = "MS-3004", "FLEET_FULL";
+    /// The session, incarnation or fencing token is not the current one.
+    Fenced = "MS-3005", "FENCED";
+    /// This replica does not lead, and no leader is known.
+    NotLeader = "MS-4001", "NOT_LEADER";
+    /// Too many requests wait; try again after the hint.
+    Overloaded = "MS-4002", "OVERLOADED";
+    /// The leader changed while the request was on its way; its outcome is unknown until it is
+    /// repeated under the same request id.
+    OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN";
+    /// The resume token is older than what is kept.
+    ResumeTokenCompacted = "MS-4004", "RESUME_TOKEN_COMPACTED";
+    /// The resume token or index lies in the future of this replica's log.
+    ResumeTokenInvalid = "MS-4005", "RESUME_TOKEN_INVALID";
+    /// A page token was not made by this cluster for this request.
+    PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
+    /// The replica stopped serving: its state differs from the log's digest.
+    Diverged = "MS-5001", "DIVERGED";
+    /// The logs of this worker cannot be reached.
+    LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
+}
+
+impl fmt::Display for RefusalCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A refusal: nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The stable code.
+    pub code: RefusalCode,
+    /// One sentence for people.
+    pub message: String,
+    /// The fields concerned, for [`RefusalCode::InvalidField`].
+    pub violations: Vec<Violation>,
+    /// Facts for programs: what would help, by name.
+    pub metadata: Vec<(&'static str, String)>,
+}
+
+impl Refusal {
+    /// A refusal with a sentence.
+    pub fn new(code: RefusalCode, message: impl Into<String>) -> Refusal {
+        Refusal { code, message: message.into(), violations: Vec::new(), metadata: Vec::new() }
+    }
+
+    /// A refusal for fields that break rules.
+    ///
+    /// # Panics
+    /// When there is no violation: then there is nothing to refuse.
+    #[must_use]
+    pub fn fields(violations: Vec<Violation>) -> Refusal {
+        let first = violations.first().expect("a field refusal names a field").to_string();
+        let message = match violations.len() {
+            1 => first,
+            more => format!("{first} (and {} more)", more - 1),
+        };
+        Refusal { code: RefusalCode::InvalidField, message, violations, metadata: Vec::new() }
+    }
+
+    /// Adds a fact for programs.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Refusal {
+        self.metadata.push((name, value.to_string()));
+        self
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.code.number(), self.code, self.message)
+    }
+}
+
+impl core::error::Error for Refusal {}

@@ -1,0 +1,34 @@
+//! Compiles every `.proto` below `proto/` with protox (no system protoc) and keeps the descriptor set for reflection.
+
+use prost::Message as _;
+use std::path::{Path, PathBuf};
+
+fn protos(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            protos(&path, found)?;
+        } else if path.extension().is_some_and(|ext| ext == "proto") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
+    let mut files = Vec::new();
+    protos(&root, &mut files)?;
+    files.sort();
+    println!("cargo:rerun-if-changed={}", root.display());
+    for file in &files {
+        println!("cargo:rerun-if-changed={}", file.display());
+    }
+    let descriptors = protox::compile(&files, [&root])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .bytes(".muster.raft.v1")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

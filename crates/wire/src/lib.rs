@@ -1,0 +1,22 @@
+//! Generated protobuf and gRPC code, and the only conversions between it and the types.
+//!
+//! **Invariant:** no logic: a message becomes a value of `types` or a refusal that names the field;
+//! nothing here decides. Only this crate names prost.
+
+/// Internal protocol between replicas; unstable.
+pub mod raft {
+    /// First version.
+    pub mod v1 {
+        #![allow(missing_docs, clippy::all, clippy::pedantic)]
+        tonic::include_proto!("muster.raft.v1");
+    }
+}
+
+/// The public API, first version.
+pub mod v1 {
+    #![allow(missing_docs, clippy::all, clippy::pedantic)]
+    tonic::include_proto!("muster.v1");
+}
+
+/// Encoded descriptor set of every proto of the project, for server reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
