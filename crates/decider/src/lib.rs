@@ -1,1 +1,26 @@
 //! The leader's decision step: (state, command or tick, log time) to records or a rejection.
+//!
+//! The leader decides on [`Speculation`]: the applied state plus its own records still in flight.
+//! Every record is checked by the state's own guard when it is pushed, so what is proposed passes
+//! the guard on every replica. Commands become inputs; [`settle`](job) turns inputs into the
+//! decisions that follow; [`schedule()`] places waiting gangs.
+//!
+//! **Invariant:** never waits, never looks at a clock: time is handed in and stamped once a round.
+//! **Invariant:** a refusal pushes nothing.
+#![no_std]
+#![deny(missing_docs, clippy::float_arithmetic)]
+
+extern crate alloc;
+
+mod command;
+mod job;
+mod node;
+mod schedule;
+mod speculation;
+mod tick;
+
+pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, handle};
+pub use job::settle_all;
+pub use schedule::{Pass, schedule};
+pub use speculation::{Founding, Speculation};
+pub use tick::tick;

@@ -52,6 +52,8 @@ pub enum ExitStatus {
     LaunchFailed(String),
     /// The agent has no trace of it (restart of the machine, lost state directory).
     Vanished,
+    /// The gang was stopped before this worker's process existed.
+    NotStarted,
 }
 
 impl ExitStatus {
@@ -66,6 +68,12 @@ impl ExitStatus {
     pub fn is_application(&self) -> bool {
         matches!(self, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::LaunchFailed(_))
     }
+
+    /// Whether the place it ran in was at fault.
+    #[must_use]
+    pub fn is_eviction(&self) -> bool {
+        matches!(self, ExitStatus::LeaseExpired | ExitStatus::Vanished)
+    }
 }
 
 impl fmt::Display for ExitStatus {
@@ -76,6 +84,7 @@ impl fmt::Display for ExitStatus {
             ExitStatus::LeaseExpired => f.write_str("stopped: the node's lease ran out"),
             ExitStatus::LaunchFailed(why) => write!(f, "could not start: {why}"),
             ExitStatus::Vanished => f.write_str("vanished with its node's state"),
+            ExitStatus::NotStarted => f.write_str("not started: the gang was stopped first"),
         }
     }
 }

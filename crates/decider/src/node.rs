@@ -1,0 +1,147 @@
+//! Sessions of nodes, and what nodes report.
+
+use alloc::format;
+use alloc::vec::Vec;
+use muster_journal::{Decision, NodeLostCause, RankUpdate};
+use muster_state::{NodeStatus, RankState};
+use muster_types::{
+    ExitStatus, FencingToken, HolderId, JobId, NodeId, NodeSpec, Refusal, RefusalCode, limits,
+};
+
+use crate::command::Answer;
+use crate::job::settle;
+use crate::speculation::Speculation;
+
+pub(crate) fn register(
+    speculation: &mut Speculation,
+    spec: &NodeSpec,
+    holder: HolderId,
+    other_session_is_over: bool,
+) -> Result<Answer, Refusal> {
+    let known = speculation.state().node_named(&spec.name);
+    let Some(id) = known else {
+        if speculation.state().nodes().len() as u64 >= u64::from(limits::NODES_MAX) {
+            let text = format!("the fleet has its most nodes already: {}", limits::NODES_MAX);
+            return Err(Refusal::new(RefusalCode::FleetFull, text));
+        }
+        return Ok(registered(speculation, spec, holder));
+    };
+    let row = speculation.state().node(id).expect("a named node has a row").clone();
+    if row.status == NodeStatus::Up {
+        if row.holder == holder && *row.spec == *spec {
+            // The same session goes on: nothing has changed.
+            let at = speculation.last_index();
+            return Ok(Answer::Registered { node: id, incarnation: row.incarnation, at });
+        }
+        if row.holder != holder && !other_session_is_over {
+            let text = format!("another agent holds {}, and its lease has not run out", spec.name);
+            return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
+        }
+        let is_busy = speculation.state().gangs_on(id).next().is_some();
+        if row.holder != holder {
+            lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
+        } else if is_busy {
+            let text =
+                format!("{} changed its description while gangs run on it; cordon it and wait", spec.name);
+            return Err(Refusal::new(RefusalCode::NodeChanged, text));
+        }
+    }
+    Ok(registered(speculation, spec, holder))
+}
+
+fn registered(speculation: &mut Speculation, spec: &NodeSpec, holder: HolderId) -> Answer {
+    let at = speculation.push(Decision::NodeRegistered { spec: spec.clone(), holder });
+    let node = speculation.state().node_named(&spec.name).expect("the node was registered just now");
+    let incarnation = speculation.state().node(node).expect("a named node has a row").incarnation;
+    Answer::Registered { node, incarnation, at }
+}
+
+/// The session is over: every gang on the node is stopped, and requeued once nothing of it runs.
+pub(crate) fn lost(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    cause: NodeLostCause,
+) -> Answer {
+    let current = speculation
+        .state()
+        .node(node)
+        .is_some_and(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    if !current {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    let gangs: Vec<JobId> = speculation.state().gangs_on(node).collect();
+    let at = speculation.push(Decision::NodeLost { node, incarnation, cause });
+    for job in gangs {
+        settle(speculation, job);
+    }
+    Answer::Done { at }
+}
+
+/// Takes over what is news: reports may be repeated, late, or about placements that are gone.
+pub(crate) fn report(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    job: JobId,
+    token: FencingToken,
+    updates: &[(u32, RankUpdate)],
+) -> Result<Answer, Refusal> {
+    let state = speculation.state();
+    let current =
+        state.node(node).is_some_and(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    if !current {
+        let text = format!("{node} is not in incarnation {incarnation} any more");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    let placement = state.job(job).and_then(|row| row.placement.clone()).filter(|p| p.token == token);
+    let Some(placement) = placement else {
+        // Nobody counts on that placement any more.
+        return Ok(Answer::Done { at: speculation.last_index() });
+    };
+    let mut news: Vec<(u32, RankUpdate)> = Vec::new();
+    for (rank, update) in updates {
+        let at = *rank as usize;
+        let (Some(slot), Some(known)) = (placement.slots.get(at), placement.ranks.get(at)) else { continue };
+        let is_news = match update {
+            RankUpdate::Running => *known == RankState::Assigned,
+            RankUpdate::Exited(_) => !known.is_over(),
+        };
+        if slot.node == node && is_news {
+            news.push((*rank, bounded(update)));
+        }
+    }
+    news.sort_by_key(|(rank, _)| *rank);
+    // The last word about a rank counts.
+    news.reverse();
+    news.dedup_by_key(|(rank, _)| *rank);
+    news.reverse();
+    let mut at = speculation.last_index();
+    for part in news.chunks(limits::REPORT_RANKS_MAX) {
+        at = speculation.push(Decision::WorkersReported {
+            node,
+            incarnation,
+            job,
+            token,
+            updates: part.to_vec(),
+        });
+    }
+    if !news.is_empty() {
+        settle(speculation, job);
+    }
+    Ok(Answer::Done { at })
+}
+
+/// Texts of agents are cut to their bound before they reach the log.
+fn bounded(update: &RankUpdate) -> RankUpdate {
+    match update {
+        RankUpdate::Exited(ExitStatus::LaunchFailed(text)) if text.len() > limits::DETAIL_BYTES_MAX => {
+            let mut end = limits::DETAIL_BYTES_MAX;
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            RankUpdate::Exited(ExitStatus::LaunchFailed(text[..end].into()))
+        }
+        other => other.clone(),
+    }
+}

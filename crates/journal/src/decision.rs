@@ -1,0 +1,242 @@
+//! What the log says: inputs and the decisions about them.
+//!
+//! Inputs (submitted, cancelled, registered, lost, reported) and decisions (placed, stopped,
+//! requeued, finished, pruned) are separate variants: a what-if replays the inputs and makes the
+//! decisions anew.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use muster_types::{
+    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId,
+    NodeSpec, Parameters, ReplicaId, RequestId,
+};
+use serde::{Deserialize, Serialize};
+
+/// The record format this binary writes, and the highest it can read.
+pub const FORMAT: u16 = 1;
+
+/// A batch of decisions made by one leader at one log time: what one Raft entry carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// Raft term of the leadership that decided.
+    pub term: u64,
+    /// The replica that decided. Two replicas can lead in one term, so both make a leadership.
+    pub replica: ReplicaId,
+    /// Log index of the first decision; the others follow without gaps.
+    pub first_index: LogIndex,
+    /// The state the round was decided on: everything up to this index was applied, speculatively
+    /// at least.
+    pub basis_index: LogIndex,
+    /// When, by the leader's clock; never before the round before.
+    pub log_time: LogTime,
+    /// In order.
+    pub decisions: Vec<Decision>,
+}
+
+/// A client's request as the state remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestKey {
+    /// The client's name for it.
+    pub id: RequestId,
+    /// Hash of what was asked, so that one id is not used for two different requests.
+    pub fingerprint: u64,
+}
+
+/// One worker of a placement; its rank is its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerSlot {
+    /// Where.
+    pub node: NodeId,
+    /// The incarnation of that node the lease stands on.
+    pub incarnation: u32,
+    /// Its devices, by local number.
+    pub devices: DeviceSet,
+}
+
+/// Why a node's session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeLostCause {
+    /// No heartbeat was acknowledged for the time to live and the margin.
+    LeaseExpired,
+    /// Another holder registered under the name after the old session had run out.
+    Replaced,
+}
+
+/// What a node says of one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankUpdate {
+    /// Its process runs.
+    Running,
+    /// Its process has ended, with everything it started.
+    Exited(ExitStatus),
+}
+
+/// Why a gang is being stopped before its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopCause {
+    /// A user cancelled the job.
+    Cancelled,
+    /// A worker failed by the application's fault; the gang is retried or fails as a unit.
+    WorkerFailed {
+        /// The first rank that failed.
+        rank: u32,
+        /// How it ended.
+        exit: ExitStatus,
+    },
+    /// A node of the gang was lost, or a worker ended by the place's fault.
+    Evicted {
+        /// The node.
+        node: NodeId,
+    },
+    /// The attempt ran longer than its limit.
+    RunTimeLimit,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Every worker ended with code 0.
+    Succeeded,
+    /// The application failed more often than it may, or ran over its limit.
+    Failed {
+        /// One sentence.
+        detail: String,
+    },
+    /// A user cancelled it.
+    Cancelled,
+}
+
+/// One decision. Variants are append-only: the position is the wire tag.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Decision {
+    /// The cluster exists. The second record of every log, behind the first leadership.
+    ClusterCreated {
+        /// Its identity.
+        cluster: ClusterId,
+        /// Its life, from 1.
+        generation: u32,
+        /// Fixed parameters.
+        parameters: Parameters,
+    },
+    /// A leadership begins; the header says whose. Its first record: everything of earlier terms
+    /// had been applied when it was decided.
+    LeaderStarted,
+    /// Input: jobs were submitted, all or none.
+    JobsSubmitted {
+        /// By which request.
+        request: RequestKey,
+        /// Their ids derive from the record's index.
+        specs: Vec<JobSpec>,
+    },
+    /// Input: a user asked to cancel a job.
+    JobCancelRequested {
+        /// By which request.
+        request: RequestKey,
+        /// Which.
+        job: JobId,
+    },
+    /// Input: an agent holds a node. New node, new holder, or a lost node back.
+    NodeRegistered {
+        /// What it said of its host.
+        spec: NodeSpec,
+        /// Who holds it.
+        holder: HolderId,
+    },
+    /// Input: an operator took a node out of placement or put it back.
+    NodeCordonSet {
+        /// By which request.
+        request: RequestKey,
+        /// Which.
+        node: NodeId,
+        /// Whether nothing new may be placed on it.
+        cordoned: bool,
+    },
+    /// Decision of the leader's clock: a node's session is over; every lease on it is revoked.
+    NodeLost {
+        /// Which.
+        node: NodeId,
+        /// Its incarnation at that time.
+        incarnation: u32,
+        /// Why.
+        cause: NodeLostCause,
+    },
+    /// Input: a node reported transitions of a gang's workers.
+    WorkersReported {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Rank and what happened to it.
+        updates: Vec<(u32, RankUpdate)>,
+    },
+    /// Decision: the whole gang got its devices. The record's index is in its fencing token.
+    GangPlaced {
+        /// Which job.
+        job: JobId,
+        /// By rank.
+        workers: Vec<WorkerSlot>,
+    },
+    /// Decision: the gang must stop; its devices stay leased until every node has confirmed.
+    GangStopRequested {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Why.
+        cause: StopCause,
+    },
+    /// Decision: the stopped gang waits again.
+    JobRequeued {
+        /// Which job.
+        job: JobId,
+        /// Whether the attempt counts as a failure of the application. Known only now: a worker
+        /// that failed because its peer's node was lost is not to blame.
+        failed: bool,
+    },
+    /// Decision: the job is over; nothing of it runs.
+    JobFinished {
+        /// Which job.
+        job: JobId,
+        /// How.
+        outcome: Outcome,
+    },
+    /// Decision: old rows were dropped, oldest first, at most `limits::PRUNE_ROWS_MAX` of each kind.
+    HistoryPruned {
+        /// Request ids remembered from before this time.
+        requests_before: LogTime,
+        /// Jobs finished before this time.
+        jobs_before: LogTime,
+    },
+    /// The leader's digest of the state right before this record. A replica whose own differs stops.
+    DigestRecorded {
+        /// The digest.
+        digest: u64,
+    },
+}
+
+impl Decision {
+    /// Stable name, for logs, metrics and tests.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Decision::ClusterCreated { .. } => "cluster_created",
+            Decision::LeaderStarted => "leader_started",
+            Decision::JobsSubmitted { .. } => "jobs_submitted",
+            Decision::JobCancelRequested { .. } => "job_cancel_requested",
+            Decision::NodeRegistered { .. } => "node_registered",
+            Decision::NodeCordonSet { .. } => "node_cordon_set",
+            Decision::NodeLost { .. } => "node_lost",
+            Decision::WorkersReported { .. } => "workers_reported",
+            Decision::GangPlaced { .. } => "gang_placed",
+            Decision::GangStopRequested { .. } => "gang_stop_requested",
+            Decision::JobRequeued { .. } => "job_requeued",
+            Decision::JobFinished { .. } => "job_finished",
+            Decision::HistoryPruned { .. } => "history_pruned",
+            Decision::DigestRecorded { .. } => "digest_recorded",
+        }
+    }
+}

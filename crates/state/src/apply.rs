@@ -1,0 +1,271 @@
+//! The state, and how a round from the log changes it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_journal::{Decision, FORMAT, Round, hash};
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, RequestId};
+use serde::{Deserialize, Serialize};
+
+use crate::guard::GuardError;
+use crate::index::{Indexes, Pool, PoolKey};
+use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, RequestRow};
+use crate::table::Table;
+
+/// What is not a row of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub(crate) cluster: Option<ClusterMeta>,
+    pub(crate) leadership: Option<Leadership>,
+    pub(crate) log_index: LogIndex,
+    pub(crate) log_time: LogTime,
+    /// Records the guard refused although leadership and sequence were current.
+    pub(crate) rejected: u64,
+    /// Records of leaderships that had ended; expected around a change of leader.
+    pub(crate) stale: u64,
+}
+
+/// What the outside must look at after a record. Nobody needs to have seen it: everything follows
+/// from the state as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The cluster exists now.
+    ClusterChanged,
+    /// A job was added or changed.
+    JobChanged(JobId),
+    /// A finished job was dropped.
+    JobForgotten(JobId),
+    /// A node was added or changed.
+    NodeChanged(NodeId),
+    /// What a node is asked to do has changed.
+    OrdersChanged(NodeId),
+    /// This replica's state is not the leader's: stop serving.
+    Diverged {
+        /// The digest in the log.
+        expected: u64,
+        /// This replica's.
+        actual: u64,
+    },
+}
+
+/// What became of one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Its position; none for a record of an ended leadership, which takes none.
+    pub log_index: Option<LogIndex>,
+    /// Why it was refused, when it was.
+    pub rejection: Option<GuardError>,
+    /// What to look at.
+    pub effects: Vec<Effect>,
+}
+
+/// The replicated state at one position of the log.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    pub(crate) meta: Meta,
+    pub(crate) nodes: Table<NodeId, NodeRow>,
+    pub(crate) jobs: Table<JobId, JobRow>,
+    /// Apart from the rows: hashed once, shared by every version of the row.
+    pub(crate) specs: Table<JobId, Arc<JobSpec>>,
+    pub(crate) requests: Table<RequestId, RequestRow>,
+    pub(crate) indexes: Indexes,
+}
+
+impl State {
+    /// Applies a round from the log. `Applied` entries are in the order of its decisions.
+    pub fn apply_round(&mut self, round: &Round) -> Vec<Applied> {
+        let leadership = Leadership { term: round.term, replica: round.replica };
+        let mut applied = Vec::with_capacity(round.decisions.len());
+        for (ordinal, decision) in round.decisions.iter().enumerate() {
+            let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
+            applied.push(self.apply(leadership, index, round.log_time, decision));
+        }
+        applied
+    }
+
+    /// Applies one record: what a round does for each of its decisions, and what the leader does
+    /// with its own before they are in the log.
+    pub fn apply(
+        &mut self,
+        leadership: Leadership,
+        index: LogIndex,
+        log_time: LogTime,
+        decision: &Decision,
+    ) -> Applied {
+        if let Err(rejection) = self.check_header(leadership, index, log_time, decision) {
+            // Not a position of the log: the leadership had ended, and its indexes are the next
+            // leader's to give.
+            self.meta.stale += 1;
+            return Applied { log_index: None, rejection: Some(rejection), effects: Vec::new() };
+        }
+        let verdict = self.check(decision);
+        // From here on the record has its position, whether or not it is refused.
+        self.meta.log_index = index;
+        self.meta.log_time = log_time;
+        match verdict {
+            Ok(()) => {
+                let effects = self.fold(leadership, decision);
+                Applied { log_index: Some(index), rejection: None, effects }
+            }
+            Err(rejection) => {
+                self.meta.rejected += 1;
+                Applied { log_index: Some(index), rejection: Some(rejection), effects: Vec::new() }
+            }
+        }
+    }
+
+    /// Digest of everything replicated, at the present position.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        hash(&(
+            FORMAT,
+            &self.meta,
+            self.nodes.digest(),
+            self.jobs.digest(),
+            self.specs.digest(),
+            self.requests.digest(),
+        ))
+    }
+
+    /// Position of the last record.
+    #[must_use]
+    pub fn log_index(&self) -> LogIndex {
+        self.meta.log_index
+    }
+
+    /// Log time of the last record.
+    #[must_use]
+    pub fn log_time(&self) -> LogTime {
+        self.meta.log_time
+    }
+
+    /// The leadership whose records are accepted.
+    #[must_use]
+    pub fn leadership(&self) -> Option<Leadership> {
+        self.meta.leadership
+    }
+
+    /// Identity and parameters, once the cluster exists.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&ClusterMeta> {
+        self.meta.cluster.as_ref()
+    }
+
+    /// The parameters in force.
+    #[must_use]
+    pub fn parameters(&self) -> Parameters {
+        self.meta.cluster.map_or(Parameters::DEFAULT, |c| c.parameters)
+    }
+
+    /// Records the guard refused although their basis was current: each is a bug of a leader.
+    #[must_use]
+    pub fn rejected(&self) -> u64 {
+        self.meta.rejected
+    }
+
+    /// A job.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<&JobRow> {
+        self.jobs.get(&id)
+    }
+
+    /// What was submitted.
+    #[must_use]
+    pub fn spec(&self, id: JobId) -> Option<&Arc<JobSpec>> {
+        self.specs.get(&id)
+    }
+
+    /// All jobs, in order of submission.
+    #[must_use]
+    pub fn jobs(&self) -> &Table<JobId, JobRow> {
+        &self.jobs
+    }
+
+    /// A node.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&NodeRow> {
+        self.nodes.get(&id)
+    }
+
+    /// All nodes, in order of first registration.
+    #[must_use]
+    pub fn nodes(&self) -> &Table<NodeId, NodeRow> {
+        &self.nodes
+    }
+
+    /// A node by its name.
+    #[must_use]
+    pub fn node_named(&self, name: &Name) -> Option<NodeId> {
+        self.indexes.nodes_by_name.get(name).copied()
+    }
+
+    /// Nodes in the order of their names.
+    pub fn nodes_by_name(&self) -> impl Iterator<Item = (&Name, NodeId)> {
+        self.indexes.nodes_by_name.iter().map(|(name, id)| (name, *id))
+    }
+
+    /// Nodes whose session stands.
+    #[must_use]
+    pub fn nodes_up(&self) -> u64 {
+        self.indexes.nodes_up
+    }
+
+    /// A remembered request.
+    #[must_use]
+    pub fn request(&self, id: RequestId) -> Option<&RequestRow> {
+        self.requests.get(&id)
+    }
+
+    /// Pending jobs: highest tier first, then in order of submission.
+    pub fn pending(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.pending.iter().map(|(_, id)| *id)
+    }
+
+    /// How many jobs are pending.
+    #[must_use]
+    pub fn pending_count(&self) -> usize {
+        self.indexes.pending.size()
+    }
+
+    /// Jobs that hold devices, by id.
+    pub fn active(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.active.iter().copied()
+    }
+
+    /// How many jobs hold devices.
+    #[must_use]
+    pub fn active_count(&self) -> usize {
+        self.indexes.active.size()
+    }
+
+    /// How many finished jobs are still kept.
+    #[must_use]
+    pub fn finished_count(&self) -> usize {
+        self.indexes.finished.size()
+    }
+
+    /// Finished jobs with the time they ended, oldest first.
+    pub fn finished(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.finished.iter().copied()
+    }
+
+    /// Remembered requests with their time, oldest first.
+    pub fn requests_by_time(&self) -> impl Iterator<Item = (LogTime, RequestId)> {
+        self.indexes.requests_by_time.iter().copied()
+    }
+
+    /// Running jobs that have a limit, by the time they reach it.
+    pub fn run_limits(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.run_limits.iter().copied()
+    }
+
+    /// Gangs with workers on a node that are not over.
+    pub fn gangs_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
+        let range = (node, JobId(0))..=(node, JobId(u64::MAX));
+        self.indexes.gangs_by_node.range(range).map(|(_, job)| *job)
+    }
+
+    /// Capacity by region, cluster and accelerator type, in that order.
+    pub fn pools(&self) -> impl Iterator<Item = (&PoolKey, &Pool)> {
+        self.indexes.pools.iter()
+    }
+}

@@ -1,0 +1,348 @@
+//! The fold: what each record changes. Runs only behind the guard; an assertion here is an
+//! invariant that the guard has made true.
+
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, WorkerSlot};
+use muster_types::{DeviceSet, FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
+
+use crate::apply::{Effect, State};
+use crate::rows::{
+    ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState, RequestAnswer,
+    RequestRow,
+};
+
+impl State {
+    pub(crate) fn fold(&mut self, leadership: Leadership, decision: &Decision) -> Vec<Effect> {
+        match decision {
+            Decision::ClusterCreated { cluster, generation, parameters } => {
+                self.meta.cluster =
+                    Some(ClusterMeta { cluster: *cluster, generation: *generation, parameters: *parameters });
+                vec![Effect::ClusterChanged]
+            }
+            Decision::LeaderStarted => {
+                self.meta.leadership = Some(leadership);
+                vec![Effect::ClusterChanged]
+            }
+            Decision::JobsSubmitted { request, specs } => self.fold_submitted(*request, specs),
+            Decision::JobCancelRequested { request, job } => {
+                self.remember(*request, RequestAnswer::CancelRequested { job: *job });
+                self.change_job(*job, |row| row.cancel_requested = true);
+                vec![Effect::JobChanged(*job)]
+            }
+            Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
+            Decision::NodeCordonSet { request, node, cordoned } => {
+                self.remember(*request, RequestAnswer::CordonSet { node: *node });
+                self.change_node(*node, true, |row| row.cordoned = *cordoned);
+                vec![Effect::NodeChanged(*node)]
+            }
+            Decision::NodeLost { node, cause, .. } => self.fold_lost(*node, *cause),
+            Decision::WorkersReported { node, job, updates, .. } => self.fold_reported(*node, *job, updates),
+            Decision::GangPlaced { job, workers } => self.fold_placed(*job, workers),
+            Decision::GangStopRequested { job, cause, .. } => {
+                let cause = cause.clone();
+                self.change_job(*job, |row| row.phase = Phase::Stopping(cause));
+                self.gang_effects(*job)
+            }
+            Decision::JobRequeued { job, failed } => {
+                self.change_job(*job, |row| {
+                    row.phase = Phase::Pending;
+                    row.started_at = None;
+                    row.failures += u32::from(*failed);
+                });
+                vec![Effect::JobChanged(*job)]
+            }
+            Decision::JobFinished { job, outcome } => self.fold_finished(*job, outcome),
+            Decision::HistoryPruned { requests_before, jobs_before } => {
+                self.fold_pruned(*requests_before, *jobs_before)
+            }
+            Decision::DigestRecorded { digest } => self.fold_digest(*digest),
+        }
+    }
+
+    /// The digest in the record is of the state before it: position and time have moved since.
+    fn fold_digest(&mut self, expected: u64) -> Vec<Effect> {
+        let actual = self.rows_digest();
+        if actual == expected { Vec::new() } else { vec![Effect::Diverged { expected, actual }] }
+    }
+
+    /// Digest of the rows alone, without position and time: what `DigestRecorded` carries.
+    #[must_use]
+    pub fn rows_digest(&self) -> u64 {
+        let tables = [self.nodes.digest(), self.jobs.digest(), self.specs.digest(), self.requests.digest()];
+        muster_journal::hash(&(tables, &self.meta.cluster, self.meta.rejected))
+    }
+
+    fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
+        let row = RequestRow {
+            fingerprint: request.fingerprint,
+            log_index: self.meta.log_index,
+            log_time: self.meta.log_time,
+            answer,
+        };
+        self.indexes.requests_by_time.insert_mut((row.log_time, request.id));
+        self.requests.insert(request.id, row);
+    }
+
+    /// Changes a job's row and moves it between the indexes.
+    fn change_job(&mut self, id: JobId, change: impl FnOnce(&mut JobRow)) {
+        let spec = self.specs.get(&id).expect("the guard has seen the job").clone();
+        let mut row = self.jobs.get(&id).expect("the guard has seen the job").clone();
+        self.indexes.remove_job(id, &row, &spec);
+        change(&mut row);
+        row.changed_at = self.meta.log_index;
+        self.indexes.add_job(id, &row, &spec);
+        self.jobs.insert(id, row);
+    }
+
+    /// Changes a node's row and moves it between the indexes. `is_transition` stamps it.
+    fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
+        let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
+        self.indexes.remove_free(id, &row);
+        self.indexes.nodes_up -= u64::from(row.status == NodeStatus::Up);
+        change(&mut row);
+        if is_transition {
+            row.changed_at = self.meta.log_time;
+            row.changed_index = self.meta.log_index;
+        }
+        self.indexes.nodes_up += u64::from(row.status == NodeStatus::Up);
+        self.indexes.add_free(id, &row);
+        self.nodes.insert(id, row);
+    }
+
+    fn fold_submitted(&mut self, request: RequestKey, specs: &[JobSpec]) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::Submitted { jobs: specs.len() as u32 });
+        let mut effects = Vec::with_capacity(specs.len());
+        for (ordinal, spec) in specs.iter().enumerate() {
+            let id = JobId::derive(self.meta.log_index, ordinal);
+            let row = JobRow {
+                phase: Phase::Pending,
+                attempt: 0,
+                failures: 0,
+                cancel_requested: false,
+                submitted_at: self.meta.log_time,
+                started_at: None,
+                finished_at: None,
+                changed_at: self.meta.log_index,
+                placement: None,
+                previous: None,
+            };
+            self.indexes.add_job(id, &row, spec);
+            self.jobs.insert(id, row);
+            self.specs.insert(id, Arc::new(spec.clone()));
+            effects.push(Effect::JobChanged(id));
+        }
+        effects
+    }
+
+    fn fold_registered(&mut self, spec: &NodeSpec, holder: HolderId) -> Vec<Effect> {
+        let spec = Arc::new(spec.clone());
+        let all = DeviceSet::first(spec.device_count());
+        let id = match self.node_named(&spec.name) {
+            Some(id) => {
+                let old = self.nodes.get(&id).expect("a named node has a row").spec.clone();
+                // Out of the old place before into the new: the pool may be another.
+                self.change_node(id, true, |row| row.status = NodeStatus::Lost);
+                self.indexes.remove_shape(&old);
+                self.indexes.add_shape(&spec);
+                self.change_node(id, true, |row| {
+                    row.free_devices = all;
+                    row.free_cpu_milli = spec.cpu_milli;
+                    row.free_memory_bytes = spec.memory_bytes;
+                    row.spec = spec;
+                    row.holder = holder;
+                    row.incarnation += 1;
+                    row.status = NodeStatus::Up;
+                });
+                id
+            }
+            None => {
+                let id = NodeId(self.nodes.last_key().map_or(0, |last| last.0 + 1));
+                self.indexes.nodes_by_name.insert_mut(spec.name.clone(), id);
+                self.indexes.add_shape(&spec);
+                let row = NodeRow {
+                    holder,
+                    incarnation: 1,
+                    status: NodeStatus::Up,
+                    cordoned: false,
+                    free_devices: all,
+                    free_cpu_milli: spec.cpu_milli,
+                    free_memory_bytes: spec.memory_bytes,
+                    changed_at: self.meta.log_time,
+                    changed_index: self.meta.log_index,
+                    spec,
+                };
+                self.indexes.nodes_up += 1;
+                self.indexes.add_free(id, &row);
+                self.nodes.insert(id, row);
+                id
+            }
+        };
+        vec![Effect::NodeChanged(id), Effect::OrdersChanged(id)]
+    }
+
+    fn fold_lost(&mut self, node: NodeId, _cause: NodeLostCause) -> Vec<Effect> {
+        let gangs: Vec<JobId> = self.gangs_on(node).collect();
+        let mut effects = vec![Effect::NodeChanged(node), Effect::OrdersChanged(node)];
+        for job in gangs {
+            let over: Vec<(u32, RankState)> = {
+                let placement = self.placement_of(job);
+                let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
+                ranks
+                    .filter(|(_, (slot, state))| slot.node == node && !state.is_over())
+                    .map(|(rank, _)| (rank as u32, RankState::Lost))
+                    .collect()
+            };
+            self.set_ranks(job, node, over);
+            effects.push(Effect::JobChanged(job));
+        }
+        self.change_node(node, true, |row| row.status = NodeStatus::Lost);
+        effects
+    }
+
+    fn fold_reported(&mut self, node: NodeId, job: JobId, updates: &[(u32, RankUpdate)]) -> Vec<Effect> {
+        let states = updates.iter().map(|(rank, update)| {
+            let state = match update {
+                RankUpdate::Running => RankState::Running,
+                RankUpdate::Exited(exit) => RankState::Exited(exit.clone()),
+            };
+            (*rank, state)
+        });
+        self.set_ranks(job, node, states.collect());
+        vec![Effect::JobChanged(job), Effect::OrdersChanged(node)]
+    }
+
+    /// Moves ranks of a gang on one node, frees what the ended ones held, and moves the gang to
+    /// running when the last worker has started.
+    fn set_ranks(&mut self, job: JobId, node: NodeId, states: Vec<(u32, RankState)>) {
+        let spec = self.specs.get(&job).expect("a placed job has a spec").clone();
+        let mut placement = self.placement_of(job).clone();
+        let mut freed = DeviceSet::EMPTY;
+        let (mut freed_cpu_milli, mut freed_memory_bytes) = (0u64, 0u64);
+        for (rank, state) in states {
+            let at = rank as usize;
+            assert!(placement.slots[at].node == node, "a rank is reported by its own node");
+            assert!(!placement.ranks[at].is_over(), "what is over stays over");
+            placement.unstarted -= u32::from(placement.ranks[at] == RankState::Assigned);
+            if state.is_over() {
+                let (group, _) = spec.group_of(rank).expect("a placed rank has a group");
+                assert!(freed.is_disjoint(placement.slots[at].devices), "no device is held twice");
+                freed = freed.union(placement.slots[at].devices);
+                freed_cpu_milli += group.request.cpu_milli;
+                freed_memory_bytes += group.request.memory_bytes;
+                placement.live -= 1;
+            }
+            placement.ranks[at] = state;
+        }
+        let remains =
+            placement.slots.iter().zip(&placement.ranks).any(|(s, r)| s.node == node && !r.is_over());
+        if !remains {
+            self.indexes.gangs_by_node.remove_mut(&(node, job));
+        }
+        self.change_node(node, false, |row| {
+            assert!(row.free_devices.is_disjoint(freed), "what is freed was held");
+            row.free_devices = row.free_devices.union(freed);
+            row.free_cpu_milli += freed_cpu_milli;
+            row.free_memory_bytes += freed_memory_bytes;
+            assert!(row.free_cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
+            assert!(row.free_memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
+        });
+        let now = self.meta.log_time;
+        let all_started = placement.unstarted == 0;
+        self.change_job(job, |row| {
+            row.placement = Some(Arc::new(placement));
+            if row.phase == Phase::Starting && all_started {
+                row.phase = Phase::Running;
+                row.started_at = Some(now);
+            }
+        });
+    }
+
+    fn fold_placed(&mut self, job: JobId, workers: &[WorkerSlot]) -> Vec<Effect> {
+        let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
+        let generation = self.meta.cluster.expect("the guard has seen the cluster").generation;
+        let first = workers.first().expect("a gang has a worker");
+        let first_spec = self.nodes.get(&first.node).expect("the guard has seen the node").spec.clone();
+        for (rank, slot) in workers.iter().enumerate() {
+            let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+            self.change_node(slot.node, false, |row| {
+                assert!(row.free_devices.contains(slot.devices), "a leased device was free");
+                row.free_devices = row.free_devices.difference(slot.devices);
+                row.free_cpu_milli -= group.request.cpu_milli;
+                row.free_memory_bytes -= group.request.memory_bytes;
+            });
+            self.indexes.gangs_by_node.insert_mut((slot.node, job));
+        }
+        let count = workers.len() as u32;
+        let placement = Placement {
+            token: FencingToken { generation, log_index: self.meta.log_index },
+            region: first_spec.region.clone(),
+            cluster: first_spec.cluster.clone(),
+            placed_at: self.meta.log_time,
+            slots: workers.to_vec(),
+            ranks: vec![RankState::Assigned; workers.len()],
+            live: count,
+            unstarted: count,
+        };
+        self.change_job(job, |row| {
+            row.previous = row.placement.take();
+            row.placement = Some(Arc::new(placement));
+            row.attempt += 1;
+            row.phase = Phase::Starting;
+        });
+        self.gang_effects(job)
+    }
+
+    fn fold_finished(&mut self, job: JobId, outcome: &Outcome) -> Vec<Effect> {
+        let now = self.meta.log_time;
+        self.change_job(job, |row| {
+            row.phase = Phase::Finished(outcome.clone());
+            row.finished_at = Some(now);
+        });
+        vec![Effect::JobChanged(job)]
+    }
+
+    fn fold_pruned(&mut self, requests_before: LogTime, jobs_before: LogTime) -> Vec<Effect> {
+        let bound = limits::PRUNE_ROWS_MAX as usize;
+        let old: Vec<_> =
+            self.requests_by_time().take_while(|(at, _)| *at < requests_before).take(bound).collect();
+        for (at, id) in old {
+            self.requests.remove(&id);
+            self.indexes.requests_by_time.remove_mut(&(at, id));
+        }
+        let old: Vec<_> = self.finished().take_while(|(at, _)| *at < jobs_before).take(bound).collect();
+        let mut effects = Vec::with_capacity(old.len());
+        for (_, id) in old {
+            let row = self.jobs.get(&id).expect("an indexed job has a row").clone();
+            let spec = self.specs.get(&id).expect("an indexed job has a spec").clone();
+            self.indexes.remove_job(id, &row, &spec);
+            self.jobs.remove(&id);
+            self.specs.remove(&id);
+            effects.push(Effect::JobForgotten(id));
+        }
+        effects
+    }
+
+    fn placement_of(&self, job: JobId) -> &Placement {
+        let row = self.jobs.get(&job).expect("a gang on a node has a job");
+        row.placement.as_deref().expect("a gang on a node has a placement")
+    }
+
+    /// The job changed, and so did the orders of every node it still has workers on.
+    fn gang_effects(&self, job: JobId) -> Vec<Effect> {
+        let placement = self.placement_of(job);
+        let mut nodes: Vec<NodeId> = placement
+            .slots
+            .iter()
+            .zip(&placement.ranks)
+            .filter(|(_, state)| !state.is_over())
+            .map(|(slot, _)| slot.node)
+            .collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let mut effects = vec![Effect::JobChanged(job)];
+        effects.extend(nodes.into_iter().map(Effect::OrdersChanged));
+        effects
+    }
+}

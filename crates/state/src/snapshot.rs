@@ -1,0 +1,253 @@
+//! Snapshot and restore.
+//!
+//! A snapshot is frames: one head (format, position, digest), rows of each table in batches, one
+//! tail. Restore rebuilds the indexes, recomputes the digest and checks every invariant before it
+//! hands the state over, so a damaged or foreign snapshot changes nothing.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use muster_journal::frame::{FrameError, FrameReader, encode_frame};
+use muster_journal::{FORMAT, canonical, from_canonical};
+use muster_types::{JobId, JobSpec, NodeId, RequestId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::apply::{Meta, State};
+use crate::rows::{JobRow, NodeRow, RequestRow};
+use crate::table::Table;
+
+const HEAD: u8 = 1;
+const NODES: u8 = 2;
+const JOBS: u8 = 3;
+const SPECS: u8 = 4;
+const REQUESTS: u8 = 5;
+const TAIL: u8 = 6;
+
+/// Rows of one frame end at this many bytes.
+const BATCH_BYTES: usize = 256 << 10;
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    format: u16,
+    meta: Meta,
+    digest: u64,
+}
+
+/// Why a snapshot was not taken over; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestoreError {
+    /// The bytes are not whole frames.
+    Frame(FrameError),
+    /// A frame is not what it should be; says which.
+    Content(&'static str),
+    /// Written by a newer binary.
+    FormatUnknown(u16),
+    /// The rows do not have the digest the snapshot claims.
+    Digest,
+    /// The rows break an invariant.
+    Invariant(String),
+}
+
+impl fmt::Display for RestoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RestoreError::Frame(error) => write!(f, "snapshot is damaged: {error}"),
+            RestoreError::Content(what) => write!(f, "snapshot has a wrong {what}"),
+            RestoreError::FormatUnknown(format) => {
+                write!(f, "snapshot format {format} is newer than this binary's {FORMAT}")
+            }
+            RestoreError::Digest => f.write_str("snapshot rows do not match its digest"),
+            RestoreError::Invariant(text) => write!(f, "snapshot breaks an invariant: {text}"),
+        }
+    }
+}
+
+impl core::error::Error for RestoreError {}
+
+/// The chunks of a snapshot, made one at a time from a state that no longer changes.
+pub struct SnapshotChunks {
+    state: State,
+    step: Step,
+}
+
+enum Step {
+    Head,
+    Nodes(Option<NodeId>),
+    Jobs(Option<JobId>),
+    Specs(Option<JobId>),
+    Requests(Option<RequestId>),
+    Tail,
+    Done,
+}
+
+/// One frame of rows behind `after`, and the last key in it; none at the end of the table.
+fn batch<K, V>(tag: u8, table: &Table<K, V>, after: Option<&K>) -> Option<(Vec<u8>, K)>
+where
+    K: Ord + Clone + Serialize,
+    V: Clone + Serialize,
+{
+    use core::ops::Bound;
+    let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let mut rows: Vec<Vec<u8>> = Vec::new();
+    let mut bytes = 0;
+    let mut last = None;
+    for (key, value) in table.range((start.cloned(), Bound::Unbounded)) {
+        let row = canonical(&(key, value));
+        bytes += row.len();
+        rows.push(row);
+        last = Some(key.clone());
+        if bytes >= BATCH_BYTES {
+            break;
+        }
+    }
+    let last = last?;
+    Some((encode_frame(tag, &canonical(&rows)), last))
+}
+
+impl Iterator for SnapshotChunks {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            match &mut self.step {
+                Step::Head => {
+                    let head =
+                        Head { format: FORMAT, meta: self.state.meta.clone(), digest: self.state.digest() };
+                    self.step = Step::Nodes(None);
+                    return Some(encode_frame(HEAD, &canonical(&head)));
+                }
+                Step::Nodes(after) => match batch(NODES, &self.state.nodes, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Jobs(None),
+                },
+                Step::Jobs(after) => match batch(JOBS, &self.state.jobs, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Specs(None),
+                },
+                Step::Specs(after) => match batch(SPECS, &self.state.specs, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Requests(None),
+                },
+                Step::Requests(after) => match batch(REQUESTS, &self.state.requests, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Tail,
+                },
+                Step::Tail => {
+                    self.step = Step::Done;
+                    return Some(encode_frame(TAIL, &[]));
+                }
+                Step::Done => return None,
+            }
+        }
+    }
+}
+
+fn load<K, V>(payload: &[u8], table: &mut Table<K, V>, what: &'static str) -> Result<(), RestoreError>
+where
+    K: Ord + Clone + Serialize + DeserializeOwned,
+    V: Clone + Serialize + DeserializeOwned,
+{
+    let rows: Vec<Vec<u8>> = from_canonical(payload).ok_or(RestoreError::Content(what))?;
+    for row in rows {
+        let (key, value): (K, V) = from_canonical(&row).ok_or(RestoreError::Content(what))?;
+        table.insert(key, value);
+    }
+    Ok(())
+}
+
+impl State {
+    /// This state's snapshot, chunk by chunk. The state itself goes on changing meanwhile.
+    #[must_use]
+    pub fn snapshot(&self) -> SnapshotChunks {
+        SnapshotChunks { state: self.clone(), step: Step::Head }
+    }
+
+    /// The state in a snapshot.
+    ///
+    /// # Errors
+    /// When the bytes are damaged, foreign, newer, or not a consistent state.
+    pub fn restore<C: AsRef<[u8]>>(chunks: impl IntoIterator<Item = C>) -> Result<State, RestoreError> {
+        let mut reader = FrameReader::default();
+        let mut head: Option<Head> = None;
+        let mut state = State::default();
+        let mut ended = false;
+        for chunk in chunks {
+            reader.push(chunk.as_ref());
+            while let Some((tag, payload)) = reader.next_frame().map_err(RestoreError::Frame)? {
+                if ended || (tag == HEAD) != head.is_none() {
+                    return Err(RestoreError::Content("order of frames"));
+                }
+                match tag {
+                    HEAD => head = Some(load_head(&payload)?),
+                    NODES => load::<NodeId, NodeRow>(&payload, &mut state.nodes, "node row")?,
+                    JOBS => load::<JobId, JobRow>(&payload, &mut state.jobs, "job row")?,
+                    SPECS => load::<JobId, Arc<JobSpec>>(&payload, &mut state.specs, "job spec")?,
+                    REQUESTS => load::<RequestId, RequestRow>(&payload, &mut state.requests, "request row")?,
+                    TAIL => ended = true,
+                    _ => return Err(RestoreError::Content("kind of frame")),
+                }
+            }
+        }
+        reader.finish().map_err(RestoreError::Frame)?;
+        let Some(head) = head.filter(|_| ended) else {
+            return Err(RestoreError::Content("end: it is not complete"));
+        };
+        state.meta = head.meta;
+        if state.digest() != head.digest {
+            return Err(RestoreError::Digest);
+        }
+        state.check_rows()?;
+        state.indexes = state.rebuilt_indexes();
+        state.verify().map_err(|broken| RestoreError::Invariant(broken.0))?;
+        Ok(state)
+    }
+
+    /// What the rebuild of the indexes takes for granted.
+    fn check_rows(&self) -> Result<(), RestoreError> {
+        let sizes = |p: &crate::rows::Placement| p.slots.len() == p.ranks.len();
+        for (_, row) in self.jobs.iter() {
+            let placements = [&row.placement, &row.previous];
+            if !placements.into_iter().flatten().all(|p| sizes(p)) {
+                return Err(RestoreError::Content("placement"));
+            }
+        }
+        let names: alloc::collections::BTreeSet<_> =
+            self.nodes.iter().map(|(_, row)| &row.spec.name).collect();
+        if names.len() != self.nodes.len() {
+            return Err(RestoreError::Content("node name"));
+        }
+        Ok(())
+    }
+}
+
+fn load_head(payload: &[u8]) -> Result<Head, RestoreError> {
+    // The format stands first, so that a newer head is told from a damaged one.
+    let format: u16 = canonical_prefix(payload).ok_or(RestoreError::Content("head"))?;
+    if format > FORMAT {
+        return Err(RestoreError::FormatUnknown(format));
+    }
+    from_canonical(payload).ok_or(RestoreError::Content("head"))
+}
+
+/// The format number that a head begins with: a variable-length integer.
+fn canonical_prefix(payload: &[u8]) -> Option<u16> {
+    match payload.first()? {
+        small @ 0..=250 => Some(u16::from(*small)),
+        251 => Some(u16::from_le_bytes([*payload.get(1)?, *payload.get(2)?])),
+        _ => None,
+    }
+}
