@@ -1,10 +1,12 @@
 //! What the leader is asked to do, and what it answers.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
-use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, canonical, hash};
+use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
-use muster_state::{Phase, RequestAnswer};
+use muster_policy::GangClass;
+use muster_state::{Phase, RequestAnswer, State};
 use muster_types::{
     FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
     Violation, limits,
@@ -147,7 +149,10 @@ fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>
 }
 
 /// What every submission must pass besides each job's own rules; also the check without a change.
-pub(crate) fn check_submission(speculation: &Speculation, specs: &[JobSpec]) -> Result<(), Refusal> {
+///
+/// # Errors
+/// The refusal.
+pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -157,8 +162,13 @@ pub(crate) fn check_submission(speculation: &Speculation, specs: &[JobSpec]) -> 
             max as u64
         )]));
     }
+    // Members of an array ask for the same: one look at the fleet answers for all.
+    let mut seen: BTreeSet<GangClass> = BTreeSet::new();
     for (place, spec) in specs.iter().enumerate() {
-        if let Err(never) = could_ever(speculation.state(), spec) {
+        if !seen.insert(GangClass::of(spec)) {
+            continue;
+        }
+        if let Err(never) = could_ever(state, spec) {
             return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
                 .with("spec_index", place)
                 .with("group", &never.group)
@@ -179,7 +189,7 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    check_submission(speculation, specs)?;
+    check_submission(speculation.state(), specs)?;
     let at = speculation.push(Decision::JobsSubmitted { request: key, specs: specs.to_vec() });
     Ok(Answer::Submitted { jobs: (0..specs.len()).map(|n| JobId::derive(at, n)).collect(), at })
 }
@@ -193,7 +203,11 @@ fn cancel(speculation: &mut Speculation, request: RequestId, job: JobId) -> Resu
         return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")));
     };
     if let Phase::Finished(outcome) = &row.phase {
-        let text = format!("{job} has already finished: {outcome:?}");
+        let text = match outcome {
+            Outcome::Succeeded => format!("{job} has already finished: it succeeded"),
+            Outcome::Cancelled => format!("{job} has already finished: it was cancelled"),
+            Outcome::Failed { detail } => format!("{job} has already finished: it failed, {detail}"),
+        };
         return Err(Refusal::new(RefusalCode::JobFinished, text));
     }
     let at = speculation.push(Decision::JobCancelRequested { request: key, job });
@@ -211,11 +225,8 @@ fn cordon(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    let Some(row) = speculation.state().node(node) else {
+    if speculation.state().node(node).is_none() {
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
-    };
-    if row.cordoned == cordoned {
-        return Ok(Answer::Done { at: speculation.last_index() });
     }
     let at = speculation.push(Decision::NodeCordonSet { request: key, node, cordoned });
     Ok(Answer::Done { at })

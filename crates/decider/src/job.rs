@@ -7,6 +7,7 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{JobRow, Phase, Placement, RankState};
 use muster_types::JobId;
 
+use crate::schedule::ROUND_BYTES_SOFT;
 use crate::speculation::Speculation;
 
 /// Pushes whatever the present state of the job calls for, until nothing does.
@@ -19,13 +20,27 @@ pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
     assert!(next_step(speculation, job).is_none(), "a job settles in three steps");
 }
 
+/// Settles jobs while the round has room, and leaves the others for the rounds after it: one node
+/// can carry more gangs than one round can say the end of.
+pub(crate) fn settle_many(speculation: &mut Speculation, jobs: Vec<JobId>) {
+    speculation.leave_unsettled(jobs);
+    settle_left_over(speculation);
+}
+
+/// Goes on with what [`settle_many`] left; whether nothing is left.
+pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
+    while speculation.round_bytes() <= ROUND_BYTES_SOFT {
+        let Some(job) = speculation.next_unsettled() else { return true };
+        settle(speculation, job);
+    }
+    !speculation.has_unsettled()
+}
+
 /// Settles every job that holds devices: a new leader's first act, for the case that the one before
 /// stopped between an input and what follows from it.
 pub fn settle_all(speculation: &mut Speculation) {
     let active: Vec<JobId> = speculation.state().active().collect();
-    for job in active {
-        settle(speculation, job);
-    }
+    settle_many(speculation, active);
 }
 
 fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {

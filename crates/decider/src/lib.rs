@@ -19,7 +19,7 @@ mod schedule;
 mod speculation;
 mod tick;
 
-pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, handle};
+pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handle};
 pub use job::settle_all;
 pub use schedule::{Pass, schedule};
 pub use speculation::{Founding, Speculation};

@@ -1,15 +1,16 @@
 //! Sessions of nodes, and what nodes report.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, NodeId, NodeSpec, Refusal, RefusalCode, limits,
+    ExitStatus, FencingToken, HolderId, JobId, NodeId, NodeSpec, Refusal, RefusalCode, Violation, limits,
 };
 
 use crate::command::Answer;
-use crate::job::settle;
+use crate::job::{settle, settle_many};
 use crate::speculation::Speculation;
 
 pub(crate) fn register(
@@ -72,9 +73,7 @@ pub(crate) fn lost(
     }
     let gangs: Vec<JobId> = speculation.state().gangs_on(node).collect();
     let at = speculation.push(Decision::NodeLost { node, incarnation, cause });
-    for job in gangs {
-        settle(speculation, job);
-    }
+    settle_many(speculation, gangs);
     Answer::Done { at }
 }
 
@@ -87,6 +86,10 @@ pub(crate) fn report(
     token: FencingToken,
     updates: &[(u32, RankUpdate)],
 ) -> Result<Answer, Refusal> {
+    if updates.len() > limits::REPORT_RANKS_MAX {
+        let max = limits::REPORT_RANKS_MAX as u64;
+        return Err(Refusal::fields(alloc::vec![Violation::limit("updates", updates.len() as u64, 0, max)]));
+    }
     let state = speculation.state();
     let current =
         state.node(node).is_some_and(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
@@ -99,7 +102,7 @@ pub(crate) fn report(
         // Nobody counts on that placement any more.
         return Ok(Answer::Done { at: speculation.last_index() });
     };
-    let mut news: Vec<(u32, RankUpdate)> = Vec::new();
+    let mut news: BTreeMap<u32, RankUpdate> = BTreeMap::new();
     for (rank, update) in updates {
         let at = *rank as usize;
         let (Some(slot), Some(known)) = (placement.slots.get(at), placement.ranks.get(at)) else { continue };
@@ -107,28 +110,18 @@ pub(crate) fn report(
             RankUpdate::Running => *known == RankState::Assigned,
             RankUpdate::Exited(_) => !known.is_over(),
         };
-        if slot.node == node && is_news {
-            news.push((*rank, bounded(update)));
+        // The first end of a rank is the end; whatever else is said of it in one report came before.
+        let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));
+        if slot.node == node && is_news && !has_ended {
+            news.insert(*rank, bounded(update));
         }
     }
-    news.sort_by_key(|(rank, _)| *rank);
-    // The last word about a rank counts.
-    news.reverse();
-    news.dedup_by_key(|(rank, _)| *rank);
-    news.reverse();
-    let mut at = speculation.last_index();
-    for part in news.chunks(limits::REPORT_RANKS_MAX) {
-        at = speculation.push(Decision::WorkersReported {
-            node,
-            incarnation,
-            job,
-            token,
-            updates: part.to_vec(),
-        });
+    if news.is_empty() {
+        return Ok(Answer::Done { at: speculation.last_index() });
     }
-    if !news.is_empty() {
-        settle(speculation, job);
-    }
+    let updates: Vec<(u32, RankUpdate)> = news.into_iter().collect();
+    let at = speculation.push(Decision::WorkersReported { node, incarnation, job, token, updates });
+    settle(speculation, job);
     Ok(Answer::Done { at })
 }
 

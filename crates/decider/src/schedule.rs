@@ -1,11 +1,13 @@
 //! Placing waiting gangs.
 
 use alloc::collections::BTreeSet;
-use muster_journal::Decision;
+use muster_journal::{Decision, WorkerSlot};
 use muster_planner::{Budget, Verdict, plan};
-use muster_policy::{Claims, GangClass, turns};
+use muster_policy::{Claims, GangClass, Turn, turns, turns_after};
+use muster_state::State;
 use muster_types::JobId;
 
+use crate::job::settle_left_over;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -16,7 +18,7 @@ pub enum Pass {
         /// Gangs placed.
         placed: u32,
     },
-    /// The budget or the round is full; another pass goes on from the top.
+    /// The budget or the round is full; the next call goes on from there.
     Interrupted {
         /// Gangs placed.
         placed: u32,
@@ -24,44 +26,80 @@ pub enum Pass {
 }
 
 /// Bytes of a round at which a pass stops, so that placements never make a round too large.
-const ROUND_BYTES_SOFT: usize = 256 << 10;
+pub(crate) const ROUND_BYTES_SOFT: usize = 256 << 10;
 
-/// Gives every waiting gang its turn, in the policy's order.
+/// What a pass has found out so far. It goes on where it was interrupted: from the top it would
+/// spend its budget on the same gangs again, and the tail of a long queue would never have a turn.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UnfinishedPass {
+    last: Option<Turn>,
+    claims: Claims,
+    waiting: BTreeSet<GangClass>,
+}
+
+/// Gives every waiting gang its turn, in the policy's order, after what full rounds left undecided.
 pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
+    if !settle_left_over(speculation) {
+        return Pass::Interrupted { placed: 0 };
+    }
+    let mut pass = speculation.take_pass();
     // A clone is constant-time, and the walk must not see its own changes.
     let before = speculation.state().clone();
-    let mut claims = Claims::default();
-    let mut waiting: BTreeSet<GangClass> = BTreeSet::new();
+    let (finished, placed) = match pass.last {
+        None => walk(speculation, &before, turns(&before), &mut pass, budget),
+        Some(last) => walk(speculation, &before, turns_after(&before, last), &mut pass, budget),
+    };
+    if finished {
+        Pass::Complete { placed }
+    } else {
+        speculation.keep_pass(pass);
+        Pass::Interrupted { placed }
+    }
+}
+
+/// Whether every turn was taken, and how many gangs were placed.
+fn walk(
+    speculation: &mut Speculation,
+    before: &State,
+    turns: impl Iterator<Item = JobId>,
+    pass: &mut UnfinishedPass,
+    budget: &mut Budget,
+) -> (bool, u32) {
     let mut placed = 0;
-    for job in turns(&before) {
+    let mut is_first = true;
+    for job in turns {
         if !budget.visit() || speculation.round_bytes() > ROUND_BYTES_SOFT {
-            return Pass::Interrupted { placed };
+            return (false, placed);
         }
         let Some(spec) = before.spec(job) else { continue };
         let class = GangClass::of(spec);
-        if waiting.contains(&class) {
-            continue;
-        }
-        let verdict =
-            plan(speculation.state(), spec, |region, cluster| !claims.is_claimed(region, cluster), budget);
-        match verdict {
-            Verdict::Fits(found) => {
-                place(speculation, job, found.workers);
-                placed += 1;
-            }
-            Verdict::Waits(explanation) => {
-                if let Some(closest) = explanation.closest() {
-                    claims.claim(&closest.region, &closest.cluster);
+        if !pass.waiting.contains(&class) {
+            let claims = &pass.claims;
+            let is_open = |region: &_, cluster: &_| !claims.is_claimed(region, cluster);
+            match plan(speculation.state(), spec, is_open, budget) {
+                Verdict::Fits(found) => {
+                    place(speculation, job, found.workers);
+                    placed += 1;
                 }
-                waiting.insert(class);
+                Verdict::Waits(explanation) => {
+                    if let Some(open) = explanation.worth_claiming() {
+                        pass.claims.claim(&open.region, &open.cluster);
+                    }
+                    pass.waiting.insert(class);
+                }
+                // A gang that a whole budget is too small for would stop every pass at itself.
+                Verdict::OutOfBudget if is_first => {
+                    pass.waiting.insert(class);
+                }
+                Verdict::OutOfBudget => return (false, placed),
             }
-            Verdict::OutOfBudget => return Pass::Interrupted { placed },
         }
+        pass.last = Some(Turn::of(job, spec));
+        is_first = false;
     }
-    speculation.set_wants_schedule(false);
-    Pass::Complete { placed }
+    (true, placed)
 }
 
-fn place(speculation: &mut Speculation, job: JobId, workers: alloc::vec::Vec<muster_journal::WorkerSlot>) {
+fn place(speculation: &mut Speculation, job: JobId, workers: alloc::vec::Vec<WorkerSlot>) {
     speculation.push(Decision::GangPlaced { job, workers });
 }

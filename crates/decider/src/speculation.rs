@@ -1,9 +1,13 @@
 //! Applied state plus the leader's own records in flight.
 
+use alloc::collections::BTreeSet;
+use alloc::string::String;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Round};
+use muster_journal::{Decision, Outcome, RankUpdate, Round, StopCause};
 use muster_state::{Leadership, State};
-use muster_types::{ClusterId, LogIndex, LogTime, Parameters};
+use muster_types::{ClusterId, ExitStatus, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits};
+
+use crate::schedule::UnfinishedPass;
 
 /// What the first leader of a new cluster writes.
 #[derive(Clone, Copy, Debug)]
@@ -29,12 +33,20 @@ pub struct Speculation {
     bytes: usize,
     last_digest: LogIndex,
     wants_schedule: bool,
+    /// A pass over the queue that ran out of budget, to be gone on with.
+    pass: Option<UnfinishedPass>,
+    /// Jobs whose next step is still to be decided, because the round was full.
+    unsettled: BTreeSet<JobId>,
 }
 
 impl Speculation {
     /// Begins a leadership on the applied state. The caller has passed the barrier: everything of
     /// earlier leaderships is applied. The first round opens with the leadership, and with the
-    /// cluster itself when there is none.
+    /// cluster itself when there is none. A leadership that has begun already (a leader restarted
+    /// without an election) goes on without a second beginning.
+    ///
+    /// # Panics
+    /// When the state has seen a newer leadership: then the barrier cannot have been passed.
     #[must_use]
     pub fn begin(state: State, leadership: Leadership, now: LogTime, founding: Founding) -> Speculation {
         let mut speculation = Speculation {
@@ -46,9 +58,13 @@ impl Speculation {
             bytes: 0,
             last_digest: LogIndex::ZERO,
             wants_schedule: true,
+            pass: None,
+            unsettled: BTreeSet::new(),
             state,
         };
-        speculation.push(Decision::LeaderStarted);
+        if speculation.state.leadership() != Some(leadership) {
+            speculation.push(Decision::LeaderStarted);
+        }
         if speculation.state.cluster().is_none() {
             speculation.push(Decision::ClusterCreated {
                 cluster: founding.cluster,
@@ -100,7 +116,7 @@ impl Speculation {
             applied.rejection
         );
         self.wants_schedule |= changes_capacity_or_demand(&decision);
-        self.bytes += approximate_bytes(&decision);
+        self.bytes += bytes_max(&decision);
         self.decisions.push(decision);
         index
     }
@@ -119,20 +135,42 @@ impl Speculation {
         }
     }
 
-    /// About how many bytes the round being made will have.
+    /// Most bytes that the round being made can have, encoded.
     #[must_use]
     pub fn round_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether something has changed that could let a waiting gang start.
+    /// Whether something has changed that could let a waiting gang start, or work was left over
+    /// from a full round.
     #[must_use]
     pub fn wants_schedule(&self) -> bool {
-        self.wants_schedule
+        self.wants_schedule || self.pass.is_some() || !self.unsettled.is_empty()
     }
 
-    pub(crate) fn set_wants_schedule(&mut self, wants: bool) {
-        self.wants_schedule = wants;
+    /// The pass to go on with, or a new one; changes from here on want another.
+    pub(crate) fn take_pass(&mut self) -> UnfinishedPass {
+        self.pass.take().unwrap_or_else(|| {
+            self.wants_schedule = false;
+            UnfinishedPass::default()
+        })
+    }
+
+    pub(crate) fn keep_pass(&mut self, pass: UnfinishedPass) {
+        self.pass = Some(pass);
+    }
+
+    /// Jobs whose next step is to be decided when a round has room.
+    pub(crate) fn leave_unsettled(&mut self, jobs: impl IntoIterator<Item = JobId>) {
+        self.unsettled.extend(jobs);
+    }
+
+    pub(crate) fn has_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    pub(crate) fn next_unsettled(&mut self) -> Option<JobId> {
+        self.unsettled.pop_first()
     }
 
     /// Position of the last record decided.
@@ -180,23 +218,53 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
     }
 }
 
-/// Bytes of a decision, near enough to bound a round without encoding it twice.
-fn approximate_bytes(decision: &Decision) -> usize {
+/// Bytes of a decision at most, so that a round is bounded without encoding it twice. Integers are
+/// counted with their longest encoding; a test compares this with real encodings.
+fn bytes_max(decision: &Decision) -> usize {
     match decision {
-        Decision::JobsSubmitted { specs, .. } => {
-            let words = |s: &muster_types::JobSpec| -> usize {
-                let text = |g: &muster_types::TaskGroup| -> usize {
-                    let command: usize = g.command.iter().map(|w| w.len() + 3).sum();
-                    let environment: usize = g.environment.iter().map(|(k, v)| k.len() + v.len() + 6).sum();
-                    command + environment + 128
-                };
-                s.groups.iter().map(text).sum::<usize>() + 128
+        Decision::JobsSubmitted { specs, .. } => 64 + specs.iter().map(|s| spec_bytes_max(s)).sum::<usize>(),
+        Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
+        Decision::WorkersReported { updates, .. } => {
+            let update = |update: &RankUpdate| match update {
+                RankUpdate::Running => 0,
+                RankUpdate::Exited(exit) => exit_bytes_max(exit),
             };
-            specs.iter().map(words).sum()
+            64 + updates.iter().map(|(_, u)| 8 + update(u)).sum::<usize>()
         }
-        Decision::GangPlaced { workers, .. } => 32 + workers.len() * 16,
-        Decision::WorkersReported { updates, .. } => 48 + updates.len() * 16,
-        Decision::NodeRegistered { .. } => 1_024,
-        _ => 64,
+        Decision::GangStopRequested { cause: StopCause::WorkerFailed { exit, .. }, .. } => {
+            64 + exit_bytes_max(exit)
+        }
+        Decision::JobFinished { outcome: Outcome::Failed { detail }, .. } => 64 + detail.len(),
+        Decision::NodeRegistered { spec, .. } => {
+            let labels: usize = spec.labels.iter().map(|(key, value)| key.len() + value.len() + 10).sum();
+            // Six names, and the numbers.
+            6 * (limits::NAME_BYTES_MAX + 5) + spec.address.len() + labels + 96
+        }
+        _ => 128,
+    }
+}
+
+fn spec_bytes_max(spec: &JobSpec) -> usize {
+    let path = |path: &Option<String>| path.as_ref().map_or(1, |p| p.len() + 6);
+    let group = |group: &TaskGroup| {
+        let command: usize = group.command.iter().map(|word| word.len() + 5).sum();
+        let environment: usize = group.environment.iter().map(|(k, v)| k.len() + v.len() + 10).sum();
+        // Two names, and the numbers.
+        command + environment + 2 * (limits::NAME_BYTES_MAX + 5) + 64
+    };
+    let regions: usize = spec.regions.iter().map(|region| region.len() + 5).sum();
+    spec.name.len()
+        + spec.tenant.len()
+        + regions
+        + path(&spec.checkpoint_directory)
+        + path(&spec.working_directory)
+        + spec.groups.iter().map(group).sum::<usize>()
+        + 96
+}
+
+fn exit_bytes_max(exit: &ExitStatus) -> usize {
+    match exit {
+        ExitStatus::LaunchFailed(why) => why.len() + 8,
+        _ => 8,
     }
 }

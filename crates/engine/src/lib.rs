@@ -1,1 +1,36 @@
 //! The replica: intake, decision loop, apply loop, read views, watch hub, liveness, outbox.
+//!
+//! ```text
+//!  api ── execute ──> intake ──> decision loop ──> consensus ──> apply (every replica)
+//!          ^                     (leader only,      (quorum,       │ publishes the view,
+//!          │                      speculation)       durable)      │ events, order changes,
+//!          └──────────────────── answered from apply <─────────────┘ and wakes the waiters
+//! ```
+//!
+//! One serial loop decides; it runs only while this replica leads and only behind the barrier.
+//! Agents' sessions end at the leader: [`Session`] renews leases, hands out orders, takes reports.
+//!
+//! **Invariant:** nobody is told of a record before it was applied here, and then only if the
+//! applied record is the one that was proposed.
+//! **Invariant:** a heartbeat is acknowledged only after a quorum confirmed the leadership since it
+//! arrived, and only while the session has not run out.
+//! **Invariant:** every queue is bounded; a full one refuses, it never waits for memory.
+//! **Invariant:** parses no request: values come in checked.
+
+mod clock;
+mod engine;
+mod leader;
+mod liveness;
+mod logs;
+mod orders;
+mod replicated;
+mod session;
+mod waiters;
+mod watch;
+
+pub use engine::{Engine, EngineConfig, ReplicaInfo, WaitReason};
+pub use logs::{LogChunk, LogRequest};
+pub use orders::{Order, StartOrder, StopOrder};
+pub use replicated::{Replicated, replicated};
+pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
+pub use watch::{Change, Event, Subscription, WatchPosition};

@@ -11,10 +11,11 @@ use serde::de::DeserializeOwned;
 use crate::decision::{FORMAT, Round};
 
 /// Most bytes of one encoded round, which is the payload of one Raft entry.
-pub const ROUND_BYTES_MAX: usize = 4 << 20;
+pub const ROUND_BYTES_MAX: usize = 2 << 20;
 
-/// Most bytes of one encoded value outside of rounds (a snapshot row).
-const VALUE_BYTES_MAX: usize = 16 << 20;
+/// Most bytes of one encoded value outside of rounds (a batch of snapshot rows): a frame's. The
+/// largest row, two placements of the largest gang with the longest details, has about 18 MiB.
+const VALUE_BYTES_MAX: usize = crate::frame::FRAME_BYTES_MAX;
 
 const MAGIC: [u8; 4] = *b"MRND";
 const HEADER_BYTES: usize = 4 + 2 + 4 + 4;
@@ -80,7 +81,7 @@ pub fn encode_round(round: &Round) -> Vec<u8> {
 /// # Errors
 /// Never panics: every malformed input has its [`DecodeError`].
 pub fn decode_round(bytes: &[u8]) -> Result<Round, DecodeError> {
-    if bytes.len() < HEADER_BYTES || bytes.len() > ROUND_BYTES_MAX {
+    if bytes.len() < HEADER_BYTES {
         return Err(DecodeError::Length);
     }
     let (header, payload) = bytes.split_at(HEADER_BYTES);
@@ -103,6 +104,8 @@ pub fn decode_round(bytes: &[u8]) -> Result<Round, DecodeError> {
     }
     match format {
         0 => Err(DecodeError::Payload),
+        // Checked behind the format: a newer one may have a larger bound.
+        1 if bytes.len() > ROUND_BYTES_MAX => Err(DecodeError::Length),
         1 => from_canonical(payload).ok_or(DecodeError::Payload),
         newer => Err(DecodeError::FormatUnknown(newer)),
     }

@@ -1,0 +1,274 @@
+//! `muster.v1.NodeService`: sessions of agents, here or passed on to the leader.
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, WorkerReport};
+use muster_state::State;
+use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
+use muster_wire::convert::{
+    fencing_token_from_proto, fencing_token_to_proto, holder_id_from_text, job_id, node_spec_from_proto,
+    worker_report_from_proto,
+};
+use muster_wire::status::to_status;
+use muster_wire::v1;
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::node_service_server::NodeService;
+use muster_wire::v1::{session_request, session_response};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::forward::{Caller, Route, Router};
+use crate::read::invalid;
+
+/// How long an agent may take to say who it is.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Messages that wait between two streams.
+const MESSAGES_WAITING_MAX: usize = 64;
+/// Workers one message may name: a host has at most 64 devices, and keeps some ended ones.
+const WORKERS_MAX: usize = 4_096;
+/// Bytes of one piece of output.
+const CHUNK_BYTES_MAX: usize = 1 << 20;
+
+pub(crate) struct Nodes {
+    router: Router,
+}
+
+impl Nodes {
+    pub(crate) fn new(router: Router) -> Nodes {
+        Nodes { router }
+    }
+}
+
+type Responses = BoxStream<'static, Result<v1::SessionResponse, Status>>;
+
+#[tonic::async_trait]
+impl NodeService for Nodes {
+    type SessionStream = Responses;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::SessionRequest>>,
+    ) -> Result<Response<Responses>, Status> {
+        let caller = self.router.caller(&request);
+        let mut requests = request.into_inner();
+        let first = tokio::time::timeout(REGISTER_TIMEOUT, requests.message()).await;
+        let Ok(first) = first else {
+            return Err(Status::deadline_exceeded("the first message must come within 5 s, and be register"));
+        };
+        let Some(v1::SessionRequest { message: Some(session_request::Message::Register(register)) }) = first?
+        else {
+            return Err(invalid(vec![Violation::new("message", "the first message must be register")]));
+        };
+        match self.router.route(caller).await? {
+            Route::Remote(channel) => pass_on(channel, caller, register, requests).await,
+            Route::Local => {
+                let opening = opening(&register)?;
+                let session = self.router.engine().open_session(opening).await;
+                let session = session.map_err(|refusal| to_status(&refusal))?;
+                Ok(Response::new(serve(self.router.clone(), session, requests)))
+            }
+        }
+    }
+
+    async fn upload_logs(
+        &self,
+        request: Request<Streaming<v1::UploadLogsRequest>>,
+    ) -> Result<Response<v1::UploadLogsResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let uploads = request.into_inner();
+        match self.router.route(caller).await? {
+            Route::Local => take_upload(&self.router, uploads).await?,
+            Route::Remote(channel) => {
+                let mut onward = Router::onward(without_end(uploads), caller);
+                onward.metadata_mut().remove("grpc-timeout");
+                NodeServiceClient::new(channel).upload_logs(onward).await?;
+            }
+        }
+        Ok(Response::new(v1::UploadLogsResponse {}))
+    }
+}
+
+/// The messages of a stream up to its end or failure: the other side sees an end either way.
+fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
+    stream
+        .take_while(|message| std::future::ready(message.is_ok()))
+        .filter_map(|message| std::future::ready(message.ok()))
+}
+
+/// Connects the agent's stream with one to the leader.
+async fn pass_on(
+    channel: Channel,
+    caller: Caller,
+    register: v1::Register,
+    requests: Streaming<v1::SessionRequest>,
+) -> Result<Response<Responses>, Status> {
+    let first = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
+    let mut onward = Router::onward(all, caller);
+    onward.metadata_mut().remove("grpc-timeout");
+    let responses = NodeServiceClient::new(channel).session(onward).await?.into_inner();
+    Ok(Response::new(responses.boxed()))
+}
+
+fn opening(register: &v1::Register) -> Result<Opening, Status> {
+    let mut violations = Vec::new();
+    let node = register.node.clone();
+    let spec = node_spec_from_proto("node", node.as_ref()).map_err(|v| violations.extend(v)).ok();
+    let holder = holder_id_from_text("holder_id", &register.holder_id).map_err(|v| violations.push(v)).ok();
+    let workers = worker_reports("workers", &register.workers).map_err(|v| violations.extend(v)).ok();
+    match (spec, holder, workers) {
+        (Some(spec), Some(holder), Some(workers)) => Ok(Opening { spec, holder, workers }),
+        _ => Err(invalid(violations)),
+    }
+}
+
+/// Workers as the engine takes them. The rank after the last possible one says "none of this
+/// placement is here, and none will start".
+fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerReport>, Vec<Violation>> {
+    if messages.len() > WORKERS_MAX {
+        return Err(vec![Violation::limit(at, messages.len() as u64, 0, WORKERS_MAX as u64)]);
+    }
+    let mut found = Vec::new();
+    let mut reports = Vec::with_capacity(messages.len());
+    for (place, message) in messages.iter().enumerate() {
+        let none = message.rank == u32::MAX;
+        let checked = if none { v1::WorkerState { rank: 0, ..message.clone() } } else { message.clone() };
+        match worker_report_from_proto(&format!("{at}[{place}]"), &checked) {
+            Ok(report) => {
+                let rank = (!none).then_some(report.rank);
+                reports.push(WorkerReport { job: report.job, token: report.token, rank, exit: report.exit });
+            }
+            Err(violations) => found.extend(violations),
+        }
+        if found.len() >= limits::BATCH_JOBS_MAX {
+            break;
+        }
+    }
+    if found.is_empty() { Ok(reports) } else { Err(found) }
+}
+
+/// Runs a session: the agent's messages in, the engine's out. Ends when either side does.
+fn serve(router: Router, mut session: Session, mut requests: Streaming<v1::SessionRequest>) -> Responses {
+    let (to_agent, responses) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let node = session.node;
+    tokio::spawn(async move {
+        let inbound = session.inbound();
+        let ended = loop {
+            tokio::select! {
+                message = session.next() => match message {
+                    Some(message) => {
+                        let response = response(&router.engine().view(), node, message);
+                        if to_agent.send(Ok(response)).await.is_err() {
+                            return;
+                        }
+                    }
+                    None => break Status::unavailable("the session ended; open another"),
+                },
+                request = requests.message() => match request.map(|r| r.map(inbound_of)) {
+                    Ok(Some(Ok(message))) => {
+                        if inbound.send(message).await.is_err() {
+                            break Status::unavailable("the session ended; open another");
+                        }
+                    }
+                    Ok(Some(Err(violations))) => break invalid(violations),
+                    Ok(None) => return,
+                    Err(status) => break status,
+                },
+            }
+        };
+        // The agent may have gone; then nobody is left to tell.
+        let _ = to_agent.send(Err(ended)).await;
+    });
+    ReceiverStream::new(responses).boxed()
+}
+
+fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
+    let refuse = |field: &str, text: &str| Err(vec![Violation::new(field, text)]);
+    match request.message {
+        Some(session_request::Message::Heartbeat(heartbeat)) => {
+            Ok(Inbound::Heartbeat { sequence: heartbeat.sequence })
+        }
+        Some(session_request::Message::Report(report)) => {
+            let workers = worker_reports("report.workers", &report.workers)?;
+            Ok(Inbound::Report { sequence: report.sequence, workers })
+        }
+        Some(session_request::Message::ConfirmStart(confirm)) => {
+            let job = job_id("confirm_start.job_id", &confirm.job_id).map_err(|v| vec![v])?;
+            let token = fencing_token_from_proto("confirm_start.token", confirm.token.as_ref())
+                .map_err(|v| vec![v])?;
+            Ok(Inbound::ConfirmStart { job, token })
+        }
+        Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
+        None => refuse("message", "must be one of register, heartbeat, report, confirm_start"),
+    }
+}
+
+fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionResponse {
+    use session_response::Message;
+    let message = match message {
+        Outbound::Registered { node, incarnation, generation, parameters } => {
+            Message::Registered(v1::Registered {
+                node_id: node.to_string(),
+                incarnation,
+                cluster_generation: generation,
+                lease_ttl_ms: parameters.lease_ttl_ms,
+                heartbeat_interval_ms: parameters.heartbeat_interval_ms,
+                lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
+                cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
+            })
+        }
+        Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
+        Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
+        Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {
+            job_id: job.to_string(),
+            token: Some(fencing_token_to_proto(token)),
+            current,
+        }),
+        Outbound::Order(Order::Start(order)) => Message::Start(crate::render::start_order(&order, node)),
+        Outbound::Order(Order::Stop(stop)) => Message::Stop(v1::StopOrder {
+            job_id: stop.job.to_string(),
+            token: Some(fencing_token_to_proto(stop.token)),
+            grace_ms: stop.grace_ms,
+        }),
+        Outbound::ReadLogs(read) => Message::ReadLogs(v1::ReadLogsOrder {
+            read_id: read.read_id,
+            job_id: read.job.to_string(),
+            token: Some(fencing_token_to_proto(read.token)),
+            rank: read.rank,
+            follow: read.follow,
+            stream: read.stream,
+            tail_bytes: read.tail_bytes,
+        }),
+    };
+    v1::SessionResponse { message: Some(message) }
+}
+
+/// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
+async fn take_upload(router: &Router, mut uploads: Streaming<v1::UploadLogsRequest>) -> Result<(), Status> {
+    let mut reader = None;
+    while let Some(upload) = uploads.message().await? {
+        if upload.data.len() > CHUNK_BYTES_MAX {
+            let bytes = upload.data.len() as u64;
+            return Err(invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]));
+        }
+        if reader.is_none() {
+            reader = router.engine().log_reader(upload.read_id);
+        }
+        let Some(to_reader) = &reader else {
+            return Err(Status::cancelled("nobody reads this output any more"));
+        };
+        let piece = if upload.error.is_empty() {
+            Ok(LogChunk { stream: upload.stream, data: Bytes::from(upload.data) })
+        } else {
+            Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
+        };
+        if to_reader.send(piece).await.is_err() {
+            return Err(Status::cancelled("nobody reads this output any more"));
+        }
+    }
+    Ok(())
+}

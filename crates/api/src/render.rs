@@ -1,0 +1,197 @@
+//! State rows as messages.
+
+use muster_engine::{Engine, StartOrder};
+use muster_journal::{Outcome, StopCause};
+use muster_state::{JobRow, NodeRow, NodeStatus, Phase, Placement, RankState, State};
+use muster_types::{FencingToken, JobId, JobSpec, NodeId};
+use muster_wire::convert::{
+    device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto, node_spec_to_proto,
+};
+use muster_wire::v1;
+
+/// First port for rendezvous; above the range that systems give out by themselves.
+const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
+/// Ports from there on, as JAX derives its own from a Slurm job id.
+const RENDEZVOUS_PORTS: u64 = 4_096;
+
+/// How much of a job a message carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Everything.
+    Full,
+    /// Without spec and workers.
+    Basic,
+}
+
+pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
+    let full = detail == Detail::Full;
+    let (status_reason, status_detail) = status_of(row);
+    v1::Job {
+        id: id.to_string(),
+        spec: full.then(|| job_spec_to_proto(spec)),
+        name: spec.name.to_string(),
+        tenant: spec.tenant.to_string(),
+        tier: spec.tier.to_string(),
+        phase: phase_of(&row.phase).into(),
+        attempt: row.attempt,
+        failures: row.failures,
+        submitted_at_ms: row.submitted_at.0,
+        started_at_ms: row.started_at.map_or(0, |t| t.0),
+        finished_at_ms: row.finished_at.map_or(0, |t| t.0),
+        changed_at_index: row.changed_at.0,
+        placement: row.placement.as_deref().map(|p| placement(view, p, detail)),
+        status_detail,
+        status_reason,
+        worker_count: spec.worker_count(),
+        device_count: spec.device_count(),
+        array_index: spec.array.map(|a| a.index),
+    }
+}
+
+/// A job with the reason why it waits, when it does.
+pub(crate) fn job_explained(engine: &Engine, view: &State, id: JobId) -> Option<v1::Job> {
+    let (row, spec) = (view.job(id)?, view.spec(id)?);
+    let mut message = job(view, id, row, spec, Detail::Full);
+    if row.phase == Phase::Pending
+        && let Some(reason) = engine.explain(view, id)
+    {
+        message.status_reason = reason.code.to_owned();
+        message.status_detail = reason.text;
+    }
+    Some(message)
+}
+
+pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
+    match phase {
+        Phase::Pending => v1::JobPhase::Pending,
+        Phase::Starting => v1::JobPhase::Starting,
+        Phase::Running => v1::JobPhase::Running,
+        Phase::Stopping(_) => v1::JobPhase::Stopping,
+        Phase::Finished(Outcome::Succeeded) => v1::JobPhase::Succeeded,
+        Phase::Finished(Outcome::Failed { .. }) => v1::JobPhase::Failed,
+        Phase::Finished(Outcome::Cancelled) => v1::JobPhase::Cancelled,
+    }
+}
+
+fn status_of(row: &JobRow) -> (String, String) {
+    let (code, text) = match &row.phase {
+        Phase::Pending if row.attempt == 0 => ("PENDING", "waits for its turn".to_owned()),
+        Phase::Pending => ("REQUEUED", format!("waits again after attempt {}", row.attempt)),
+        Phase::Starting => ("STARTING", "its workers are being started".to_owned()),
+        Phase::Running => ("RUNNING", String::new()),
+        Phase::Stopping(StopCause::Cancelled) => ("STOPPING_CANCELLED", "a user cancelled it".to_owned()),
+        Phase::Stopping(StopCause::WorkerFailed { rank, exit }) => {
+            ("STOPPING_FAILED", format!("rank {rank}: {exit}"))
+        }
+        Phase::Stopping(StopCause::Evicted { node }) => {
+            ("STOPPING_EVICTED", format!("{node} was lost under it"))
+        }
+        Phase::Stopping(StopCause::RunTimeLimit) => {
+            ("STOPPING_TIME_LIMIT", "it reached its run-time limit".to_owned())
+        }
+        Phase::Finished(Outcome::Succeeded) => ("SUCCEEDED", String::new()),
+        Phase::Finished(Outcome::Failed { detail }) => ("FAILED", detail.clone()),
+        Phase::Finished(Outcome::Cancelled) => ("CANCELLED", "a user cancelled it".to_owned()),
+    };
+    (code.to_owned(), text)
+}
+
+fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placement {
+    let workers = placement.slots.iter().zip(&placement.ranks).enumerate().map(|(rank, (slot, state))| {
+        let (text, exit) = match state {
+            RankState::Assigned => ("assigned", None),
+            RankState::Running => ("running", None),
+            RankState::Exited(exit) => ("exited", Some(exit_status_to_proto(exit))),
+            RankState::Lost => ("lost", None),
+        };
+        v1::WorkerPlacement {
+            rank: rank as u32,
+            node_name: node_name(view, slot.node),
+            node_id: slot.node.to_string(),
+            devices: device_set_to_proto(slot.devices),
+            state: text.to_owned(),
+            exit,
+        }
+    });
+    v1::Placement {
+        token: Some(fencing_token_to_proto(placement.token)),
+        region: placement.region.to_string(),
+        cluster: placement.cluster.to_string(),
+        placed_at_ms: placement.placed_at.0,
+        workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+    }
+}
+
+fn node_name(view: &State, node: NodeId) -> String {
+    view.node(node).map_or_else(|| node.to_string(), |row| row.spec.name.to_string())
+}
+
+pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
+    let status = match row.status {
+        NodeStatus::Up => v1::NodeStatus::Up,
+        NodeStatus::Lost => v1::NodeStatus::Lost,
+    };
+    v1::Node {
+        id: id.to_string(),
+        description: Some(node_spec_to_proto(&row.spec)),
+        status: status.into(),
+        cordoned: row.cordoned,
+        incarnation: row.incarnation,
+        free_devices: row.free_devices.count().into(),
+        free_cpu_milli: row.free_cpu_milli,
+        free_memory_bytes: row.free_memory_bytes,
+        changed_at_ms: row.changed_at.0,
+        changed_at_index: row.changed_index.0,
+        job_ids: view.gangs_on(id).map(|job| job.to_string()).collect(),
+    }
+}
+
+fn rendezvous_port(token: FencingToken) -> u32 {
+    RENDEZVOUS_PORT_FIRST + (token.log_index.0 % RENDEZVOUS_PORTS) as u32
+}
+
+/// A start order for one node: the whole rank map, and the workers that are to run there.
+pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
+    let (spec, placement, view) = (&order.spec, &order.placement, &order.view);
+    let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
+        node_name: node_name(view, slot.node),
+        address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
+    });
+    let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
+    let workers = mine.filter_map(|(rank, slot)| {
+        let (group, _) = spec.group_of(rank as u32)?;
+        Some(v1::WorkerLaunch {
+            rank: rank as u32,
+            group: group.name.to_string(),
+            command: group.command.clone(),
+            environment: group.environment.clone().into_iter().collect(),
+            devices: device_set_to_proto(slot.devices),
+            accelerator_type: group
+                .request
+                .accelerators
+                .as_ref()
+                .map(|a| a.kind.to_string())
+                .unwrap_or_default(),
+            cpu_milli: group.request.cpu_milli,
+            memory_bytes: group.request.memory_bytes,
+        })
+    });
+    let checkpoint = spec.checkpoint_directory.as_ref();
+    v1::StartOrder {
+        job_id: order.job.to_string(),
+        token: Some(fencing_token_to_proto(placement.token)),
+        job_name: spec.name.to_string(),
+        tenant: spec.tenant.to_string(),
+        attempt: order.attempt,
+        rank_map: rank_map.collect(),
+        workers: workers.collect(),
+        rendezvous_port: rendezvous_port(placement.token),
+        stop_grace_ms: spec.stop_grace_ms,
+        checkpoint_directory: checkpoint.map(|at| format!("{at}/{}", order.job)).unwrap_or_default(),
+        working_directory: spec.working_directory.clone().unwrap_or_default(),
+        array_index: spec.array.map(|a| a.index),
+        array_size: spec.array.map(|a| a.size),
+        region: placement.region.to_string(),
+        cluster: placement.cluster.to_string(),
+    }
+}

@@ -1,0 +1,150 @@
+//! The server: services, health, reflection, and their limits.
+
+use muster_engine::Engine;
+use muster_wire::v1::cluster_service_server::ClusterServiceServer;
+use muster_wire::v1::fleet_service_server::FleetServiceServer;
+use muster_wire::v1::job_service_server::JobServiceServer;
+use muster_wire::v1::node_service_server::NodeServiceServer;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use crate::cluster_service::Clusters;
+use crate::fleet_service::Fleet;
+use crate::forward::Router;
+use crate::job_service::Jobs;
+use crate::node_service::Nodes;
+
+/// Bounds of the client listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ApiConfig {
+    /// Bytes of one message from a client; a batch of 1,000 jobs fits.
+    pub message_bytes_max: usize,
+    /// Calls of one connection at a time.
+    pub calls_per_connection_max: usize,
+    /// How long a write may take when its caller sets no deadline.
+    pub write_timeout: Duration,
+}
+
+impl ApiConfig {
+    /// What a server gets that says nothing.
+    pub const DEFAULT: ApiConfig = ApiConfig {
+        message_bytes_max: 4 << 20,
+        calls_per_connection_max: 1_024,
+        write_timeout: Duration::from_secs(30),
+    };
+}
+
+/// Why the services ended.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The reflection service could not be built from the compiled descriptors.
+    Reflection(tonic_reflection::server::Error),
+    /// The listener failed.
+    Transport(tonic::transport::Error),
+}
+
+impl std::fmt::Display for ServeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ServeError::Reflection(_) => "building the reflection service failed",
+            ServeError::Transport(_) => "serving clients failed",
+        })
+    }
+}
+
+impl std::error::Error for ServeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ServeError::Reflection(error) => Some(error),
+            ServeError::Transport(error) => Some(error),
+        }
+    }
+}
+
+const PUBLIC_SERVICES: [&str; 5] = [
+    "muster.v1.JobService",
+    "muster.v1.NodeService",
+    "muster.v1.FleetService",
+    "muster.v1.ClusterService",
+    "grpc.health.v1.Health",
+];
+
+/// Serves clients and agents until `shutdown`.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    engine: Engine,
+    config: ApiConfig,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ServeError> {
+    let router = Router::new(engine.clone(), config);
+    let limit = config.message_bytes_max;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    for service in [
+        "muster.v1.JobService",
+        "muster.v1.NodeService",
+        "muster.v1.FleetService",
+        "muster.v1.ClusterService",
+    ] {
+        health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
+    }
+    let leader_health = tokio::spawn(report_leadership(engine.clone(), health));
+    let served = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(2)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(4)))
+        .tcp_nodelay(true)
+        .concurrency_limit_per_connection(config.calls_per_connection_max)
+        .add_service(health_service)
+        .add_service(reflection_v1()?)
+        .add_service(reflection_v1alpha()?)
+        .add_service(JobServiceServer::new(Jobs::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(NodeServiceServer::new(Nodes::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(limit))
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown)
+        .await;
+    leader_health.abort();
+    served.map_err(ServeError::Transport)
+}
+
+/// `muster.leader` serves on the leader alone, so that a load balancer can pick it.
+async fn report_leadership(engine: Engine, health: tonic_health::server::HealthReporter) {
+    let mut leadership = engine.leadership();
+    loop {
+        let status = if leadership.borrow_and_update().mine.is_some() {
+            tonic_health::ServingStatus::Serving
+        } else {
+            tonic_health::ServingStatus::NotServing
+        };
+        health.set_service_status("muster.leader", status).await;
+        if leadership.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+macro_rules! reflection {
+    ($name:ident, $build:ident, $service:ident, $version:ident) => {
+        fn $name() -> Result<
+            tonic_reflection::server::$version::ServerReflectionServer<
+                impl tonic_reflection::server::$version::ServerReflection,
+            >,
+            ServeError,
+        > {
+            let mut builder = tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(muster_wire::DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+            for service in PUBLIC_SERVICES {
+                builder = builder.with_service_name(service);
+            }
+            builder.$build().map_err(ServeError::Reflection)
+        }
+    };
+}
+
+reflection!(reflection_v1, build_v1, ServerReflection, v1);
+reflection!(reflection_v1alpha, build_v1alpha, ServerReflection, v1alpha);

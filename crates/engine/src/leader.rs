@@ -1,0 +1,335 @@
+//! The decision loop: one serial loop, running only while this replica leads.
+//!
+//! A round is made of what arrived while the flush of the round before ran: commands wait in their
+//! lanes until the local log has flushed what was proposed last (or everything in flight has
+//! committed), are then decided together, and go out as one entry. Several rounds may be in flight
+//! to the quorum. Nodes have a lane of their own, so that submissions never delay a report.
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use muster_consensus::{Consensus, LeadershipView, Proposal, ProposeError};
+use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_journal::encode_round;
+use muster_planner::Budget;
+use muster_state::{Leadership, NodeStatus};
+use muster_types::{LogTime, Refusal, RefusalCode};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock;
+use crate::liveness::Liveness;
+use crate::replicated::Shared;
+use crate::session::Sessions;
+use crate::waiters::Reply;
+
+/// Rounds on their way to the quorum at once: covers a round trip of 140 ms at 2 ms a round.
+const ROUNDS_IN_FLIGHT_MAX: usize = 64;
+/// Commands decided into one round.
+const COMMANDS_PER_ROUND_MAX: usize = 1_024;
+/// Bytes at which a round takes no further command.
+const ROUND_BYTES_SOFT: usize = 64 << 10;
+/// Planning work in one round, in visits: some tens of milliseconds.
+const VISITS_PER_ROUND: u64 = 200_000;
+/// How often history is looked at for what has been kept long enough.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A command and where its answer goes.
+pub(crate) struct Intake {
+    pub(crate) command: Command,
+    pub(crate) reply: Reply,
+}
+
+pub(crate) struct DecisionLoop {
+    pub(crate) consensus: Consensus,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) liveness: Arc<Liveness>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) founding: Founding,
+    pub(crate) clients: mpsc::Receiver<Intake>,
+    pub(crate) nodes: mpsc::Receiver<Intake>,
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// The leadership in a view, when it is this replica's.
+pub(crate) fn own(view: &LeadershipView) -> Option<Leadership> {
+    view.mine.map(|mine| Leadership { term: mine.term, replica: mine.replica })
+}
+
+/// What a view says about a leadership of this replica's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Leads,
+    /// A quorum has been silent for too long: decide nothing until it is heard again or another
+    /// replica leads.
+    Paused,
+    Lost,
+}
+
+fn standing(view: &LeadershipView, mine: Leadership) -> Standing {
+    match own(view) {
+        Some(other) if other != mine => Standing::Lost,
+        Some(_) => Standing::Leads,
+        None if view.term > mine.term => Standing::Lost,
+        None if view.leader.as_ref().is_some_and(|leader| leader.replica != mine.replica) => Standing::Lost,
+        None => Standing::Paused,
+    }
+}
+
+fn not_leader() -> Refusal {
+    Refusal::new(RefusalCode::NotLeader, "this replica does not lead")
+}
+
+/// Why a leadership's work came to an end.
+#[derive(Debug)]
+enum End {
+    Lost,
+    Shutdown,
+}
+
+impl DecisionLoop {
+    pub(crate) async fn run(mut self) {
+        let mut leadership = self.consensus.leadership();
+        let mut done: Option<Leadership> = None;
+        loop {
+            let mine = own(&leadership.borrow_and_update());
+            match mine {
+                // One leadership is led once: after a failure of its own it waits to be replaced.
+                Some(mine) if done != Some(mine) => {
+                    let end = self.lead(mine, &mut leadership).await;
+                    self.liveness.end();
+                    self.sessions.close_all();
+                    self.shared.waiters.fail(mine);
+                    tracing::info!(term = mine.term, ?end, "leadership ended");
+                    done = Some(mine);
+                    if own(&leadership.borrow()) == Some(mine) {
+                        self.resign().await;
+                    }
+                    if matches!(end, End::Shutdown) {
+                        return;
+                    }
+                }
+                _ => {
+                    if self.follow(&mut leadership).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A proposal failed under a leadership that still stands. What became of it is unknown, so
+    /// nothing can be decided on top of it; another replica can, behind its barrier.
+    async fn resign(&self) {
+        let status = self.consensus.status();
+        let successor = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
+        let Some(successor) = successor.max_by_key(|m| m.matched_index) else { return };
+        tracing::warn!(to = %successor.replica, "handing the leadership over after a failed proposal");
+        if let Err(error) = self.consensus.transfer_leadership(successor.replica).await {
+            tracing::warn!(%error, "the leadership was not handed over");
+        }
+    }
+
+    /// Refuses commands until the leadership changes; whether the replica stops.
+    async fn follow(&mut self, leadership: &mut watch::Receiver<LeadershipView>) -> bool {
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => return true,
+                changed = leadership.changed() => return changed.is_err(),
+                Some(intake) = self.nodes.recv() => refuse(intake),
+                Some(intake) = self.clients.recv() => refuse(intake),
+            }
+        }
+    }
+
+    async fn lead(&mut self, mine: Leadership, leadership: &mut watch::Receiver<LeadershipView>) -> End {
+        let ours = muster_consensus::Leadership { term: mine.term, replica: mine.replica };
+        tokio::select! {
+            () = self.shutdown.cancelled() => return End::Shutdown,
+            () = lost(leadership, mine) => return End::Lost,
+            passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Lost },
+        }
+        let state = muster_state::State::clone(&self.shared.view.load());
+        let speculation = Speculation::begin(state, mine, clock::now(), self.founding);
+        let mut term = Term {
+            flushed: self.consensus.flush_progress(),
+            proposed: 0,
+            flushed_before: 0,
+            in_flight: FuturesUnordered::new(),
+            interrupted: false,
+            housekeeping: Instant::now(),
+            ours,
+            speculation,
+            outer: self,
+        };
+        term.flushed_before = term.flushed.borrow().app_entries_flushed;
+        term.begin();
+        term.run(leadership).await
+    }
+}
+
+/// Waits until the leadership is not `mine` any more.
+async fn lost(leadership: &mut watch::Receiver<LeadershipView>, mine: Leadership) {
+    loop {
+        let standing = standing(&leadership.borrow_and_update(), mine);
+        if standing == Standing::Lost || leadership.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn refuse(intake: Intake) {
+    // The asker may have gone; then nobody is left to tell.
+    let _ = intake.reply.send(Err(not_leader()));
+}
+
+/// One leadership at work.
+struct Term<'a> {
+    outer: &'a mut DecisionLoop,
+    ours: muster_consensus::Leadership,
+    speculation: Speculation,
+    in_flight: FuturesUnordered<Proposal>,
+    flushed: watch::Receiver<muster_consensus::FlushProgress>,
+    flushed_before: u64,
+    proposed: u64,
+    /// A planning pass ran out of budget and goes on in the next round.
+    interrupted: bool,
+    housekeeping: Instant,
+}
+
+impl Term<'_> {
+    fn begin(&mut self) {
+        settle_all(&mut self.speculation);
+        let parameters = self.speculation.state().parameters();
+        let lease = Duration::from_millis(parameters.lease_ttl_ms + parameters.lease_margin_ms);
+        let nodes = self.speculation.state().nodes().iter();
+        let up =
+            nodes.filter(|(_, row)| row.status == NodeStatus::Up).map(|(id, row)| (*id, row.incarnation));
+        self.outer.liveness.begin(lease, up);
+        let mine = self.speculation.leadership();
+        tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
+    }
+
+    async fn run(&mut self, leadership: &mut watch::Receiver<LeadershipView>) -> End {
+        let mine = self.speculation.leadership();
+        loop {
+            let stands = match standing(&leadership.borrow_and_update(), mine) {
+                Standing::Lost => return End::Lost,
+                Standing::Leads => true,
+                Standing::Paused => false,
+            };
+            if stands && self.may_propose() {
+                self.decide();
+            }
+            let open = stands && self.may_propose();
+            if open && self.interrupted {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                () = self.outer.shutdown.cancelled() => return End::Shutdown,
+                changed = leadership.changed() => if changed.is_err() { return End::Shutdown },
+                Some(result) = self.in_flight.next() => if let Err(error) = result {
+                    self.log_end(&error);
+                    return End::Lost;
+                },
+                Ok(()) = self.flushed.changed(), if !open => {}
+                Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
+                Some(intake) = self.outer.clients.recv(), if open => self.take(intake),
+                () = tokio::time::sleep_until(wake), if open => {}
+            }
+        }
+    }
+
+    fn log_end(&self, error: &ProposeError) {
+        match error {
+            ProposeError::NotLeader(_) | ProposeError::Unknown | ProposeError::Shutdown => {
+                tracing::info!(%error, "a round was not acknowledged");
+            }
+            ProposeError::Overloaded | ProposeError::TooLarge { .. } => {
+                tracing::error!(%error, "a round within its bounds was refused: a bug");
+            }
+        }
+    }
+
+    /// Whether the flush of the last round is over, so that what waits makes the next one.
+    fn may_propose(&self) -> bool {
+        let flushed = self.flushed.borrow().app_entries_flushed.saturating_sub(self.flushed_before);
+        self.in_flight.is_empty() || (self.in_flight.len() < ROUNDS_IN_FLIGHT_MAX && flushed >= self.proposed)
+    }
+
+    /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
+    fn decide(&mut self) {
+        self.speculation.set_now(clock::now());
+        for _ in 0..COMMANDS_PER_ROUND_MAX {
+            if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
+                break;
+            }
+            let next = self.outer.nodes.try_recv().or_else(|_| self.outer.clients.try_recv());
+            let Ok(intake) = next else { break };
+            self.take(intake);
+        }
+        for (node, incarnation) in self.outer.liveness.take_expired() {
+            tracing::warn!(%node, incarnation, "session ran out");
+            handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
+                .expect("the end of a session is never refused");
+        }
+        if self.outer_is_due() {
+            tick(&mut self.speculation);
+        }
+        if self.speculation.wants_schedule() {
+            let mut budget = Budget::new(VISITS_PER_ROUND);
+            let pass = schedule(&mut self.speculation, &mut budget);
+            self.interrupted = matches!(pass, muster_decider::Pass::Interrupted { .. });
+        }
+        self.speculation.push_digest_if_due();
+        self.propose();
+    }
+
+    fn take(&mut self, intake: Intake) {
+        self.speculation.set_now(clock::now());
+        let answer = handle(&mut self.speculation, &intake.command);
+        // A refusal too was decided on speculative state: it is told once that state is real.
+        let at = answer.as_ref().map_or_else(|_| self.speculation.last_index(), muster_decider::Answer::at);
+        self.outer.shared.waiters.add(at, self.speculation.leadership(), intake.reply, answer);
+    }
+
+    fn propose(&mut self) {
+        let Some(round) = self.speculation.take_round() else { return };
+        let payload = encode_round(&round);
+        tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
+        self.in_flight.push(self.outer.consensus.propose(payload.into(), self.ours));
+        self.proposed += 1;
+    }
+
+    fn outer_is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let overdue = self.run_limit().is_some_and(|limit| limit <= self.speculation.now());
+        if now < self.housekeeping && !overdue {
+            return false;
+        }
+        self.housekeeping = now + HOUSEKEEPING_INTERVAL;
+        true
+    }
+
+    fn run_limit(&self) -> Option<LogTime> {
+        self.speculation.state().run_limits().next().map(|(limit, _)| limit)
+    }
+
+    /// When something is due without anybody asking.
+    fn next_wake(&self) -> Instant {
+        let now = Instant::now();
+        let mut wake = self.housekeeping;
+        if let Some(deadline) = self.outer.liveness.next_deadline() {
+            wake = wake.min(deadline);
+        }
+        if let Some(limit) = self.run_limit() {
+            wake = wake.min(now + Duration::from_millis(limit.since_ms(clock::now())));
+        }
+        wake
+    }
+}

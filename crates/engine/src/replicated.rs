@@ -1,0 +1,155 @@
+//! The apply loop: what consensus calls with committed entries, and what it publishes.
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+use muster_journal::{Round, decode_round};
+use muster_state::{Applied, Effect, Leadership, State};
+use muster_types::LogIndex;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+use crate::orders::OrderBoard;
+use crate::waiters::Waiters;
+use crate::watch::{Change, Event, WatchHub, WatchPosition};
+
+/// What apply publishes and everybody else reads.
+pub(crate) struct Shared {
+    pub(crate) view: ArcSwap<State>,
+    pub(crate) applied: watch::Sender<LogIndex>,
+    pub(crate) hub: Arc<WatchHub>,
+    pub(crate) waiters: Waiters,
+    pub(crate) orders: OrderBoard,
+}
+
+/// The replicated state behind consensus. Keeps the only copy that changes.
+pub struct Replicated {
+    state: State,
+    shared: Arc<Shared>,
+}
+
+/// A fresh replicated state, to be handed to consensus, and the view of it for the engine.
+#[must_use]
+pub fn replicated() -> (Replicated, View) {
+    let state = State::default();
+    let shared = Arc::new(Shared {
+        view: ArcSwap::from_pointee(state.clone()),
+        applied: watch::Sender::new(LogIndex::ZERO),
+        hub: Arc::new(WatchHub::new(LogIndex::ZERO)),
+        waiters: Waiters::default(),
+        orders: OrderBoard::default(),
+    });
+    (Replicated { state, shared: Arc::clone(&shared) }, View { shared })
+}
+
+/// The engine's end of a [`Replicated`].
+pub struct View {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Replicated {
+    fn apply_round(&mut self, raft_index: u64, payload: &[u8], events: &mut Vec<Event>) -> Leadership {
+        // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
+        // them, with the reason, and a binary that knows them goes on from here.
+        let round = decode_round(payload).unwrap_or_else(|error| {
+            panic!("the entry at raft index {raft_index} cannot be applied: {error}")
+        });
+        let leadership = Leadership { term: round.term, replica: round.replica };
+        for (ordinal, decision) in round.decisions.iter().enumerate() {
+            let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
+            let applied = self.state.apply(leadership, index, round.log_time, decision);
+            self.after_record(&round, ordinal, &applied, events);
+        }
+        leadership
+    }
+
+    fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied, events: &mut Vec<Event>) {
+        if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
+            let decision = round.decisions[ordinal].name();
+            tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
+        }
+        let Some(log_index) = applied.log_index else { return };
+        let mut seen = 0;
+        for effect in &applied.effects {
+            let change = match effect {
+                Effect::ClusterChanged => continue,
+                Effect::OrdersChanged(node) => {
+                    self.shared.orders.mark(*node);
+                    continue;
+                }
+                Effect::Diverged { expected, actual } => panic!(
+                    "this replica's state has diverged at log index {log_index}: its digest is {actual:016x}, \
+                     the leader's {expected:016x}; keep the data directory as evidence and rebuild the replica \
+                     from its peers with an empty one"
+                ),
+                Effect::JobChanged(id) => match (self.state.job(*id), self.state.spec(*id)) {
+                    (Some(row), Some(spec)) => {
+                        Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec) }
+                    }
+                    _ => continue,
+                },
+                Effect::JobForgotten(id) => Change::Forgotten(*id),
+                Effect::NodeChanged(node) => Change::Node(*node),
+            };
+            seen += 1;
+            events.push(Event { position: WatchPosition { log_index, ordinal: seen }, change });
+        }
+    }
+
+    fn publish(&self, events: Vec<Event>) {
+        let end = self.state.log_index();
+        self.shared.view.store(Arc::new(self.state.clone()));
+        self.shared.hub.append(end, events);
+        self.shared.applied.send_replace(end);
+        self.shared.orders.wake_marked();
+    }
+}
+
+impl Application for Replicated {
+    fn apply(&mut self, entries: &[CommittedEntry]) {
+        let mut events = Vec::new();
+        let mut reached: Vec<(LogIndex, Leadership)> = Vec::new();
+        for entry in entries {
+            let Some(payload) = &entry.payload else { continue };
+            let leadership = self.apply_round(entry.raft_index, payload, &mut events);
+            reached.push((self.state.log_index(), leadership));
+        }
+        if reached.is_empty() {
+            return;
+        }
+        self.publish(events);
+        // Only now: who is answered must find the record in the view.
+        for (index, leadership) in reached {
+            self.shared.waiters.applied(index, leadership);
+        }
+    }
+
+    fn snapshot(&self) -> Box<dyn SnapshotSource> {
+        Box::new(Source { state: self.state.clone() })
+    }
+
+    fn restore(&mut self, data: SnapshotData) -> Result<(), ApplicationError> {
+        let chunks: Vec<Bytes> = data.collect::<Result<_, _>>()?;
+        let state = State::restore(chunks.iter()).map_err(|error| ApplicationError {
+            detail: "the snapshot is not a state".to_owned(),
+            source: Some(Box::new(error)),
+        })?;
+        self.state = state;
+        let end = self.state.log_index();
+        self.shared.view.store(Arc::new(self.state.clone()));
+        self.shared.hub.reset(end);
+        self.shared.applied.send_replace(end);
+        self.shared.orders.wake_all();
+        Ok(())
+    }
+}
+
+struct Source {
+    state: State,
+}
+
+impl SnapshotSource for Source {
+    fn chunks(self: Box<Self>) -> Box<dyn Iterator<Item = Bytes> + Send> {
+        Box::new(self.state.snapshot().map(Bytes::from))
+    }
+}
