@@ -29,14 +29,10 @@ impl Shape {
     pub(crate) fn generate(&self, range: std::ops::Range<u64>) -> Shard {
         // The classifier behind the labels comes from a stream no sample uses.
         let mut source = Stream::new(self.seed, u64::MAX);
-        let truth: Vec<f64> = (0..self.features * self.classes)
-            .map(|_| source.signed_unit())
-            .collect();
+        let truth: Vec<f64> = (0..self.features * self.classes).map(|_| source.signed_unit()).collect();
         let rows = (range.end - range.start) as usize;
-        let mut shard = Shard {
-            inputs: Vec::with_capacity(rows * self.features),
-            labels: Vec::with_capacity(rows),
-        };
+        let mut shard =
+            Shard { inputs: Vec::with_capacity(rows * self.features), labels: Vec::with_capacity(rows) };
         for sample in range {
             self.append_sample(sample, &truth, &mut shard);
         }
@@ -46,9 +42,7 @@ impl Shape {
     fn append_sample(&self, sample: u64, truth: &[f64], shard: &mut Shard) {
         let mut source = Stream::new(self.seed, sample);
         let first = shard.inputs.len();
-        shard
-            .inputs
-            .extend((0..self.features).map(|_| source.signed_unit()));
+        shard.inputs.extend((0..self.features).map(|_| source.signed_unit()));
         let input = &shard.inputs[first..];
         let mut best = (f64::NEG_INFINITY, 0);
         for (class, weights) in truth.chunks_exact(self.features).enumerate() {
@@ -94,12 +88,7 @@ mod tests {
 
     #[test]
     fn shards_join_to_the_whole_at_every_world_size() {
-        let shape = Shape {
-            seed: 7,
-            samples: 101,
-            features: 5,
-            classes: 4,
-        };
+        let shape = Shape { seed: 7, samples: 101, features: 5, classes: 4 };
         let whole = shape.generate(0..101);
         assert!(whole.inputs.iter().all(|x| (-1.0..1.0).contains(x)));
         assert!((0..4).all(|class| whole.labels.contains(&class)));

@@ -53,10 +53,9 @@ impl fmt::Display for Error {
             Error::Peer { rank, doing, .. } => write!(f, "lost rank {rank} while {doing}"),
             Error::File { path, doing, .. } => write!(f, "cannot {doing} {}", path.display()),
             Error::Process { doing, .. } => write!(f, "cannot {doing}"),
-            Error::Diverged { step } => write!(
-                f,
-                "the loss is not finite at step {step}; lower --learning-rate"
-            ),
+            Error::Diverged { step } => {
+                write!(f, "the loss is not finite at step {step}; lower --learning-rate")
+            }
             Error::Preempted => f.write_str("stopped by SIGTERM before the first step"),
         }
     }
@@ -67,10 +66,7 @@ impl std::error::Error for Error {
         match self {
             Error::Peer { source, .. } => Some(source),
             Error::File { source, .. } | Error::Process { source, .. } => Some(source),
-            Error::Config(_)
-            | Error::Rendezvous(_)
-            | Error::Diverged { .. }
-            | Error::Preempted => None,
+            Error::Config(_) | Error::Rendezvous(_) | Error::Diverged { .. } | Error::Preempted => None,
         }
     }
 }
@@ -89,15 +85,8 @@ impl Error {
         text
     }
 
-    pub(crate) fn file(
-        path: impl Into<PathBuf>,
-        doing: &'static str,
-    ) -> impl FnOnce(io::Error) -> Error {
+    pub(crate) fn file(path: impl Into<PathBuf>, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
-        move |source| Error::File {
-            path,
-            doing,
-            source,
-        }
+        move |source| Error::File { path, doing, source }
     }
 }

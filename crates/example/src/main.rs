@@ -12,11 +12,10 @@ struct Arguments {
     workload: Workload,
 }
 
+/// Their help texts are those of the arguments.
 #[derive(Subcommand)]
 enum Workload {
-    /// Train a small model over all ranks of a gang, with checkpoints and resume
     Train(TrainArgs),
-    /// Run for a while and exit
     Work(WorkArgs),
 }
 

@@ -14,10 +14,7 @@ pub(crate) struct Gradient {
 
 /// Loss and gradient of `shard` at `weights`, summed in the order of the samples.
 pub(crate) fn gradient(weights: &[f64], features: usize, shard: &Shard) -> Gradient {
-    let mut sum = Gradient {
-        loss: 0.0,
-        weights: vec![0.0; weights.len()],
-    };
+    let mut sum = Gradient { loss: 0.0, weights: vec![0.0; weights.len()] };
     let mut shares = vec![0.0; weights.len() / features];
     for (input, label) in shard.inputs.chunks_exact(features).zip(&shard.labels) {
         let label = *label as usize;
@@ -58,12 +55,7 @@ mod tests {
 
     #[test]
     fn the_gradient_is_the_slope_and_going_down_it_lowers_the_loss() {
-        let shape = Shape {
-            seed: 3,
-            samples: 200,
-            features: 4,
-            classes: 3,
-        };
+        let shape = Shape { seed: 3, samples: 200, features: 4, classes: 3 };
         let shard = shape.generate(0..200);
         let mut weights = vec![0.0; 12];
         let at_start = gradient(&weights, 4, &shard);

@@ -78,12 +78,8 @@ impl StopSignal {
     /// From here on SIGTERM only raises the flag.
     pub(crate) fn install() -> Result<StopSignal, Error> {
         let flag = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&flag)).map_err(
-            |source| Error::Process {
-                doing: "take over SIGTERM",
-                source,
-            },
-        )?;
+        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&flag))
+            .map_err(|source| Error::Process { doing: "take over SIGTERM", source })?;
         Ok(StopSignal(flag))
     }
 

@@ -45,12 +45,7 @@ impl RankMap {
     }
 
     fn read(variable: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<RankMap, Error> {
-        let world_size = number(
-            variable,
-            "WORLD_SIZE",
-            None,
-            1..=u64::from(WORLD_SIZE_MAX),
-        )? as u32;
+        let world_size = number(variable, "WORLD_SIZE", None, 1..=u64::from(WORLD_SIZE_MAX))? as u32;
         let rank = number(variable, "RANK", None, 0..=u64::from(world_size - 1))? as u32;
         let master_addr = variable("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR"))?;
         if master_addr.is_empty() || master_addr.len() > HOST_LEN_MAX {
@@ -70,15 +65,8 @@ impl RankMap {
         })
     }
 
-    fn read_or_alone(
-        variable: &impl Fn(&str) -> Result<Option<String>, Error>,
-    ) -> Result<RankMap, Error> {
-        let alone = [
-            ("RANK", "0"),
-            ("WORLD_SIZE", "1"),
-            ("MASTER_ADDR", "localhost"),
-            ("MASTER_PORT", "1"),
-        ];
+    fn read_or_alone(variable: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<RankMap, Error> {
+        let alone = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")];
         for (key, _) in alone {
             if variable(key)?.is_some() {
                 return RankMap::read(variable);
@@ -93,9 +81,7 @@ impl RankMap {
     /// What tells this attempt's evidence from another's: the token where there is one, else the attempt.
     #[must_use]
     pub fn attempt_label(&self) -> String {
-        self.token
-            .clone()
-            .unwrap_or_else(|| self.attempt.to_string())
+        self.token.clone().unwrap_or_else(|| self.attempt.to_string())
     }
 }
 
@@ -103,9 +89,7 @@ fn environment(key: &str) -> Result<Option<String>, Error> {
     match std::env::var(key) {
         Ok(value) => Ok(Some(value)),
         Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => {
-            Err(Error::Config(format!("{key} is not valid UTF-8")))
-        }
+        Err(std::env::VarError::NotUnicode(_)) => Err(Error::Config(format!("{key} is not valid UTF-8"))),
     }
 }
 
@@ -158,9 +142,7 @@ fn name(
 pub(crate) fn is_name(text: &str) -> bool {
     text.len() <= NAME_LEN_MAX
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"._:-".contains(&b))
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._:-".contains(&b))
 }
 
 fn shortened(text: &str) -> String {
@@ -175,18 +157,13 @@ fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const GOOD: &[(&str, &str)] = &[
-        ("RANK", "1"),
-        ("WORLD_SIZE", "4"),
-        ("MASTER_ADDR", "10.0.0.7"),
-        ("MASTER_PORT", "29500"),
-    ];
+    const GOOD: &[(&str, &str)] =
+        &[("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "10.0.0.7"), ("MASTER_PORT", "29500")];
 
     fn read(changes: &[(&str, Option<&str>)]) -> Result<RankMap, String> {
         let value = |key: &str| {
             let changed = changes.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
-            let value = changed
-                .unwrap_or_else(|| GOOD.iter().find(|(k, _)| *k == key).map(|(_, v)| *v));
+            let value = changed.unwrap_or_else(|| GOOD.iter().find(|(k, _)| *k == key).map(|(_, v)| *v));
             Ok(value.map(str::to_owned))
         };
         RankMap::read(&value).map_err(|e| e.to_string())
@@ -241,9 +218,7 @@ mod tests {
     fn without_a_rank_map_a_process_is_alone_and_half_of_one_is_refused() {
         let alone = RankMap::read_or_alone(&|_: &str| Ok(None)).unwrap();
         assert_eq!((alone.rank, alone.world_size), (0, 1));
-        let half = RankMap::read_or_alone(&|key: &str| {
-            Ok((key == "RANK").then(|| "0".to_owned()))
-        });
+        let half = RankMap::read_or_alone(&|key: &str| Ok((key == "RANK").then(|| "0".to_owned())));
         assert!(half.unwrap_err().to_string().starts_with("WORLD_SIZE"));
     }
 }
