@@ -1,1 +1,32 @@
 //! openraft wiring: network over tonic, leadership watch, fenced propose pipeline, membership.
+//!
+//! One [`Consensus`] is one replica's share in the agreement. The application proposes opaque
+//! payloads, bound to the leadership it decided under, and is told of committed entries in log
+//! order, the same on every replica.
+//!
+//! **Invariant:** an entry is applied once, in log order, or the replica stops; none is skipped.
+//! **Invariant:** a proposal is refused as certainly not appended, or its outcome is known, or it is
+//! said to be unknown; these are never mixed up.
+//! **Invariant:** a term alone never fences: two replicas can lead in one term, so a [`Leadership`]
+//! is the pair of term and replica.
+//! **Invariant:** this crate never knows a job; payloads are opaque.
+
+mod application;
+mod config;
+mod confirm;
+mod consensus;
+mod error;
+mod gate;
+mod leadership;
+mod network;
+mod state_machine;
+mod status;
+
+pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+pub use config::{ConfigError, ConsensusConfig, Dial, Limits, SnapshotPolicy, Timing};
+pub use consensus::{Consensus, Proposal};
+pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+pub use leadership::{Leader, Leadership, LeadershipView};
+pub use muster_store::{FlushProgress, ReplicaNode};
+pub use network::{PeerService, peer_server};
+pub use status::{Member, ReplicaStatus, Role};

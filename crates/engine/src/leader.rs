@@ -36,6 +36,9 @@ const VISITS_PER_ROUND: u64 = 200_000;
 /// How often history is looked at for what has been kept long enough.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Between a refusal by consensus and the next attempt at the barrier.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(20);
+
 /// A command and where its answer goes.
 pub(crate) struct Intake {
     pub(crate) command: Command,
@@ -85,50 +88,35 @@ fn not_leader() -> Refusal {
 /// Why a leadership's work came to an end.
 #[derive(Debug)]
 enum End {
+    /// Another leadership has begun.
     Lost,
+    /// The barrier or a proposal was refused.
+    Refused,
     Shutdown,
 }
 
 impl DecisionLoop {
     pub(crate) async fn run(mut self) {
         let mut leadership = self.consensus.leadership();
-        let mut done: Option<Leadership> = None;
         loop {
             let mine = own(&leadership.borrow_and_update());
-            match mine {
-                // One leadership is led once: after a failure of its own it waits to be replaced.
-                Some(mine) if done != Some(mine) => {
-                    let end = self.lead(mine, &mut leadership).await;
-                    self.liveness.end();
-                    self.sessions.close_all();
-                    self.shared.waiters.fail(mine);
-                    tracing::info!(term = mine.term, ?end, "leadership ended");
-                    done = Some(mine);
-                    if own(&leadership.borrow()) == Some(mine) {
-                        self.resign().await;
-                    }
-                    if matches!(end, End::Shutdown) {
-                        return;
-                    }
+            let Some(mine) = mine else {
+                if self.follow(&mut leadership).await {
+                    return;
                 }
-                _ => {
-                    if self.follow(&mut leadership).await {
-                        return;
-                    }
-                }
+                continue;
+            };
+            let end = self.lead(mine, &mut leadership).await;
+            self.liveness.end();
+            self.sessions.close_all();
+            self.shared.waiters.fail(mine);
+            tracing::info!(term = mine.term, ?end, "leadership ended");
+            match end {
+                End::Shutdown => return,
+                End::Lost => {}
+                // The leadership may still stand; a moment later its barrier says so.
+                End::Refused => tokio::time::sleep(PAUSE_AFTER_REFUSAL).await,
             }
-        }
-    }
-
-    /// A proposal failed under a leadership that still stands. What became of it is unknown, so
-    /// nothing can be decided on top of it; another replica can, behind its barrier.
-    async fn resign(&self) {
-        let status = self.consensus.status();
-        let successor = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
-        let Some(successor) = successor.max_by_key(|m| m.matched_index) else { return };
-        tracing::warn!(to = %successor.replica, "handing the leadership over after a failed proposal");
-        if let Err(error) = self.consensus.transfer_leadership(successor.replica).await {
-            tracing::warn!(%error, "the leadership was not handed over");
         }
     }
 
@@ -149,7 +137,7 @@ impl DecisionLoop {
         tokio::select! {
             () = self.shutdown.cancelled() => return End::Shutdown,
             () = lost(leadership, mine) => return End::Lost,
-            passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Lost },
+            passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Refused },
         }
         let state = muster_state::State::clone(&self.shared.view.load());
         let speculation = Speculation::begin(state, mine, clock::now(), self.founding);
@@ -235,7 +223,7 @@ impl Term<'_> {
                 changed = leadership.changed() => if changed.is_err() { return End::Shutdown },
                 Some(result) = self.in_flight.next() => if let Err(error) = result {
                     self.log_end(&error);
-                    return End::Lost;
+                    return End::Refused;
                 },
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),

@@ -1,0 +1,86 @@
+//! What is replicated: the seam to whoever gives committed payloads a meaning.
+
+use bytes::Bytes;
+use muster_store::SnapshotReader;
+use muster_types::ReplicaId;
+use thiserror::Error;
+
+/// One committed entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommittedEntry {
+    /// Its position in the log; rises by one from entry to entry.
+    pub raft_index: u64,
+    /// The term it was appended in.
+    pub term: u64,
+    /// The replica that led then.
+    pub leader: ReplicaId,
+    /// What was proposed; `None` for entries of the protocol itself.
+    pub payload: Option<Bytes>,
+}
+
+/// Why a snapshot was refused; the application is as it was before.
+#[derive(Debug, Error)]
+#[error("restoring the snapshot failed: {detail}")]
+pub struct ApplicationError {
+    /// What was wrong.
+    pub detail: String,
+    /// The cause, where there is one.
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl ApplicationError {
+    /// A refusal with a reason.
+    pub fn new(detail: impl Into<String>) -> Self {
+        ApplicationError { detail: detail.into(), source: None }
+    }
+}
+
+/// The replicated application. It is called from one task at a time.
+pub trait Application: Send + Sync + 'static {
+    /// Applies committed entries in log order, each exactly once since the last restore. A batch is
+    /// whatever is committed and ready. A panic stops the replica.
+    fn apply(&mut self, entries: &[CommittedEntry]);
+
+    /// A cheap, consistent copy to be encoded elsewhere; apply waits while it is taken.
+    fn snapshot(&self) -> Box<dyn SnapshotSource>;
+
+    /// Replaces everything by a snapshot.
+    ///
+    /// # Errors
+    /// The replica stops; nothing has changed.
+    fn restore(&mut self, data: SnapshotData) -> Result<(), ApplicationError>;
+}
+
+/// A copy of the application's state, ready to be encoded on a thread that may block.
+pub trait SnapshotSource: Send {
+    /// The encoded state in pieces of any size; they come back cut into pieces of at most 1 MiB,
+    /// with the same bytes in the same order.
+    fn chunks(self: Box<Self>) -> Box<dyn Iterator<Item = Bytes> + Send>;
+}
+
+/// The bytes of a snapshot, verified piece by piece while they are read.
+pub struct SnapshotData {
+    pub(crate) reader: SnapshotReader,
+    pub(crate) bytes: u64,
+}
+
+impl SnapshotData {
+    /// About how many bytes there are.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Iterator for SnapshotData {
+    type Item = Result<Bytes, ApplicationError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let chunk = self.reader.next()?;
+        Some(chunk.map_err(|error| ApplicationError {
+            detail: "the snapshot cannot be read".to_owned(),
+            source: Some(Box::new(error)),
+        }))
+    }
+}

@@ -1,0 +1,405 @@
+//! One replica's share in the agreement, as the application sees it.
+//!
+//! **Invariant:** proposals are appended in the order of the calls of [`Consensus::propose`].
+//! **Invariant:** a proposal is appended only under the leadership it was made for.
+
+use crate::application::Application;
+use crate::config::ConsensusConfig;
+use crate::confirm::{Confirmation, run_confirmations};
+use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+use crate::gate::Gate;
+use crate::leadership::{Leadership, LeadershipView, watch_leadership};
+use crate::network::{PeerNetwork, PeerService, peer_server};
+use crate::state_machine::{Raft, StateMachine};
+use crate::status::ReplicaStatus;
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use muster_store::{FlushProgress, LeaderId, Payload, RaftConfig, ReplicaNode, ReplicaStore};
+use muster_types::ReplicaId;
+use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
+use openraft::async_runtime::WatchReceiver;
+use openraft::errors::{ClientWriteError, InitializeError, RaftError};
+use openraft::impls::ProgressResponder;
+use openraft::raft::ClientWriteResult;
+use openraft::vote::RaftLeaderId;
+use openraft::{ChangeMembers, ServerState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::IntoFuture;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// The outcome of a proposal that is already in line. Dropping it gives up the answer, not the
+/// proposal.
+pub type Proposal = BoxFuture<'static, Result<Committed, ProposeError>>;
+
+/// Entries a learner may lack to count as caught up.
+const LEARNER_LAG_ENTRIES_MAX: u64 = 1_000;
+
+/// One replica's share in the agreement. Clones are handles to the same replica.
+#[derive(Clone)]
+pub struct Consensus {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: ConsensusConfig,
+    raft: Raft,
+    store: ReplicaStore,
+    view: watch::Receiver<LeadershipView>,
+    applied: watch::Receiver<u64>,
+    stop: Arc<watch::Sender<Option<StopReason>>>,
+    confirmations: mpsc::Sender<oneshot::Sender<Confirmation>>,
+}
+
+impl Consensus {
+    /// Starts the replica: restores the newest snapshot into the application and applies the log as
+    /// far as it is known to be committed. Peers reach it once [`Consensus::peer_service`] is served.
+    ///
+    /// # Errors
+    /// When the configuration is refused or storage cannot be read.
+    pub async fn start(
+        config: ConsensusConfig,
+        store: ReplicaStore,
+        application: impl Application,
+    ) -> Result<Consensus, StartError> {
+        let openraft_config = Arc::new(config.to_openraft()?);
+        let stop = Arc::new(watch::Sender::new(None));
+        let (applied_sender, applied) = watch::channel(0);
+        let machine = StateMachine::new(
+            Box::new(application),
+            store.snapshots.clone(),
+            config.limits.apply_entries_max,
+            applied_sender,
+            Arc::clone(&stop),
+        );
+        let gate = Gate::new(config.timing);
+        let network = PeerNetwork { config: config.clone(), gate: gate.clone() };
+        let raft = Raft::new(config.replica_id.0, openraft_config, network, store.log.clone(), machine)
+            .await
+            .map_err(|error| StartError::Raft { detail: error.to_string() })?;
+        gate.watch(raft.metrics());
+        let (view_sender, view) = watch::channel(LeadershipView::unknown());
+        tokio::spawn(watch_leadership(raft.metrics(), config.timing, view_sender));
+        tokio::spawn(watch_stop(raft.clone(), Arc::clone(&stop)));
+        let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
+        tokio::spawn(run_confirmations(raft.clone(), view.clone(), callers));
+        let inner = Inner { config, raft, store, view, applied, stop, confirmations };
+        Ok(Consensus { inner: Arc::new(inner) })
+    }
+
+    /// Forms the cluster of `members`, all voters. Every replica may call this at its first start
+    /// with the same list: only the one with the lowest id acts, so that there is one first entry,
+    /// and only while its log is empty. The others learn the membership from it.
+    ///
+    /// # Errors
+    /// When this replica is not in the list, or it stops.
+    pub async fn initialize(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
+        let own = self.inner.config.replica_id;
+        if !members.contains_key(&own) {
+            return Err(StartError::Initialize { detail: format!("{own} is not among the members") });
+        }
+        if members.keys().next() != Some(&own) {
+            return Ok(());
+        }
+        let members: BTreeMap<u64, ReplicaNode> =
+            members.into_iter().map(|(id, node)| (id.0, node)).collect();
+        match self.inner.raft.initialize(members).await {
+            // Already part of a cluster.
+            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Err(error) => Err(StartError::Initialize { detail: error.to_string() }),
+        }
+    }
+
+    /// Who leads, as it changes.
+    #[must_use]
+    pub fn leadership(&self) -> watch::Receiver<LeadershipView> {
+        self.inner.view.clone()
+    }
+
+    /// The last applied entry, as it changes; 0 before anything was applied. Entry 0 is always the
+    /// cluster's first membership.
+    #[must_use]
+    pub fn applied(&self) -> watch::Receiver<u64> {
+        self.inner.applied.clone()
+    }
+
+    /// How far this replica's log is durable, as it changes.
+    #[must_use]
+    pub fn flush_progress(&self) -> watch::Receiver<FlushProgress> {
+        self.inner.store.log.flushed()
+    }
+
+    /// Why the replica takes no part any more, once it does not.
+    #[must_use]
+    pub fn stopped(&self) -> watch::Receiver<Option<StopReason>> {
+        self.inner.stop.subscribe()
+    }
+
+    fn not_leader(&self) -> NotLeader {
+        let view = self.inner.view.borrow();
+        NotLeader { leader: view.leader.clone().filter(|_| view.mine.is_none()) }
+    }
+
+    fn leads(&self, leadership: Leadership) -> bool {
+        self.inner.view.borrow().mine == Some(leadership)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.inner.stop.borrow().is_some()
+    }
+
+    /// Puts a payload in line, bound to `leadership`. It is in line when this returns, so proposals
+    /// are appended in the order of the calls; the future says what became of it.
+    ///
+    /// The future resolves with `Ok` once the entry is committed and applied on this replica.
+    pub fn propose(&self, payload: Bytes, leadership: Leadership) -> Proposal {
+        let refuse = |error: ProposeError| futures::future::ready(Err(error)).boxed();
+        let bytes_max = self.inner.config.limits.payload_bytes_max;
+        if payload.len() > bytes_max {
+            return refuse(ProposeError::TooLarge { bytes: payload.len(), bytes_max });
+        }
+        if !self.leads(leadership) {
+            return refuse(self.not_leader().into());
+        }
+        let (responder, answer) =
+            ProgressResponder::<RaftConfig, ClientWriteResult<RaftConfig>>::complete_only();
+        let enqueue = self
+            .inner
+            .raft
+            .write(Payload(payload))
+            .responder(responder)
+            .with_leader(LeaderId::new(leadership.term, leadership.replica.0))
+            .into_future();
+        // One poll puts it in line or finds the line full; nothing was sent in the second case.
+        // Unconstrained, because a task that used up its budget would see a full line.
+        match tokio::task::unconstrained(enqueue).now_or_never() {
+            Some(Ok(())) => {}
+            Some(Err(_)) => return refuse(ProposeError::Shutdown),
+            None if self.is_stopped() => return refuse(ProposeError::Shutdown),
+            None => return refuse(ProposeError::Overloaded),
+        }
+        let this = self.clone();
+        async move {
+            tokio::select! {
+                biased;
+                answer = answer => this.outcome(answer.ok()),
+                () = this.leadership_over(leadership) => Err(ProposeError::Unknown),
+                () = this.until_stopped() => Err(ProposeError::Shutdown),
+            }
+        }
+        .boxed()
+    }
+
+    fn outcome(&self, answer: Option<ClientWriteResult<RaftConfig>>) -> Result<Committed, ProposeError> {
+        match answer {
+            Some(Ok(response)) => Ok(Committed { raft_index: response.log_id.index() }),
+            // Refused before it was appended.
+            Some(Err(ClientWriteError::ForwardToLeader(_))) => Err(self.not_leader().into()),
+            Some(Err(_)) => Err(ProposeError::Unknown),
+            None if self.is_stopped() => Err(ProposeError::Shutdown),
+            None => Err(ProposeError::Unknown),
+        }
+    }
+
+    /// Resolves one lease after a leadership ended: by then whatever could still be answered was.
+    async fn leadership_over(&self, leadership: Leadership) {
+        let mut view = self.inner.view.clone();
+        loop {
+            let _ = view.wait_for(|view| view.mine != Some(leadership)).await;
+            tokio::time::sleep(self.inner.config.timing.lease()).await;
+            // A leader that missed its quorum for a moment leads on under the same leadership.
+            if view.borrow().mine != Some(leadership) {
+                return;
+            }
+        }
+    }
+
+    async fn until_stopped(&self) {
+        let _ = self.inner.stop.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Has a quorum confirm that this replica leads. All callers that wait share one round.
+    ///
+    /// # Errors
+    /// When it does not lead or no quorum answers within a lease.
+    pub async fn confirm_leadership(&self) -> Result<ReadPoint, NotLeader> {
+        let (caller, confirmed) = oneshot::channel();
+        if self.inner.confirmations.send(caller).await.is_err() {
+            return Err(NotLeader::default());
+        }
+        match confirmed.await {
+            Ok(confirmation) => confirmation,
+            Err(_) => Err(NotLeader::default()),
+        }
+    }
+
+    /// Waits until everything appended before this call, under any leadership, is applied here.
+    /// It commits an entry of the protocol's own, so it also proves the leadership.
+    ///
+    /// # Errors
+    /// When `leadership` is over before that.
+    pub async fn barrier(&self, leadership: Leadership) -> Result<ReadPoint, NotLeader> {
+        if !self.leads(leadership) {
+            return Err(self.not_leader());
+        }
+        let written = tokio::select! {
+            biased;
+            written = self.inner.raft.write_blank() => written,
+            () = self.leadership_over(leadership) => return Err(self.not_leader()),
+            () = self.until_stopped() => return Err(NotLeader::default()),
+        };
+        let response = written.map_err(|error| {
+            tracing::debug!(%error, "a barrier was refused");
+            self.not_leader()
+        })?;
+        let leader = response.log_id.committed_leader_id();
+        if (leader.term, leader.node_id) != (leadership.term, leadership.replica.0) {
+            return Err(self.not_leader());
+        }
+        Ok(ReadPoint { raft_index: response.log_id.index(), leadership })
+    }
+
+    /// The replica's state now.
+    #[must_use]
+    pub fn status(&self) -> ReplicaStatus {
+        ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched())
+    }
+
+    /// What peers call, to be mounted on the peer listener.
+    #[must_use]
+    pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
+        let config = &self.inner.config;
+        let snapshots = self.inner.store.snapshots.clone();
+        PeerService::new(config.cluster_id, config.replica_id, self.inner.raft.clone(), snapshots)
+            .into_server(&config.limits)
+    }
+
+    /// Serves peers on `listener` until `shutdown` resolves.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve_peers(
+        &self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), tonic::transport::Error> {
+        peer_server(self.peer_service(), listener, shutdown).await
+    }
+
+    /// Hands leadership to another voter and waits until this replica does not lead any more, or
+    /// for two leases.
+    ///
+    /// # Errors
+    /// When this replica does not lead or still leads afterwards.
+    pub async fn transfer_leadership(&self, to: ReplicaId) -> Result<(), MembershipError> {
+        let mut view = self.inner.view.clone();
+        let Some(mine) = view.borrow_and_update().mine else { return Err(self.not_leader().into()) };
+        self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|_| MembershipError::Shutdown)?;
+        let lost = view.wait_for(|view| view.mine != Some(mine));
+        match tokio::time::timeout(self.inner.config.timing.lease() * 2, lost).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(MembershipError::Shutdown),
+            Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
+        }
+    }
+
+    /// Makes exactly `voters` vote; every new one has to be a learner already. With
+    /// `keep_as_learners`, those that lose their vote keep following.
+    ///
+    /// # Errors
+    /// When this replica does not lead or the change is refused.
+    pub async fn change_membership(
+        &self,
+        voters: BTreeSet<ReplicaId>,
+        keep_as_learners: bool,
+    ) -> Result<u64, MembershipError> {
+        let voters: BTreeSet<u64> = voters.into_iter().map(|id| id.0).collect();
+        let changed = self
+            .inner
+            .raft
+            .change_membership(ChangeMembers::ReplaceAllVoters(voters), keep_as_learners)
+            .await;
+        changed.map(|response| response.log_id.index()).map_err(|error| self.membership_error(error))
+    }
+
+    /// Adds a replica that follows without a vote, and waits until it has almost caught up.
+    ///
+    /// # Errors
+    /// When this replica does not lead, or stops leading before the learner caught up.
+    pub async fn add_learner(&self, id: ReplicaId, node: ReplicaNode) -> Result<u64, MembershipError> {
+        let added = self.inner.raft.add_learner(id.0, node, false).await;
+        let index = added.map_err(|error| self.membership_error(error))?.log_id.index();
+        let mut metrics = self.inner.raft.metrics();
+        loop {
+            let (leads, caught_up) = {
+                let metrics = metrics.borrow_watched();
+                let matched = metrics.replication.as_ref().and_then(|peers| peers.get(&id.0));
+                let matched = matched.and_then(|matched| matched.as_ref().map(|log_id| log_id.index()));
+                let lag = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.unwrap_or(0));
+                let caught_up = matched >= Some(index) && lag <= LEARNER_LAG_ENTRIES_MAX;
+                (metrics.state == ServerState::Leader && metrics.running_state.is_ok(), caught_up)
+            };
+            if caught_up {
+                return Ok(index);
+            }
+            if !leads || metrics.changed().await.is_err() {
+                return Err(self.not_leader().into());
+            }
+        }
+    }
+
+    fn membership_error(
+        &self,
+        error: RaftError<RaftConfig, ClientWriteError<RaftConfig>>,
+    ) -> MembershipError {
+        match error {
+            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.not_leader().into(),
+            RaftError::APIError(ClientWriteError::LogEntryDiscarded(lost)) => {
+                MembershipError::Unknown { detail: lost.to_string() }
+            }
+            RaftError::APIError(other) => MembershipError::Refused { detail: other.to_string() },
+            RaftError::Fatal(_) => MembershipError::Shutdown,
+        }
+    }
+
+    /// Asks for a snapshot now; it is made in the background.
+    pub async fn trigger_snapshot(&self) {
+        // A replica that stops makes no snapshot, and says so elsewhere.
+        let _ = self.inner.raft.trigger().snapshot().await;
+    }
+
+    /// Stops taking part, finishes what storage has in line and releases it.
+    pub async fn shutdown(&self) {
+        self.inner.stop.send_modify(|current| *current = current.take().or(Some(StopReason::Shutdown)));
+        if let Err(error) = self.inner.raft.shutdown().await {
+            tracing::error!(error = &error as &dyn std::error::Error, "the protocol's task ended badly");
+        }
+        self.inner.store.log.close().await;
+    }
+}
+
+/// Notices when the protocol stops by itself.
+async fn watch_stop(raft: Raft, stop: Arc<watch::Sender<Option<StopReason>>>) {
+    let mut metrics = raft.metrics();
+    loop {
+        let failed = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
+        let reason = match failed {
+            Some(detail) => StopReason::Raft { detail },
+            None if metrics.changed().await.is_ok() => continue,
+            None => StopReason::Shutdown,
+        };
+        stop.send_if_modified(|current| {
+            if current.is_some() {
+                return false;
+            }
+            if reason != StopReason::Shutdown {
+                tracing::error!(%reason, "this replica takes no part any more");
+            }
+            *current = Some(reason);
+            true
+        });
+        return;
+    }
+}

@@ -1,0 +1,125 @@
+//! Outcomes and refusals of the consensus interface.
+
+use crate::config::ConfigError;
+use crate::leadership::{Leader, Leadership};
+use muster_store::StoreError;
+use thiserror::Error;
+
+/// A proposal is committed on a quorum, durably, and applied here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Its position in the log.
+    pub raft_index: u64,
+}
+
+/// A confirmed leadership, and how far a reader has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPoint {
+    /// Everything through here was committed before the confirmation began; a read is linearizable
+    /// once this is applied.
+    pub raft_index: u64,
+    /// Whose leadership a quorum confirmed.
+    pub leadership: Leadership,
+}
+
+/// This replica does not lead, or cannot prove that it does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Error)]
+#[error("this replica does not lead{}", leader.as_ref().map(|leader| format!("; {} does", leader.replica)).unwrap_or_default())]
+pub struct NotLeader {
+    /// Who does, as far as is known.
+    pub leader: Option<Leader>,
+}
+
+/// What became of a proposal that was not acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ProposeError {
+    /// Certainly not appended: this replica does not lead, or not under that leadership.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// Certainly not appended: too many proposals wait.
+    #[error("too many proposals wait")]
+    Overloaded,
+    /// Certainly not appended: the payload is too large.
+    #[error("the payload has {bytes} bytes, more than {bytes_max}")]
+    TooLarge {
+        /// Its bytes.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// It may or may not be committed, now or later.
+    #[error("the outcome of the proposal is unknown: the leadership ended first")]
+    Unknown,
+    /// The replica stops; whether it was appended is unknown.
+    #[error("the replica stops")]
+    Shutdown,
+}
+
+/// Why consensus could not be started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The configuration was refused.
+    #[error("the consensus configuration was refused")]
+    Config(#[from] ConfigError),
+    /// The protocol refused what storage holds.
+    #[error("starting the protocol failed: {detail}")]
+    Raft {
+        /// What it said.
+        detail: String,
+    },
+    /// The first membership was refused.
+    #[error("initialising the cluster failed: {detail}")]
+    Initialize {
+        /// What it said.
+        detail: String,
+    },
+    /// A stored snapshot could not be restored.
+    #[error("restoring the newest snapshot failed")]
+    Restore(#[from] crate::application::ApplicationError),
+    /// Storage refused.
+    #[error("opening storage failed")]
+    Store(#[from] StoreError),
+}
+
+/// Why a change of membership or leadership was not made.
+#[derive(Debug, Error)]
+pub enum MembershipError {
+    /// Another replica leads.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// The protocol refused it; nothing changed.
+    #[error("the change was refused: {detail}")]
+    Refused {
+        /// Why.
+        detail: String,
+    },
+    /// It may or may not take effect.
+    #[error("the outcome of the change is unknown: {detail}")]
+    Unknown {
+        /// Why.
+        detail: String,
+    },
+    /// The replica stops.
+    #[error("the replica stops")]
+    Shutdown,
+}
+
+/// Why a replica stopped taking part.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum StopReason {
+    /// It was asked to.
+    #[error("it was shut down")]
+    Shutdown,
+    /// The application panicked while it applied an entry.
+    #[error("the application panicked: {detail}")]
+    ApplicationPanicked {
+        /// The panic's message.
+        detail: String,
+    },
+    /// Storage failed or the protocol found a contradiction.
+    #[error("the protocol stopped: {detail}")]
+    Raft {
+        /// What it said.
+        detail: String,
+    },
+}

@@ -1,0 +1,90 @@
+//! Silences a leader that hears nobody.
+//!
+//! A leader whose requests arrive but whose answers are lost renews its followers' leases with
+//! every retry, and they refuse every vote while their lease holds: the cluster would stand still
+//! for as long as the fault lasts. So once the last acknowledgement of a quorum is older than a
+//! bound, nothing is sent to followers except in one phase of three, which finds out whether the
+//! fault is over; the two silent phases are long enough for leases to lapse and another replica to
+//! be elected.
+//!
+//! **Invariant:** a leader that was heard within the bound is never held back.
+
+use crate::config::Timing;
+use crate::leadership::{Metrics, quorum_silence};
+use openraft::ServerState;
+use openraft::async_runtime::WatchReceiver;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Silent phases, then one in which requests pass.
+const PHASES: u128 = 3;
+
+/// Whether requests to followers may be sent now. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    phase: Duration,
+    /// Set once the protocol runs.
+    metrics: Mutex<Option<Metrics>>,
+    /// The term this replica last led in, and since when.
+    leading: Mutex<Option<(u64, Instant)>>,
+}
+
+fn passes(silence: Duration, phase: Duration) -> bool {
+    let slot = silence.as_millis() / phase.as_millis().max(1);
+    slot.is_multiple_of(PHASES)
+}
+
+impl Gate {
+    pub(crate) fn new(timing: Timing) -> Gate {
+        let shared =
+            Shared { phase: timing.silence_max(), metrics: Mutex::new(None), leading: Mutex::new(None) };
+        Gate { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn watch(&self, metrics: Metrics) {
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        let metrics = self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(metrics) = metrics.as_ref().map(|metrics| metrics.borrow_watched()) else { return true };
+        let mut leading = self.shared.leading.lock().unwrap_or_else(PoisonError::into_inner);
+        if metrics.state != ServerState::Leader {
+            *leading = None;
+            return true;
+        }
+        let since = match *leading {
+            Some((term, since)) if term == metrics.current_term => since,
+            _ => leading.insert((metrics.current_term, Instant::now())).1,
+        };
+        quorum_silence(&metrics, since).is_none_or(|silence| passes(silence, self.shared.phase))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deaf_leader_is_heard_in_one_phase_of_three() {
+        let phase = Duration::from_millis(500);
+        let open = |ms| passes(Duration::from_millis(ms), phase);
+        assert!(open(0) && open(499), "heard within the bound");
+        assert!(!open(500) && !open(1_499), "silent for two phases");
+        assert!(open(1_500) && open(1_999), "one phase of probes");
+        assert!(!open(2_000) && !open(2_999));
+        assert!(open(3_000));
+    }
+
+    #[test]
+    fn the_silent_phases_outlast_lease_and_election() {
+        for timing in [Timing::LOCAL, Timing::WIDE] {
+            let silent = timing.silence_max() * 2;
+            assert!(silent > timing.lease() * 2, "{timing:?}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Who leads, as this replica sees it.
+//!
+//! **Invariant:** `mine` is set only while this replica was elected and a quorum was heard recently;
+//! a leader that hears nobody must not go on deciding as if it led.
+
+use crate::config::Timing;
+use muster_store::RaftConfig;
+use muster_types::ReplicaId;
+use openraft::async_runtime::WatchReceiver;
+use openraft::{Instant as _, RaftMetrics, ServerState};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// One replica's time as leader. The fence of everything decided under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Leadership {
+    /// The term it was elected in.
+    pub term: u64,
+    /// The replica: two can lead in one term, one after the other.
+    pub replica: ReplicaId,
+}
+
+/// Who leads and where its clients go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// Its client endpoint, once the membership that names it is known here.
+    pub client_endpoint: Option<String>,
+}
+
+/// Who leads, as this replica sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeadershipView {
+    /// The newest term this replica knows.
+    pub term: u64,
+    /// Who leads; `None` while nobody is known to.
+    pub leader: Option<Leader>,
+    /// Set while this replica leads.
+    pub mine: Option<Leadership>,
+    /// Since when it has been so.
+    pub since: Instant,
+}
+
+pub(crate) type Metrics = openraft::type_config::alias::WatchReceiverOf<RaftConfig, RaftMetrics<RaftConfig>>;
+
+/// How long the quorum has been silent; `None` where that says nothing: not leading, or alone.
+pub(crate) fn quorum_silence(metrics: &RaftMetrics<RaftConfig>, leading_since: Instant) -> Option<Duration> {
+    if metrics.state != ServerState::Leader || metrics.membership_config.voter_ids().count() <= 1 {
+        return None;
+    }
+    Some(match &metrics.last_quorum_acked {
+        Some(acked) => acked.elapsed(),
+        None => leading_since.elapsed(),
+    })
+}
+
+impl LeadershipView {
+    pub(crate) fn unknown() -> Self {
+        LeadershipView { term: 0, leader: None, mine: None, since: Instant::now() }
+    }
+
+    fn of(metrics: &RaftMetrics<RaftConfig>, leading_since: Instant, timing: Timing) -> LeadershipView {
+        let stopped = metrics.running_state.is_err();
+        // The protocol refuses proposals without a lease: before the first answer of a quorum, and
+        // a lease after the last.
+        let unheard = metrics.last_quorum_acked.is_none();
+        let deaf =
+            quorum_silence(metrics, leading_since).is_some_and(|silence| unheard || silence > timing.lease());
+        // Forming a cluster writes its first entry under a vote of term 0 that nobody granted; the
+        // protocol counts its writer as leader until the first election.
+        let elected = metrics.state == ServerState::Leader
+            && metrics.vote.leader_id.term > 0
+            && metrics.vote.committed
+            && metrics.vote.leader_id.node_id == metrics.id;
+        let mine = (elected && !deaf && !stopped)
+            .then_some(Leadership { term: metrics.vote.leader_id.term, replica: ReplicaId(metrics.id) });
+        let leader =
+            metrics.current_leader.filter(|leader| !stopped && (*leader != metrics.id || mine.is_some()));
+        let leader = leader.map(|leader| Leader {
+            replica: ReplicaId(leader),
+            client_endpoint: metrics
+                .membership_config
+                .get_node(&leader)
+                .map(|node| node.client_endpoint.clone()),
+        });
+        LeadershipView { term: metrics.current_term, leader, mine, since: Instant::now() }
+    }
+
+    fn same(&self, other: &LeadershipView) -> bool {
+        self.term == other.term && self.leader == other.leader && self.mine == other.mine
+    }
+}
+
+/// Keeps the view true until the protocol stops.
+pub(crate) async fn watch_leadership(
+    mut metrics: Metrics,
+    timing: Timing,
+    view: watch::Sender<LeadershipView>,
+) {
+    let mut leading_since = Instant::now();
+    let mut led = false;
+    loop {
+        let (now, running) = {
+            let metrics = metrics.borrow_watched();
+            let leads = metrics.state == ServerState::Leader;
+            if leads && !led {
+                leading_since = Instant::now();
+            }
+            led = leads;
+            (LeadershipView::of(&metrics, leading_since, timing), metrics.running_state.is_ok())
+        };
+        view.send_if_modified(|current| {
+            let changed = !current.same(&now);
+            if changed {
+                *current = now;
+            }
+            changed
+        });
+        if !running {
+            return;
+        }
+        // Silence makes no event, so a leader looks at the clock as well.
+        let pause = if led { timing.lease() / 4 } else { Duration::from_secs(3_600) };
+        tokio::select! {
+            changed = metrics.changed() => {
+                if changed.is_err() {
+                    view.send_modify(|current| *current = LeadershipView::unknown());
+                    return;
+                }
+            }
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}

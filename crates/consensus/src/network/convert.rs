@@ -1,0 +1,185 @@
+//! Between messages of the wire and types of the protocol.
+
+use muster_store::{Entry, LeaderId, LogId, RaftConfig, Vote, decode_entry, encode_entry};
+use muster_types::{ClusterId, ReplicaId};
+use muster_wire::raft::v1 as wire;
+use openraft::raft::{
+    AppendEntriesRequest, StreamAppendError, TransferLeaderError, TransferLeaderRequest,
+    TransferLeaderResponse, VoteRequest, VoteResponse,
+};
+use openraft::vote::RaftLeaderId;
+use tonic::Status;
+
+pub(crate) type AppendResult = Result<Option<LogId>, StreamAppendError<RaftConfig>>;
+
+pub(crate) fn missing(field: &'static str) -> Status {
+    Status::invalid_argument(format!("{field} is missing"))
+}
+
+pub(crate) fn peer(cluster: ClusterId, source: ReplicaId, target: ReplicaId) -> wire::Peer {
+    wire::Peer { cluster_id: cluster.to_string(), source: source.0, target: target.0 }
+}
+
+pub(crate) fn vote_to_wire(vote: &Vote) -> wire::BallotVote {
+    wire::BallotVote { term: vote.leader_id.term, replica: vote.leader_id.node_id, committed: vote.committed }
+}
+
+pub(crate) fn vote(message: Option<wire::BallotVote>) -> Result<Vote, Status> {
+    let vote = message.ok_or_else(|| missing("vote"))?;
+    Ok(if vote.committed {
+        Vote::new_committed(vote.term, vote.replica)
+    } else {
+        Vote::new(vote.term, vote.replica)
+    })
+}
+
+pub(crate) fn log_id_to_wire(log_id: &LogId) -> wire::LogId {
+    let leader = log_id.committed_leader_id();
+    wire::LogId { term: leader.term, replica: leader.node_id, index: log_id.index() }
+}
+
+pub(crate) fn log_id(message: wire::LogId) -> LogId {
+    LogId::new(LeaderId::new(message.term, message.replica), message.index)
+}
+
+pub(crate) fn vote_request_to_wire(peer: wire::Peer, request: &VoteRequest<RaftConfig>) -> wire::VoteRequest {
+    wire::VoteRequest {
+        peer: Some(peer),
+        vote: Some(vote_to_wire(&request.vote)),
+        last_log_id: request.last_log_id.as_ref().map(log_id_to_wire),
+        leadership_transfer: request.leadership_transfer,
+    }
+}
+
+pub(crate) fn vote_request(message: wire::VoteRequest) -> Result<VoteRequest<RaftConfig>, Status> {
+    let mut request = VoteRequest::new(vote(message.vote)?, message.last_log_id.map(log_id));
+    request.leadership_transfer = message.leadership_transfer;
+    Ok(request)
+}
+
+pub(crate) fn vote_response_to_wire(response: &VoteResponse<RaftConfig>) -> wire::VoteResponse {
+    wire::VoteResponse {
+        vote: Some(vote_to_wire(&response.vote)),
+        granted: response.vote_granted,
+        last_log_id: response.last_log_id.as_ref().map(log_id_to_wire),
+    }
+}
+
+pub(crate) fn vote_response(message: wire::VoteResponse) -> Result<VoteResponse<RaftConfig>, Status> {
+    Ok(VoteResponse::new(vote(message.vote)?, message.last_log_id.map(log_id), message.granted))
+}
+
+pub(crate) fn append_to_wire(
+    peer: Option<wire::Peer>,
+    request: &AppendEntriesRequest<RaftConfig>,
+) -> wire::AppendRequest {
+    wire::AppendRequest {
+        peer,
+        vote: Some(vote_to_wire(&request.vote)),
+        previous: request.prev_log_id.as_ref().map(log_id_to_wire),
+        entries: request.entries.iter().map(|entry| encode_entry(entry, 0)).collect(),
+        leader_commit: request.leader_commit.as_ref().map(log_id_to_wire),
+    }
+}
+
+/// Decodes a request and checks what the protocol takes for granted: that a leader sends it, and
+/// that its entries follow one another.
+pub(crate) fn append(
+    message: wire::AppendRequest,
+    source: u64,
+) -> Result<AppendEntriesRequest<RaftConfig>, Status> {
+    let vote = vote(message.vote)?;
+    if !vote.committed || vote.leader_id.node_id != source {
+        return Err(Status::invalid_argument("only a leader appends, in its own name"));
+    }
+    let prev_log_id = message.previous.map(log_id);
+    let mut last = prev_log_id;
+    let mut entries = Vec::with_capacity(message.entries.len());
+    for envelope in &message.entries {
+        let (entry, _): (Entry, u32) = decode_entry(envelope)
+            .map_err(|error| Status::invalid_argument(format!("an entry cannot be decoded: {error}")))?;
+        let next = last.map_or(Some(0), |last| last.index().checked_add(1));
+        if Some(entry.log_id.index()) != next || Some(entry.log_id) <= last {
+            return Err(Status::invalid_argument("entries do not follow one another"));
+        }
+        last = Some(entry.log_id);
+        entries.push(entry);
+    }
+    let leader_commit = message.leader_commit.map(log_id);
+    Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
+}
+
+pub(crate) fn append_result_to_wire(result: &AppendResult) -> wire::AppendResponse {
+    use wire::append_response::Outcome;
+    let outcome = match result {
+        Ok(matched) => Outcome::Matched(wire::Matched { log_id: matched.as_ref().map(log_id_to_wire) }),
+        Err(StreamAppendError::Conflict(at)) => Outcome::Conflict(log_id_to_wire(at)),
+        Err(StreamAppendError::HigherVote(vote)) => Outcome::HigherVote(vote_to_wire(vote)),
+    };
+    wire::AppendResponse { outcome: Some(outcome) }
+}
+
+pub(crate) fn append_result(message: wire::AppendResponse) -> Result<AppendResult, Status> {
+    use wire::append_response::Outcome;
+    Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
+        Outcome::Matched(matched) => Ok(matched.log_id.map(log_id)),
+        Outcome::Conflict(at) => Err(StreamAppendError::Conflict(log_id(at))),
+        Outcome::HigherVote(higher) => Err(StreamAppendError::HigherVote(vote(Some(higher))?)),
+    })
+}
+
+pub(crate) fn transfer_to_wire(
+    peer: wire::Peer,
+    request: &TransferLeaderRequest<RaftConfig>,
+) -> wire::TransferLeaderRequest {
+    wire::TransferLeaderRequest {
+        peer: Some(peer),
+        from_leader: Some(vote_to_wire(request.from_leader())),
+        to: *request.to_node_id(),
+        last_log_id: request.last_log_id().map(log_id_to_wire),
+    }
+}
+
+pub(crate) fn transfer(
+    message: wire::TransferLeaderRequest,
+) -> Result<TransferLeaderRequest<RaftConfig>, Status> {
+    let from = vote(message.from_leader)?;
+    Ok(TransferLeaderRequest::new(from, message.to, message.last_log_id.map(log_id)))
+}
+
+pub(crate) fn transfer_response_to_wire(
+    response: &TransferLeaderResponse<RaftConfig>,
+) -> wire::TransferLeaderResponse {
+    use wire::transfer_leader_response::{Accepted, LogNotFlushed, Outcome, VoteChanged};
+    let outcome = match response {
+        Ok(()) => Outcome::Accepted(Accepted {}),
+        Err(TransferLeaderError::VoteChanged { expected, actual }) => Outcome::VoteChanged(VoteChanged {
+            expected: Some(vote_to_wire(expected)),
+            actual: Some(vote_to_wire(actual)),
+        }),
+        Err(TransferLeaderError::LogNotFlushed { expected, actual }) => {
+            Outcome::LogNotFlushed(LogNotFlushed {
+                expected: expected.as_ref().map(log_id_to_wire),
+                actual: actual.as_ref().map(log_id_to_wire),
+            })
+        }
+    };
+    wire::TransferLeaderResponse { outcome: Some(outcome) }
+}
+
+pub(crate) fn transfer_response(
+    message: wire::TransferLeaderResponse,
+) -> Result<TransferLeaderResponse<RaftConfig>, Status> {
+    use wire::transfer_leader_response::Outcome;
+    Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
+        Outcome::Accepted(_) => Ok(()),
+        Outcome::VoteChanged(changed) => Err(TransferLeaderError::VoteChanged {
+            expected: vote(changed.expected)?,
+            actual: vote(changed.actual)?,
+        }),
+        Outcome::LogNotFlushed(log) => Err(TransferLeaderError::LogNotFlushed {
+            expected: log.expected.map(log_id),
+            actual: log.actual.map(log_id),
+        }),
+    })
+}

@@ -1,0 +1,121 @@
+//! What a replica can say about itself and, while it leads, about its peers.
+
+use muster_store::{RaftConfig, ReplicaNode};
+use muster_types::ReplicaId;
+use openraft::{RaftMetrics, ServerState};
+
+/// What a replica does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Follows without a vote.
+    Learner,
+    /// Follows.
+    Follower,
+    /// Asks for votes.
+    Candidate,
+    /// Leads.
+    Leader,
+    /// Takes no part any more.
+    Stopped,
+}
+
+/// One member of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// Where it lives.
+    pub node: ReplicaNode,
+    /// Whether it votes.
+    pub votes: bool,
+    /// The last entry it is known to have; only on the leader.
+    pub matched_index: Option<u64>,
+    /// Entries it lacks; only on the leader.
+    pub lag_entries: Option<u64>,
+    /// How long ago it last answered; only on the leader.
+    pub silent_ms: Option<u64>,
+}
+
+/// A replica's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// What it does.
+    pub role: Role,
+    /// The newest term it knows.
+    pub term: u64,
+    /// Who leads, as far as it knows.
+    pub leader: Option<ReplicaId>,
+    /// The last entry of its log.
+    pub last_log_index: Option<u64>,
+    /// The last entry it knows to be committed.
+    pub committed_index: Option<u64>,
+    /// The last entry it applied.
+    pub applied_index: Option<u64>,
+    /// Where its newest snapshot ends.
+    pub snapshot_index: Option<u64>,
+    /// Everything up to here was purged from its log.
+    pub purged_index: Option<u64>,
+    /// How long ago a quorum last answered it; only on the leader.
+    pub quorum_silent_ms: Option<u64>,
+    /// All members, in the order of their ids.
+    pub members: Vec<Member>,
+    /// Why it takes no part any more.
+    pub stopped: Option<String>,
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl ReplicaStatus {
+    pub(crate) fn of(metrics: &RaftMetrics<RaftConfig>) -> ReplicaStatus {
+        use openraft::Instant as _;
+        let voters: std::collections::BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
+        let member = |(id, node): (&u64, &ReplicaNode)| {
+            let matched_index = if *id == metrics.id {
+                metrics.replication.as_ref().and(metrics.last_log_index)
+            } else {
+                let matched = metrics.replication.as_ref().and_then(|peers| peers.get(id));
+                matched.and_then(|matched| matched.as_ref().map(|log_id| log_id.index()))
+            };
+            let lag_entries = metrics.replication.as_ref().map(|_| {
+                let next = |index: Option<u64>| index.map_or(0, |index| index + 1);
+                next(metrics.last_log_index).saturating_sub(next(matched_index))
+            });
+            let answered = metrics.heartbeat.as_ref().and_then(|peers| peers.get(id));
+            let silent_ms = answered.and_then(|at| at.as_ref().map(|at| millis(at.elapsed())));
+            Member {
+                replica: ReplicaId(*id),
+                node: node.clone(),
+                votes: voters.contains(id),
+                matched_index,
+                lag_entries,
+                silent_ms,
+            }
+        };
+        let stopped = metrics.running_state.as_ref().err().map(ToString::to_string);
+        ReplicaStatus {
+            replica: ReplicaId(metrics.id),
+            role: match metrics.state {
+                _ if stopped.is_some() => Role::Stopped,
+                ServerState::Learner => Role::Learner,
+                ServerState::Follower => Role::Follower,
+                ServerState::Candidate => Role::Candidate,
+                ServerState::Leader => Role::Leader,
+                ServerState::Shutdown => Role::Stopped,
+            },
+            term: metrics.current_term,
+            leader: metrics.current_leader.map(ReplicaId),
+            last_log_index: metrics.last_log_index,
+            committed_index: metrics.local_committed.map(|log_id| log_id.index()),
+            applied_index: metrics.last_applied.map(|log_id| log_id.index()),
+            snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
+            purged_index: metrics.purged.map(|log_id| log_id.index()),
+            quorum_silent_ms: metrics.last_quorum_acked.as_ref().map(|at| millis(at.elapsed())),
+            members: metrics.membership_config.nodes().map(member).collect(),
+            stopped,
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! openraft's view of the log: the newest entries in memory, the rest behind the storage thread.
+//!
+//! **Invariant:** an entry is readable from the moment `append` returns, and leaves memory only
+//! after it is durable.
+//! **Invariant:** the committed entry on disk is never past the last durable entry.
+
+use crate::backend::{LogBackend, Recovered};
+use crate::error::StoreError;
+use crate::identity::FolderLock;
+use crate::io_thread::{IoThread, Operation, contained};
+use crate::memory::entry_bytes;
+use crate::options::StoreOptions;
+use crate::raft_types::{Entry, LogId, RaftConfig, Vote};
+use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
+use openraft::{OptionalSend, RaftLogReader};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Entries one step of a long read asks the backend for.
+const READ_ENTRIES_MAX: u64 = 1_024;
+
+/// How far the log is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushProgress {
+    /// The last durable entry.
+    pub last_index: Option<u64>,
+    /// Application entries made durable since the store was opened; only grows.
+    pub app_entries_flushed: u64,
+}
+
+struct State {
+    vote: Option<Vote>,
+    committed: Option<LogId>,
+    /// What of `committed` the disk has or is about to have.
+    committed_written: Option<LogId>,
+    floor: Option<LogId>,
+    /// The first entry there is; right after the floor, except in a log that starts elsewhere.
+    first_index: u64,
+    last: Option<LogId>,
+    durable: Option<LogId>,
+    tail: VecDeque<Entry>,
+    tail_bytes: usize,
+    /// Counts truncations, so that a read over several steps notices one between them.
+    truncations: u64,
+    failed: Option<String>,
+}
+
+/// What the storage thread and the store share.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    progress: watch::Sender<FlushProgress>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under this lock leaves plain data; the thread that panicked reported it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The committed entry to write with a batch that ends at `batch_last`, no further than what
+    /// that batch makes durable; `None` when there is nothing new.
+    pub(crate) fn committed_to_write(&self, batch_last: Option<LogId>) -> Option<LogId> {
+        let mut state = self.lock();
+        let durable = batch_last.max(state.durable).max(state.floor);
+        let committed = state.committed.min(durable);
+        if committed <= state.committed_written {
+            return None;
+        }
+        state.committed_written = committed;
+        committed
+    }
+
+    pub(crate) fn flushed(&self, batch_last: Option<LogId>, app_entries: u64, options: &StoreOptions) {
+        let Some(batch_last) = batch_last else { return };
+        let mut state = self.lock();
+        state.durable = Some(batch_last);
+        while state.tail_bytes > options.tail_bytes_max
+            && state.tail.front().is_some_and(|entry| entry.log_id.index() <= batch_last.index())
+        {
+            if let Some(entry) = state.tail.pop_front() {
+                state.tail_bytes -= entry_bytes(&entry);
+            }
+        }
+        drop(state);
+        self.progress.send_modify(|progress| {
+            progress.last_index = Some(batch_last.index());
+            progress.app_entries_flushed += app_entries;
+        });
+    }
+
+    pub(crate) fn truncated(&self, keep: Option<LogId>) {
+        let mut state = self.lock();
+        state.durable = state.durable.min(keep);
+        drop(state);
+        self.progress.send_modify(|progress| {
+            progress.last_index = progress.last_index.min(keep.map(|log_id| log_id.index()));
+        });
+    }
+
+    pub(crate) fn voted(&self, vote: Vote) {
+        self.lock().vote = Some(vote);
+    }
+
+    pub(crate) fn failed(&self, reason: &str) {
+        self.lock().failed = Some(reason.to_owned());
+    }
+}
+
+/// The log of one replica. Clones are handles to the same log.
+#[derive(Clone)]
+pub struct LogStore {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Operation>,
+    read_bytes_max: usize,
+}
+
+/// Reads the log; the same handle.
+pub type LogReader = LogStore;
+
+impl LogStore {
+    /// Opens the log a backend keeps, and starts its thread.
+    ///
+    /// # Errors
+    /// What the backend found at open; see [`StoreError::Damaged`].
+    pub fn open(backend: impl LogBackend, options: StoreOptions) -> Result<LogStore, StoreError> {
+        LogStore::open_locked(backend, options, None)
+    }
+
+    pub(crate) fn open_locked(
+        mut backend: impl LogBackend,
+        options: StoreOptions,
+        lock: Option<FolderLock>,
+    ) -> Result<LogStore, StoreError> {
+        let recovered = contained("opening", || backend.recover())?;
+        let shared = Arc::new(Shared::new(&recovered));
+        let (queue, operations) = mpsc::channel(options.queue_depth_max.max(1));
+        let read_bytes_max = options.read_bytes_max;
+        let thread =
+            IoThread { backend, queue: operations, shared: Arc::clone(&shared), options, failed: None, lock };
+        std::thread::Builder::new()
+            .name("muster-log-io".to_owned())
+            .spawn(move || thread.run())
+            .map_err(StoreError::StartThread)?;
+        Ok(LogStore { shared, queue, read_bytes_max })
+    }
+
+    /// How far the log is durable, as it changes.
+    #[must_use]
+    pub fn flushed(&self) -> watch::Receiver<FlushProgress> {
+        self.shared.progress.subscribe()
+    }
+
+    /// Everything up to here was purged.
+    #[must_use]
+    pub fn floor(&self) -> Option<LogId> {
+        self.shared.lock().floor
+    }
+
+    /// Finishes what is queued, closes the files and releases the folder.
+    pub async fn close(&self) {
+        let (answer, closed) = oneshot::channel();
+        if self.queue.send(Operation::Close { answer }).await.is_ok() {
+            let _ = closed.await;
+        }
+    }
+
+    fn stopped(&self) -> StoreError {
+        let reason = self.shared.lock().failed.clone();
+        StoreError::Stopped { reason: reason.unwrap_or_else(|| "it was closed".to_owned()) }
+    }
+
+    async fn enqueue(&self, operation: Operation) -> Result<(), StoreError> {
+        self.queue.send(operation).await.map_err(|_| self.stopped())
+    }
+
+    /// One step of a read: entries from `start`, from memory or from the backend, at least one
+    /// unless the log has none there.
+    async fn read_step(&self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        let end_on_disk = {
+            let state = self.shared.lock();
+            let last_next = state.last.map_or(0, |last| last.index() + 1);
+            if start < state.first_index || start >= end.min(last_next) {
+                return Ok(Vec::new());
+            }
+            match state.tail.front().map(|entry| entry.log_id.index()) {
+                Some(first) if first <= start => {
+                    return Ok(state.tail_entries(start - first, end, bytes_max));
+                }
+                Some(first) => end.min(first),
+                None => end.min(last_next),
+            }
+        };
+        let end_on_disk = end_on_disk.min(start.saturating_add(READ_ENTRIES_MAX));
+        let (answer, found) = oneshot::channel();
+        self.enqueue(Operation::Read { start, end: end_on_disk, bytes_max, answer }).await?;
+        found.await.map_err(|_| self.stopped())?
+    }
+
+    /// Every entry of the range that the log has.
+    async fn read_all(&self, start: u64, end: u64) -> Result<Vec<Entry>, StoreError> {
+        'again: loop {
+            let (truncations, mut next, last_next) = {
+                let state = self.shared.lock();
+                (
+                    state.truncations,
+                    start.max(state.first_index),
+                    state.last.map_or(0, |last| last.index() + 1),
+                )
+            };
+            let end = end.min(last_next);
+            let mut found = Vec::new();
+            while next < end {
+                let step = self.read_step(next, end, usize::MAX).await?;
+                let state = self.shared.lock();
+                if state.truncations != truncations || state.first_index > next {
+                    continue 'again;
+                }
+                drop(state);
+                match step.last() {
+                    Some(last) => next = last.log_id.index() + 1,
+                    None => return Err(StoreError::EntryMissing { index: next }),
+                }
+                found.extend(step);
+            }
+            return Ok(found);
+        }
+    }
+}
+
+impl State {
+    fn tail_entries(&self, skip: u64, end: u64, bytes_max: usize) -> Vec<Entry> {
+        let mut bytes = 0;
+        let mut found = Vec::new();
+        for entry in self.tail.iter().skip(skip as usize) {
+            if entry.log_id.index() >= end || (bytes >= bytes_max && !found.is_empty()) {
+                break;
+            }
+            bytes += entry_bytes(entry);
+            found.push(entry.clone());
+        }
+        found
+    }
+
+    fn push(&mut self, entry: &Entry) -> Result<(), StoreError> {
+        let expected = self.last.map_or(0, |last| last.index() + 1);
+        // A hole would make the last entry stand for ones that are not there. An empty log may
+        // start anywhere: the first entry after a snapshot does.
+        let starts = self.last.is_none();
+        if entry.log_id.index() != expected && !starts {
+            return Err(StoreError::EntryMissing { index: expected });
+        }
+        if starts {
+            self.first_index = entry.log_id.index();
+        }
+        self.last = Some(entry.log_id);
+        self.tail_bytes += entry_bytes(entry);
+        self.tail.push_back(entry.clone());
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn new(recovered: &Recovered) -> Shared {
+        let state = State {
+            vote: recovered.vote,
+            committed: recovered.committed,
+            committed_written: recovered.committed,
+            floor: recovered.floor,
+            first_index: recovered.floor.map_or(0, |floor| floor.index() + 1),
+            last: recovered.last,
+            durable: recovered.last,
+            tail: VecDeque::new(),
+            tail_bytes: 0,
+            truncations: 0,
+            failed: None,
+        };
+        let progress =
+            FlushProgress { last_index: recovered.last.map(|last| last.index()), app_entries_flushed: 0 };
+        Shared { state: Mutex::new(state), progress: watch::Sender::new(progress) }
+    }
+}
+
+fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => u64::MAX,
+    };
+    (start, end)
+}
+
+impl RaftLogReader<RaftConfig> for LogStore {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry>, std::io::Error> {
+        let (start, end) = bounds(&range);
+        Ok(self.read_all(start, end).await?)
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, std::io::Error> {
+        Ok(self.shared.lock().vote)
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, std::io::Error> {
+        Ok(self.read_step(start, end, self.read_bytes_max).await?)
+    }
+
+    /// Apply may ask for the whole log after a restart: it comes in bounded steps.
+    async fn entries_stream<RB>(
+        &mut self,
+        range: RB,
+    ) -> impl futures::Stream<Item = Result<Entry, std::io::Error>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let (start, end) = bounds(&range);
+        let end = end.min(self.shared.lock().last.map_or(0, |last| last.index() + 1));
+        let store = self.clone();
+        futures::stream::unfold((start, VecDeque::new()), move |(next, mut step)| {
+            let store = store.clone();
+            async move {
+                if step.is_empty() && next < end {
+                    match store.read_step(next, end, store.read_bytes_max).await {
+                        Ok(found) if found.is_empty() => {
+                            let missing = StoreError::EntryMissing { index: next };
+                            return Some((Err(missing.into()), (end, step)));
+                        }
+                        Ok(found) => step = found.into(),
+                        Err(error) => return Some((Err(error.into()), (end, step))),
+                    }
+                }
+                step.pop_front().map(|entry: Entry| {
+                    let next = entry.log_id.index() + 1;
+                    (Ok(entry), (next, step))
+                })
+            }
+        })
+    }
+}
+
+impl RaftLogStorage<RaftConfig> for LogStore {
+    type LogReader = LogStore;
+
+    async fn get_log_state(&mut self) -> Result<LogState<RaftConfig>, std::io::Error> {
+        let state = self.shared.lock();
+        Ok(LogState { last_purged_log_id: state.floor, last_log_id: state.last })
+    }
+
+    async fn get_log_reader(&mut self) -> LogStore {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), std::io::Error> {
+        let (answer, saved) = oneshot::channel();
+        self.enqueue(Operation::SaveVote { vote: *vote, answer }).await?;
+        Ok(saved.await.map_err(|_| self.stopped())??)
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), std::io::Error> {
+        // Written with the next flush: a flush of its own would cost more than it saves at restart.
+        self.shared.lock().committed = committed;
+        Ok(())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId>, std::io::Error> {
+        Ok(self.shared.lock().committed)
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<RaftConfig>) -> Result<(), std::io::Error>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        {
+            let mut state = self.shared.lock();
+            for entry in &entries {
+                state.push(entry)?;
+            }
+        }
+        self.enqueue(Operation::Append { entries, flushed: callback }).await?;
+        Ok(())
+    }
+
+    async fn truncate_after(&mut self, last_log_id: Option<LogId>) -> Result<(), std::io::Error> {
+        let keep = {
+            let mut state = self.shared.lock();
+            let keep = last_log_id.max(state.floor);
+            state.truncations += 1;
+            state.last = state.last.min(keep);
+            while state.tail.back().is_some_and(|entry| Some(entry.log_id) > keep) {
+                if let Some(entry) = state.tail.pop_back() {
+                    state.tail_bytes -= entry_bytes(&entry);
+                }
+            }
+            keep
+        };
+        self.enqueue(Operation::Truncate { keep }).await?;
+        Ok(())
+    }
+
+    async fn purge(&mut self, log_id: LogId) -> Result<(), std::io::Error> {
+        {
+            let mut state = self.shared.lock();
+            state.floor = state.floor.max(Some(log_id));
+            state.first_index = state.first_index.max(log_id.index() + 1);
+            state.last = state.last.max(Some(log_id));
+            while state.tail.front().is_some_and(|entry| entry.log_id.index() <= log_id.index()) {
+                if let Some(entry) = state.tail.pop_front() {
+                    state.tail_bytes -= entry_bytes(&entry);
+                }
+            }
+        }
+        self.enqueue(Operation::Purge { floor: log_id }).await?;
+        Ok(())
+    }
+}

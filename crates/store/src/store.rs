@@ -1,0 +1,85 @@
+//! One replica's storage as a whole: its folder, its log and its snapshots, opened together.
+//!
+//! ```text
+//! <dir>/LOCK        held by the process
+//! <dir>/IDENTITY    cluster, replica, format; written last at creation
+//! <dir>/HIGHWATER   how far the log was flushed
+//! <dir>/log/        the database
+//! <dir>/snapshots/  one file per snapshot
+//! ```
+//!
+//! **Invariant:** log and snapshots are opened together or not at all, and the log starts no later
+//! than the newest intact snapshot ends.
+
+use crate::disk::SledBackend;
+use crate::error::{Damage, StoreError};
+use crate::identity::{self, Identity, OpenMode, damaged, file_error, lock_folder};
+use crate::log_store::LogStore;
+use crate::memory::{MemoryBackend, MemoryDisk};
+use crate::options::StoreOptions;
+use crate::snapshot::SnapshotStore;
+use std::path::Path;
+
+const SNAPSHOT_FOLDER: &str = "snapshots";
+
+/// One replica's storage.
+#[derive(Clone)]
+pub struct ReplicaStore {
+    /// The log and the vote.
+    pub log: LogStore,
+    /// The snapshots.
+    pub snapshots: SnapshotStore,
+}
+
+impl ReplicaStore {
+    /// Opens the replica in `dir`, or creates it where `mode` allows. Blocks: it verifies every
+    /// retained entry and the newest snapshot.
+    ///
+    /// # Errors
+    /// A refusal that names both values when the folder is another replica's, a newer release's or
+    /// in use; [`StoreError::Damaged`] when acknowledged data is gone.
+    pub fn open(
+        dir: &Path,
+        identity: Identity,
+        mode: OpenMode,
+        options: StoreOptions,
+    ) -> Result<Self, StoreError> {
+        if mode == OpenMode::Existing && !dir.exists() {
+            return Err(StoreError::NotFound { dir: dir.to_path_buf() });
+        }
+        std::fs::create_dir_all(dir).map_err(|source| file_error("creating", dir, source))?;
+        let lock = lock_folder(dir)?;
+        if !identity::check(dir, identity)? {
+            if mode == OpenMode::Existing {
+                return Err(StoreError::NotFound { dir: dir.to_path_buf() });
+            }
+            SledBackend::create(dir, &options)?;
+            identity::write(dir, identity, options.sync.as_ref())?;
+        }
+        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
+        let log = LogStore::open_locked(SledBackend::new(dir, options.clone()), options, Some(lock))?;
+        let purged = log.floor().map(|floor| floor.index());
+        let snapshot =
+            snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
+        if let Some(purged_index) = purged
+            && snapshot < Some(purged_index)
+        {
+            let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
+            return Err(damaged(dir, damage));
+        }
+        Ok(ReplicaStore { log, snapshots })
+    }
+
+    /// A replica in memory; `disk` is what it keeps over a restart of its log, `snapshots` likewise.
+    ///
+    /// # Errors
+    /// When the storage thread cannot be started.
+    pub fn in_memory(
+        disk: MemoryDisk,
+        snapshots: SnapshotStore,
+        options: StoreOptions,
+    ) -> Result<Self, StoreError> {
+        let log = LogStore::open(MemoryBackend::new(disk), options)?;
+        Ok(ReplicaStore { log, snapshots })
+    }
+}

@@ -1,0 +1,439 @@
+//! What a disk and a crash can do to a replica, and what opening it then says.
+#![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
+
+use bytes::Bytes;
+use muster_store::{
+    Damage, Entry, EntryPayload, FileSync, Identity, LeaderId, LogId, LogStore, OpenMode, Payload,
+    RaftConfig, ReplicaStore, SnapshotMeta, StoreError, StoreOptions, Vote,
+};
+use muster_types::{ClusterId, ReplicaId};
+use openraft::RaftLogReader;
+use openraft::storage::{IOFlushed, RaftLogStorage};
+use openraft::type_config::TypeConfigExt;
+use openraft::vote::RaftLeaderId;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const IDENTITY: Identity = Identity { cluster_id: ClusterId(5), replica_id: ReplicaId(1) };
+
+fn options() -> StoreOptions {
+    StoreOptions { segment_entries: 16, tail_bytes_max: 0, ..StoreOptions::small() }
+}
+
+fn open_with(dir: &Path, options: StoreOptions) -> Result<ReplicaStore, StoreError> {
+    ReplicaStore::open(dir, IDENTITY, OpenMode::CreateIfMissing, options)
+}
+
+fn open(dir: &Path) -> Result<ReplicaStore, StoreError> {
+    open_with(dir, options())
+}
+
+fn log_id(index: u64) -> LogId {
+    LogId::new(LeaderId::new(1, 1), index)
+}
+
+fn entry(index: u64, bytes: usize) -> Entry {
+    // Not compressible to nothing, so that a lost page shows.
+    let payload: Vec<u8> = (0..bytes).map(|at| (at as u64 * 31 + index) as u8).collect();
+    Entry { log_id: log_id(index), payload: EntryPayload::Normal(Payload(Bytes::from(payload))) }
+}
+
+async fn append(log: &mut LogStore, entries: Vec<Entry>) -> Result<(), String> {
+    let (sender, flushed) = RaftConfig::oneshot();
+    let callback = IOFlushed::<RaftConfig>::signal(sender);
+    log.append(entries, callback).await.map_err(|error| error.to_string())?;
+    match flushed.await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("never answered".to_owned()),
+    }
+}
+
+async fn filled(dir: &Path, entries: u64, bytes: usize) -> ReplicaStore {
+    let store = open(dir).unwrap();
+    let mut log = store.log.clone();
+    log.save_vote(&Vote::new_committed(1, 1)).await.unwrap();
+    for index in 0..entries {
+        append(&mut log, vec![entry(index, bytes)]).await.unwrap();
+    }
+    store
+}
+
+async fn indexes(store: &ReplicaStore) -> Vec<u64> {
+    let entries = store.log.clone().try_get_log_entries(..).await.unwrap();
+    entries.iter().map(|entry| entry.log_id.index()).collect()
+}
+
+fn damage(result: Result<ReplicaStore, StoreError>) -> Damage {
+    match result {
+        Err(error @ StoreError::Damaged { .. }) => {
+            assert!(error.advice().unwrap().contains("learner"));
+            let StoreError::Damaged { damage, .. } = error else { unreachable!() };
+            damage
+        }
+        Err(error) => panic!("refused for another reason: {error}"),
+        Ok(_) => panic!("opened"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 100, 300).await;
+    store.log.clone().save_committed(Some(log_id(90))).await.unwrap();
+    store.log.close().await;
+    let store = open(dir.path()).unwrap();
+    assert_eq!(indexes(&store).await, (0..100).collect::<Vec<_>>());
+    let mut log = store.log.clone();
+    assert_eq!(log.read_vote().await.unwrap(), Some(Vote::new_committed(1, 1)));
+    assert_eq!(log.read_committed().await.unwrap(), Some(log_id(90)));
+    assert_eq!(store.log.flushed().borrow().last_index, Some(99));
+    append(&mut log, vec![entry(100, 10)]).await.unwrap();
+    assert_eq!(store.log.flushed().borrow().app_entries_flushed, 1);
+}
+
+/// A copy of the folder of a running replica is what a process that was killed leaves.
+fn copy_of(dir: &Path) -> tempfile::TempDir {
+    fn copy(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).unwrap();
+        for file in std::fs::read_dir(from).unwrap() {
+            let path = file.unwrap().path();
+            let target = to.join(path.file_name().unwrap());
+            if path.is_dir() {
+                copy(&path, &target);
+            } else {
+                std::fs::copy(&path, &target).unwrap();
+            }
+        }
+    }
+    let target = tempfile::tempdir().unwrap();
+    copy(dir, target.path());
+    target
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_replica_keeps_what_it_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 80, 200).await;
+    let killed = copy_of(dir.path());
+    let reopened = open(killed.path()).unwrap();
+    assert_eq!(indexes(&reopened).await, (0..80).collect::<Vec<_>>());
+    reopened.log.close().await;
+    store.log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_entries_stay_in_the_data_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let mut log = store.log.clone();
+    for index in 0..40 {
+        append(&mut log, vec![entry(index, [64 << 10, 1 << 20, 200 << 10][index as usize % 3])])
+            .await
+            .unwrap();
+    }
+    let blobs = std::fs::read_dir(dir.path().join("log/blobs")).unwrap().count();
+    assert_eq!(blobs, 0, "sled never flushes these files");
+    store.log.close().await;
+    let store = open(dir.path()).unwrap();
+    let entries = store.log.clone().try_get_log_entries(..).await.unwrap();
+    let expected: Vec<_> =
+        (0..40).map(|index| entry(index, [64 << 10, 1 << 20, 200 << 10][index as usize % 3])).collect();
+    assert_eq!(entries, expected);
+    let some = store.log.clone().limited_get_log_entries(0, 40).await.unwrap();
+    assert!((1..40).contains(&some.len()), "bounded by bytes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_purge_is_finished_at_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 100, 100).await;
+    let mut writer =
+        store.snapshots.create(SnapshotMeta { last_log_id: Some(log_id(70)), ..Default::default() }).unwrap();
+    writer.write(&Bytes::from_static(b"state")).unwrap();
+    store.snapshots.publish(&writer.finish().unwrap()).unwrap();
+    let mut log = store.log.clone();
+    log.purge(log_id(70)).await.unwrap();
+    // The floor is durable once a later write is; the segments may or may not be gone by then.
+    append(&mut log, vec![entry(100, 100)]).await.unwrap();
+    let killed = copy_of(dir.path());
+    store.log.close().await;
+    for dir in [dir.path(), killed.path()] {
+        let store = open(dir).unwrap();
+        assert_eq!(indexes(&store).await, (71..=100).collect::<Vec<_>>());
+        assert_eq!(store.log.clone().get_log_state().await.unwrap().last_purged_log_id, Some(log_id(70)));
+        store.log.close().await;
+        let db = sled::Config::new()
+            .path(dir.join("log"))
+            .segment_size(8 << 20)
+            .flush_every_ms(None)
+            .open()
+            .unwrap();
+        let segments = db.tree_names().iter().filter(|name| name.starts_with(b"log/")).count();
+        assert_eq!(segments, 3, "entries 64..=100 in segments of 16");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_past_the_end_and_what_follows_survive() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 10, 100).await;
+    let mut writer =
+        store.snapshots.create(SnapshotMeta { last_log_id: Some(log_id(50)), ..Default::default() }).unwrap();
+    writer.write(&Bytes::from_static(b"state")).unwrap();
+    store.snapshots.publish(&writer.finish().unwrap()).unwrap();
+    let mut log = store.log.clone();
+    log.purge(log_id(50)).await.unwrap();
+    append(&mut log, vec![entry(51, 10), entry(52, 10)]).await.unwrap();
+    store.log.close().await;
+    let store = open(dir.path()).unwrap();
+    assert_eq!(indexes(&store).await, [51, 52]);
+    store.log.close().await;
+    // Without the snapshot nothing stands for the purged entries.
+    std::fs::remove_dir_all(dir.path().join("snapshots")).unwrap();
+    assert_eq!(damage(open(dir.path())), Damage::SnapshotLost { purged_index: 50, snapshot_index: None });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_truncation_survives_and_lowers_the_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 60, 100).await;
+    let mut log = store.log.clone();
+    log.truncate_after(Some(log_id(19))).await.unwrap();
+    let other = Entry { log_id: LogId::new(LeaderId::new(2, 2), 20), payload: EntryPayload::Blank };
+    append(&mut log, vec![other.clone()]).await.unwrap();
+    let killed = copy_of(dir.path());
+    store.log.close().await;
+    for dir in [dir.path(), killed.path()] {
+        let store = open(dir).unwrap();
+        assert_eq!(indexes(&store).await, (0..=20).collect::<Vec<_>>());
+        assert_eq!(store.log.clone().try_get_log_entries(20..).await.unwrap(), std::slice::from_ref(&other));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_files_are_said_to_be_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), 300, 400).await.log.close().await;
+    let data_len = std::fs::metadata(dir.path().join("log/db")).unwrap().len();
+    let hook = std::panic::take_hook();
+    // sled says by panicking that a file is corrupt; the test is that it goes no further.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut damaged = 0;
+    let mut harmless = 0;
+    let used: u64 = 200_000;
+    for trial in 0..40u64 {
+        let copy = copy_of(dir.path());
+        let data = OpenOptions::new().read(true).write(true).open(copy.path().join("log/db")).unwrap();
+        match trial % 4 {
+            0 => {
+                let at = (trial * 7_919_317 + 4_099) % used;
+                let mut byte = [0];
+                data.read_exact_at(&mut byte, at).unwrap();
+                data.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            }
+            1 => data.write_all_at(&[0; 4_096], (trial * 8_192) % used).unwrap(),
+            2 => data.set_len((trial * 4_801) % used).unwrap(),
+            _ => data.set_len(data_len / (trial + 1)).unwrap(),
+        }
+        match open(copy.path()) {
+            Err(StoreError::Damaged { .. }) => damaged += 1,
+            Err(other) => panic!("trial {trial}: {other}"),
+            // A page that was rewritten since: everything acknowledged must be there, intact.
+            Ok(store) => {
+                let found = store.log.clone().try_get_log_entries(..).await.unwrap();
+                let expected: Vec<_> = (0..300).map(|index| entry(index, 400)).collect();
+                assert!(found == expected, "trial {trial}: entries were lost silently");
+                harmless += 1;
+            }
+        }
+    }
+    std::panic::set_hook(hook);
+    println!("{damaged} damages were seen, {harmless} hit nothing that is used");
+    assert!(damaged >= 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_files_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), 10, 100).await.log.close().await;
+    for missing in ["log/db", "log/conf", "HIGHWATER", "IDENTITY"] {
+        let copy = copy_of(dir.path());
+        std::fs::remove_file(copy.path().join(missing)).unwrap();
+        let found = damage(open(copy.path()));
+        assert!(
+            matches!(&found, Damage::FileMissing { path } if path.ends_with(missing)),
+            "{missing}: {found:?}"
+        );
+    }
+    let copy = copy_of(dir.path());
+    std::fs::remove_dir_all(copy.path().join("log")).unwrap();
+    damage(open(copy.path()));
+}
+
+/// A log that is older than what was acknowledged: the disk came back from a copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_behind_its_mark_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 20, 100).await;
+    let old = copy_of(dir.path());
+    let mut log = store.log.clone();
+    for index in 20..25 {
+        append(&mut log, vec![entry(index, 100)]).await.unwrap();
+    }
+    store.log.close().await;
+    std::fs::copy(dir.path().join("HIGHWATER"), old.path().join("HIGHWATER")).unwrap();
+    assert_eq!(damage(open(old.path())), Damage::EntriesLost { flushed_index: 24, intact_index: Some(19) });
+    // Opening it changed nothing about that.
+    let again = copy_of(old.path());
+    assert_eq!(damage(open(again.path())), Damage::EntriesLost { flushed_index: 24, intact_index: Some(19) });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_vote_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 5, 100).await;
+    let old = copy_of(dir.path());
+    store.log.clone().save_vote(&Vote::new(7, 1)).await.unwrap();
+    store.log.close().await;
+    std::fs::copy(dir.path().join("HIGHWATER"), old.path().join("HIGHWATER")).unwrap();
+    assert!(matches!(damage(open(old.path())), Damage::VoteLost { .. }));
+}
+
+/// The mark is older than the log: the crash came between the two, and nobody was told yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tail_that_was_never_acknowledged_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 20, 100).await;
+    let mark = std::fs::read(dir.path().join("HIGHWATER")).unwrap();
+    let mut log = store.log.clone();
+    append(&mut log, (20..30).map(|index| entry(index, 100)).collect()).await.unwrap();
+    store.log.close().await;
+    std::fs::write(dir.path().join("HIGHWATER"), &mark).unwrap();
+    // Whole: kept.
+    let whole = copy_of(dir.path());
+    let reopened = open(whole.path()).unwrap();
+    assert_eq!(indexes(&reopened).await, (0..30).collect::<Vec<_>>());
+    // Torn in the middle: the part that hangs together is kept, the rest is removed.
+    let db = sled::Config::new()
+        .path(dir.path().join("log"))
+        .segment_size(8 << 20)
+        .flush_every_ms(None)
+        .open()
+        .unwrap();
+    let tree = db.open_tree(format!("log/{:016x}", 1)).unwrap();
+    tree.remove([0, 0, 0, 0, 0, 0, 0, 24, 0, 0]).unwrap().unwrap();
+    db.flush().unwrap();
+    drop((tree, db));
+    let store = open(dir.path()).unwrap();
+    assert_eq!(indexes(&store).await, (0..24).collect::<Vec<_>>());
+    append(&mut store.log.clone(), vec![entry(24, 100)]).await.unwrap();
+    store.log.close().await;
+    assert_eq!(indexes(&open(dir.path()).unwrap()).await, (0..25).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_committed_entry_is_never_past_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 10, 100).await;
+    let mut log = store.log.clone();
+    log.save_committed(Some(log_id(500))).await.unwrap();
+    append(&mut log, vec![entry(10, 10)]).await.unwrap();
+    store.log.close().await;
+    let mut log = open(dir.path()).unwrap().log;
+    assert_eq!(log.read_committed().await.unwrap(), Some(log_id(10)));
+}
+
+#[derive(Default)]
+struct CountedSync {
+    calls: AtomicU64,
+    fail: AtomicBool,
+}
+
+impl FileSync for CountedSync {
+    fn sync_data(&self, file: &File) -> std::io::Result<()> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.fail.load(Ordering::SeqCst) {
+            return Err(std::io::Error::other("the disk is gone"));
+        }
+        file.sync_data()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_acknowledgement_follows_an_fdatasync_and_a_failed_one_is_fatal() {
+    let dir = tempfile::tempdir().unwrap();
+    let sync = Arc::new(CountedSync::default());
+    let fatal = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&fatal);
+    let options = StoreOptions {
+        sync: Arc::clone(&sync) as Arc<dyn FileSync>,
+        fatal: Arc::new(move |_| {
+            told.fetch_add(1, Ordering::SeqCst);
+        }),
+        ..options()
+    };
+    let store = open_with(dir.path(), options).unwrap();
+    let mut log = store.log.clone();
+    for index in 0..5 {
+        let before = sync.calls.load(Ordering::SeqCst);
+        append(&mut log, vec![entry(index, 10)]).await.unwrap();
+        assert_eq!(sync.calls.load(Ordering::SeqCst), before + 2, "the data file, then the mark");
+    }
+    let before = sync.calls.load(Ordering::SeqCst);
+    log.save_vote(&Vote::new(2, 1)).await.unwrap();
+    assert_eq!(sync.calls.load(Ordering::SeqCst), before + 2);
+
+    sync.fail.store(true, Ordering::SeqCst);
+    append(&mut log, vec![entry(5, 10)]).await.unwrap_err();
+    assert_eq!(fatal.load(Ordering::SeqCst), 1);
+    sync.fail.store(false, Ordering::SeqCst);
+    let calls = sync.calls.load(Ordering::SeqCst);
+    append(&mut log, vec![entry(6, 10)]).await.unwrap_err();
+    log.save_vote(&Vote::new(3, 1)).await.unwrap_err();
+    assert_eq!(sync.calls.load(Ordering::SeqCst), calls, "never tried again");
+    assert_eq!(fatal.load(Ordering::SeqCst), 1);
+    assert_eq!(store.log.flushed().borrow().last_index, Some(4));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_of_another_or_in_use_or_without_a_replica_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = ReplicaStore::open(&dir.path().join("none"), IDENTITY, OpenMode::Existing, options());
+    assert!(matches!(empty, Err(StoreError::NotFound { .. })));
+    let store = filled(dir.path(), 3, 10).await;
+    assert!(matches!(open(dir.path()), Err(StoreError::InUse { .. })));
+    store.log.close().await;
+    let other = Identity { cluster_id: ClusterId(6), ..IDENTITY };
+    let refused = ReplicaStore::open(dir.path(), other, OpenMode::CreateIfMissing, options());
+    assert!(matches!(refused, Err(StoreError::OtherCluster { .. })));
+    ReplicaStore::open(dir.path(), IDENTITY, OpenMode::Existing, options()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_corrupt_snapshot_falls_back_to_an_older_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 30, 50).await;
+    for index in [10, 20] {
+        let meta = SnapshotMeta { last_log_id: Some(log_id(index)), ..Default::default() };
+        let mut writer = store.snapshots.create(meta).unwrap();
+        writer.write(&Bytes::from(vec![index as u8; 3 << 20])).unwrap();
+        store.snapshots.publish(&writer.finish().unwrap()).unwrap();
+    }
+    let current = store.snapshots.current().unwrap();
+    let content: Vec<u8> = current.chunks().flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    assert_eq!(content, vec![20; 3 << 20]);
+    drop(store.snapshots.create(SnapshotMeta::default()).unwrap());
+    store.log.close().await;
+    drop((store, current));
+    let folder = dir.path().join("snapshots");
+    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 2);
+    let newest = OpenOptions::new().write(true).open(&files[1]).unwrap();
+    newest.write_all_at(&[0xff], 2 << 20).unwrap();
+    let store = open(dir.path()).unwrap();
+    assert_eq!(store.snapshots.current().unwrap().meta().last_log_id, Some(log_id(10)));
+}
