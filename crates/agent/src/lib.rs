@@ -1,1 +1,110 @@
 //! The node's side: sessions, fencing, device discovery, executors, launch contracts.
+//!
+//! One agent runs on every host. It dials any replica, holds a session lease by heartbeats, and runs
+//! the workers it is ordered to, each below a shim that stops it when the lease runs out, agent or no
+//! agent. See `README.md` for the parts and for what is on disk.
+//!
+//! **Invariant:** an order is never trusted without a token: it must be newer than everything seen of
+//! its job, and confirmed by the leader on the current session.
+
+pub mod cgroup;
+pub mod clock;
+pub mod config;
+pub mod contract;
+pub mod discovery;
+pub mod durable;
+pub mod executor;
+pub mod fencing;
+mod follow;
+pub mod lease;
+pub mod limits;
+mod node;
+pub mod order;
+pub mod process;
+pub mod processes;
+mod session;
+mod shim;
+pub mod state_dir;
+pub mod task;
+mod uploads;
+
+pub use config::{AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, NodeConfig};
+pub use node::WHOLE_PLACEMENT;
+pub use shim::shim_main;
+
+use executor::Executor as _;
+use muster_client::Endpoints;
+use process::{ProcessExecutor, ProcessSettings};
+use state_dir::StateDir;
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+
+/// Why an agent could not start. Once it runs, nothing ends it but its shutdown.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The configuration breaks a rule.
+    #[error("read the configuration")]
+    Config(#[from] ConfigError),
+    /// An endpoint is no address.
+    #[error("configuration key endpoints")]
+    Endpoints(#[source] muster_client::EndpointsError),
+    /// The state directory is in use or unusable.
+    #[error("open the state directory")]
+    State(#[from] state_dir::StateDirError),
+    /// The fencing tokens cannot be read: without them nothing may be started.
+    #[error("read the fencing tokens")]
+    Fencing(#[from] fencing::FencingError),
+    /// The lease file cannot be made.
+    #[error("open the lease file")]
+    Lease(#[from] lease::LeaseError),
+    /// The workers of an earlier agent cannot be listed.
+    #[error("take over running workers")]
+    Adopt(#[source] executor::ExecutorError),
+}
+
+/// Runs the agent until `shutdown`; the workers go on under their shims, as long as the lease does.
+///
+/// Needs a tokio runtime with several threads, and time and IO enabled.
+///
+/// # Errors
+/// When it cannot start.
+pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let spec = config.check(Path::new("/"))?;
+    let endpoints = Endpoints::parse(&config.endpoints).map_err(AgentError::Endpoints)?.spread();
+    let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
+    let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
+    let (executor, told) = ProcessExecutor::new(ProcessSettings {
+        tasks: state.tasks(),
+        lease: state.lease(),
+        holder: state.holder(),
+        shim_command: config.shim_command.clone(),
+        node: spec.name.to_string(),
+        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
+        environment: config.base_environment(),
+        logs: config.logs.clone(),
+        control_groups: config.control_groups.clone(),
+    });
+    let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
+    let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
+    let lease = lease::Lease::open(&state.lease(), state.holder().0, epoch_floor)?;
+    let lease = Arc::new(Mutex::new(lease));
+    tracing::info!(
+        node = %spec.name,
+        holder = ?state.holder(),
+        accelerators = spec.accelerators.as_ref().map(ToString::to_string),
+        workers = adopted.len(),
+        "agent started"
+    );
+
+    let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+    let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let sessions = session::Sessions { endpoints, state, spec, lease, events };
+    tokio::select! {
+        () = node.run(incoming, told) => {}
+        () = sessions.run() => {}
+        () = shutdown => tracing::info!("agent stops; its workers go on"),
+    }
+    Ok(())
+}

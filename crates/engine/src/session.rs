@@ -437,7 +437,7 @@ impl Reporter {
             match (worker.rank, worker.exit) {
                 (Some(rank), Some(exit)) => updates.push((rank, RankUpdate::Exited(exit))),
                 (Some(rank), None) => updates.push((rank, RankUpdate::Running)),
-                (None, _) => updates.extend(self.none_started(worker.job, worker.token)),
+                (None, exit) => updates.extend(self.none_here(worker.job, worker.token, exit)),
             }
         }
         let commands = by_gang.into_iter().filter(|(_, updates)| !updates.is_empty());
@@ -450,15 +450,17 @@ impl Reporter {
         Ok(())
     }
 
-    /// The agent has nothing of the placement and will start nothing of it.
-    fn none_started(&self, job: JobId, token: FencingToken) -> Vec<(u32, RankUpdate)> {
+    /// The agent has nothing of the placement and will start nothing of it: every rank that is not
+    /// over has ended so.
+    fn none_here(&self, job: JobId, token: FencingToken, exit: Option<ExitStatus>) -> Vec<(u32, RankUpdate)> {
+        let exit = exit.unwrap_or(ExitStatus::NotStarted);
         let view = self.engine.view();
         let placement = view.job(job).and_then(|row| row.placement.clone()).filter(|p| p.token == token);
         let Some(placement) = placement else { return Vec::new() };
         let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
         ranks
             .filter(|(_, (slot, state))| slot.node == self.node && !state.is_over())
-            .map(|(rank, _)| (rank as u32, RankUpdate::Exited(ExitStatus::NotStarted)))
+            .map(|(rank, _)| (rank as u32, RankUpdate::Exited(exit.clone())))
             .collect()
     }
 }

@@ -1,0 +1,60 @@
+//! The one clock that leases are counted on.
+//!
+//! CLOCK_BOOTTIME never steps, goes on while the machine is suspended (a lease runs out during a
+//! suspend too) and reads the same in every process of one boot, so agent and shims compare its
+//! values through a file.
+//!
+//! **Invariant:** no lease decision reads any other clock.
+
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// A moment since boot, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// Now.
+    ///
+    /// # Panics
+    /// On a kernel without CLOCK_BOOTTIME (before Linux 2.6.39), where no lease could be kept.
+    #[must_use]
+    pub fn now() -> BootTime {
+        let time =
+            clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every supported Linux kernel has CLOCK_BOOTTIME");
+        BootTime(Duration::from(time).as_nanos().try_into().unwrap_or(u64::MAX))
+    }
+
+    /// This much later; saturates, 584 years after boot.
+    #[must_use]
+    pub fn after(self, span: Duration) -> BootTime {
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        BootTime(self.0.saturating_add(nanos))
+    }
+
+    /// How long until `later`; zero when it has passed.
+    #[must_use]
+    pub fn until(self, later: BootTime) -> Duration {
+        Duration::from_nanos(later.0.saturating_sub(self.0))
+    }
+
+    /// As a timer wants it. Never zero, which would disarm a timer.
+    #[must_use]
+    pub fn timespec(self) -> TimeSpec {
+        TimeSpec::from(Duration::from_nanos(self.0.max(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_saturate() {
+        let t = BootTime(5);
+        assert_eq!(t.until(BootTime(3)), Duration::ZERO);
+        assert_eq!(t.after(Duration::MAX), BootTime(u64::MAX));
+        assert!(BootTime::now() > BootTime(0));
+    }
+}

@@ -1,0 +1,310 @@
+//! What an operator tells the agent, checked before anything is done.
+//!
+//! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
+
+use crate::discovery;
+use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The agent's configuration, as written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfig {
+    /// The agent's own folder; on a local disk, one per agent.
+    pub state_dir: PathBuf,
+    /// Replicas to dial, any of them: `http://host:port` or `host:port`.
+    pub endpoints: Vec<String>,
+    /// This host.
+    pub node: NodeConfig,
+    /// Program and first arguments of a shim; the binary that mounts this crate fills it in.
+    #[serde(default)]
+    pub shim_command: Vec<String>,
+    /// How much output is kept.
+    #[serde(default = "LogLimits::usual")]
+    pub logs: LogLimits,
+    /// Variables of the agent's own environment that every worker gets.
+    #[serde(default)]
+    pub pass_environment: Vec<String>,
+    /// Whether and where workers get control groups.
+    #[serde(default = "ControlGroups::auto")]
+    pub control_groups: ControlGroups,
+    /// Where the kernel says which boot this is.
+    #[serde(default = "boot_id_path")]
+    pub boot_id_path: PathBuf,
+}
+
+/// What the agent says of its host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// Unique in the Muster cluster.
+    pub name: String,
+    /// Region.
+    pub region: String,
+    /// Fleet cluster: one network that a gang can use.
+    pub cluster: String,
+    /// Spine block.
+    #[serde(default = "first_block")]
+    pub block: String,
+    /// Rack or NVLink domain.
+    #[serde(default = "first_rack")]
+    pub rack: String,
+    /// What other hosts of the cluster reach it by, without a port.
+    pub address: String,
+    /// Declared, or found by the agent.
+    #[serde(default)]
+    pub accelerators: AcceleratorConfig,
+    /// Milli-CPUs for workers.
+    pub cpu_milli: u64,
+    /// Bytes of memory for workers.
+    pub memory_bytes: u64,
+    /// Free-form facts.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Where the knowledge of accelerators comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcceleratorConfig {
+    /// There is none.
+    #[default]
+    None,
+    /// The agent looks; a host without accelerators is fine.
+    Discover,
+    /// As declared.
+    #[serde(untagged)]
+    Declared {
+        /// For example `h100`.
+        r#type: String,
+        /// How many.
+        count: u32,
+    },
+}
+
+/// How much output is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogLimits {
+    /// Bytes of each stream of one worker; the newest half of it at least is kept.
+    #[serde(default = "worker_bytes")]
+    pub worker_bytes_max: u64,
+    /// Ended workers whose folders are kept.
+    #[serde(default = "ended_workers")]
+    pub ended_workers_max: usize,
+    /// Bytes that the folders of ended workers may take together.
+    #[serde(default = "ended_bytes")]
+    pub ended_bytes_max: u64,
+}
+
+/// Whether and where workers get control groups of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlGroups {
+    /// Below the agent's own group, where that may be done.
+    Auto,
+    /// None.
+    Off,
+    /// Below this folder of a version 2 hierarchy.
+    Below(PathBuf),
+}
+
+fn first_block() -> String {
+    "block-0".to_owned()
+}
+
+fn first_rack() -> String {
+    "rack-0".to_owned()
+}
+
+fn boot_id_path() -> PathBuf {
+    PathBuf::from("/proc/sys/kernel/random/boot_id")
+}
+
+fn worker_bytes() -> u64 {
+    64 << 20
+}
+
+fn ended_workers() -> usize {
+    256
+}
+
+fn ended_bytes() -> u64 {
+    8 << 30
+}
+
+impl LogLimits {
+    /// 64 MiB a stream; 256 ended workers and 8 GiB of them.
+    #[must_use]
+    pub fn usual() -> LogLimits {
+        LogLimits {
+            worker_bytes_max: worker_bytes(),
+            ended_workers_max: ended_workers(),
+            ended_bytes_max: ended_bytes(),
+        }
+    }
+}
+
+impl ControlGroups {
+    fn auto() -> ControlGroups {
+        ControlGroups::Auto
+    }
+}
+
+/// A key that breaks its rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("configuration key {key}: {rule}")]
+pub struct ConfigError {
+    /// The key, dotted.
+    pub key: String,
+    /// What it needs.
+    pub rule: String,
+}
+
+fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
+    ConfigError { key: key.to_owned(), rule: rule.into() }
+}
+
+impl AgentConfig {
+    /// Checks every key and settles what this host is. `root` is `/`, but for tests of discovery.
+    ///
+    /// # Errors
+    /// The first key that breaks its rule.
+    pub fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+        if !self.state_dir.is_absolute() {
+            return Err(broken("state_dir", "must be an absolute path"));
+        }
+        if self.endpoints.is_empty() || self.endpoints.len() > 64 {
+            return Err(broken("endpoints", "must name 1 to 64 replicas"));
+        }
+        if self.shim_command.first().is_none_or(|program| !program.starts_with('/')) {
+            return Err(broken("shim_command", "must begin with the absolute path of a program"));
+        }
+        if self.logs.worker_bytes_max < 4_096 || self.logs.worker_bytes_max > 1 << 40 {
+            return Err(broken("logs.worker_bytes_max", "must be 4096 bytes to 1 TiB"));
+        }
+        if self.logs.ended_workers_max > 10_000 {
+            return Err(broken("logs.ended_workers_max", "must be at most 10000"));
+        }
+        if self.pass_environment.len() > 64 {
+            return Err(broken("pass_environment", "must name at most 64 variables"));
+        }
+        if let Some(bad) = self.pass_environment.iter().find(|name| !is_variable(name)) {
+            return Err(broken("pass_environment", format!("{bad:?} is no variable that may be passed on")));
+        }
+        if let ControlGroups::Below(parent) = &self.control_groups
+            && !parent.join("cgroup.procs").exists()
+        {
+            return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
+        }
+        self.node.check(root)
+    }
+
+    /// PATH, HOME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
+    #[must_use]
+    pub(crate) fn base_environment(&self) -> BTreeMap<String, String> {
+        let usual = [
+            ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+            ("HOME", Some("/")),
+            ("LANG", Some("C.UTF-8")),
+            ("TMPDIR", None),
+        ];
+        let usual = usual.into_iter().filter_map(|(name, otherwise)| {
+            let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
+            Some((name.to_owned(), value))
+        });
+        let passed = self
+            .pass_environment
+            .iter()
+            .filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
+        usual.chain(passed).collect()
+    }
+}
+
+fn is_variable(name: &str) -> bool {
+    let form = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    !name.is_empty() && name.len() <= 256 && name.bytes().all(form) && !name.starts_with("MUSTER_")
+}
+
+impl NodeConfig {
+    fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+        let name = |key: &str, text: &str| {
+            Name::new(text).ok_or_else(|| broken(key, format!("must be {}", muster_types::name::NAME_RULE)))
+        };
+        let accelerators = match &self.accelerators {
+            AcceleratorConfig::None => None,
+            AcceleratorConfig::Discover => discovery::discover(root),
+            AcceleratorConfig::Declared { r#type, count } => Some(Accelerators {
+                kind: name("node.accelerators.type", r#type)?,
+                count: u16::try_from(*count)
+                    .map_err(|_| broken("node.accelerators.count", "must be 1 to 64"))?,
+            }),
+        };
+        let mut labels = BTreeMap::new();
+        for (key, value) in &self.labels {
+            labels.insert(name("node.labels", key)?, value.clone());
+        }
+        let draft = NodeDraft {
+            name: name("node.name", &self.name)?,
+            region: name("node.region", &self.region)?,
+            cluster: name("node.cluster", &self.cluster)?,
+            block: name("node.block", &self.block)?,
+            rack: name("node.rack", &self.rack)?,
+            address: self.address.clone(),
+            accelerators,
+            cpu_milli: self.cpu_milli,
+            memory_bytes: self.memory_bytes,
+            labels,
+        };
+        draft.check().map_err(|found| {
+            let first = found.first().map(ToString::to_string).unwrap_or_default();
+            broken("node", first)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> serde_json::Value {
+        serde_json::json!({
+            "state_dir": "/var/lib/muster-agent",
+            "endpoints": ["127.0.0.1:7070"],
+            "shim_command": ["/usr/bin/muster", "shim"],
+            "node": {
+                "name": "gpu-a", "region": "eu", "cluster": "eu-a", "address": "10.0.0.1",
+                "accelerators": {"type": "h100", "count": 8}, "cpu_milli": 8000, "memory_bytes": 1 << 30,
+            },
+        })
+    }
+
+    fn check(change: impl FnOnce(&mut serde_json::Value)) -> Result<NodeSpec, ConfigError> {
+        let mut value = good();
+        change(&mut value);
+        serde_json::from_value::<AgentConfig>(value).unwrap().check(Path::new("/nowhere"))
+    }
+
+    #[test]
+    fn a_good_configuration_and_the_forms_of_accelerators() {
+        assert_eq!(check(|_| ()).unwrap().device_count(), 8);
+        assert_eq!(check(|v| v["node"]["accelerators"] = "discover".into()).unwrap().device_count(), 0);
+        assert_eq!(check(|v| v["node"]["accelerators"] = "none".into()).unwrap().device_count(), 0);
+    }
+
+    #[test]
+    fn the_broken_key_is_named() {
+        let key = |change: fn(&mut serde_json::Value)| check(change).unwrap_err().key;
+        assert_eq!(key(|v| v["state_dir"] = "relative".into()), "state_dir");
+        assert_eq!(key(|v| v["endpoints"] = serde_json::json!([])), "endpoints");
+        assert_eq!(key(|v| v["shim_command"] = serde_json::json!(["muster"])), "shim_command");
+        assert_eq!(key(|v| v["node"]["name"] = "No".into()), "node.name");
+        assert_eq!(key(|v| v["node"]["cpu_milli"] = 0.into()), "node");
+        assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
+        assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_bytes_max": 1})), "logs.worker_bytes_max");
+        let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
+        assert!(unknown.is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! Which accelerators this host has, from files alone: no driver library is loaded.
+//!
+//! NVIDIA's driver lists its devices below `/proc/driver/nvidia/gpus` by PCI bus, which is the order
+//! device numbers have here (`CUDA_DEVICE_ORDER=PCI_BUS_ID`). TPU chips show as `/dev/accel*` with a class
+//! entry in sysfs.
+//!
+//! **Invariant:** a device that cannot be opened later is not counted: the model list and the device
+//! nodes must agree, and of a disagreement the smaller number is taken.
+
+use muster_types::{Accelerators, Name};
+use std::path::Path;
+
+/// Google's PCI vendor number, as sysfs has it.
+const PCI_VENDOR_GOOGLE: &str = "0x1ae0";
+
+/// PCI devices of TPU hosts to the type in Muster (libtpu and jax `_src/hardware_utils.py` list them).
+const TPU_CHIPS: [(&str, &str); 6] = [
+    ("0x0027", "v3"),
+    ("0x005e", "v4"),
+    ("0x0062", "v5p"),
+    ("0x0063", "v5e"),
+    ("0x006f", "v6e"),
+    ("0x0076", "7x"),
+];
+
+/// What the host below `root` has; `/` for the real one.
+#[must_use]
+pub fn discover(root: &Path) -> Option<Accelerators> {
+    nvidia(root).or_else(|| tpu(root))
+}
+
+fn nvidia(root: &Path) -> Option<Accelerators> {
+    let gpus = root.join("proc/driver/nvidia/gpus");
+    let mut models: Vec<Name> = Vec::new();
+    for entry in std::fs::read_dir(&gpus).ok()?.flatten() {
+        let Ok(bytes) = crate::durable::read_bounded(&entry.path().join("information"), 64 << 10) else {
+            continue;
+        };
+        let text = String::from_utf8_lossy(&bytes);
+        let model = text.lines().find_map(|line| line.strip_prefix("Model:"));
+        if let Some(kind) = model.and_then(nvidia_type) {
+            models.push(kind);
+        }
+    }
+    let nodes = numbered(&root.join("dev"), "nvidia");
+    let kind = models.first()?.clone();
+    if models.iter().any(|other| *other != kind) {
+        tracing::error!(
+            ?models,
+            "accelerators of several types on one host; declare them in the configuration"
+        );
+        return None;
+    }
+    if models.len() != nodes {
+        tracing::warn!(
+            listed = models.len(),
+            nodes,
+            "the driver's list and /dev disagree; taking the smaller"
+        );
+    }
+    counted(kind, models.len().min(nodes))
+}
+
+/// `NVIDIA H100 80GB HBM3` becomes `h100`: the word with a digit that names the chip.
+fn nvidia_type(model: &str) -> Option<Name> {
+    let mut words = model.split([' ', '-', '\t']).filter(|w| !w.is_empty()).map(str::to_ascii_lowercase);
+    let brand = |w: &str| matches!(w, "nvidia" | "tesla" | "geforce" | "quadro" | "graphics" | "device");
+    let first = words.find(|w| !brand(w))?;
+    // `RTX 6000 Ada`, `RTX PRO 6000`: the number alone would say too little.
+    if first == "rtx" {
+        let number = words.find(|w| w.starts_with(|c: char| c.is_ascii_digit()))?;
+        return Name::new(&format!("rtx-{number}"));
+    }
+    first.contains(|c: char| c.is_ascii_digit()).then(|| Name::new(&first)).flatten()
+}
+
+fn tpu(root: &Path) -> Option<Accelerators> {
+    let nodes = numbered(&root.join("dev"), "accel");
+    let class = root.join("sys/class/accel");
+    let mut kind = None;
+    let mut listed = 0;
+    for entry in std::fs::read_dir(&class).ok()?.flatten() {
+        let read = |name: &str| {
+            crate::durable::read_bounded(&entry.path().join("device").join(name), 64)
+                .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
+                .unwrap_or_default()
+        };
+        if read("vendor") != PCI_VENDOR_GOOGLE {
+            continue;
+        }
+        let device = read("device");
+        let Some((_, name)) = TPU_CHIPS.iter().find(|(id, _)| *id == device) else {
+            tracing::error!(device, "a TPU chip of an unknown kind; declare it in the configuration");
+            return None;
+        };
+        kind = Some(Name::literal(name));
+        listed += 1;
+    }
+    counted(kind?, nodes.min(listed))
+}
+
+/// How many entries are `prefix` and a number.
+fn numbered(folder: &Path, prefix: &str) -> usize {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|n| n.strip_prefix(prefix));
+            number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        })
+        .count()
+}
+
+fn counted(kind: Name, count: usize) -> Option<Accelerators> {
+    let count = u16::try_from(count).ok()?.min(muster_types::limits::HOST_DEVICES_MAX);
+    (count > 0).then_some(Accelerators { kind, count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn no_accelerator_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(discover(dir.path()), None);
+        put(dir.path(), "dev/nvidiactl", "");
+        assert_eq!(discover(dir.path()), None);
+    }
+
+    #[test]
+    fn nvidia_devices_are_counted_with_their_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        for bus in 0..3 {
+            let path = format!("proc/driver/nvidia/gpus/0000:0{bus}:00.0/information");
+            put(dir.path(), &path, "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 100\n");
+        }
+        for node in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"] {
+            put(dir.path(), &format!("dev/{node}"), "");
+        }
+        let found = discover(dir.path()).unwrap();
+        assert_eq!((found.kind.as_str(), found.count), ("h100", 2));
+    }
+
+    #[test]
+    fn a_mixed_host_must_be_declared() {
+        let dir = tempfile::tempdir().unwrap();
+        for (bus, model) in [(1, "NVIDIA A100-SXM4-80GB"), (2, "Tesla T4")] {
+            let path = format!("proc/driver/nvidia/gpus/0000:0{bus}:00.0/information");
+            put(dir.path(), &path, &format!("Model: {model}\n"));
+            put(dir.path(), &format!("dev/nvidia{bus}"), "");
+        }
+        assert_eq!(discover(dir.path()), None);
+    }
+
+    #[test]
+    fn tpu_chips() {
+        let dir = tempfile::tempdir().unwrap();
+        for chip in 0..4 {
+            put(dir.path(), &format!("dev/accel{chip}"), "");
+            put(dir.path(), &format!("sys/class/accel/accel{chip}/device/vendor"), "0x1ae0\n");
+            put(dir.path(), &format!("sys/class/accel/accel{chip}/device/device"), "0x0063\n");
+        }
+        let found = discover(dir.path()).unwrap();
+        assert_eq!((found.kind.as_str(), found.count), ("v5e", 4));
+        put(dir.path(), "sys/class/accel/accel3/device/vendor", "0x8086\n");
+        assert_eq!(discover(dir.path()).unwrap().count, 3);
+    }
+
+    #[test]
+    fn model_names() {
+        for (model, kind) in [
+            (" NVIDIA H200", "h200"),
+            ("NVIDIA A100-SXM4-80GB", "a100"),
+            ("Tesla V100-SXM2-16GB", "v100"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA GB200", "gb200"),
+            ("NVIDIA RTX 6000 Ada Generation", "rtx-6000"),
+        ] {
+            assert_eq!(nvidia_type(model).unwrap().as_str(), kind);
+        }
+        assert!(nvidia_type("NVIDIA Graphics Device").is_none());
+    }
+}

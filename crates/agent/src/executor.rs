@@ -1,0 +1,114 @@
+//! What runs workers: processes of this host today, another scheduler's jobs behind the same trait.
+//!
+//! The unit of a start is this node's share of one placement, so an executor for a Slurm or Kubernetes
+//! cluster can turn it into one batch job or job set that covers many machines; ends are told worker
+//! by worker.
+//!
+//! **Invariant:** an executor never launches one worker key twice, over any number of restarts, and
+//! tells an end only when nothing of the worker is left.
+
+use crate::order::{Placement, WorkerKey};
+use muster_types::{DeviceSet, ExitStatus};
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// What an executor tells by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecutorEvent {
+    /// The worker is launched.
+    Running(WorkerKey),
+    /// Nothing of the worker is left, and its end is durable.
+    Ended(WorkerKey, ExitStatus),
+}
+
+/// A worker found at the start of the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// Which one.
+    pub key: WorkerKey,
+    /// What it holds.
+    pub devices: DeviceSet,
+    /// How it ended; none while it runs.
+    pub exit: Option<ExitStatus>,
+    /// The lease epoch it was started in.
+    pub epoch: u64,
+}
+
+/// Which output is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputRequest {
+    /// Of which worker.
+    pub key: WorkerKey,
+    /// `stdout`, `stderr` or both.
+    pub streams: Vec<&'static str>,
+    /// Go on until the worker has ended.
+    pub follow: bool,
+    /// Only the last so many bytes of each stream; 0 for all.
+    pub tail_bytes: u64,
+}
+
+/// A piece of output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputChunk {
+    /// `stdout` or `stderr`.
+    pub stream: &'static str,
+    /// At most [`LOG_CHUNK_BYTES`](crate::limits::LOG_CHUNK_BYTES).
+    pub data: Vec<u8>,
+}
+
+/// What an executor could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// The executor has nothing of this worker.
+    #[error("nothing is known of worker {0}")]
+    Unknown(WorkerKey),
+    /// A worker's folder.
+    #[error("use the folder of a worker")]
+    Task(#[source] crate::task::TaskError),
+    /// The folder of all workers.
+    #[error("list the workers")]
+    List(#[source] io::Error),
+    /// Reading output.
+    #[error("read a worker's output")]
+    Output(#[source] io::Error),
+}
+
+/// Runs workers.
+pub trait Executor: Send + Sync + 'static {
+    /// Launches every worker of the placement that is not launched yet, in lease epoch `epoch`. What becomes
+    /// of each is told as an event; a launch that fails is an end.
+    fn start(&self, placement: Arc<Placement>, epoch: u64) -> impl Future<Output = ()> + Send;
+
+    /// Records that this worker will not be launched, and tells it as an end.
+    fn refuse(&self, key: WorkerKey, reason: String) -> impl Future<Output = ()> + Send;
+
+    /// Asks a worker to stop: SIGTERM or its like now, SIGKILL after the grace. Repeating can only
+    /// shorten the grace.
+    ///
+    /// # Errors
+    /// When the request could not be delivered; the worker may still be running.
+    fn stop(&self, key: WorkerKey, grace: Duration)
+    -> impl Future<Output = Result<(), ExecutorError>> + Send;
+
+    /// Takes over what an earlier agent left: running workers, and ends that are not acknowledged.
+    ///
+    /// # Errors
+    /// When that cannot be listed: then nothing may be started either.
+    fn adopt(&self) -> impl Future<Output = Result<Vec<Adopted>, ExecutorError>> + Send;
+
+    /// The leader knows this end; what is kept of the worker is kept for its output alone.
+    fn acknowledge(&self, key: WorkerKey) -> impl Future<Output = ()> + Send;
+
+    /// Sends a worker's output until it is at its end, or the worker's when following.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn read_output(
+        &self,
+        request: OutputRequest,
+        sink: mpsc::Sender<OutputChunk>,
+    ) -> impl Future<Output = Result<(), ExecutorError>> + Send;
+}

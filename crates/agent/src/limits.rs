@@ -1,0 +1,41 @@
+//! Every bound of the agent, in one place. What a job may hold is bounded in `muster_types::limits`.
+
+use std::time::Duration;
+
+/// Orders received and not yet looked at. The leader sends one per placement and stop; a session
+/// that overruns this is closed and opened again, which brings the outstanding orders anew.
+pub const ORDERS_QUEUED_MAX: usize = 4_096;
+/// Messages on their way out, heartbeats apart.
+pub const OUTGOING_QUEUED_MAX: usize = 2_048;
+/// Placements waiting for a confirmation, for devices or for the lease.
+pub const PENDING_PLACEMENTS_MAX: usize = 1_024;
+/// Workers of one start order that are launched here: a host has 64 devices at most, and some
+/// workers need none.
+pub const WORKERS_PER_ORDER_MAX: usize = 256;
+/// Workers held at once, ended but unacknowledged ones included: all fit in one registration.
+pub const WORKERS_HELD_MAX: usize = muster_types::limits::REPORT_RANKS_MAX;
+/// Bytes of one message: a rank map of 16,384 ranks with the longest names and addresses is 5 MiB.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes of output in one upload message.
+pub const LOG_CHUNK_BYTES: usize = 64 << 10;
+/// Upload messages in flight before the reader of the file waits.
+pub const LOG_CHUNKS_QUEUED_MAX: usize = 4;
+/// Uploads at once; more are refused with an error text.
+pub const LOG_UPLOADS_MAX: usize = 32;
+/// Jobs whose newest token is kept one by one; the oldest are folded into one floor.
+pub const FENCED_JOBS_MAX: usize = 16_384;
+/// Task folders of former holders (before a reboot) that are kept.
+pub const ARCHIVES_MAX: usize = 2;
+/// Folders below `tasks/` that are looked at on start.
+pub const TASK_FOLDERS_MAX: usize = 65_536;
+/// What a shim may take from its start to the launch of its worker.
+pub const SHIM_START_MAX: Duration = Duration::from_secs(30);
+/// How long the shim's deadline waits for one read of the lease file before it counts as expired:
+/// half of the stop grace, within these two.
+pub const LEASE_READ_MAX: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
+/// What the shim gives its output threads to write what is in the pipes, once no process is left.
+pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
+/// First and longest wait between two attempts at a session.
+pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// From the Register to the Registered.
+pub const REGISTER_MAX: Duration = Duration::from_secs(10);

@@ -1,0 +1,654 @@
+//! The agent's one loop: orders, executor events and session changes in, confirmations, reports and
+//! launches out.
+//!
+//! A start order is first confirmed against the leader, then held against what runs here, then
+//! persisted, then launched. Whatever keeps it waiting (an older attempt, a dying holder of its
+//! devices, a lease about to run out) sends it back to the confirmation, so that nothing starts on an
+//! answer from before the wait.
+//!
+//! **Invariant:** no launch without a token above everything persisted for its job, confirmed on the
+//! current session after the last wait, with its devices free and more lease left than a stop takes.
+//! Orders of an earlier session are never acted on.
+
+use crate::clock::BootTime;
+use crate::executor::{Executor, ExecutorEvent, OutputRequest};
+use crate::fencing::{Fences, Standing};
+use crate::lease::Lease;
+use crate::limits;
+use crate::order::{self, Placement, WorkerKey, state_message};
+use crate::uploads;
+use muster_types::limits::REPORT_RANKS_MAX;
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, NodeSpec};
+use muster_wire::convert::fencing_token_to_proto;
+use muster_wire::v1;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+/// The rank of a report that no worker of a placement is here and none will start.
+pub const WHOLE_PLACEMENT: u32 = u32::MAX;
+
+/// An order, checked.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Start(Box<Placement>),
+    /// A start order that breaks a rule: its workers cannot be launched.
+    Malformed {
+        job: JobId,
+        token: FencingToken,
+        ranks: BTreeSet<u32>,
+        reason: String,
+    },
+    Stop {
+        job: JobId,
+        token: FencingToken,
+        grace: Duration,
+    },
+    StartConfirmed {
+        job: JobId,
+        token: FencingToken,
+        current: bool,
+    },
+    ReportAck(u64),
+    ReadLogs {
+        read_id: u64,
+        request: OutputRequest,
+    },
+}
+
+/// What the loop reacts to; there is nothing else.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The session stands.
+    Opened(SessionHandle),
+    /// It does not any more.
+    Closed(u64),
+    /// From the session of this number.
+    Order(u64, Order),
+    /// The lease moved.
+    LeaseRenewed,
+    /// The worker list for a registration.
+    Holdings(oneshot::Sender<Vec<v1::WorkerState>>),
+}
+
+/// How the loop speaks on a session.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionHandle {
+    pub(crate) number: u64,
+    pub(crate) outgoing: mpsc::Sender<v1::SessionRequest>,
+    /// The replica it goes through.
+    pub(crate) endpoint: String,
+    pub(crate) stop_grace: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// From the decision to the executor's word.
+    Launching,
+    Running,
+    Ended(ExitStatus),
+}
+
+#[derive(Debug)]
+struct Worker {
+    devices: DeviceSet,
+    epoch: u64,
+    phase: Phase,
+    /// The shortest grace asked for.
+    stop: Option<Duration>,
+    /// Rises with everything there is to report; equal to `acked` when the leader knows all of it.
+    version: u32,
+    acked: u32,
+}
+
+impl Worker {
+    fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended(_))
+    }
+
+    fn message(&self, key: WorkerKey) -> v1::WorkerState {
+        match &self.phase {
+            Phase::Ended(status) => state_message(key, Some(status)),
+            Phase::Launching | Phase::Running => state_message(key, None),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// For the leader's word.
+    Confirmation,
+    /// For an end here.
+    End,
+    /// For a renewal.
+    Lease,
+}
+
+#[derive(Debug)]
+struct Pending {
+    placement: Arc<Placement>,
+    wait: Wait,
+}
+
+/// One report on its way.
+#[derive(Debug)]
+struct InFlight {
+    sequence: u64,
+    versions: Vec<(WorkerKey, u32)>,
+}
+
+/// What the loop would do with a placement now.
+#[derive(Debug, PartialEq, Eq)]
+enum Fit {
+    Go { epoch: u64 },
+    Wait(Wait),
+    Refuse(String),
+}
+
+/// The loop's state.
+pub(crate) struct Node<E> {
+    executor: Arc<E>,
+    fences: Arc<Mutex<Fences>>,
+    lease: Arc<Mutex<Lease>>,
+    spec: NodeSpec,
+    session: Option<SessionHandle>,
+    workers: BTreeMap<WorkerKey, Worker>,
+    pending: BTreeMap<(JobId, FencingToken), Pending>,
+    report_sequence: u64,
+    in_flight: Option<InFlight>,
+    /// States of workers that are not here, said once on the session that asked.
+    extras: VecDeque<v1::WorkerState>,
+    uploads: JoinSet<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic while holding one of these locks leaves whole values: they are replaced, not edited.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<E: Executor> Node<E> {
+    pub(crate) fn new(
+        executor: Arc<E>,
+        fences: Fences,
+        lease: Arc<Mutex<Lease>>,
+        spec: NodeSpec,
+        adopted: Vec<crate::executor::Adopted>,
+    ) -> Node<E> {
+        let workers = adopted.into_iter().map(|found| {
+            let phase = found.exit.map_or(Phase::Running, Phase::Ended);
+            let devices = found.devices;
+            let worker = Worker { devices, epoch: found.epoch, phase, stop: None, version: 1, acked: 0 };
+            (found.key, worker)
+        });
+        Node {
+            executor,
+            fences: Arc::new(Mutex::new(fences)),
+            lease,
+            spec,
+            session: None,
+            workers: workers.collect(),
+            pending: BTreeMap::new(),
+            report_sequence: 0,
+            in_flight: None,
+            extras: VecDeque::new(),
+            uploads: JoinSet::new(),
+        }
+    }
+
+    /// Turns until both senders are gone.
+    pub(crate) async fn run(
+        mut self,
+        mut events: mpsc::Receiver<Event>,
+        mut told: mpsc::Receiver<ExecutorEvent>,
+    ) {
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.on_event(event).await,
+                    None => return,
+                },
+                Some(event) = told.recv() => self.on_executor(event).await,
+                Some(_) = self.uploads.join_next() => {}
+            }
+            self.send_report();
+        }
+    }
+
+    async fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Opened(session) => self.on_opened(session),
+            Event::Closed(number) => {
+                if self.session.as_ref().is_some_and(|s| s.number == number) {
+                    self.session = None;
+                }
+            }
+            Event::Order(number, order) => {
+                if self.session.as_ref().is_some_and(|s| s.number == number) {
+                    self.on_order(order).await;
+                } else {
+                    tracing::debug!(?order, "an order of an earlier session is dropped: it is sent again");
+                }
+            }
+            Event::LeaseRenewed => self.reconfirm(Wait::Lease),
+            Event::Holdings(answer) => {
+                let held = self.workers.iter().map(|(key, worker)| worker.message(*key)).collect();
+                // The session has given up waiting: it asks again.
+                let _ = answer.send(held);
+            }
+        }
+    }
+
+    fn on_opened(&mut self, session: SessionHandle) {
+        // Outstanding orders, their confirmations and acknowledgements belong to the session before.
+        self.pending.clear();
+        self.extras.clear();
+        self.in_flight = None;
+        self.session = Some(session);
+    }
+
+    async fn on_order(&mut self, order: Order) {
+        match order {
+            Order::Start(placement) => self.on_start(*placement),
+            Order::Malformed { job, token, ranks, reason } => {
+                tracing::error!(%job, %token, reason, "a start order is refused");
+                for rank in ranks {
+                    let status = ExitStatus::LaunchFailed(order::detail(&reason));
+                    let key = WorkerKey { job, token, rank };
+                    if !self.workers.contains_key(&key) {
+                        self.extras.push_back(state_message(key, Some(&status)));
+                    }
+                }
+            }
+            Order::StartConfirmed { job, token, current } => {
+                self.on_confirmed(job, token, current).await;
+            }
+            Order::Stop { job, token, grace } => self.on_stop(job, token, grace).await,
+            Order::ReportAck(sequence) => self.on_report_ack(sequence),
+            Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
+        }
+    }
+
+    fn on_start(&mut self, placement: Placement) {
+        let (job, token) = (placement.job, placement.token);
+        let standing = locked(&self.fences).standing(job, token);
+        match standing {
+            Standing::Older => {
+                // Its leader is behind, or it is below the floor and needs a new token.
+                tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
+                return self.say_again(&placement);
+            }
+            Standing::Same => return self.say_again(&placement),
+            Standing::Newer => {}
+        }
+        if self.pending.contains_key(&(job, token)) {
+            return;
+        }
+        let newest = self.pending.range((job, FencingToken::default())..).next_back();
+        if newest.is_some_and(|((other, newer), _)| *other == job && *newer > token) {
+            tracing::warn!(%job, %token, "a start order older than a waiting one is dropped");
+            return;
+        }
+        self.pending.retain(|(other, older), _| *other != job || *older > token);
+        if self.pending.len() >= limits::PENDING_PLACEMENTS_MAX {
+            tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
+            return;
+        }
+        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation };
+        self.pending.insert((job, token), pending);
+        self.ask(job, token);
+    }
+
+    /// The order is known: says what became of each of its workers. One that is not here was persisted
+    /// and never launched, or is acknowledged; either way it will not start.
+    fn say_again(&mut self, placement: &Placement) {
+        for rank in placement.ranks() {
+            let key = placement.key(rank);
+            match self.workers.get_mut(&key) {
+                Some(worker) => worker.version += 1,
+                None => self.extras.push_back(state_message(key, Some(&ExitStatus::Vanished))),
+            }
+        }
+    }
+
+    fn ask(&mut self, job: JobId, token: FencingToken) {
+        use v1::session_request::Message;
+        let ask = v1::ConfirmStart { job_id: job.to_string(), token: Some(fencing_token_to_proto(token)) };
+        self.send(Message::ConfirmStart(ask));
+    }
+
+    fn send(&mut self, message: v1::session_request::Message) {
+        let Some(session) = &self.session else { return };
+        let request = v1::SessionRequest { message: Some(message) };
+        match session.outgoing.try_send(request) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => self.session = None,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                // The network does not take what we say: a new session starts from what is outstanding.
+                tracing::warn!("the session takes no more messages; closing it");
+                self.session = None;
+            }
+        }
+    }
+
+    async fn on_confirmed(&mut self, job: JobId, token: FencingToken, current: bool) {
+        let Some(pending) = self.pending.get_mut(&(job, token)) else { return };
+        if pending.wait != Wait::Confirmation {
+            return;
+        }
+        let placement = Arc::clone(&pending.placement);
+        if !current {
+            self.pending.remove(&(job, token));
+            tracing::info!(%job, %token, "the placement is not current any more; not started");
+            return;
+        }
+        self.stop_older(&placement).await;
+        match self.fit(&placement) {
+            Fit::Wait(wait) => {
+                tracing::info!(%job, %token, ?wait, "the start waits");
+                if let Some(pending) = self.pending.get_mut(&(job, token)) {
+                    pending.wait = wait;
+                }
+            }
+            Fit::Refuse(reason) => {
+                self.pending.remove(&(job, token));
+                tracing::warn!(%job, %token, reason, "the start is refused");
+                self.refuse(&placement, &reason).await;
+            }
+            Fit::Go { epoch } => {
+                self.pending.remove(&(job, token));
+                self.launch(placement, epoch).await;
+            }
+        }
+    }
+
+    /// A newer placement of a job is the end of its older ones, whether or not the order to stop them
+    /// has come yet.
+    async fn stop_older(&mut self, placement: &Placement) {
+        let older: Vec<WorkerKey> = self
+            .workers
+            .iter()
+            .filter(|(key, worker)| {
+                key.job == placement.job
+                    && key.token < placement.token
+                    && !worker.has_ended()
+                    && worker.stop.is_none()
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        for key in older {
+            self.stop_worker(key, placement.stop_grace).await;
+        }
+    }
+
+    fn fit(&self, placement: &Placement) -> Fit {
+        let own = DeviceSet::first(self.spec.device_count());
+        let kind = self.spec.accelerators.as_ref().map_or("", |a| a.kind.as_str());
+        let mut wanted = DeviceSet::EMPTY;
+        for worker in &placement.workers {
+            wanted = wanted.union(worker.devices);
+            let typed = !worker.accelerator_type.is_empty() && !worker.devices.is_empty();
+            if typed && worker.accelerator_type != kind {
+                return Fit::Refuse(format!(
+                    "this node has no accelerators of type {}",
+                    worker.accelerator_type
+                ));
+            }
+        }
+        if !own.contains(wanted) {
+            let missing: Vec<u16> = wanted.difference(own).iter().collect();
+            return Fit::Refuse(format!("this node has no devices {missing:?}"));
+        }
+        if self.workers.len() + placement.workers.len() > limits::WORKERS_HELD_MAX {
+            return Fit::Refuse("this node holds too many workers".to_owned());
+        }
+        let now = BootTime::now();
+        let grace = self.session.as_ref().map_or(Duration::ZERO, |s| s.stop_grace);
+        let Some(lease) = locked(&self.lease).standing(now) else { return Fit::Wait(Wait::Lease) };
+        if now.until(lease.deadline) <= grace {
+            return Fit::Wait(Wait::Lease);
+        }
+        let mut wait = None;
+        for (key, worker) in self.workers.iter().filter(|(_, worker)| !worker.has_ended()) {
+            let older = key.job == placement.job && key.token < placement.token;
+            let overlap = !worker.devices.is_disjoint(wanted);
+            // A worker of a lapsed epoch is being stopped by its shim.
+            let dying = worker.stop.is_some() || worker.epoch != lease.epoch;
+            if overlap && !dying && !older {
+                return Fit::Refuse(format!("devices are held by {key}, which was not told to stop"));
+            }
+            if overlap || older {
+                wait = Some(Wait::End);
+            }
+        }
+        wait.map_or(Fit::Go { epoch: lease.epoch }, Fit::Wait)
+    }
+
+    async fn launch(&mut self, placement: Arc<Placement>, epoch: u64) {
+        let (job, token) = (placement.job, placement.token);
+        if let Err(reason) = self.raise_fence(job, token, placement.ranks().collect()).await {
+            return self.refuse(&placement, &format!("persist the fencing token: {reason}")).await;
+        }
+        for worker in &placement.workers {
+            let entry = Worker {
+                devices: worker.devices,
+                epoch,
+                phase: Phase::Launching,
+                stop: None,
+                version: 0,
+                acked: 0,
+            };
+            self.workers.insert(placement.key(worker.rank), entry);
+        }
+        tracing::info!(%job, %token, workers = placement.workers.len(), "launching");
+        let executor = Arc::clone(&self.executor);
+        // On its own: a slow launch must not hold up a stop.
+        tokio::spawn(async move { executor.start(placement, epoch).await });
+    }
+
+    /// Makes the token durable, or says why it is not.
+    async fn raise_fence(&self, job: JobId, token: FencingToken, ranks: BTreeSet<u32>) -> Result<(), String> {
+        let fences = Arc::clone(&self.fences);
+        let raised = tokio::task::spawn_blocking(move || locked(&fences).raise(job, token, ranks)).await;
+        match raised {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                tracing::error!(%job, %token, %error, source, "the fencing token is not durable");
+                Err(error.to_string())
+            }
+            Err(_) => Err("the agent is shutting down".to_owned()),
+        }
+    }
+
+    async fn refuse(&mut self, placement: &Placement, reason: &str) {
+        // A refusal is this token's last word too. Where it is not durable, only the report is lost.
+        let ranks = placement.ranks().collect();
+        let _ = self.raise_fence(placement.job, placement.token, ranks).await;
+        for rank in placement.ranks() {
+            let key = placement.key(rank);
+            let entry = Worker {
+                devices: DeviceSet::EMPTY,
+                epoch: 0,
+                phase: Phase::Launching,
+                stop: None,
+                version: 0,
+                acked: 0,
+            };
+            self.workers.insert(key, entry);
+            let (executor, reason) = (Arc::clone(&self.executor), reason.to_owned());
+            tokio::spawn(async move { executor.refuse(key, reason).await });
+        }
+    }
+
+    async fn on_stop(&mut self, job: JobId, token: FencingToken, grace: Duration) {
+        let pending = self.pending.get(&(job, token)).map(|p| Arc::clone(&p.placement));
+        let never: BTreeSet<u32> = pending.iter().flat_map(|p| p.ranks()).collect();
+        let mut ranks = never.clone();
+        self.pending.retain(|(other, older), _| *other != job || *older > token);
+        if let Some(fence) = locked(&self.fences).of(job).filter(|fence| fence.token == token) {
+            ranks.extend(&fence.ranks);
+        }
+        let (from, to) = (
+            WorkerKey { job, token: FencingToken::default(), rank: 0 },
+            WorkerKey { job, token, rank: u32::MAX },
+        );
+        let held: Vec<WorkerKey> = self.workers.range(from..=to).map(|(key, _)| *key).collect();
+        // First the stop, which waits for no disk; then the fence against a start that comes later.
+        for key in &held {
+            self.stop_worker(*key, grace).await;
+        }
+        if self.raise_fence(job, token, ranks.clone()).await.is_err() {
+            // Unfenced, "none will start" would be a promise that a restart could break.
+            return;
+        }
+        let here: BTreeSet<u32> = held.iter().filter(|k| k.token == token).map(|k| k.rank).collect();
+        if ranks.is_empty() && here.is_empty() {
+            ranks.insert(WHOLE_PLACEMENT);
+        }
+        for rank in ranks.difference(&here) {
+            let key = WorkerKey { job, token, rank: *rank };
+            let status = if never.contains(rank) { ExitStatus::NotStarted } else { ExitStatus::Vanished };
+            self.extras.push_back(state_message(key, Some(&status)));
+        }
+    }
+
+    async fn stop_worker(&mut self, key: WorkerKey, grace: Duration) {
+        let Some(worker) = self.workers.get_mut(&key) else { return };
+        if worker.has_ended() {
+            worker.version += 1;
+            return;
+        }
+        let grace = worker.stop.map_or(grace, |before| before.min(grace));
+        worker.stop = Some(grace);
+        let launching = worker.phase == Phase::Launching;
+        if let Err(error) = self.executor.stop(key, grace).await {
+            // One that is being launched is told again when it runs.
+            if !launching {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                tracing::error!(worker = %key, %error, source, "a stop could not be delivered");
+            }
+        }
+    }
+
+    async fn on_executor(&mut self, event: ExecutorEvent) {
+        match event {
+            ExecutorEvent::Running(key) => {
+                let Some(worker) = self.workers.get_mut(&key) else { return };
+                if worker.phase != Phase::Launching {
+                    return;
+                }
+                worker.phase = Phase::Running;
+                worker.version += 1;
+                if let Some(grace) = worker.stop {
+                    self.stop_worker(key, grace).await;
+                }
+            }
+            ExecutorEvent::Ended(key, status) => {
+                let Some(worker) = self.workers.get_mut(&key) else { return };
+                if worker.has_ended() {
+                    return;
+                }
+                tracing::info!(worker = %key, %status, "ended");
+                worker.phase = Phase::Ended(status);
+                worker.version += 1;
+                self.reconfirm(Wait::End);
+            }
+        }
+    }
+
+    /// Asks anew for every start that waited for this.
+    fn reconfirm(&mut self, waited: Wait) {
+        let mut again = Vec::new();
+        for (id, pending) in self.pending.iter_mut().filter(|(_, p)| p.wait == waited) {
+            pending.wait = Wait::Confirmation;
+            again.push(*id);
+        }
+        for (job, token) in again {
+            self.ask(job, token);
+        }
+    }
+
+    /// One report at a time: what changes meanwhile goes with the next.
+    fn send_report(&mut self) {
+        if self.session.is_none() || self.in_flight.is_some() {
+            return;
+        }
+        let news = self.workers.iter().filter(|(_, worker)| worker.version != worker.acked);
+        let (mut states, mut versions) = (Vec::new(), Vec::new());
+        for (key, worker) in news.take(REPORT_RANKS_MAX) {
+            states.push(worker.message(*key));
+            versions.push((*key, worker.version));
+        }
+        let room = REPORT_RANKS_MAX - states.len();
+        states.extend(self.extras.drain(..self.extras.len().min(room)));
+        if states.is_empty() {
+            return;
+        }
+        self.report_sequence += 1;
+        let sequence = self.report_sequence;
+        self.in_flight = Some(InFlight { sequence, versions });
+        self.send(v1::session_request::Message::Report(v1::Report { sequence, workers: states }));
+    }
+
+    fn on_report_ack(&mut self, sequence: u64) {
+        let Some(report) = self.in_flight.take_if(|report| report.sequence == sequence) else { return };
+        for (key, version) in report.versions {
+            let Some(worker) = self.workers.get_mut(&key) else { continue };
+            worker.acked = version;
+            if worker.has_ended() && worker.version == version {
+                self.workers.remove(&key);
+                let executor = Arc::clone(&self.executor);
+                tokio::spawn(async move { executor.acknowledge(key).await });
+            }
+        }
+    }
+
+    fn on_read_logs(&mut self, read_id: u64, request: OutputRequest) {
+        let Some(session) = &self.session else { return };
+        let job = uploads::Upload {
+            endpoint: session.endpoint.clone(),
+            node_name: self.spec.name.to_string(),
+            read_id,
+            request,
+            refused: (self.uploads.len() >= limits::LOG_UPLOADS_MAX)
+                .then(|| format!("this node already sends {} outputs", limits::LOG_UPLOADS_MAX)),
+        };
+        if self.uploads.len() >= 2 * limits::LOG_UPLOADS_MAX {
+            tracing::warn!(read_id, "too many requests for output; one is dropped");
+            return;
+        }
+        self.uploads.spawn(uploads::run(job, Arc::clone(&self.executor)));
+    }
+}
+
+/// An order from the wire; none for what the session itself handles.
+pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<Order>, order::OrderError> {
+    use v1::session_response::Message;
+    Ok(Some(match message {
+        Message::Start(start) => {
+            let (job, token) = (order::job(&start.job_id)?, order::token(start.token)?);
+            let ranks = start.workers.iter().map(|w| w.rank).take(REPORT_RANKS_MAX).collect();
+            match order::placement(start) {
+                Ok(placement) => Order::Start(Box::new(placement)),
+                Err(error) => Order::Malformed { job, token, ranks, reason: error.to_string() },
+            }
+        }
+        Message::Stop(stop) => Order::Stop {
+            job: order::job(&stop.job_id)?,
+            token: order::token(stop.token)?,
+            grace: order::grace(stop.grace_ms),
+        },
+        Message::StartConfirmed(confirmed) => Order::StartConfirmed {
+            job: order::job(&confirmed.job_id)?,
+            token: order::token(confirmed.token)?,
+            current: confirmed.current,
+        },
+        Message::ReportAck(ack) => Order::ReportAck(ack.sequence),
+        Message::ReadLogs(read) => {
+            Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
+        }
+        Message::Registered(_) | Message::HeartbeatAck(_) => return Ok(None),
+    }))
+}

@@ -1,0 +1,343 @@
+//! Orders as values: what came from the network, checked field by field before anything looks at it.
+//!
+//! **Invariant:** nothing here trusts a length, a number or a name; an order that breaks a rule
+//! becomes an [`OrderError`] that names the field.
+
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, Violation, limits as bounds};
+use muster_wire::{convert, v1};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use crate::limits;
+
+/// One worker of one placement: the unit that is launched, stopped and reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct WorkerKey {
+    /// Its job.
+    pub job: JobId,
+    /// The placement.
+    pub token: FencingToken,
+    /// Its rank in the gang.
+    pub rank: u32,
+}
+
+impl fmt::Display for WorkerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}/{}", self.job, self.token, self.rank)
+    }
+}
+
+/// Where one rank of the gang is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// Unique in the Muster cluster.
+    pub node_name: String,
+    /// Without a port.
+    pub address: String,
+}
+
+/// One worker to launch here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Its rank in the gang.
+    pub rank: u32,
+    /// The task group it belongs to.
+    pub group: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// The user's variables.
+    pub environment: BTreeMap<String, String>,
+    /// Local device numbers.
+    pub devices: DeviceSet,
+    /// Empty when it asked for none.
+    pub accelerator_type: String,
+    /// Milli-CPUs it was promised.
+    pub cpu_milli: u64,
+    /// Bytes of memory it was promised.
+    pub memory_bytes: u64,
+}
+
+/// A start order, checked: this node's share of one placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The job.
+    pub job: JobId,
+    /// What the placement holds its devices with.
+    pub token: FencingToken,
+    /// The job's name, for people.
+    pub job_name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Placements of the job so far, this one included.
+    pub attempt: u32,
+    /// The whole gang, by rank.
+    pub rank_map: Vec<RankPlace>,
+    /// Those of this node, by rank.
+    pub workers: Vec<Launch>,
+    /// On rank 0's address.
+    pub rendezvous_port: u16,
+    /// SIGTERM to SIGKILL when a stop does not say otherwise.
+    pub stop_grace: Duration,
+    /// Empty when the job has none.
+    pub checkpoint_directory: String,
+    /// Empty for the worker's own folder.
+    pub working_directory: String,
+    /// Index and size, for a job of an array.
+    pub array: Option<(u32, u32)>,
+    /// Where the gang runs.
+    pub region: String,
+    /// The fleet cluster in that region.
+    pub cluster: String,
+}
+
+impl Placement {
+    /// The key of one of its workers.
+    #[must_use]
+    pub fn key(&self, rank: u32) -> WorkerKey {
+        WorkerKey { job: self.job, token: self.token, rank }
+    }
+
+    /// Ranks launched here.
+    pub fn ranks(&self) -> impl Iterator<Item = u32> {
+        self.workers.iter().map(|w| w.rank)
+    }
+}
+
+/// A field of an order that breaks its rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("order refused: {field} {rule}")]
+pub struct OrderError {
+    /// The field, as in the protocol.
+    pub field: &'static str,
+    /// What it breaks.
+    pub rule: String,
+}
+
+fn violated(field: &'static str, violation: &Violation) -> OrderError {
+    broken(field, violation.to_string())
+}
+
+fn broken(field: &'static str, rule: impl Into<String>) -> OrderError {
+    OrderError { field, rule: rule.into() }
+}
+
+/// The token of a message.
+///
+/// # Errors
+/// When it is absent or from no cluster's life.
+pub fn token(message: Option<v1::FencingToken>) -> Result<FencingToken, OrderError> {
+    let token =
+        convert::fencing_token_from_proto("token", message.as_ref()).map_err(|v| violated("token", &v))?;
+    if token.generation == 0 || token.log_index.0 == 0 {
+        return Err(broken("token", "must have a generation and an index from 1"));
+    }
+    Ok(token)
+}
+
+/// The job of a message.
+///
+/// # Errors
+/// When it is not an id.
+pub fn job(text: &str) -> Result<JobId, OrderError> {
+    convert::job_id("job_id", text).map_err(|v| violated("job_id", &v))
+}
+
+/// Milliseconds of grace, held to the longest that a job may ask for.
+#[must_use]
+pub fn grace(ms: u64) -> Duration {
+    Duration::from_millis(ms.min(bounds::STOP_GRACE_MS_MAX))
+}
+
+/// Checks a start order.
+///
+/// # Errors
+/// The first rule that is broken.
+pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
+    let job = job(&order.job_id)?;
+    let token = token(order.token)?;
+    let world = order.rank_map.len();
+    if world == 0 || world > bounds::GANG_WORKERS_MAX as usize {
+        return Err(broken("rank_map", format!("must have 1 to {} ranks", bounds::GANG_WORKERS_MAX)));
+    }
+    if order.workers.is_empty() || order.workers.len() > limits::WORKERS_PER_ORDER_MAX {
+        return Err(broken("workers", format!("must be 1 to {}", limits::WORKERS_PER_ORDER_MAX)));
+    }
+    for text in [&order.job_name, &order.tenant, &order.region, &order.cluster] {
+        short("job_name, tenant, region or cluster", text, 4 * bounds::NAME_BYTES_MAX)?;
+    }
+    short("checkpoint_directory", &order.checkpoint_directory, 2 * bounds::TEXT_BYTES_MAX)?;
+    short("working_directory", &order.working_directory, bounds::TEXT_BYTES_MAX)?;
+    let rank_map = order.rank_map.into_iter().map(rank_place).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = Vec::with_capacity(order.workers.len());
+    let mut ranks = BTreeSet::new();
+    let mut taken = DeviceSet::EMPTY;
+    for worker in order.workers {
+        let worker = launch(worker)?;
+        if worker.rank as usize >= world || !ranks.insert(worker.rank) {
+            return Err(broken("workers.rank", "must be in the rank map, and there once"));
+        }
+        if !taken.is_disjoint(worker.devices) {
+            return Err(broken("workers.devices", "names a device for two workers"));
+        }
+        taken = taken.union(worker.devices);
+        workers.push(worker);
+    }
+    workers.sort_by_key(|w| w.rank);
+    let rendezvous_port = u16::try_from(order.rendezvous_port)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| broken("rendezvous_port", "must be 1 to 65535"))?;
+    Ok(Placement {
+        job,
+        token,
+        job_name: order.job_name,
+        tenant: order.tenant,
+        attempt: order.attempt,
+        rank_map,
+        workers,
+        rendezvous_port,
+        stop_grace: grace(order.stop_grace_ms),
+        checkpoint_directory: order.checkpoint_directory,
+        working_directory: order.working_directory,
+        array: order.array_index.zip(order.array_size),
+        region: order.region,
+        cluster: order.cluster,
+    })
+}
+
+fn rank_place(place: v1::RankPlace) -> Result<RankPlace, OrderError> {
+    short("rank_map.node_name", &place.node_name, bounds::NAME_BYTES_MAX)?;
+    short("rank_map.address", &place.address, 253)?;
+    let form = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'_');
+    if place.address.is_empty() || !place.address.bytes().all(form) {
+        return Err(broken("rank_map.address", "must be an address or host name"));
+    }
+    Ok(RankPlace { node_name: place.node_name, address: place.address })
+}
+
+fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
+    if worker.command.is_empty() || worker.command.len() > bounds::COMMAND_WORDS_MAX {
+        return Err(broken("workers.command", format!("must have 1 to {} words", bounds::COMMAND_WORDS_MAX)));
+    }
+    for word in &worker.command {
+        short("workers.command", word, bounds::TEXT_BYTES_MAX)?;
+    }
+    if worker.environment.len() > bounds::ENVIRONMENT_MAX {
+        return Err(broken("workers.environment", format!("must have at most {}", bounds::ENVIRONMENT_MAX)));
+    }
+    for (key, value) in &worker.environment {
+        short("workers.environment", key, bounds::TEXT_BYTES_MAX)?;
+        short("workers.environment", value, bounds::TEXT_BYTES_MAX)?;
+        if key.is_empty() || key.contains('=') {
+            return Err(broken("workers.environment", "has a key that is empty or holds '='"));
+        }
+    }
+    short("workers.group", &worker.group, bounds::NAME_BYTES_MAX)?;
+    short("workers.accelerator_type", &worker.accelerator_type, bounds::NAME_BYTES_MAX)?;
+    let field = "workers.devices";
+    let devices = convert::device_set_from_proto(field, &worker.devices).map_err(|v| violated(field, &v))?;
+    Ok(Launch {
+        rank: worker.rank,
+        group: worker.group,
+        command: worker.command,
+        environment: worker.environment.into_iter().collect(),
+        devices,
+        accelerator_type: worker.accelerator_type,
+        cpu_milli: worker.cpu_milli,
+        memory_bytes: worker.memory_bytes,
+    })
+}
+
+/// At most so many bytes, and none that ends a C string.
+fn short(field: &'static str, text: &str, bytes_max: usize) -> Result<(), OrderError> {
+    if text.len() > bytes_max {
+        return Err(broken(field, format!("must be at most {bytes_max} bytes")));
+    }
+    if text.contains('\0') {
+        return Err(broken(field, "must not hold a zero byte"));
+    }
+    Ok(())
+}
+
+/// A worker's state as the protocol has it.
+#[must_use]
+pub fn state_message(key: WorkerKey, exit: Option<&ExitStatus>) -> v1::WorkerState {
+    v1::WorkerState {
+        job_id: key.job.to_string(),
+        token: Some(convert::fencing_token_to_proto(key.token)),
+        rank: key.rank,
+        exit: exit.map(convert::exit_status_to_proto),
+    }
+}
+
+/// Cut to what an error text may have, at a character's edge.
+#[must_use]
+pub fn detail(text: &str) -> String {
+    let mut end = text.len().min(bounds::DETAIL_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn order() -> v1::StartOrder {
+        v1::StartOrder {
+            job_id: "job-1".into(),
+            token: Some(v1::FencingToken { generation: 1, log_index: 7 }),
+            rank_map: vec![v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into() }; 2],
+            workers: vec![v1::WorkerLaunch {
+                rank: 1,
+                command: vec!["true".into()],
+                devices: vec![0, 3],
+                ..Default::default()
+            }],
+            rendezvous_port: 61_447,
+            ..Default::default()
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut v1::StartOrder)) -> &'static str {
+        let mut order = order();
+        change(&mut order);
+        placement(order).expect_err("must be refused").field
+    }
+
+    #[test]
+    fn a_good_order_passes() {
+        let placement = placement(order()).unwrap();
+        assert_eq!(placement.workers[0].devices, DeviceSet(0b1001));
+        assert_eq!(placement.key(1).to_string(), "job-1@1.7/1");
+    }
+
+    #[test]
+    fn every_broken_field_is_named() {
+        assert_eq!(refused(|o| o.token = None), "token");
+        assert_eq!(refused(|o| o.token = Some(v1::FencingToken::default())), "token");
+        assert_eq!(refused(|o| o.job_id = "../../etc".into()), "job_id");
+        assert_eq!(refused(|o| o.rank_map.clear()), "rank_map");
+        assert_eq!(refused(|o| o.rank_map[0].address = "a b".into()), "rank_map.address");
+        assert_eq!(refused(|o| o.workers.clear()), "workers");
+        assert_eq!(refused(|o| o.workers[0].rank = 2), "workers.rank");
+        assert_eq!(refused(|o| o.workers.push(o.workers[0].clone())), "workers.rank");
+        assert_eq!(refused(|o| o.workers[0].devices = vec![64]), "workers.devices");
+        assert_eq!(refused(|o| o.workers[0].devices = vec![1, 1]), "workers.devices");
+        assert_eq!(refused(|o| o.workers[0].command.clear()), "workers.command");
+        assert_eq!(refused(|o| o.workers[0].command[0] = "a\0b".into()), "workers.command");
+        assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
+        let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
+        assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");
+        assert_eq!(refused(|o| o.job_name = "x".repeat(5_000)), "job_name, tenant, region or cluster");
+    }
+
+    #[test]
+    fn a_detail_is_cut_at_a_character() {
+        let text = "é".repeat(400);
+        assert_eq!(detail(&text).len(), 512);
+        assert_eq!(detail(&"aé".repeat(300)).len(), 511);
+    }
+}

@@ -1,0 +1,509 @@
+//! Workers as processes of this host, each under a shim of its own.
+//!
+//! **Invariant:** what is on disk decides: a worker exists from the moment its folder does, runs as long
+//! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
+//! process id alone.
+
+use crate::cgroup::{self, Cgroup};
+use crate::config::{ControlGroups, LogLimits};
+use crate::contract::{self, Here};
+use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::limits;
+use crate::order::{Launch, Placement, WorkerKey, detail};
+use crate::processes::{self, MARK_VARIABLE};
+use crate::shim;
+use crate::task::{TaskDir, TaskError, TaskSpec};
+use muster_types::{ExitStatus, HolderId};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::process::Command;
+use tokio::sync::mpsc;
+
+/// What the executor is made of.
+#[derive(Clone, Debug)]
+pub struct ProcessSettings {
+    /// The folder of the workers' folders.
+    pub tasks: PathBuf,
+    /// The lease file.
+    pub lease: PathBuf,
+    /// Whose lease.
+    pub holder: HolderId,
+    /// Program and first arguments of a shim.
+    pub shim_command: Vec<String>,
+    /// This node's name.
+    pub node: String,
+    /// Type of its accelerators; empty for none.
+    pub accelerator: String,
+    /// The base environment of every worker.
+    pub environment: BTreeMap<String, String>,
+    /// How much output is kept.
+    pub logs: LogLimits,
+    /// Whether and where control groups are made.
+    pub control_groups: ControlGroups,
+}
+
+/// Runs workers as processes.
+#[derive(Clone, Debug)]
+pub struct ProcessExecutor {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: ProcessSettings,
+    cgroup_parent: Option<PathBuf>,
+    events: mpsc::Sender<ExecutorEvent>,
+}
+
+impl ProcessExecutor {
+    /// An executor and the stream of what it tells.
+    #[must_use]
+    pub fn new(settings: ProcessSettings) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
+        let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+        let cgroup_parent = match &settings.control_groups {
+            ControlGroups::Off => None,
+            ControlGroups::Below(parent) => Some(parent.clone()),
+            ControlGroups::Auto => cgroup::own()
+                .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
+                .ok(),
+        };
+        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events }) }, told)
+    }
+
+    async fn tell(&self, event: ExecutorEvent) {
+        // The receiver is gone only while the agent shuts down; the disk has it all.
+        let _ = self.shared.events.send(event).await;
+    }
+
+    fn task(&self, key: WorkerKey) -> TaskDir {
+        TaskDir::of(&self.shared.settings.tasks, key)
+    }
+
+    fn spec(&self, placement: &Placement, worker: &Launch, epoch: u64) -> TaskSpec {
+        let settings = &self.shared.settings;
+        let key = placement.key(worker.rank);
+        let task = self.task(key);
+        let rank_map = task.rank_map();
+        let here = Here {
+            node: &settings.node,
+            node_accelerator: &settings.accelerator,
+            base: &settings.environment,
+            rank_map_path: &rank_map,
+        };
+        let mut environment = contract::environment(placement, worker, &here);
+        environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
+        let working_directory = if placement.working_directory.is_empty() {
+            task.work()
+        } else {
+            PathBuf::from(&placement.working_directory)
+        };
+        TaskSpec {
+            key,
+            command: worker.command.clone(),
+            environment,
+            working_directory,
+            devices: worker.devices,
+            lease_path: settings.lease.clone(),
+            holder: settings.holder,
+            epoch,
+            stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
+            shim_arguments: settings.shim_command.iter().skip(1).cloned().collect(),
+            log_bytes_max: settings.logs.worker_bytes_max,
+            cgroup_parent: self.shared.cgroup_parent.clone(),
+            memory_bytes: worker.memory_bytes,
+            cpu_milli: worker.cpu_milli,
+        }
+    }
+
+    async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
+        let key = spec.key;
+        let tasks = self.shared.settings.tasks.clone();
+        let created = blocking(move || {
+            // Launched before, or refused: never again.
+            if TaskDir::of(&tasks, key).path().exists() {
+                return Ok(None);
+            }
+            TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
+        })
+        .await;
+        let task = match created {
+            Ok(Some(task)) => task,
+            Ok(None) => return,
+            Err(error) => {
+                let error = chain(&error);
+                tracing::error!(worker = %key, error, "a worker's folder could not be made");
+                return self.refuse(key, format!("make the worker's folder: {error}")).await;
+            }
+        };
+        match self.run_shim(&task).await {
+            Ok(()) => {
+                self.tell(ExecutorEvent::Running(key)).await;
+                self.watch(key, task);
+            }
+            Err(reason) => self.conclude(key, &task, Some(reason)).await,
+        }
+    }
+
+    /// Starts the shim and waits until it has launched the worker or given up.
+    async fn run_shim(&self, task: &TaskDir) -> Result<(), String> {
+        let command = &self.shared.settings.shim_command;
+        let (program, first) = command.split_first().ok_or("shim_command is empty")?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(task.shim_log())
+            .map_err(|e| format!("open the shim's log: {e}"))?;
+        let mut child = Command::new(program)
+            .args(first)
+            .arg(shim::RUN)
+            .arg(task.path())
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(|e| format!("start the shim {program}: {e}"))?;
+        let out = child.stdout.take();
+        let said = tokio::time::timeout(limits::SHIM_START_MAX, first_line(out)).await;
+        let launched = matches!(&said, Ok(line) if line == shim::RUNNING_LINE);
+        if said.is_err() {
+            // Hangs before the launch. Its worker, if there is one by now, dies with it.
+            let _ = child.start_kill();
+        }
+        // Someone must reap it, whenever it ends.
+        let ended = tokio::spawn(async move { child.wait().await });
+        if launched {
+            return Ok(());
+        }
+        match ended.await {
+            Ok(Ok(status)) => Err(format!("the shim ended before the launch: {status}")),
+            Ok(Err(error)) => Err(format!("wait for the shim: {error}")),
+            Err(_) => Err("the wait for the shim was given up".to_owned()),
+        }
+    }
+
+    /// Tells the end of a worker whose shim runs.
+    fn watch(&self, key: WorkerKey, task: TaskDir) {
+        let executor = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = shim_gone(&task).await {
+                tracing::error!(worker = %key, %error, "the shim cannot be watched; waiting for its lock");
+                wait_for_lock(&task).await;
+            }
+            executor.conclude(key, &task, None).await;
+        });
+    }
+
+    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and makes
+    /// the end durable. `reason` is why a launch failed.
+    async fn conclude(&self, key: WorkerKey, task: &TaskDir, reason: Option<String>) {
+        let holder = self.shared.settings.holder;
+        let mut pause = Duration::from_millis(20);
+        let status = loop {
+            let (task, reason) = (task.clone(), reason.clone());
+            match blocking(move || conclude_once(key, &task, holder, reason)).await {
+                Ok(Some(status)) => break status,
+                // Something of it is still there, for example stuck in a driver: its devices are not free.
+                Ok(None) => {}
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::error!(worker = %key, error, "a worker's end could not be settled; trying again");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        };
+        self.tell(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    fn adopt_one(&self, key: WorkerKey) -> Result<Option<Adopted>, TaskError> {
+        let task = self.task(key);
+        let exit = task.exit()?;
+        if exit.is_some() && task.is_acked() {
+            return Ok(None);
+        }
+        // A refusal has no launch; a damaged one cannot be judged by its devices, and has no shim that
+        // could go on without it.
+        let spec = task.spec().unwrap_or_else(|error| {
+            tracing::error!(worker = %key, %error, "the launch is damaged");
+            None
+        });
+        let (devices, epoch) = spec.map_or_else(Default::default, |s| (s.devices, s.epoch));
+        Ok(Some(Adopted { key, devices, exit: exit.map(|e| e.status), epoch }))
+    }
+}
+
+impl Executor for ProcessExecutor {
+    async fn start(&self, placement: Arc<Placement>, epoch: u64) {
+        let json: Arc<str> = contract::rank_map_json(&placement).into();
+        let mut launches = tokio::task::JoinSet::new();
+        for worker in &placement.workers {
+            let spec = self.spec(&placement, worker, epoch);
+            let (executor, json) = (self.clone(), Arc::clone(&json));
+            launches.spawn(async move { executor.start_one(spec, json).await });
+        }
+        while launches.join_next().await.is_some() {}
+    }
+
+    async fn refuse(&self, key: WorkerKey, reason: String) {
+        let status = ExitStatus::LaunchFailed(detail(&reason));
+        let (task, recorded) = (self.task(key), status.clone());
+        let written = blocking(move || -> Result<(), TaskError> {
+            match std::fs::create_dir(task.path()) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(TaskError::Io { doing: "make", path: task.path().to_owned(), source: e });
+                }
+                _ => {}
+            }
+            if task.exit()?.is_none() {
+                task.write_exit(recorded)?;
+            }
+            Ok(())
+        })
+        .await;
+        if let Err(error) = written {
+            let error = chain(&error);
+            tracing::warn!(worker = %key, error, "a refusal is not durable; a restarted agent says vanished");
+        }
+        self.tell(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+        let task = self.task(key);
+        if !task.path().is_dir() {
+            return Err(ExecutorError::Unknown(key));
+        }
+        blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
+    }
+
+    async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
+        let mut found = Vec::new();
+        let tasks = self.shared.settings.tasks.clone();
+        for key in blocking(move || list(&tasks)).await.map_err(ExecutorError::List)? {
+            let executor = self.clone();
+            let adopted = blocking(move || executor.adopt_one(key)).await;
+            let adopted = match adopted {
+                Ok(Some(adopted)) => adopted,
+                Ok(None) => continue,
+                // A damaged exit record: what is left is stopped, and the end told as vanished.
+                Err(error) => {
+                    tracing::error!(worker = %key, error = chain(&error), "no valid record");
+                    Adopted { key, devices: Default::default(), exit: None, epoch: 0 }
+                }
+            };
+            if adopted.exit.is_none() {
+                self.watch(key, self.task(key));
+            }
+            found.push(adopted);
+        }
+        self.prune().await;
+        Ok(found)
+    }
+
+    async fn acknowledge(&self, key: WorkerKey) {
+        let task = self.task(key);
+        if let Err(error) = blocking(move || task.write_acked()).await {
+            tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
+        }
+        self.prune().await;
+    }
+
+    async fn read_output(
+        &self,
+        request: OutputRequest,
+        sink: mpsc::Sender<OutputChunk>,
+    ) -> Result<(), ExecutorError> {
+        let task = self.task(request.key);
+        if !task.path().is_dir() {
+            return Err(ExecutorError::Unknown(request.key));
+        }
+        crate::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+}
+
+impl ProcessExecutor {
+    /// Keeps the folders of acknowledged workers within their limits, oldest first out.
+    async fn prune(&self) {
+        let settings = &self.shared.settings;
+        let (tasks, logs) = (settings.tasks.clone(), settings.logs.clone());
+        let pruned = blocking(move || prune(&tasks, &logs)).await;
+        if let Err(error) = pruned {
+            tracing::warn!(%error, "old workers' folders could not be removed");
+        }
+    }
+}
+
+/// A value that is this worker's alone and can be made again after a restart.
+fn mark(key: WorkerKey, holder: HolderId) -> String {
+    format!("{}_{}_{}_{:032x}", key.job, key.token, key.rank, holder.0)
+}
+
+/// Runs file work where it may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        // The work panicked (a bug) or the runtime is going down with everything on it.
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// The first line, of a bounded length; empty at the end of the stream.
+async fn first_line(out: Option<tokio::process::ChildStdout>) -> String {
+    let Some(out) = out else { return String::new() };
+    let mut line = String::new();
+    // An unreadable line is as good as none.
+    let _ = BufReader::new(out.take(256)).read_line(&mut line).await;
+    line.trim_end().to_owned()
+}
+
+/// Waits for the end-of-file of the FIFO that the shim holds open.
+async fn shim_gone(task: &TaskDir) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(task.alive())?;
+    // A FIFO that had no writer when it was opened never reports a hang-up: ask it once directly.
+    let mut byte = [0u8; 1];
+    match file.read(&mut byte) {
+        Ok(0) => return Ok(()),
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+        Err(e) => return Err(e),
+    }
+    let mut alive = pipe::Receiver::from_file(file)?;
+    loop {
+        match alive.read(&mut byte).await {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// The slow way: no event exists for a lock.
+async fn wait_for_lock(task: &TaskDir) {
+    loop {
+        let task = task.clone();
+        if let Ok(Some(_)) = blocking(move || task.try_lock()).await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// One attempt at a conclusion; none when something of the worker is still there.
+fn conclude_once(
+    key: WorkerKey,
+    task: &TaskDir,
+    holder: HolderId,
+    reason: Option<String>,
+) -> Result<Option<ExitStatus>, TaskError> {
+    let _lock: File = match task.try_lock() {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match task.exit() {
+        Ok(Some(exit)) => return Ok(Some(exit.status)),
+        Ok(None) => {}
+        Err(error) => tracing::error!(worker = %key, %error, "the exit record is damaged"),
+    }
+    // The shim died without a word, and its worker with it; what the worker had started may be left.
+    let running = task.running().unwrap_or_else(|error| {
+        tracing::error!(worker = %key, %error, "the record of the launch is damaged");
+        None
+    });
+    let group = running.as_ref().and_then(|r| r.cgroup.clone()).map(Cgroup::at);
+    if let Some(group) = &group {
+        group.kill();
+    }
+    let left = processes::left_behind(running.as_ref().map(|r| r.shim_pid), &mark(key, holder));
+    processes::kill_all(&left);
+    if !left.is_empty() || group.as_ref().is_some_and(|g| !g.processes().is_empty()) {
+        return Ok(None);
+    }
+    if let Some(group) = &group {
+        // An empty group that stays behind costs a folder.
+        let _ = group.remove();
+    }
+    let status = match reason {
+        Some(reason) if running.is_none() => ExitStatus::LaunchFailed(detail(&reason)),
+        _ => ExitStatus::Vanished,
+    };
+    task.write_exit(status.clone())?;
+    Ok(Some(status))
+}
+
+/// The workers that have a folder; removes folders that were never finished.
+fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
+    let mut keys = Vec::new();
+    for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
+        if count >= limits::TASK_FOLDERS_MAX {
+            // A worker that is overlooked would be one that nobody stops.
+            return Err(io::Error::other(format!("{} has too many entries", tasks.display())));
+        }
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if let Some(key) = TaskDir::key_of_name(name) {
+            keys.push(key);
+        } else if name.starts_with(".new_") {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    keys.sort_unstable();
+    Ok(keys)
+}
+
+fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
+    let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+    for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
+        let path = entry?.path();
+        if let Ok(acked) = std::fs::metadata(path.join("acked")) {
+            kept.push((acked.modified()?, size(&path), path));
+        }
+    }
+    kept.sort_unstable_by(|a, b| b.cmp(a));
+    let mut bytes = 0u64;
+    for (at, (_, size, path)) in kept.into_iter().enumerate() {
+        bytes = bytes.saturating_add(size);
+        if at >= logs.ended_workers_max || bytes > logs.ended_bytes_max {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the agent's own files; what a worker left in its folder counts too.
+fn size(folder: &std::path::Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(meta) if meta.is_dir() => size(&entry.path()),
+            Ok(meta) => meta.len(),
+            Err(_) => 0,
+        })
+        .fold(0, u64::saturating_add)
+}

@@ -1,0 +1,123 @@
+//! Looking at and ending processes, by `/proc`.
+//!
+//! **Invariant:** only processes that were just seen to belong to a worker are signalled: descendants
+//! of the shim, members of its session, or bearers of the worker's own mark in their environment.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The variable that marks everything that a worker started, with a value no other worker has.
+pub const MARK_VARIABLE: &str = "MUSTER_WORKER_MARK";
+
+/// What `/proc/<pid>/stat` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    parent: i32,
+    session: i32,
+    /// Dead, waiting for its parent.
+    zombie: bool,
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The name in parentheses may hold anything, parentheses included.
+    let rest = &text[text.rfind(')')? + 1..];
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let session = fields.nth(1)?.parse().ok()?;
+    Some(Stat { parent, session, zombie: matches!(state, "Z" | "X") })
+}
+
+fn all() -> BTreeMap<i32, Stat> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let text = std::fs::read(entry.path().join("stat")).ok()?;
+            Some((pid, parse_stat(&String::from_utf8_lossy(&text))?))
+        })
+        .collect()
+}
+
+/// Every living descendant of a process, itself excluded.
+#[must_use]
+pub fn descendants(of: i32) -> BTreeSet<i32> {
+    let processes = all();
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for (pid, stat) in &processes {
+        children.entry(stat.parent).or_default().push(*pid);
+    }
+    let mut found = BTreeSet::new();
+    let mut queue = vec![of];
+    while let Some(parent) = queue.pop() {
+        for child in children.get(&parent).into_iter().flatten() {
+            if found.insert(*child) {
+                queue.push(*child);
+            }
+        }
+    }
+    found.retain(|pid| processes.get(pid).is_some_and(|stat| !stat.zombie));
+    found
+}
+
+/// Living processes of the session `session` or with `mark` in their environment.
+#[must_use]
+pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<i32> {
+    let own = std::process::id().cast_signed();
+    let wanted = format!("{MARK_VARIABLE}={mark}");
+    all()
+        .into_iter()
+        .filter(|(pid, stat)| {
+            *pid != own
+                && !stat.zombie
+                && ((*pid != 1 && Some(stat.session) == session && bears_any_mark(*pid))
+                    || bears(*pid, &wanted))
+        })
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+fn environment(pid: i32) -> Vec<u8> {
+    crate::durable::read_bounded(format!("/proc/{pid}/environ").as_ref(), 4 << 20).unwrap_or_default()
+}
+
+fn bears(pid: i32, variable: &str) -> bool {
+    environment(pid).split(|b| *b == 0).any(|entry| entry == variable.as_bytes())
+}
+
+/// A session number may have been given out anew: a member must at least be some worker's.
+fn bears_any_mark(pid: i32) -> bool {
+    let prefix = format!("{MARK_VARIABLE}=");
+    environment(pid).split(|b| *b == 0).any(|entry| entry.starts_with(prefix.as_bytes()))
+}
+
+/// Kills; a process that is already gone is fine.
+pub fn kill_all(pids: &BTreeSet<i32>) {
+    for pid in pids {
+        // The only other error is a lack of permission, of which nothing better can be made here.
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_lines_with_odd_names() {
+        let stat = parse_stat("42 (a) b (c)) S 7 42 40 0 -1 4194304").unwrap();
+        assert_eq!(stat, Stat { parent: 7, session: 40, zombie: false });
+        assert!(parse_stat("42 (x) Z 1 1 1").unwrap().zombie);
+        for bad in ["", "42", "42 (x)", "42 (x) S", "42 (x) S a b c"] {
+            assert!(parse_stat(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn this_process_has_no_mark_and_init_no_parent_here() {
+        assert!(descendants(i32::MAX).is_empty());
+        assert!(left_behind(None, "no such mark").is_empty());
+    }
+}

@@ -1,0 +1,333 @@
+//! Sessions: dialling, registering, heartbeats, and passing orders on.
+//!
+//! Heartbeats have a task and a queue of their own, and the outgoing stream takes from that queue first:
+//! no report, launch or full queue is ever ahead of one. Acknowledgements renew the lease where they
+//! arrive, not behind orders.
+//!
+//! **Invariant:** only an acknowledgement renews, from the time its own heartbeat was stamped, which is
+//! before it was sent. A reader that cannot pass an order on closes the session rather than wait.
+
+use crate::clock::BootTime;
+use crate::lease::{Lease, Renewal};
+use crate::limits;
+use crate::node::{Event, SessionHandle, order_of};
+use crate::order::grace;
+use crate::state_dir::{StateDir, StateDirError};
+use muster_client::Endpoints;
+use muster_types::{ClusterId, NodeSpec};
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::session_request::Message as Request;
+use muster_wire::v1::session_response::Message as Response;
+use muster_wire::{convert, v1};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+use tokio_stream::Stream;
+use tonic::Streaming;
+
+/// Why a session could not be opened or ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error("reach a replica")]
+    Connect(#[source] muster_client::ConnectError),
+    #[error("the session was refused or broken")]
+    Status(#[source] Box<tonic::Status>),
+    #[error("the replica ended the session")]
+    Ended,
+    #[error("no answer to the registration within {} s", limits::REGISTER_MAX.as_secs())]
+    NoAnswer,
+    #[error("the answer to the registration is unusable: {0}")]
+    Registered(&'static str),
+    #[error("this node must not serve that cluster")]
+    Cluster(#[source] StateDirError),
+    #[error("no heartbeat was acknowledged for {} ms", .0.as_millis())]
+    Silent(Duration),
+    #[error("orders come faster than they can be taken")]
+    Overrun,
+    #[error("the agent is shutting down")]
+    ShuttingDown,
+}
+
+/// What every session of one agent shares.
+pub(crate) struct Sessions {
+    pub(crate) endpoints: Endpoints,
+    pub(crate) state: Arc<StateDir>,
+    pub(crate) spec: NodeSpec,
+    pub(crate) lease: Arc<Mutex<Lease>>,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// The terms of one session, checked.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    ttl: Duration,
+    interval: Duration,
+    stop_grace: Duration,
+}
+
+impl Terms {
+    fn of(registered: &v1::Registered) -> Result<Terms, SessionError> {
+        let (ttl, interval) = (registered.lease_ttl_ms, registered.heartbeat_interval_ms);
+        if !(100..=3_600_000).contains(&ttl) {
+            return Err(SessionError::Registered("lease_ttl_ms must be 100 ms to one hour"));
+        }
+        if interval < 10 || interval > ttl / 2 {
+            return Err(SessionError::Registered(
+                "heartbeat_interval_ms must be 10 ms to half a time to live",
+            ));
+        }
+        Ok(Terms {
+            ttl: Duration::from_millis(ttl),
+            interval: Duration::from_millis(interval),
+            stop_grace: grace(registered.lease_stop_grace_ms),
+        })
+    }
+
+    /// Without an acknowledgement for this long, another replica is tried while the lease still stands.
+    fn silence_max(&self) -> Duration {
+        (self.ttl / 2).max(self.interval * 2)
+    }
+}
+
+impl Sessions {
+    /// Opens one session after another, for ever.
+    pub(crate) async fn run(self) {
+        let (first, longest) = limits::RECONNECT_WAIT;
+        let mut wait = first;
+        let mut number = 0u64;
+        let mut said = String::new();
+        loop {
+            number += 1;
+            let mut stood = false;
+            let ended = self.one(number, &mut stood).await;
+            if self.events.send(Event::Closed(number)).await.is_err() {
+                return;
+            }
+            let Err(error) = ended;
+            if matches!(error, SessionError::ShuttingDown) {
+                return;
+            }
+            if stood {
+                wait = first;
+                said.clear();
+            }
+            say_once(&error, &mut said);
+            // Half to all of the wait: a fleet that lost its leader must not come back in step.
+            tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..=1.0))).await;
+            wait = (wait * 2).min(longest);
+        }
+    }
+
+    async fn one(&self, number: u64, stood: &mut bool) -> Result<std::convert::Infallible, SessionError> {
+        let (endpoint, channel) = self.endpoints.connect_next().await.map_err(SessionError::Connect)?;
+        let (ask, held) = oneshot::channel();
+        self.events.send(Event::Holdings(ask)).await.map_err(|_| SessionError::ShuttingDown)?;
+        let workers = held.await.map_err(|_| SessionError::ShuttingDown)?;
+        let (beats, beats_out) = mpsc::channel(4);
+        let (outgoing, others_out) = mpsc::channel(limits::OUTGOING_QUEUED_MAX);
+        let register = Request::Register(self.register(workers));
+        let stream = Outgoing { first: Some(request(register)), beats: beats_out, others: others_out };
+        let mut client = NodeServiceClient::new(channel).max_decoding_message_size(limits::MESSAGE_BYTES_MAX);
+
+        let sent = BootTime::now();
+        let opened = tokio::time::timeout(limits::REGISTER_MAX, async {
+            let mut answers = client.session(stream).await.map_err(refused)?.into_inner();
+            let registered = match answers.message().await.map_err(refused)?.and_then(|m| m.message) {
+                Some(Response::Registered(registered)) => registered,
+                Some(_) => return Err(SessionError::Registered("the first message must be `registered`")),
+                None => return Err(SessionError::Ended),
+            };
+            Ok((answers, registered))
+        });
+        let (answers, registered) = opened.await.map_err(|_| SessionError::NoAnswer)??;
+        let terms = Terms::of(&registered)?;
+        self.bind(&registered).await?;
+        *stood = true;
+        renew(&self.lease, &self.events, sent, terms);
+        tracing::info!(
+            endpoint,
+            node = registered.node_id,
+            incarnation = registered.incarnation,
+            lease_ttl_ms = registered.lease_ttl_ms,
+            "registered"
+        );
+        let handle = SessionHandle { number, outgoing, endpoint, stop_grace: terms.stop_grace };
+        self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
+        let (acks, acked) = mpsc::channel(64);
+        tokio::select! {
+            end = read(answers, number, acks, self.events.clone()) => end,
+            end = beat(terms, beats, acked, Arc::clone(&self.lease), self.events.clone()) => end,
+        }
+    }
+
+    fn register(&self, workers: Vec<v1::WorkerState>) -> v1::Register {
+        v1::Register {
+            node: Some(convert::node_spec_to_proto(&self.spec)),
+            holder_id: convert::holder_id_to_text(self.state.holder()),
+            workers,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    async fn bind(&self, registered: &v1::Registered) -> Result<(), SessionError> {
+        let theirs: ClusterId = registered
+            .cluster_id
+            .parse()
+            .map_err(|_| SessionError::Registered("cluster_id must be 32 hexadecimal digits"))?;
+        let state = Arc::clone(&self.state);
+        tokio::task::spawn_blocking(move || state.bind_cluster(theirs))
+            .await
+            .map_err(|_| SessionError::ShuttingDown)?
+            .map_err(SessionError::Cluster)
+    }
+}
+
+fn request(message: Request) -> v1::SessionRequest {
+    v1::SessionRequest { message: Some(message) }
+}
+
+fn refused(status: tonic::Status) -> SessionError {
+    SessionError::Status(Box::new(status))
+}
+
+/// The same reason again is said once; another cluster is always an operator's mistake.
+fn say_once(error: &SessionError, said: &mut String) {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    if *said == text {
+        tracing::debug!(error = text, "no session; trying again");
+        return;
+    }
+    match error {
+        SessionError::Cluster(_) => tracing::error!(error = text, "no session; trying again"),
+        _ => tracing::warn!(error = text, "no session; trying again"),
+    }
+    *said = text;
+}
+
+/// Puts an acknowledged sending time into the lease.
+fn renew(lease: &Mutex<Lease>, events: &mpsc::Sender<Event>, sent: BootTime, terms: Terms) {
+    let renewed = lease.lock().unwrap_or_else(PoisonError::into_inner).renew(
+        sent,
+        terms.ttl,
+        terms.stop_grace,
+        BootTime::now(),
+    );
+    match renewed {
+        Ok(Renewal::Stale) => return,
+        Ok(Renewal::Extended) => {}
+        Ok(Renewal::Restarted) => {
+            tracing::info!("a new lease epoch: workers of an earlier one are being stopped");
+        }
+        Err(error) => {
+            // The shims go by the file: without it they stop, which is the safe side.
+            tracing::error!(%error, "the lease could not be renewed");
+            return;
+        }
+    }
+    // A full queue will look at the lease anyway.
+    let _ = events.try_send(Event::LeaseRenewed);
+}
+
+/// Sends heartbeats and renews by their acknowledgements.
+async fn beat(
+    terms: Terms,
+    beats: mpsc::Sender<v1::SessionRequest>,
+    mut acked: mpsc::Receiver<u64>,
+    lease: Arc<Mutex<Lease>>,
+    events: mpsc::Sender<Event>,
+) -> Result<std::convert::Infallible, SessionError> {
+    let mut interval = tokio::time::interval(terms.interval);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sequence = 0u64;
+    // Times of what is not acknowledged, oldest first; one per interval of the allowed silence at most.
+    let mut sent: VecDeque<(u64, BootTime)> = VecDeque::new();
+    loop {
+        tokio::select! {
+            biased;
+            ack = acked.recv() => {
+                let Some(ack) = ack else { return Err(SessionError::Ended) };
+                let mut at = None;
+                while let Some((number, time)) = sent.front().copied().filter(|(n, _)| *n <= ack) {
+                    sent.pop_front();
+                    at = (number == ack).then_some(time);
+                }
+                if let Some(at) = at {
+                    renew(&lease, &events, at, terms);
+                }
+            }
+            _ = interval.tick() => {
+                let now = BootTime::now();
+                if sent.front().is_some_and(|(_, oldest)| oldest.until(now) > terms.silence_max()) {
+                    return Err(SessionError::Silent(terms.silence_max()));
+                }
+                sequence += 1;
+                let beat = Request::Heartbeat(v1::Heartbeat { sequence });
+                match beats.try_send(request(beat)) {
+                    Ok(()) => sent.push_back((sequence, now)),
+                    Err(mpsc::error::TrySendError::Closed(_)) => return Err(SessionError::Ended),
+                    // The network takes nothing; the silence will be noticed by those already out.
+                    Err(mpsc::error::TrySendError::Full(_)) => {}
+                }
+            }
+        }
+    }
+}
+
+/// Passes on what comes in; never waits for whoever takes it.
+async fn read(
+    mut answers: Streaming<v1::SessionResponse>,
+    number: u64,
+    acks: mpsc::Sender<u64>,
+    events: mpsc::Sender<Event>,
+) -> Result<std::convert::Infallible, SessionError> {
+    loop {
+        let message = answers.message().await.map_err(refused)?.ok_or(SessionError::Ended)?;
+        // A kind of message that this version does not know.
+        let Some(message) = message.message else { continue };
+        if let Response::HeartbeatAck(ack) = &message {
+            // A full queue holds later ones already.
+            let _ = acks.try_send(ack.sequence);
+            continue;
+        }
+        match order_of(message) {
+            Ok(None) => {}
+            Ok(Some(order)) => {
+                if events.try_send(Event::Order(number, order)).is_err() {
+                    return Err(SessionError::Overrun);
+                }
+            }
+            Err(error) => tracing::error!(%error, "an order is dropped"),
+        }
+    }
+}
+
+/// The outgoing messages: the registration, then heartbeats before all else.
+struct Outgoing {
+    first: Option<v1::SessionRequest>,
+    beats: mpsc::Receiver<v1::SessionRequest>,
+    others: mpsc::Receiver<v1::SessionRequest>,
+}
+
+impl Stream for Outgoing {
+    type Item = v1::SessionRequest;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        match self.beats.poll_recv(context) {
+            Poll::Ready(item) => Poll::Ready(item),
+            // The loop drops its end to close a session: then the stream ends.
+            Poll::Pending => self.others.poll_recv(context),
+        }
+    }
+}

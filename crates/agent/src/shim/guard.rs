@@ -1,0 +1,286 @@
+//! The shim's loop: one thread that sleeps on timer, signals and control, and decides who must die.
+//!
+//! **Invariant:** after every wake-up, however long the sleep was, the lease is looked at before
+//! anything else; the deadline only ever comes from a whole slot of our holder and our epoch.
+
+use crate::cgroup::Cgroup;
+use crate::clock::BootTime;
+use crate::lease::{LeaseSlot, read_path};
+use crate::limits;
+use crate::processes;
+use crate::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
+use muster_types::ExitStatus;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::timer::TimerSetTimeFlags;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// When the killing is repeated while something is left: a process may fork between the look and the
+/// kill. At first soon, then ever more rarely, for what is left then is stuck in the kernel.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Reads the lease file on a thread of its own, so that a hanging disk cannot hold up the deadline.
+pub(super) struct LeaseWatch {
+    ask: SyncSender<()>,
+    answer: Receiver<Option<LeaseSlot>>,
+    holder: u128,
+    epoch: u64,
+    /// The last good slot.
+    last: LeaseSlot,
+}
+
+impl LeaseWatch {
+    /// The lease as it stands, when it stands.
+    pub(super) fn start(spec: &TaskSpec) -> Result<LeaseWatch, String> {
+        let (ask, asked) = sync_channel::<()>(1);
+        let (tell, answer) = sync_channel(1);
+        let path = spec.lease_path.clone();
+        std::thread::spawn(move || {
+            for () in asked {
+                let slot = read_path(&path).map_err(|e| super::complain(&e.to_string())).ok();
+                if tell.send(slot).is_err() {
+                    return;
+                }
+            }
+        });
+        let none =
+            LeaseSlot { sequence: 0, epoch: 0, deadline: BootTime(0), grace_ms: 0, holder: spec.holder.0 };
+        let mut watch = LeaseWatch { ask, answer, holder: spec.holder.0, epoch: spec.epoch, last: none };
+        if watch.still_stands() { Ok(watch) } else { Err("the lease had run out before the launch".into()) }
+    }
+
+    /// Reads again; whether our lease stands now.
+    fn still_stands(&mut self) -> bool {
+        // A full queue: the thread still hangs in an earlier read.
+        if self.ask.try_send(()).is_err() {
+            return false;
+        }
+        // The wait is taken out of the grace, which counts from the deadline: half of it is bearable.
+        let patience = Duration::from_millis(self.last.grace_ms / 2);
+        let patience = patience.clamp(limits::LEASE_READ_MAX.0, limits::LEASE_READ_MAX.1);
+        let Ok(Some(slot)) = self.answer.recv_timeout(patience) else { return false };
+        if slot.holder != self.holder || slot.epoch != self.epoch {
+            return false;
+        }
+        self.last = slot;
+        BootTime::now() < slot.deadline
+    }
+}
+
+/// What wakes the guard.
+pub(super) struct Events {
+    signals: SignalFd,
+    timer: TimerFd,
+    control: File,
+}
+
+impl Events {
+    pub(super) fn open(control: File) -> Result<Events, String> {
+        let signals =
+            SignalFd::with_flags(&super::watched_signals(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+                .map_err(|e| format!("watch signals: {e}"))?;
+        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)
+            .map_err(|e| format!("make a timer: {e}"))?;
+        Ok(Events { signals, timer, control })
+    }
+
+    /// Sleeps until `until` or an event.
+    fn sleep(&self, until: BootTime) {
+        let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME;
+        // A timer that cannot be set would sleep for ever: then the loop turns without sleep instead.
+        let timeout = match self.timer.set(Expiration::OneShot(until.timespec()), flags) {
+            Ok(()) => PollTimeout::NONE,
+            Err(_) => PollTimeout::from(50u8),
+        };
+        let mut fds = [
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
+        ];
+        // An interrupted or failed poll is a wake-up like any other.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    /// The shortest grace that was asked for since the last look.
+    fn stop_asked(&mut self, grace_ms_default: u64) -> Option<u64> {
+        let mut grace = None;
+        let mut message = [0u8; CONTROL_MESSAGE_BYTES];
+        while let Ok(CONTROL_MESSAGE_BYTES) = self.control.read(&mut message) {
+            let asked = u64::from_le_bytes(message);
+            grace = Some(grace.map_or(asked, |g: u64| g.min(asked)));
+        }
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo != Signal::SIGCHLD as u32 {
+                grace = Some(grace.map_or(grace_ms_default, |g: u64| g.min(grace_ms_default)));
+            }
+        }
+        grace
+    }
+}
+
+/// The state of one worker's watch.
+pub(super) struct Guard<'a> {
+    lease: LeaseWatch,
+    events: Events,
+    worker: Pid,
+    cgroup: Option<&'a Cgroup>,
+    stop_grace_ms: u64,
+    /// Set once; nothing takes it back.
+    lease_expired: bool,
+    term_sent: bool,
+    kill_at: Option<BootTime>,
+    /// The worker's own end; its descendants may still be there.
+    ended: Option<ExitStatus>,
+    kill_again: Duration,
+}
+
+impl<'a> Guard<'a> {
+    pub(super) fn new(
+        lease: LeaseWatch,
+        events: Events,
+        worker_pid: i32,
+        cgroup: Option<&'a Cgroup>,
+        stop_grace_ms: u64,
+    ) -> Guard<'a> {
+        Guard {
+            lease,
+            events,
+            worker: Pid::from_raw(worker_pid),
+            cgroup,
+            stop_grace_ms,
+            lease_expired: false,
+            term_sent: false,
+            kill_at: None,
+            ended: None,
+            kill_again: KILL_AGAIN.0,
+        }
+    }
+
+    /// Until nothing of the worker is left.
+    pub(super) fn watch(mut self) -> ExitStatus {
+        loop {
+            self.check_lease();
+            // Signals are drained before children are waited for: one that ends in between wakes the
+            // next sleep. The other way round its signal would be lost.
+            let asked = self.events.stop_asked(self.stop_grace_ms);
+            if self.reap() {
+                return self.verdict();
+            }
+            if let Some(grace_ms) = asked {
+                self.begin_stop(BootTime::now().after(Duration::from_millis(grace_ms)));
+            }
+            self.kill_if_due();
+            let until = self.next_wake();
+            self.events.sleep(until);
+        }
+    }
+
+    fn check_lease(&mut self) {
+        if self.lease_expired || BootTime::now() < self.lease.last.deadline {
+            return;
+        }
+        let (deadline, grace_ms) = (self.lease.last.deadline, self.lease.last.grace_ms);
+        if self.lease.still_stands() {
+            return;
+        }
+        self.lease_expired = true;
+        // From the deadline, not from now: whoever slept past both has no grace left.
+        self.begin_stop(deadline.after(Duration::from_millis(grace_ms)));
+    }
+
+    fn begin_stop(&mut self, kill_at: BootTime) {
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |before| before.min(kill_at)));
+        if self.term_sent || self.ended.is_some() {
+            return;
+        }
+        self.term_sent = true;
+        // The group's number cannot have been given out anew: its leader is not reaped yet. A stopped
+        // worker must wake to see the request.
+        for signal in [Signal::SIGTERM, Signal::SIGCONT] {
+            let _ = killpg(self.worker, signal);
+        }
+    }
+
+    /// Kills what must not be there: everything when the grace is over, descendants once the worker
+    /// itself has ended.
+    fn kill_if_due(&mut self) {
+        let due = self.kill_at.is_some_and(|at| at <= BootTime::now());
+        if !due && self.ended.is_none() {
+            return;
+        }
+        if self.ended.is_none() {
+            let _ = killpg(self.worker, Signal::SIGKILL);
+        }
+        if let Some(group) = self.cgroup {
+            group.kill();
+        }
+        processes::kill_all(&processes::descendants(std::process::id().cast_signed()));
+    }
+
+    /// Takes every ended child; whether none is left. As the subreaper this process becomes the parent
+    /// of every orphan below it, so no child means no descendant.
+    fn reap(&mut self) -> bool {
+        loop {
+            match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) => return false,
+                Ok(WaitStatus::Exited(pid, code)) if pid == self.worker => {
+                    self.end_with(ExitStatus::Code(code));
+                }
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.worker => {
+                    self.end_with(ExitStatus::Signal(signal as i32));
+                }
+                // Some child was ended by a real-time signal, which the wrapper cannot name; reaped it is.
+                // When it was the worker, its number is free now.
+                Err(Errno::EINVAL) => {
+                    if self.ended.is_none() && kill(self.worker, None) == Err(Errno::ESRCH) {
+                        self.end_with(ExitStatus::Signal(Signal::SIGKILL as i32));
+                    }
+                }
+                // An orphan.
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(Errno::ECHILD) => return true,
+                Err(error) => {
+                    super::complain(&format!("wait for the worker: {error}"));
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// What the worker made of SIGTERM is not its result: a program that saves and returns 0 when it is
+    /// told to stop has not finished its job. So the lease's end overrides whatever comes after it.
+    fn end_with(&mut self, status: ExitStatus) {
+        self.ended = Some(if self.lease_expired { ExitStatus::LeaseExpired } else { status });
+    }
+
+    fn verdict(self) -> ExitStatus {
+        // No child is left, so the worker is reaped; a miss of its status would be a kernel's bug.
+        self.ended.unwrap_or(ExitStatus::Vanished)
+    }
+
+    fn next_wake(&mut self) -> BootTime {
+        let now = BootTime::now();
+        let killing = self.ended.is_some() || self.kill_at.is_some_and(|at| at <= now);
+        let mut next = BootTime(u64::MAX);
+        if killing {
+            next = now.after(self.kill_again);
+            self.kill_again = (self.kill_again * 2).min(KILL_AGAIN.1);
+        }
+        if !self.lease_expired {
+            next = next.min(self.lease.last.deadline);
+        }
+        if let Some(at) = self.kill_at.filter(|at| *at > now) {
+            next = next.min(at);
+        }
+        next
+    }
+}

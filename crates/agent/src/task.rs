@@ -1,0 +1,357 @@
+//! The folder of one worker: all that the agent and its shim say to each other.
+//!
+//! | file | written by | what |
+//! |---|---|---|
+//! | `spec` | agent | the launch, complete |
+//! | `rank_map.json` | agent | for the worker |
+//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
+//! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
+//! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
+//! | `stop` | agent | the same, durable, for a shim that was not listening yet |
+//! | `running` | shim | process ids and control group of the launched worker |
+//! | `launch_error` | shim | why the program could not be executed |
+//! | `stdout`, `stdout.1`, `stderr`, `stderr.1` | shim | output, newest last |
+//! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
+//! | `acked` | agent | the leader knows the end |
+//!
+//! A folder appears whole, by a rename. Shim and agent agree on who speaks last through `lock`: whoever
+//! holds it may write `exit`, and a shim that finds one does not launch.
+//!
+//! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
+
+use crate::durable::{self, DurableError, read_record, write_record};
+use crate::order::WorkerKey;
+use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
+use nix::sys::stat::Mode;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Everything a shim needs to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    /// Which worker.
+    pub key: WorkerKey,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// The whole environment.
+    pub environment: BTreeMap<String, String>,
+    /// Where it starts.
+    pub working_directory: PathBuf,
+    /// Local device numbers.
+    pub devices: DeviceSet,
+    /// The lease file to watch.
+    pub lease_path: PathBuf,
+    /// Whose lease it must be.
+    pub holder: HolderId,
+    /// Which epoch of it.
+    pub epoch: u64,
+    /// SIGTERM to SIGKILL when a stop does not say otherwise.
+    pub stop_grace_ms: u64,
+    /// What comes before the shim's own arguments when its binary is executed.
+    pub shim_arguments: Vec<String>,
+    /// Bytes kept of each output stream, over two files.
+    pub log_bytes_max: u64,
+    /// Where the worker's control group is made; none to do without.
+    pub cgroup_parent: Option<PathBuf>,
+    /// Promised memory, for the control group.
+    pub memory_bytes: u64,
+    /// Promised milli-CPUs, for the control group.
+    pub cpu_milli: u64,
+}
+
+/// The launched worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The shim, which leads the session.
+    pub shim_pid: i32,
+    /// The worker, which leads the process group.
+    pub worker_pid: i32,
+    /// Its control group, when there is one.
+    pub cgroup: Option<PathBuf>,
+    /// Why there is none.
+    pub cgroup_absent: Option<String>,
+}
+
+/// How the worker ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// As the leader is told.
+    pub status: ExitStatus,
+}
+
+/// A requested stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stop {
+    /// SIGTERM to SIGKILL.
+    pub grace_ms: u64,
+}
+
+/// Bytes of one message on the control FIFO; far below PIPE_BUF, so each arrives whole.
+pub const CONTROL_MESSAGE_BYTES: usize = 8;
+
+/// What kept a task folder from being used.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// A file or folder operation.
+    #[error("{doing} {path}")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A record.
+    #[error("keep a record of the worker")]
+    Record(#[from] DurableError),
+}
+
+/// One worker's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskDir {
+    path: PathBuf,
+}
+
+impl TaskDir {
+    /// A folder that is there.
+    #[must_use]
+    pub fn at(path: PathBuf) -> TaskDir {
+        TaskDir { path }
+    }
+
+    /// Where the folder of this worker is.
+    #[must_use]
+    pub fn of(tasks: &Path, key: WorkerKey) -> TaskDir {
+        TaskDir { path: tasks.join(format!("{}_{}_{}", key.job, key.token, key.rank)) }
+    }
+
+    /// The worker a folder's name stands for.
+    #[must_use]
+    pub fn key_of_name(name: &str) -> Option<WorkerKey> {
+        let mut parts = name.split('_');
+        let job: JobId = parts.next()?.parse().ok()?;
+        let token: FencingToken = parts.next()?.parse().ok()?;
+        let rank: u32 = parts.next()?.parse().ok()?;
+        parts.next().is_none().then_some(WorkerKey { job, token, rank })
+    }
+
+    /// Makes the folder, complete and durable.
+    ///
+    /// # Errors
+    /// When any step fails; then there is no folder under the final name.
+    pub fn create(tasks: &Path, spec: &TaskSpec, rank_map_json: &str) -> Result<TaskDir, TaskError> {
+        let task = TaskDir::of(tasks, spec.key);
+        let aside = tasks.join(format!(".new_{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank));
+        if let Err(source) = std::fs::remove_dir_all(&aside)
+            && source.kind() != io::ErrorKind::NotFound
+        {
+            return Err(TaskError::Io { doing: "remove", path: aside, source });
+        }
+        let io = |doing: &'static str, path: &Path| {
+            let path = path.to_owned();
+            move |source: io::Error| TaskError::Io { doing, path, source }
+        };
+        std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(io("make", &aside))?;
+        let part = TaskDir { path: aside.clone() };
+        std::fs::create_dir(part.work()).map_err(io("make", &aside))?;
+        std::fs::write(part.rank_map(), rank_map_json).map_err(io("write", &aside))?;
+        for fifo in [part.alive(), part.control()] {
+            nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
+                .map_err(|e| io("make", &fifo)(e.into()))?;
+        }
+        File::create(part.lock_path()).map_err(io("make", &aside))?;
+        write_record(&part.spec_path(), spec)?;
+        std::fs::rename(&aside, &task.path).map_err(io("rename", &aside))?;
+        durable::sync_folder(tasks).map_err(io("sync", tasks))?;
+        Ok(task)
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The worker's own folder, where it starts unless the job says otherwise.
+    #[must_use]
+    pub fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
+    /// The rank map file.
+    #[must_use]
+    pub fn rank_map(&self) -> PathBuf {
+        self.path.join("rank_map.json")
+    }
+
+    /// The FIFO whose end tells that the shim is gone.
+    #[must_use]
+    pub fn alive(&self) -> PathBuf {
+        self.path.join("alive")
+    }
+
+    /// The FIFO of stops.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.path.join("control")
+    }
+
+    /// Where the shim's own complaints go.
+    #[must_use]
+    pub fn shim_log(&self) -> PathBuf {
+        self.path.join("shim.log")
+    }
+
+    /// An output file: `stdout` or `stderr`.
+    #[must_use]
+    pub fn output(&self, stream: &str) -> PathBuf {
+        self.path.join(stream)
+    }
+
+    /// The older output file.
+    #[must_use]
+    pub fn output_before(&self, stream: &str) -> PathBuf {
+        self.path.join(format!("{stream}.1"))
+    }
+
+    /// Where a failed execution leaves its reason.
+    #[must_use]
+    pub fn launch_error(&self) -> PathBuf {
+        self.path.join("launch_error")
+    }
+
+    fn spec_path(&self) -> PathBuf {
+        self.path.join("spec")
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.path.join("lock")
+    }
+
+    /// The launch.
+    ///
+    /// # Errors
+    /// When it cannot be read whole.
+    pub fn spec(&self) -> Result<Option<TaskSpec>, DurableError> {
+        read_record(&self.spec_path())
+    }
+
+    /// The launched worker, once it was launched.
+    ///
+    /// # Errors
+    /// When it cannot be read whole.
+    pub fn running(&self) -> Result<Option<Running>, DurableError> {
+        read_record(&self.path.join("running"))
+    }
+
+    /// Records the launch.
+    ///
+    /// # Errors
+    /// When it cannot be made durable.
+    pub fn write_running(&self, running: &Running) -> Result<(), DurableError> {
+        write_record(&self.path.join("running"), running)
+    }
+
+    /// How it ended, once nothing of it is left.
+    ///
+    /// # Errors
+    /// When it cannot be read whole.
+    pub fn exit(&self) -> Result<Option<Exit>, DurableError> {
+        read_record(&self.path.join("exit"))
+    }
+
+    /// Records the end. Only for the holder of the lock.
+    ///
+    /// # Errors
+    /// When it cannot be made durable.
+    pub fn write_exit(&self, status: ExitStatus) -> Result<(), DurableError> {
+        write_record(&self.path.join("exit"), &Exit { status })
+    }
+
+    /// A stop that was asked for before the shim listened.
+    ///
+    /// # Errors
+    /// When it cannot be read whole.
+    pub fn stop(&self) -> Result<Option<Stop>, DurableError> {
+        read_record(&self.path.join("stop"))
+    }
+
+    /// Whether the leader knows the end.
+    #[must_use]
+    pub fn is_acked(&self) -> bool {
+        self.path.join("acked").exists()
+    }
+
+    /// The leader knows the end.
+    ///
+    /// # Errors
+    /// When it cannot be made durable; the end is then reported again after a restart.
+    pub fn write_acked(&self) -> Result<(), DurableError> {
+        write_record(&self.path.join("acked"), &())
+    }
+
+    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then durably for a
+    /// shim that does not listen yet.
+    ///
+    /// # Errors
+    /// When the durable half fails and the shim did not listen.
+    pub fn request_stop(&self, grace: Duration) -> Result<(), TaskError> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let told = OpenOptions::new()
+            .write(true)
+            .custom_flags(nix::libc::O_NONBLOCK)
+            .open(self.control())
+            .and_then(|mut fifo| fifo.write_all(&grace_ms.to_le_bytes()));
+        let kept = write_record(&self.path.join("stop"), &Stop { grace_ms });
+        match (told, kept) {
+            (Ok(()), Err(error)) => {
+                tracing::warn!(%error, "a stop was delivered but could not be made durable");
+                Ok(())
+            }
+            (_, kept) => kept.map_err(TaskError::Record),
+        }
+    }
+
+    /// The lock, when no shim has it. It is released when the file is dropped.
+    ///
+    /// # Errors
+    /// When the lock file cannot be used at all.
+    pub fn try_lock(&self) -> Result<Option<File>, TaskError> {
+        let path = self.lock_path();
+        let io = |source| TaskError::Io { doing: "lock", path: path.clone(), source };
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(source)) => Err(io(source)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::LogIndex;
+
+    #[test]
+    fn names_come_back_and_foreign_ones_do_not() {
+        let key = WorkerKey {
+            job: JobId(1024),
+            token: FencingToken { generation: 2, log_index: LogIndex(77) },
+            rank: 3,
+        };
+        let task = TaskDir::of(Path::new("/t"), key);
+        let name = task.path().file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!(TaskDir::key_of_name(&name), Some(key));
+        for bad in ["", ".new_job-1_1.1_0", "job-1_1.1", "job-1_1.1_0_0", "job-1_x_0", "lost+found"] {
+            assert_eq!(TaskDir::key_of_name(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Sending a worker's output where a `read_logs` order wants it: a connection of its own.
+//!
+//! **Invariant:** output never shares a stream or a queue with heartbeats; at most a few chunks are in
+//! memory, whatever the worker writes and however slowly it is taken.
+
+use crate::executor::{Executor, OutputChunk, OutputRequest};
+use crate::limits;
+use crate::order::{self, OrderError, WorkerKey, detail};
+use muster_client::Endpoints;
+use muster_wire::v1;
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// One order to send output.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    /// The replica that the order came through.
+    pub(crate) endpoint: String,
+    pub(crate) node_name: String,
+    pub(crate) read_id: u64,
+    pub(crate) request: OutputRequest,
+    /// Set when it will not be done; the reader is told.
+    pub(crate) refused: Option<String>,
+}
+
+/// What is asked for.
+pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
+    let streams = match read.stream.as_str() {
+        "" | "both" => vec!["stdout", "stderr"],
+        "stdout" => vec!["stdout"],
+        "stderr" => vec!["stderr"],
+        _ => {
+            let rule = "must be stdout, stderr or empty".to_owned();
+            return Err(OrderError { field: "stream", rule });
+        }
+    };
+    let (job, token) = (order::job(&read.job_id)?, order::token(read.token)?);
+    let key = WorkerKey { job, token, rank: read.rank };
+    Ok(OutputRequest { key, streams, follow: read.follow, tail_bytes: read.tail_bytes })
+}
+
+/// Sends until the output ends or nobody takes it.
+pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
+    let read_id = upload.read_id;
+    let connected = match Endpoints::parse(std::slice::from_ref(&upload.endpoint)) {
+        Ok(endpoints) => endpoints.connect_next().await.map_err(|e| e.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let channel = match connected {
+        Ok((_, channel)) => channel,
+        Err(error) => {
+            tracing::warn!(read_id, error, "no connection for output");
+            return;
+        }
+    };
+    let (messages, stream) = mpsc::channel(limits::LOG_CHUNKS_QUEUED_MAX);
+    let mut client = NodeServiceClient::new(channel);
+    tokio::select! {
+        // The call ends first when nobody reads any more: then reading the files stops with it.
+        result = client.upload_logs(ReceiverStream::new(stream)) => {
+            if let Err(status) = result {
+                tracing::info!(read_id, %status, "output is not wanted any more");
+            }
+        }
+        () = feed(upload, executor, messages) => {}
+    }
+}
+
+async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sender<v1::UploadLogsRequest>) {
+    let base =
+        v1::UploadLogsRequest { read_id: upload.read_id, node_name: upload.node_name, ..Default::default() };
+    let error = match upload.refused {
+        Some(reason) => Some(reason),
+        None => {
+            let (sink, mut chunks) = mpsc::channel::<OutputChunk>(1);
+            let forward = async {
+                while let Some(chunk) = chunks.recv().await {
+                    let message = v1::UploadLogsRequest {
+                        stream: chunk.stream.to_owned(),
+                        data: chunk.data,
+                        ..base.clone()
+                    };
+                    if messages.send(message).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            let read = async {
+                let sink = sink;
+                executor.read_output(upload.request, sink).await
+            };
+            tokio::join!(read, forward).0.err().map(|error| {
+                let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
+                format!("{error}{}", source.unwrap_or_default())
+            })
+        }
+    };
+    // Always a last message, so that an empty output is told from a lost order.
+    let last = v1::UploadLogsRequest { error: error.map(|e| detail(&e)).unwrap_or_default(), ..base };
+    if messages.send(last).await.is_ok() {
+        drop(messages);
+        // The call's answer ends the select above.
+        std::future::pending::<()>().await;
+    }
+}
