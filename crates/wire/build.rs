@@ -27,8 +27,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(&files, [&root])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
-        .bytes(".muster.raft.v1")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".muster.raft.v1").compile_fds(descriptors)?;
     Ok(())
 }

@@ -121,11 +121,9 @@ fn after_stop(
         _ if placement.ranks.iter().any(is_evicted) => Decision::JobRequeued { job, failed: false },
         StopCause::WorkerFailed { rank, exit } => {
             if row.failures >= retries_max {
-                let detail = format!(
-                    "rank {rank}: {exit} (failure {} of {} allowed)",
-                    row.failures + 1,
-                    retries_max + 1
-                );
+                let failures = row.failures + 1;
+                let detail =
+                    format!("rank {rank}: {exit} (failure {failures}, retries allowed: {retries_max})");
                 Decision::JobFinished { job, outcome: Outcome::Failed { detail } }
             } else {
                 Decision::JobRequeued { job, failed: true }

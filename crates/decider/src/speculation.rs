@@ -222,7 +222,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
 /// counted with their longest encoding; a test compares this with real encodings.
 fn bytes_max(decision: &Decision) -> usize {
     match decision {
-        Decision::JobsSubmitted { specs, .. } => 64 + specs.iter().map(|s| spec_bytes_max(s)).sum::<usize>(),
+        Decision::JobsSubmitted { specs, .. } => 64 + specs.iter().map(spec_bytes_max).sum::<usize>(),
         Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
         Decision::WorkersReported { updates, .. } => {
             let update = |update: &RankUpdate| match update {

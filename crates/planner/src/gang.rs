@@ -71,15 +71,14 @@ pub fn plan(
     budget: &mut Budget,
 ) -> Verdict {
     let mut best: Option<(u64, Plan)> = None;
-    let mut reports = Vec::new();
+    // Workers that fit where the gang does not; none where a gang before waits.
+    let mut short: Vec<(Candidate<'_>, Option<u32>)> = Vec::new();
     for candidate in candidates(state, spec) {
         if !budget.visit() {
             return Verdict::OutOfBudget;
         }
-        let mut report = ClusterReport::new(&candidate, spec);
         if !is_open(candidate.region, candidate.cluster) {
-            report.claimed = true;
-            reports.push(report);
+            short.push((candidate, None));
             continue;
         }
         match plan_in(state, spec, &candidate, budget) {
@@ -91,16 +90,18 @@ pub fn plan(
                 }
             }
             Some((workers, false)) => {
-                report.workers_that_fit = workers.len() as u32;
-                reports.push(report);
+                let fit = workers.len() as u32;
+                short.push((candidate, Some(fit)));
             }
             None => return Verdict::OutOfBudget,
         }
     }
-    match best {
-        Some((_, plan)) => Verdict::Fits(plan),
-        None => Verdict::Waits(Explanation { workers_wanted: spec.worker_count(), clusters: reports }),
+    if let Some((_, plan)) = best {
+        return Verdict::Fits(plan);
     }
+    // Reports look at every host size of a cluster, so they are made only for a gang that waits.
+    let reports = short.into_iter().map(|(candidate, fit)| ClusterReport::new(&candidate, spec, fit));
+    Verdict::Waits(Explanation { workers_wanted: spec.worker_count(), clusters: reports.collect() })
 }
 
 /// Free devices of the types the job asks for.
@@ -160,7 +161,7 @@ impl Fill<'_> {
     /// Returns how many are left over.
     fn devices_first(&mut self, mut rest: u32, budget: &mut Budget) -> Option<u32> {
         let per_worker = self.request.accelerators.as_ref().map_or(1, |a| a.count);
-        let mut emptiest = self.pool.by_free.last().copied();
+        let mut emptiest = self.pool.by_free.last().and_then(|(free, _)| self.first_of_level(*free));
         while rest > 0 {
             // All of the rest on one node, the fullest that holds it.
             let wanted = u64::from(rest) * u64::from(per_worker);
@@ -199,7 +200,12 @@ impl Fill<'_> {
             return Some(*next);
         }
         let (lower, _) = by_free.range(..(free, NodeId(0))).next_back()?;
-        by_free.range((*lower, NodeId(0))..).next().copied()
+        self.first_of_level(*lower)
+    }
+
+    /// The smallest id with this many free devices: the tie order is by id at every level.
+    fn first_of_level(&self, free: u16) -> Option<(u16, NodeId)> {
+        self.pool.by_free.range((free, NodeId(0))..).next().copied()
     }
 
     /// For workers without accelerators: the nodes with the fewest free devices first, so that

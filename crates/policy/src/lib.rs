@@ -15,11 +15,31 @@ extern crate alloc;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, Name, WorkerRequest};
+use muster_types::{JobId, JobSpec, Name, PriorityTier, WorkerRequest};
 
 /// Waiting jobs in the order in which they are offered capacity.
 pub fn turns(state: &State) -> impl Iterator<Item = JobId> {
     state.pending()
+}
+
+/// A place in the order of turns, which stays a place when the job there is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    tier: PriorityTier,
+    job: JobId,
+}
+
+impl Turn {
+    /// The turn of a job.
+    #[must_use]
+    pub fn of(job: JobId, spec: &JobSpec) -> Turn {
+        Turn { tier: spec.tier, job }
+    }
+}
+
+/// The turns that come behind this one.
+pub fn turns_after(state: &State, turn: Turn) -> impl Iterator<Item = JobId> {
+    state.pending_after(turn.tier, turn.job)
 }
 
 /// Fleet clusters that waiting gangs have claimed during one pass.

@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Decision, FORMAT, Round, hash};
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, RequestId};
+use muster_journal::{Decision, Round, hash};
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::guard::GuardError;
@@ -116,8 +116,8 @@ impl State {
     /// Digest of everything replicated, at the present position.
     #[must_use]
     pub fn digest(&self) -> u64 {
+        // The binary's own format stays out: two versions in one cluster have one digest.
         hash(&(
-            FORMAT,
             &self.meta,
             self.nodes.digest(),
             self.jobs.digest(),
@@ -160,6 +160,12 @@ impl State {
     #[must_use]
     pub fn rejected(&self) -> u64 {
         self.meta.rejected
+    }
+
+    /// Records of leaderships that had ended, or out of sequence: expected around a change of leader.
+    #[must_use]
+    pub fn stale(&self) -> u64 {
+        self.meta.stale
     }
 
     /// A job.
@@ -218,6 +224,13 @@ impl State {
     /// Pending jobs: highest tier first, then in order of submission.
     pub fn pending(&self) -> impl Iterator<Item = JobId> {
         self.indexes.pending.iter().map(|(_, id)| *id)
+    }
+
+    /// Pending jobs behind a turn, in the same order: where an interrupted walk goes on.
+    pub fn pending_after(&self, tier: PriorityTier, job: JobId) -> impl Iterator<Item = JobId> {
+        use core::ops::Bound;
+        let from = Bound::Excluded((core::cmp::Reverse(tier), job));
+        self.indexes.pending.range((from, Bound::Unbounded)).map(|(_, id)| *id)
     }
 
     /// How many jobs are pending.

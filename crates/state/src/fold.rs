@@ -34,6 +34,10 @@ impl State {
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
             Decision::NodeCordonSet { request, node, cordoned } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });
+                let row = self.nodes.get(node).expect("the guard has seen the node");
+                if row.cordoned == *cordoned {
+                    return Vec::new();
+                }
                 self.change_node(*node, true, |row| row.cordoned = *cordoned);
                 vec![Effect::NodeChanged(*node)]
             }
@@ -101,7 +105,14 @@ impl State {
         let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
         self.indexes.remove_free(id, &row);
         self.indexes.nodes_up -= u64::from(row.status == NodeStatus::Up);
+        let was_placeable = row.is_placeable();
         change(&mut row);
+        // A description changes only while the node is not placeable (see `fold_registered`).
+        match (was_placeable, row.is_placeable()) {
+            (true, false) => self.indexes.remove_placeable(&row.spec),
+            (false, true) => self.indexes.add_placeable(&row.spec),
+            (true, true) | (false, false) => {}
+        }
         if is_transition {
             row.changed_at = self.meta.log_time;
             row.changed_index = self.meta.log_index;
@@ -174,6 +185,7 @@ impl State {
                     spec,
                 };
                 self.indexes.nodes_up += 1;
+                self.indexes.add_placeable(&row.spec);
                 self.indexes.add_free(id, &row);
                 self.nodes.insert(id, row);
                 id
@@ -249,7 +261,7 @@ impl State {
             assert!(row.free_memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
         });
         let now = self.meta.log_time;
-        let all_started = placement.unstarted == 0;
+        let all_started = placement.unstarted == 0 && placement.ranks.iter().all(RankState::has_started);
         self.change_job(job, |row| {
             row.placement = Some(Arc::new(placement));
             if row.phase == Phase::Starting && all_started {

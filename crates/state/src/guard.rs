@@ -3,14 +3,17 @@
 //! The leader ran the same checks on its speculative state, so a refusal whose leadership and
 //! sequence were current is a bug of that leader; it is counted the same on every replica.
 
-use alloc::vec::Vec;
-use muster_journal::{Decision, NodeLostCause, RankUpdate, StopCause, WorkerSlot};
-use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId, NodeSpec, limits};
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, StopCause, WorkerSlot};
+use muster_types::{
+    ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId, NodeSpec, limits,
+};
 
 use crate::apply::State;
 use crate::fit;
 use crate::index::PoolKey;
-use crate::rows::{JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement};
+use crate::rows::{JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState};
 
 /// Why a record was not folded in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,11 @@ pub enum GuardError {
 
 type Check = Result<(), GuardError>;
 
+/// Whether an exit's text is within its bound.
+fn is_bounded(exit: &ExitStatus) -> bool {
+    !matches!(exit, ExitStatus::LaunchFailed(why) if why.len() > limits::DETAIL_BYTES_MAX)
+}
+
 fn require(condition: bool, error: GuardError) -> Check {
     if condition { Ok(()) } else { Err(error) }
 }
@@ -83,10 +91,11 @@ impl State {
                 require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)
             }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
-            Decision::NodeCordonSet { request, node, cordoned } => {
+            Decision::NodeCordonSet { request, node, .. } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-                let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-                require(row.cordoned != *cordoned, GuardError::NothingToDo)
+                // One that changes nothing is recorded too: a repetition of the request must find
+                // its answer, whatever others have done to the node in between.
+                self.nodes.get(node).map(|_| ()).ok_or(GuardError::NodeUnknown)
             }
             Decision::NodeLost { node, incarnation, cause } => self.check_lost(*node, *incarnation, *cause),
             Decision::WorkersReported { node, incarnation, job, token, updates } => {
@@ -96,18 +105,12 @@ impl State {
             Decision::GangStopRequested { job, token, cause } => self.check_stop(*job, *token, cause),
             Decision::JobRequeued { job, .. } => {
                 let (row, placement) = self.placed(*job)?;
-                require(matches!(row.phase, Phase::Stopping(_)), GuardError::JobPhase)?;
+                // Waiting again after a cancel would be waiting for nothing: it may not be placed.
+                let may_wait = matches!(row.phase, Phase::Stopping(_)) && !row.cancel_requested;
+                require(may_wait, GuardError::JobPhase)?;
                 require(placement.live == 0, GuardError::WorkersRemain)
             }
-            Decision::JobFinished { job, .. } => {
-                let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
-                require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)?;
-                let live = match row.phase {
-                    Phase::Pending => 0,
-                    _ => row.placement.as_ref().map_or(0, |p| p.live),
-                };
-                require(live == 0, GuardError::WorkersRemain)
-            }
+            Decision::JobFinished { job, outcome } => self.check_finish(*job, outcome),
         }
     }
 
@@ -179,8 +182,9 @@ impl State {
             let slot = placement.slots.get(at).ok_or(GuardError::RankNotCurrent)?;
             let state = placement.ranks.get(at).ok_or(GuardError::RankNotCurrent)?;
             require(slot.node == node && !state.is_over(), GuardError::RankNotCurrent)?;
-            if *update == RankUpdate::Running {
-                require(*state == crate::rows::RankState::Assigned, GuardError::RankNotCurrent)?;
+            match update {
+                RankUpdate::Running => require(*state == RankState::Assigned, GuardError::RankNotCurrent)?,
+                RankUpdate::Exited(exit) => require(is_bounded(exit), GuardError::Limit)?,
             }
         }
         Ok(())
@@ -198,19 +202,16 @@ impl State {
 
     fn check_gang(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
         // Workers of one gang may share a node: each is checked against what the ones before left.
-        let mut touched: Vec<(NodeId, NodeRow)> = Vec::new();
+        let mut touched: BTreeMap<NodeId, NodeRow> = BTreeMap::new();
         let mut place: Option<PoolKey> = None;
         for (rank, slot) in workers.iter().enumerate() {
             let (group, _) = spec.group_of(rank as u32).ok_or(GuardError::Limit)?;
-            let at = match touched.iter().rposition(|(id, _)| *id == slot.node) {
-                Some(at) => at,
-                None => {
-                    let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
-                    touched.push((slot.node, row.clone()));
-                    touched.len() - 1
+            let row = match touched.entry(slot.node) {
+                Entry::Occupied(row) => row.into_mut(),
+                Entry::Vacant(place) => {
+                    place.insert(self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.clone())
                 }
             };
-            let row = &mut touched[at].1;
             require(row.is_placeable() && row.incarnation == slot.incarnation, GuardError::NodeNotCurrent)?;
             let here = PoolKey::of(&row.spec);
             let same = place.as_ref().is_none_or(|p| p.region == here.region && p.cluster == here.cluster);
@@ -231,10 +232,41 @@ impl State {
         require(placement.token == token, GuardError::TokenNotCurrent)?;
         match cause {
             StopCause::Cancelled => require(row.cancel_requested, GuardError::JobPhase),
-            StopCause::WorkerFailed { rank, .. } => {
-                require((*rank as usize) < placement.ranks.len(), GuardError::RankNotCurrent)
+            StopCause::WorkerFailed { rank, exit } => {
+                let ended = placement.ranks.get(*rank as usize);
+                let so = matches!(ended, Some(RankState::Exited(how)) if how == exit && !exit.is_success());
+                require(so, GuardError::RankNotCurrent)
             }
-            StopCause::Evicted { .. } | StopCause::RunTimeLimit => Ok(()),
+            StopCause::Evicted { node } => {
+                require(placement.slots.iter().any(|slot| slot.node == *node), GuardError::RankNotCurrent)
+            }
+            StopCause::RunTimeLimit => {
+                let limit = self.specs.get(&job).and_then(|spec| spec.run_time_limit_ms);
+                require(row.started_at.is_some() && limit.is_some(), GuardError::JobPhase)
+            }
+        }
+    }
+
+    /// The end must be one that the rows bear out; whether a failure is worth a retry is not asked.
+    fn check_finish(&self, job: JobId, outcome: &Outcome) -> Check {
+        let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
+        require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)?;
+        let live = match row.phase {
+            Phase::Pending => 0,
+            _ => row.placement.as_ref().map_or(0, |p| p.live),
+        };
+        require(live == 0, GuardError::WorkersRemain)?;
+        match outcome {
+            Outcome::Succeeded => {
+                let ranks = row.placement.as_ref().map(|p| p.ranks.as_slice()).unwrap_or_default();
+                let good = |rank: &RankState| matches!(rank, RankState::Exited(exit) if exit.is_success());
+                let placed = matches!(row.phase, Phase::Starting | Phase::Running);
+                require(placed && ranks.iter().all(good), GuardError::JobPhase)
+            }
+            Outcome::Failed { detail } => {
+                require(detail.len() <= limits::OUTCOME_BYTES_MAX, GuardError::Limit)
+            }
+            Outcome::Cancelled => require(row.cancel_requested, GuardError::JobPhase),
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Pool {
     pub total_devices: u64,
     /// Host sizes of every registered node, with their number.
     pub shapes: RedBlackTreeMapSync<Shape, u32>,
+    /// The same of the placeable nodes alone.
+    pub placeable_shapes: RedBlackTreeMapSync<Shape, u32>,
 }
 
 /// All derived indexes.
@@ -139,13 +141,28 @@ impl Indexes {
         self.pools.insert_mut(key, pool);
     }
 
+    /// Counts the size of a node that has become placeable.
+    pub(crate) fn add_placeable(&mut self, spec: &NodeSpec) {
+        let key = PoolKey::of(spec);
+        let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
+        count_shape(&mut pool.placeable_shapes, shape_of(spec));
+        self.pools.insert_mut(key, pool);
+    }
+
+    /// The inverse of `add_placeable`.
+    pub(crate) fn remove_placeable(&mut self, spec: &NodeSpec) {
+        let key = PoolKey::of(spec);
+        let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
+        uncount_shape(&mut pool.placeable_shapes, shape_of(spec));
+        self.pools.insert_mut(key, pool);
+    }
+
     /// Counts a registered node's size.
     pub(crate) fn add_shape(&mut self, spec: &NodeSpec) {
         let key = PoolKey::of(spec);
         let shape = shape_of(spec);
         let mut pool = self.pools.get(&key).cloned().unwrap_or_default();
-        let known = pool.shapes.get(&shape).copied().unwrap_or(0);
-        pool.shapes.insert_mut(shape, known + 1);
+        count_shape(&mut pool.shapes, shape);
         pool.total_devices += u64::from(shape.devices);
         self.pools.insert_mut(key, pool);
     }
@@ -155,19 +172,29 @@ impl Indexes {
         let key = PoolKey::of(spec);
         let shape = shape_of(spec);
         let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
-        let known = pool.shapes.get(&shape).copied().expect("a registered node's size is counted");
-        if known == 1 {
-            pool.shapes.remove_mut(&shape);
-        } else {
-            pool.shapes.insert_mut(shape, known - 1);
-        }
+        uncount_shape(&mut pool.shapes, shape);
         pool.total_devices -= u64::from(shape.devices);
         if pool.shapes.is_empty() {
             assert!(pool.by_free.is_empty(), "a pool without nodes has no free node");
+            assert!(pool.placeable_shapes.is_empty(), "a pool without nodes has no placeable node");
             self.pools.remove_mut(&key);
         } else {
             self.pools.insert_mut(key, pool);
         }
+    }
+}
+
+fn count_shape(shapes: &mut RedBlackTreeMapSync<Shape, u32>, shape: Shape) {
+    let known = shapes.get(&shape).copied().unwrap_or(0);
+    shapes.insert_mut(shape, known + 1);
+}
+
+fn uncount_shape(shapes: &mut RedBlackTreeMapSync<Shape, u32>, shape: Shape) {
+    let known = shapes.get(&shape).copied().expect("a registered node's size is counted");
+    if known == 1 {
+        shapes.remove_mut(&shape);
+    } else {
+        shapes.insert_mut(shape, known - 1);
     }
 }
 

@@ -85,6 +85,12 @@ pub enum RankState {
 }
 
 impl RankState {
+    /// Whether its process is known to have existed.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        matches!(self, RankState::Running | RankState::Exited(ExitStatus::Code(_) | ExitStatus::Signal(_)))
+    }
+
     /// Whether nothing of it runs any more, so that its devices are free.
     #[must_use]
     pub fn is_over(&self) -> bool {

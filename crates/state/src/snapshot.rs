@@ -82,7 +82,7 @@ enum Step {
     Done,
 }
 
-/// One frame of rows behind `after`, and the last key in it; none at the end of the table.
+/// One frame of rows, each behind its length, from behind `after`, and the last key in it; none at the end of the table.
 fn batch<K, V>(tag: u8, table: &Table<K, V>, after: Option<&K>) -> Option<(Vec<u8>, K)>
 where
     K: Ord + Clone + Serialize,
@@ -90,20 +90,20 @@ where
 {
     use core::ops::Bound;
     let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-    let mut rows: Vec<Vec<u8>> = Vec::new();
-    let mut bytes = 0;
+    let mut payload: Vec<u8> = Vec::new();
     let mut last = None;
     for (key, value) in table.range((start.cloned(), Bound::Unbounded)) {
         let row = canonical(&(key, value));
-        bytes += row.len();
-        rows.push(row);
+        let length = u32::try_from(row.len()).expect("a row is far below a frame");
+        payload.extend_from_slice(&length.to_le_bytes());
+        payload.extend_from_slice(&row);
         last = Some(key.clone());
-        if bytes >= BATCH_BYTES {
+        if payload.len() >= BATCH_BYTES {
             break;
         }
     }
     let last = last?;
-    Some((encode_frame(tag, &canonical(&rows)), last))
+    Some((encode_frame(tag, &payload), last))
 }
 
 impl Iterator for SnapshotChunks {
@@ -161,10 +161,15 @@ where
     K: Ord + Clone + Serialize + DeserializeOwned,
     V: Clone + Serialize + DeserializeOwned,
 {
-    let rows: Vec<Vec<u8>> = from_canonical(payload).ok_or(RestoreError::Content(what))?;
-    for row in rows {
-        let (key, value): (K, V) = from_canonical(&row).ok_or(RestoreError::Content(what))?;
+    let wrong = RestoreError::Content(what);
+    let mut rest = payload;
+    while !rest.is_empty() {
+        let (length, behind) = rest.split_first_chunk::<4>().ok_or(wrong.clone())?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let (row, behind) = behind.split_at_checked(length).ok_or(wrong.clone())?;
+        let (key, value): (K, V) = from_canonical(row).ok_or(wrong.clone())?;
         table.insert(key, value);
+        rest = behind;
     }
     Ok(())
 }
@@ -239,6 +244,9 @@ fn load_head(payload: &[u8]) -> Result<Head, RestoreError> {
     let format: u16 = canonical_prefix(payload).ok_or(RestoreError::Content("head"))?;
     if format > FORMAT {
         return Err(RestoreError::FormatUnknown(format));
+    }
+    if format == 0 {
+        return Err(RestoreError::Content("format"));
     }
     from_canonical(payload).ok_or(RestoreError::Content("head"))
 }

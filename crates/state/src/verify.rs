@@ -8,7 +8,7 @@ use muster_types::{DeviceSet, NodeId};
 
 use crate::apply::State;
 use crate::index::Indexes;
-use crate::rows::{NodeStatus, Phase};
+use crate::rows::{NodeStatus, Phase, Placement, RankState};
 
 /// An invariant that does not hold, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,14 @@ impl State {
         for (id, row) in self.jobs.iter() {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
+            let ranks = placement.ranks.len();
+            if ranks != placement.slots.len() || ranks != spec.worker_count() as usize {
+                return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
+            }
+            let unstarted = placement.ranks.iter().filter(|r| **r == RankState::Assigned).count();
+            if unstarted != placement.unstarted as usize {
+                return Err(broken(format!("{id} counts {} unstarted ranks wrongly", placement.unstarted)));
+            }
             let mut live = 0;
             for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
                 if state.is_over() {
@@ -48,8 +56,9 @@ impl State {
                     )));
                 }
                 entry.0 = entry.0.union(slot.devices);
-                entry.1 += group.request.cpu_milli;
-                entry.2 += group.request.memory_bytes;
+                // Saturating: the rows may come from a snapshot, and nothing has checked them yet.
+                entry.1 = entry.1.saturating_add(group.request.cpu_milli);
+                entry.2 = entry.2.saturating_add(group.request.memory_bytes);
                 let node = self.nodes.get(&slot.node);
                 let current =
                     node.is_some_and(|n| n.status == NodeStatus::Up && n.incarnation == slot.incarnation);
@@ -66,8 +75,8 @@ impl State {
             let all = DeviceSet::first(row.spec.device_count());
             let sums = row.free_devices.is_disjoint(devices)
                 && row.free_devices.union(devices) == all
-                && row.free_cpu_milli + cpu_milli == row.spec.cpu_milli
-                && row.free_memory_bytes + memory_bytes == row.spec.memory_bytes;
+                && row.free_cpu_milli.checked_add(cpu_milli) == Some(row.spec.cpu_milli)
+                && row.free_memory_bytes.checked_add(memory_bytes) == Some(row.spec.memory_bytes);
             if !sums {
                 return Err(broken(format!("{id}: free and held do not make up the host")));
             }
@@ -80,10 +89,16 @@ impl State {
             return Err(broken("jobs and specs differ in number".into()));
         }
         for (id, row) in self.jobs.iter() {
+            if !self.specs.contains(id) {
+                return Err(broken(format!("{id} has no spec")));
+            }
             let live = row.placement.as_ref().map_or(0, |p| p.live);
             let good = match &row.phase {
                 Phase::Pending => live == 0,
-                Phase::Starting => row.placement.as_ref().is_some_and(|p| p.unstarted > 0),
+                Phase::Starting => {
+                    let waits = |p: &Placement| !p.ranks.iter().all(RankState::has_started);
+                    row.started_at.is_none() && row.placement.as_deref().is_some_and(waits)
+                }
                 Phase::Running => row.started_at.is_some() && row.placement.is_some(),
                 Phase::Stopping(_) => row.placement.is_some(),
                 Phase::Finished(_) => live == 0 && row.finished_at.is_some(),
@@ -108,6 +123,7 @@ impl State {
                             && pool.free_devices == other.free_devices
                             && pool.total_devices == other.total_devices
                             && pool.shapes == other.shapes
+                            && pool.placeable_shapes == other.placeable_shapes
                     })
                 })
         };
@@ -136,6 +152,9 @@ impl State {
             fresh.nodes_by_name.insert_mut(row.spec.name.clone(), *id);
             fresh.nodes_up += u64::from(row.status == NodeStatus::Up);
             fresh.add_shape(&row.spec);
+            if row.is_placeable() {
+                fresh.add_placeable(&row.spec);
+            }
             fresh.add_free(*id, row);
         }
         for (id, row) in self.jobs.iter() {

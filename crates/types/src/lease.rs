@@ -28,8 +28,15 @@ impl FromStr for FencingToken {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // One text per token: no sign and no leading zeros, which `parse` would let through.
+        let plain = |number: &str| {
+            number.bytes().all(|b| b.is_ascii_digit()) && (number == "0" || !number.starts_with('0'))
+        };
         let parse = || {
             let (generation, index) = text.split_once('.')?;
+            if !plain(generation) || !plain(index) {
+                return None;
+            }
             Some(FencingToken {
                 generation: generation.parse().ok()?,
                 log_index: LogIndex(index.parse().ok()?),

@@ -39,6 +39,8 @@ pub const STOP_GRACE_MS_MAX: u64 = 600_000;
 pub const FAILURE_RETRIES_MAX: u32 = 1_000;
 /// Bytes of an error text that an agent reports.
 pub const DETAIL_BYTES_MAX: usize = 512;
+/// Bytes of the sentence that says how a job failed: a rank, its detail and the count of failures.
+pub const OUTCOME_BYTES_MAX: usize = 1_024;
 /// Ranks in one report of an agent.
 pub const REPORT_RANKS_MAX: usize = 1_024;
 /// Rows that one pruning record removes.

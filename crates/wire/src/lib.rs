@@ -3,6 +3,10 @@
 //! **Invariant:** no logic: a message becomes a value of `types` or a refusal that names the field;
 //! nothing here decides. Only this crate names prost.
 
+pub mod convert;
+pub mod status;
+pub mod token;
+
 /// Internal protocol between replicas; unstable.
 pub mod raft {
     /// First version.

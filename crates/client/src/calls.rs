@@ -1,0 +1,233 @@
+//! One method per unary call of the API.
+//!
+//! Requests and answers are the messages of the API themselves. A mutation without a request id gets
+//! one before it is sent for the first time.
+
+use muster_wire::v1;
+use tonic::transport::Channel;
+use v1::cluster_service_client::ClusterServiceClient;
+use v1::fleet_service_client::FleetServiceClient;
+use v1::job_service_client::JobServiceClient;
+
+use crate::Client;
+use crate::error::{AttemptError, CallError};
+use crate::repeat::Subject;
+
+/// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
+    JobServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
+    FleetServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn cluster(channel: Channel) -> ClusterServiceClient<Channel> {
+    ClusterServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+/// A request id of this call's own, unless the caller brought one.
+fn ensure_request_id(request_id: &mut String) -> Option<String> {
+    if request_id.is_empty() {
+        *request_id = uuid::Uuid::new_v4().to_string();
+    }
+    Some(request_id.clone())
+}
+
+impl Client {
+    /// Submits one job, or one array of jobs.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn submit_job(
+        &self,
+        mut request: v1::SubmitJobRequest,
+    ) -> Result<v1::SubmitJobResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "submit job", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).submit_job(request).await }
+        };
+        let answer: v1::SubmitJobResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Submits several jobs, all or none.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn submit_jobs(
+        &self,
+        mut request: v1::SubmitJobsRequest,
+    ) -> Result<v1::SubmitJobsResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "submit jobs", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).submit_jobs(request).await }
+        };
+        let answer: v1::SubmitJobsResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Cancels a job.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn cancel_job(
+        &self,
+        mut request: v1::CancelJobRequest,
+    ) -> Result<v1::CancelJobResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "cancel job", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).cancel_job(request).await }
+        };
+        let answer: v1::CancelJobResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_job(&self, mut request: v1::GetJobRequest) -> Result<v1::GetJobResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("get job", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).get_job(request).await }
+        };
+        let answer: v1::GetJobResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One page of jobs, newest first.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_jobs(
+        &self,
+        mut request: v1::ListJobsRequest,
+    ) -> Result<v1::ListJobsResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("list jobs", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).list_jobs(request).await }
+        };
+        let answer: v1::ListJobsResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One page of nodes, by name.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_nodes(
+        &self,
+        mut request: v1::ListNodesRequest,
+    ) -> Result<v1::ListNodesResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("list nodes", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).list_nodes(request).await }
+        };
+        let answer: v1::ListNodesResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One node.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_node(&self, mut request: v1::GetNodeRequest) -> Result<v1::GetNodeResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("get node", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).get_node(request).await }
+        };
+        let answer: v1::GetNodeResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Takes a node out of placement, or back in.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_cordon(
+        &self,
+        mut request: v1::SetNodeCordonRequest,
+    ) -> Result<v1::SetNodeCordonResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node cordon", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_cordon(request).await }
+        };
+        let answer: v1::SetNodeCordonResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// How some replica stands. Does not wait for what this client has seen: how far a replica lags
+    /// is part of the answer.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_status(
+        &self,
+        request: v1::GetStatusRequest,
+    ) -> Result<v1::GetStatusResponse, CallError> {
+        let subject = read("get status", request.min_log_index);
+        let send = |channel| async move { cluster(channel).get_status(request).await };
+        self.repeat(subject, send).await
+    }
+
+    /// How the replica at one address stands; asked once, not through the rotation.
+    ///
+    /// # Errors
+    /// When that replica cannot be reached or does not answer in time.
+    pub async fn get_status_of(&self, address: &str) -> Result<v1::GetStatusResponse, AttemptError> {
+        let link = self.endpoints().connect_to(address).await.map_err(AttemptError::Connect)?;
+        let (endpoint, channel) = link;
+        let limit = self.options.attempt_timeout.min(self.options.deadline);
+        let mut cluster = cluster(channel);
+        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest { min_log_index: 0 })).await
+        {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => {
+                let refused = muster_wire::status::Refused::from_status(&status);
+                Err(AttemptError::Answer { endpoint, refused })
+            }
+            Err(_) => Err(AttemptError::Timeout { endpoint }),
+        }
+    }
+
+    /// Versions and limits of some replica.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_server_info(&self) -> Result<v1::GetServerInfoResponse, CallError> {
+        let send =
+            |channel| async move { cluster(channel).get_server_info(v1::GetServerInfoRequest {}).await };
+        self.repeat(read("get server info", 0), send).await
+    }
+}
+
+pub(crate) fn read(operation: &'static str, min_log_index: u64) -> Subject {
+    Subject { operation, request_id: None, names_log_index: min_log_index > 0 }
+}

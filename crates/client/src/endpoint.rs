@@ -1,0 +1,269 @@
+//! The addresses of the replicas, and one channel at a time to one of them.
+//!
+//! One channel per replica rather than a balancing one over all: a caller must know *which* replica
+//! failed it to avoid that one next, and the sessions of agents stay on one replica anyway.
+//!
+//! **Invariant:** a replica that stops answering without closing its connection (power, partition)
+//! fails the calls on its channel after at most [`KEEPALIVE_INTERVAL`] + [`KEEPALIVE_TIMEOUT`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// Most endpoints one client may be given: replicas are three or five; the rest is room for names.
+pub const ENDPOINTS_MAX: usize = 64;
+
+/// Time for one connection to one endpoint. A replica in another region is 300 ms away at most, and a
+/// TCP and an HTTP/2 handshake are two round trips.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_000);
+
+/// A ping goes out when the connection was silent for this long.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The connection is given up when the ping was not answered for this long.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_millis(1_000);
+
+/// Why a list of endpoints was refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum EndpointsError {
+    /// Nothing to connect to.
+    #[error("no endpoint given; expected host:port or http://host:port")]
+    NoEndpoint,
+    /// More than [`ENDPOINTS_MAX`].
+    #[error("more than {ENDPOINTS_MAX} endpoints given")]
+    TooMany,
+    /// One of them is not an address.
+    #[error("endpoint {text:?}: {problem}; expected host:port or http://host:port")]
+    ParseEndpoint {
+        /// As it was given, shortened.
+        text: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+}
+
+/// Why no replica could be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Every endpoint was tried once.
+    #[error("no endpoint could be reached: {}", describe(.attempts))]
+    ConnectAny {
+        /// Each endpoint with its failure, in the order they were tried.
+        attempts: Vec<(String, String)>,
+    },
+    /// The caller's time ran out first.
+    #[error("no endpoint could be reached within {} ms", .waited.as_millis())]
+    ConnectInTime {
+        /// That time.
+        waited: Duration,
+    },
+}
+
+fn describe(attempts: &[(String, String)]) -> String {
+    attempts.iter().map(|(at, why)| format!("{at} ({why})")).collect::<Vec<_>>().join(", ")
+}
+
+/// The addresses of the replicas. Clones share the place in the rotation.
+#[derive(Clone, Debug)]
+pub struct Endpoints {
+    /// Normalised to `http://host:port`, without repetitions.
+    list: Arc<[String]>,
+    cursor: Arc<AtomicUsize>,
+}
+
+impl Endpoints {
+    /// Reads endpoints as people write them: `host:port` or `http://host:port`, several also separated
+    /// by commas.
+    ///
+    /// # Errors
+    /// Names the first endpoint that is not an address.
+    pub fn parse(texts: &[String]) -> Result<Endpoints, EndpointsError> {
+        let mut list: Vec<String> = Vec::new();
+        for text in texts.iter().flat_map(|t| t.split(',')).map(str::trim).filter(|t| !t.is_empty()) {
+            let normalised = normalise(text)?;
+            if !list.contains(&normalised) {
+                list.push(normalised);
+            }
+            if list.len() > ENDPOINTS_MAX {
+                return Err(EndpointsError::TooMany);
+            }
+        }
+        if list.is_empty() {
+            return Err(EndpointsError::NoEndpoint);
+        }
+        Ok(Endpoints { list: list.into(), cursor: Arc::new(AtomicUsize::new(0)) })
+    }
+
+    /// Starts the rotation anywhere, so that many holders of the same list do not all begin with its
+    /// first entry.
+    #[must_use]
+    pub fn spread(self) -> Endpoints {
+        let random = uuid::Uuid::new_v4().as_u128() as usize;
+        self.cursor.store(random % self.list.len(), Ordering::Relaxed);
+        self
+    }
+
+    /// The addresses, as `http://host:port`.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(String::as_str)
+    }
+
+    /// How many there are; never none.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// A channel to the next endpoint of the rotation that can be reached, with its address. Each is
+    /// tried once, for [`CONNECT_TIMEOUT`] at most.
+    ///
+    /// # Errors
+    /// When none could be reached; names each with its failure.
+    pub async fn connect_next(&self) -> Result<(String, Channel), ConnectError> {
+        let mut attempts = Vec::new();
+        for _ in 0..self.list.len() {
+            let place = self.cursor.fetch_add(1, Ordering::Relaxed) % self.list.len();
+            let address = &self.list[place];
+            match connect(address).await {
+                Ok(channel) => return Ok((address.clone(), channel)),
+                Err(why) => attempts.push((address.clone(), why)),
+            }
+        }
+        Err(ConnectError::ConnectAny { attempts })
+    }
+
+    /// A channel to one address, for following a hint; need not be one of the list.
+    ///
+    /// # Errors
+    /// When it is not an address or cannot be reached.
+    pub async fn connect_to(&self, address: &str) -> Result<(String, Channel), ConnectError> {
+        let failed = |why: String| ConnectError::ConnectAny { attempts: vec![(shorten(address), why)] };
+        let address = normalise(address).map_err(|e| failed(e.to_string()))?;
+        match connect(&address).await {
+            Ok(channel) => Ok((address, channel)),
+            Err(why) => Err(failed(why)),
+        }
+    }
+}
+
+/// Enough of a user's text to recognise it by.
+fn shorten(text: &str) -> String {
+    text.chars().take(120).collect()
+}
+
+fn normalise(text: &str) -> Result<String, EndpointsError> {
+    let refuse = |problem: &'static str| EndpointsError::ParseEndpoint { text: shorten(text), problem };
+    let text = text.trim();
+    if text.len() > 512 {
+        return Err(refuse("it is longer than 512 bytes"));
+    }
+    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let uri: Uri = full.parse().map_err(|_| refuse("it is not an address"))?;
+    if uri.scheme_str() != Some("http") {
+        return Err(refuse("only http is supported"));
+    }
+    let Some(authority) = uri.authority() else {
+        return Err(refuse("it names no host"));
+    };
+    if authority.as_str().contains('@') {
+        return Err(refuse("it must not carry credentials"));
+    }
+    if authority.host().is_empty() {
+        return Err(refuse("it names no host"));
+    }
+    if authority.port_u16().is_none_or(|port| port == 0) {
+        return Err(refuse("it names no port"));
+    }
+    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(refuse("it must not have a path"));
+    }
+    Ok(format!("http://{authority}"))
+}
+
+/// One connection; the failure as text with its causes, since callers can only show it.
+async fn connect(address: &str) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(address.to_owned())
+        .map_err(|e| chain(&e))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true);
+    // The timeout of the endpoint covers TCP only: a listener that accepts and says nothing would
+    // otherwise hold the rotation.
+    match tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err(format!("no answer within {} ms", CONNECT_TIMEOUT.as_millis())),
+    }
+}
+
+/// The innermost cause says most ("Connection refused"); the outer layers say "transport error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(texts: &[&str]) -> Result<Vec<String>, EndpointsError> {
+        let texts: Vec<String> = texts.iter().map(|t| (*t).to_owned()).collect();
+        Endpoints::parse(&texts).map(|e| e.iter().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn reads_what_people_write() {
+        assert_eq!(
+            parse(&["a:1, http://b:2/", "[::1]:3", "a:1"]).unwrap(),
+            ["http://a:1", "http://b:2", "http://[::1]:3"]
+        );
+    }
+
+    #[test]
+    fn refuses_what_is_no_address() {
+        for text in
+            ["", " , ", "a", "https://a:1", "http://a", "a:0", "a:99999", "http://u@a:1", "a:1/x", "http://"]
+        {
+            assert!(parse(&[text]).is_err(), "{text:?} was accepted");
+        }
+        let long = "a".repeat(600);
+        assert!(parse(&[&long]).is_err());
+        let many: Vec<String> = (0..65).map(|n| format!("h:{}", n + 1)).collect();
+        assert_eq!(Endpoints::parse(&many).unwrap_err(), EndpointsError::TooMany);
+    }
+
+    #[tokio::test]
+    async fn a_dead_endpoint_is_passed_over_and_the_rotation_goes_on() {
+        let live = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (live_at, dead_at) = (live.local_addr().unwrap(), dead.local_addr().unwrap());
+        drop(dead);
+        let endpoints = Endpoints::parse(&[dead_at.to_string(), live_at.to_string()]).unwrap();
+        let server = tonic::transport::Server::builder()
+            .add_routes(tonic::service::Routes::default())
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(live));
+        let server = tokio::spawn(server);
+        for _ in 0..3 {
+            let (address, _channel) = endpoints.connect_next().await.unwrap();
+            assert_eq!(address, format!("http://{live_at}"));
+        }
+        server.abort();
+        let _ = server.await;
+    }
+
+    #[tokio::test]
+    async fn all_dead_names_each() {
+        let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = dead.local_addr().unwrap();
+        drop(dead);
+        let error = Endpoints::parse(&[at.to_string()]).unwrap().connect_next().await.unwrap_err();
+        assert!(error.to_string().contains(&at.to_string()), "{error}");
+    }
+}

@@ -1,0 +1,351 @@
+//! Repeating a call until it is answered.
+//!
+//! Every call is safe to repeat: reads by nature, mutations by their request id. So the only question
+//! about a failure is whether another attempt could end differently, and where to send it: to the
+//! leader when the refusal names it, to the same replica when it only asked for patience, else to the
+//! next one.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use muster_types::RefusalCode;
+use muster_wire::status::Refused;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::endpoint::{ConnectError, Endpoints};
+use crate::error::{AttemptError, CallError};
+use crate::{Client, Options};
+
+/// The one channel that clones of a client share.
+pub(crate) struct Connection {
+    endpoints: Endpoints,
+    /// Held while connecting, so that many calls that lose a replica together connect once.
+    current: Mutex<Option<Link>>,
+}
+
+/// A channel to one replica.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) address: Arc<str>,
+    pub(crate) channel: Channel,
+    /// Tells this connection from later ones to the same address.
+    identity: Arc<()>,
+}
+
+impl Link {
+    fn new((address, channel): (String, Channel)) -> Link {
+        Link { address: address.into(), channel, identity: Arc::new(()) }
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(endpoints: Endpoints) -> Connection {
+        Connection { endpoints, current: Mutex::new(None) }
+    }
+
+    pub(crate) fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
+    }
+
+    /// The present channel, or one to the next endpoint of the rotation.
+    pub(crate) async fn current_within(&self, limit: Duration) -> Result<Link, ConnectError> {
+        match tokio::time::timeout(limit, self.current()).await {
+            Ok(result) => result,
+            Err(_) => Err(ConnectError::ConnectInTime { waited: limit }),
+        }
+    }
+
+    async fn current(&self) -> Result<Link, ConnectError> {
+        let mut current = self.current.lock().await;
+        if let Some(link) = &*current {
+            return Ok(link.clone());
+        }
+        let link = Link::new(self.endpoints.connect_next().await?);
+        tracing::debug!(endpoint = %link.address, "connected");
+        *current = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Gives up a channel, unless another call has already done so.
+    pub(crate) async fn give_up(&self, failed: &Link) {
+        let mut current = self.current.lock().await;
+        if current.as_ref().is_some_and(|link| Arc::ptr_eq(&link.identity, &failed.identity)) {
+            *current = None;
+        }
+    }
+
+    /// Moves to the address a refusal named. A hint that does not work is dropped with the channel
+    /// that gave it: the replica behind it knows no better.
+    async fn follow(&self, from: &Link, hint: &str) {
+        let mut current = self.current.lock().await;
+        if current.as_ref().is_none_or(|link| !Arc::ptr_eq(&link.identity, &from.identity)) {
+            return;
+        }
+        *current = self.endpoints.connect_to(hint).await.ok().map(Link::new);
+    }
+}
+
+/// What to do about a failed attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The answer stands.
+    Final,
+    /// Ask the same replica again.
+    Stay,
+    /// Ask another.
+    Rotate,
+    /// Ask the leader, at this address.
+    Follow(String),
+}
+
+/// What may be repeated, and what is known about it.
+pub(crate) struct Subject {
+    pub(crate) operation: &'static str,
+    pub(crate) request_id: Option<String>,
+    /// Whether the request names a log index or token that a replica may not have reached yet.
+    pub(crate) names_log_index: bool,
+}
+
+impl Subject {
+    /// Judges a failure. `transport` tells that the status was made on this side, of a broken connection.
+    pub(crate) fn judge(&self, refused: &Refused, transport: bool) -> Verdict {
+        match refused.code {
+            Some(RefusalCode::NotLeader) => match refused.leader_endpoint() {
+                Some(hint) => Verdict::Follow(hint.to_owned()),
+                None => Verdict::Rotate,
+            },
+            Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown) => Verdict::Stay,
+            Some(RefusalCode::Diverged) => Verdict::Rotate,
+            Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
+            Some(_) => Verdict::Final,
+            None => judge_by_grpc(refused.grpc, transport),
+        }
+    }
+}
+
+/// Statuses of proxies, of broken connections and of newer servers.
+fn judge_by_grpc(code: Code, transport: bool) -> Verdict {
+    match code {
+        Code::Unavailable | Code::DeadlineExceeded => Verdict::Rotate,
+        // A server that sheds load before any of our code runs.
+        Code::ResourceExhausted => Verdict::Stay,
+        // What a connection leaves behind that broke under the call (reset, goaway, killed server).
+        Code::Unknown | Code::Internal | Code::Cancelled if transport => Verdict::Rotate,
+        _ => Verdict::Final,
+    }
+}
+
+/// The failure of one attempt with what to do about it.
+pub(crate) struct Failure {
+    pub(crate) error: AttemptError,
+    pub(crate) verdict: Verdict,
+    pub(crate) link: Option<Link>,
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Failure {
+    pub(crate) fn connect(error: ConnectError) -> Failure {
+        let error = AttemptError::Connect(error);
+        // There is no channel to give up; the next attempt connects anew.
+        Failure { error, verdict: Verdict::Stay, link: None, retry_after: None }
+    }
+
+    pub(crate) fn silence(link: &Link) -> Failure {
+        let error = AttemptError::Timeout { endpoint: link.address.to_string() };
+        Failure { error, verdict: Verdict::Rotate, link: Some(link.clone()), retry_after: None }
+    }
+
+    pub(crate) fn answer(link: &Link, status: &Status, subject: &Subject) -> Failure {
+        let refused = Refused::from_status(status);
+        let verdict = subject.judge(&refused, status.source().is_some());
+        let retry_after = refused.retry_after;
+        let error = AttemptError::Answer { endpoint: link.address.to_string(), refused };
+        Failure { error, verdict, link: Some(link.clone()), retry_after }
+    }
+}
+
+/// The time and pauses of one call.
+pub(crate) struct Patience {
+    end: Instant,
+    deadline: Duration,
+    pauses: backon::ExponentialBackoff,
+    pause_max: Duration,
+    pub(crate) attempts: u32,
+    /// The last failure that was more than silence: the deadline may cut any attempt short, and "no
+    /// answer in time" would then hide what the replicas said all along.
+    told: Option<AttemptError>,
+}
+
+impl Patience {
+    pub(crate) fn new(options: &Options) -> Patience {
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(options.pause_min)
+            .with_max_delay(options.pause_max)
+            .with_jitter()
+            .without_max_times()
+            .build();
+        Patience {
+            // A deadline beyond what the clock can express is none: a year is as good.
+            end: Instant::now()
+                .checked_add(options.deadline)
+                .unwrap_or_else(|| Instant::now() + Duration::from_secs(366 * 24 * 3_600)),
+            deadline: options.deadline,
+            pauses,
+            pause_max: options.pause_max,
+            attempts: 0,
+            told: None,
+        }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Waits before the next attempt; false when there is no time for another.
+    pub(crate) async fn pause(&mut self, retry_after: Option<Duration>) -> bool {
+        let own = self.pauses.next().unwrap_or(self.pause_max);
+        // A server may ask for more patience than ours, within reason: it may be lying or broken.
+        let asked = retry_after.unwrap_or_default().min(self.pause_max.max(Duration::from_secs(5)));
+        let pause = own.max(asked);
+        if pause >= self.left() {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        true
+    }
+
+    fn exhausted(&mut self, subject: &Subject, last: AttemptError) -> CallError {
+        let last = match (last, self.told.take()) {
+            (AttemptError::Timeout { .. }, Some(told)) => told,
+            (last, _) => last,
+        };
+        CallError::Exhaust {
+            operation: subject.operation,
+            attempts: self.attempts,
+            waited: self.deadline,
+            request_id: subject.request_id.clone(),
+            last,
+        }
+    }
+}
+
+impl Client {
+    /// Sends one call until it is answered.
+    pub(crate) async fn repeat<T, F, Fut>(&self, subject: Subject, send: F) -> Result<T, CallError>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        self.repeat_from(subject, send).await.map(|(_, answer)| answer)
+    }
+
+    /// The same, with the address of the replica that answered.
+    pub(crate) async fn repeat_from<T, F, Fut>(
+        &self,
+        subject: Subject,
+        send: F,
+    ) -> Result<(String, T), CallError>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let mut patience = Patience::new(&self.options);
+        loop {
+            patience.attempts += 1;
+            let failure = match self.attempt(&subject, &patience, &send).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            self.after_failure(&subject, &mut patience, failure).await?;
+        }
+    }
+
+    async fn attempt<T, F, Fut>(
+        &self,
+        subject: &Subject,
+        patience: &Patience,
+        send: &F,
+    ) -> Result<(String, T), Failure>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let link = self.connection.current_within(patience.left()).await.map_err(Failure::connect)?;
+        let limit = patience.left().min(self.options.attempt_timeout);
+        match tokio::time::timeout(limit, send(link.channel.clone())).await {
+            Ok(Ok(response)) => Ok((link.address.to_string(), response.into_inner())),
+            Ok(Err(status)) => Err(Failure::answer(&link, &status, subject)),
+            Err(_) => Err(Failure::silence(&link)),
+        }
+    }
+
+    /// Moves to the right replica and pauses, or ends the call.
+    pub(crate) async fn after_failure(
+        &self,
+        subject: &Subject,
+        patience: &mut Patience,
+        failure: Failure,
+    ) -> Result<(), CallError> {
+        let Failure { error, verdict, link, retry_after } = failure;
+        tracing::debug!(operation = subject.operation, ?verdict, %error, "attempt failed");
+        if verdict == Verdict::Final
+            && let AttemptError::Answer { endpoint, refused } = error
+        {
+            return Err(CallError::Refuse { operation: subject.operation, endpoint, refused });
+        }
+        if let Some(link) = link {
+            match verdict {
+                Verdict::Rotate => self.connection.give_up(&link).await,
+                Verdict::Follow(hint) => self.connection.follow(&link, &hint).await,
+                Verdict::Stay | Verdict::Final => {}
+            }
+        }
+        if !patience.pause(retry_after).await {
+            return Err(patience.exhausted(subject, error));
+        }
+        if !matches!(error, AttemptError::Timeout { .. }) {
+            patience.told = Some(error);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::Refusal;
+    use muster_wire::status::to_status;
+
+    fn judge(code: RefusalCode) -> Verdict {
+        let subject = Subject { operation: "test", request_id: None, names_log_index: false };
+        subject.judge(&Refused::from_status(&to_status(&Refusal::new(code, "why"))), false)
+    }
+
+    #[test]
+    fn only_what_may_end_differently_is_repeated() {
+        let repeated: Vec<_> =
+            RefusalCode::ALL.iter().copied().filter(|code| judge(*code) != Verdict::Final).collect();
+        assert_eq!(
+            repeated,
+            [
+                RefusalCode::NotLeader,
+                RefusalCode::Overloaded,
+                RefusalCode::OutcomeUnknown,
+                RefusalCode::Diverged
+            ]
+        );
+    }
+
+    #[test]
+    fn a_broken_connection_is_told_from_a_servers_words() {
+        assert_eq!(judge_by_grpc(Code::Unknown, true), Verdict::Rotate);
+        assert_eq!(judge_by_grpc(Code::Unknown, false), Verdict::Final);
+        assert_eq!(judge_by_grpc(Code::Unavailable, false), Verdict::Rotate);
+        assert_eq!(judge_by_grpc(Code::Unimplemented, false), Verdict::Final);
+    }
+}

@@ -1,0 +1,197 @@
+//! A server that answers from a script and keeps what it was asked.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use muster_client::{Endpoints, Options};
+use muster_wire::v1;
+use tokio::runtime::Runtime;
+use tonic::{Request, Response, Status};
+use v1::job_service_server::{JobService, JobServiceServer};
+
+/// What happens on one call.
+pub enum Step {
+    /// Answers it.
+    Answer,
+    /// Refuses it.
+    Refuse(Status),
+    /// Never answers.
+    Hang,
+    /// A watch sends these, then ends with the status, or well when there is none, or stays open.
+    Stream(Vec<Result<v1::WatchJobsResponse, Status>>, bool),
+}
+
+#[derive(Default)]
+pub struct Script {
+    pub steps: VecDeque<Step>,
+    pub submits: Vec<v1::SubmitJobRequest>,
+    pub gets: Vec<v1::GetJobRequest>,
+    pub watches: Vec<v1::WatchJobsRequest>,
+}
+
+/// One fake replica; dies with this handle.
+pub struct Fake {
+    pub address: SocketAddr,
+    pub script: Arc<Mutex<Script>>,
+    /// Of its own, so that dropping it ends connections too, as the death of a process does.
+    runtime: Option<Runtime>,
+}
+
+impl Fake {
+    pub fn start(steps: impl IntoIterator<Item = Step>) -> Fake {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let script =
+            Arc::new(Mutex::new(Script { steps: steps.into_iter().collect(), ..Default::default() }));
+        let service = JobServiceServer::new(Service { script: script.clone() });
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
+        });
+        Fake { address, script, runtime: Some(runtime) }
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// An address nobody listens on.
+pub async fn dead_endpoint() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+pub fn endpoints(list: &[String]) -> Endpoints {
+    Endpoints::parse(list).unwrap()
+}
+
+/// Short enough for tests, long enough for a busy machine.
+pub fn options() -> Options {
+    Options {
+        deadline: std::time::Duration::from_secs(20),
+        pause_min: std::time::Duration::from_millis(1),
+        pause_max: std::time::Duration::from_millis(5),
+        ..Options::STANDARD
+    }
+}
+
+struct Service {
+    script: Arc<Mutex<Script>>,
+}
+
+impl Service {
+    async fn step(&self) -> Result<(), Status> {
+        let step = self.script.lock().unwrap().steps.pop_front();
+        match step {
+            None | Some(Step::Answer) => Ok(()),
+            Some(Step::Refuse(status)) => Err(status),
+            Some(Step::Hang) => std::future::pending().await,
+            Some(Step::Stream(..)) => Err(Status::internal("the script has a stream where none belongs")),
+        }
+    }
+}
+
+pub fn freshness(log_index: u64) -> Option<v1::Freshness> {
+    Some(v1::Freshness { log_index, replica_id: 1, leader_id: 1 })
+}
+
+type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl JobService for Service {
+    type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
+    type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
+
+    async fn submit_job(
+        &self,
+        request: Request<v1::SubmitJobRequest>,
+    ) -> Result<Response<v1::SubmitJobResponse>, Status> {
+        self.script.lock().unwrap().submits.push(request.into_inner());
+        self.step().await?;
+        Ok(Response::new(v1::SubmitJobResponse { job_ids: vec!["job-1".into()], freshness: freshness(41) }))
+    }
+
+    async fn submit_jobs(
+        &self,
+        _: Request<v1::SubmitJobsRequest>,
+    ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn cancel_job(
+        &self,
+        _: Request<v1::CancelJobRequest>,
+    ) -> Result<Response<v1::CancelJobResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn get_job(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::GetJobResponse>, Status> {
+        self.script.lock().unwrap().gets.push(request.into_inner());
+        self.step().await?;
+        Ok(Response::new(v1::GetJobResponse { job: None, freshness: freshness(45) }))
+    }
+
+    async fn list_jobs(
+        &self,
+        _: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn watch_jobs(
+        &self,
+        request: Request<v1::WatchJobsRequest>,
+    ) -> Result<Response<Self::WatchJobsStream>, Status> {
+        let step = {
+            let mut script = self.script.lock().unwrap();
+            script.watches.push(request.into_inner());
+            script.steps.pop_front()
+        };
+        match step {
+            Some(Step::Stream(messages, stays_open)) => {
+                use futures::StreamExt as _;
+                let messages = futures::stream::iter(messages);
+                Ok(Response::new(if stays_open {
+                    Box::pin(messages.chain(futures::stream::pending()))
+                } else {
+                    Box::pin(messages)
+                }))
+            }
+            Some(Step::Refuse(status)) => Err(status),
+            Some(Step::Hang) => std::future::pending().await,
+            None | Some(Step::Answer) => Ok(Response::new(Box::pin(futures::stream::pending()))),
+        }
+    }
+
+    async fn read_logs(
+        &self,
+        _: Request<v1::ReadLogsRequest>,
+    ) -> Result<Response<Self::ReadLogsStream>, Status> {
+        self.step().await?;
+        let piece = v1::ReadLogsResponse { stream: "stdout".into(), data: b"step 1\n".to_vec() };
+        let end = Status::unavailable("the agent went away");
+        Ok(Response::new(Box::pin(futures::stream::iter([Ok(piece), Err(end)]))))
+    }
+}

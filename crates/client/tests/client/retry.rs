@@ -1,0 +1,189 @@
+//! Mutations keep their request id, replicas are rotated through, refusals come at once.
+
+use std::time::Duration;
+
+use crate::fake::{Fake, Step, dead_endpoint, endpoints, options};
+use muster_client::{AttemptError, CallError, Client, Options};
+use muster_types::{Refusal, RefusalCode, Violation};
+use muster_wire::status::{METADATA_LEADER_ENDPOINT, METADATA_RETRY_AFTER_MS, to_status};
+use muster_wire::v1;
+use tonic::Status;
+
+fn refuse(code: RefusalCode) -> Step {
+    Step::Refuse(to_status(&Refusal::new(code, "for the test").with(METADATA_RETRY_AFTER_MS, 1)))
+}
+
+async fn client(list: &[String], options: Options) -> Client {
+    Client::connect(endpoints(list), options).await.unwrap()
+}
+
+#[tokio::test]
+async fn every_attempt_carries_the_same_request_id() {
+    let fake = Fake::start([
+        Step::Refuse(Status::unavailable("restarting")),
+        Step::Refuse(Status::deadline_exceeded("slow")),
+        refuse(RefusalCode::NotLeader),
+        refuse(RefusalCode::OutcomeUnknown),
+        refuse(RefusalCode::Overloaded),
+        Step::Answer,
+    ]);
+    let client = client(&[fake.endpoint()], options()).await;
+    let answer = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(answer.job_ids, ["job-1"]);
+    let script = fake.script.lock().unwrap();
+    let ids: Vec<_> = script.submits.iter().map(|r| r.request_id.as_str()).collect();
+    assert_eq!(ids.len(), 6);
+    assert!(ids[0].parse::<muster_types::RequestId>().is_ok());
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+}
+
+#[tokio::test]
+async fn a_given_request_id_is_kept_and_two_calls_differ() {
+    let fake = Fake::start([]);
+    let client = client(&[fake.endpoint()], options()).await;
+    for request_id in ["00000000-0000-0000-0000-000000000001", "", ""] {
+        let request = v1::SubmitJobRequest { request_id: request_id.into(), ..Default::default() };
+        client.submit_job(request).await.unwrap();
+    }
+    let script = fake.script.lock().unwrap();
+    assert_eq!(script.submits[0].request_id, "00000000-0000-0000-0000-000000000001");
+    assert_ne!(script.submits[1].request_id, script.submits[2].request_id);
+}
+
+#[tokio::test]
+async fn a_dead_first_endpoint_is_passed_over() {
+    let fake = Fake::start([]);
+    let client = client(&[dead_endpoint().await, fake.endpoint()], options()).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_that_dies_is_left_for_the_next() {
+    let first = Fake::start([]);
+    let second = Fake::start([]);
+    let client = client(&[first.endpoint(), second.endpoint()], options()).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(first.script.lock().unwrap().submits.len(), 1);
+    drop(first);
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(second.script.lock().unwrap().submits.len(), 1);
+}
+
+#[tokio::test]
+async fn silence_moves_on_with_the_same_request_id() {
+    let first = Fake::start([Step::Hang]);
+    let second = Fake::start([]);
+    let options = Options { attempt_timeout: Duration::from_millis(200), ..options() };
+    let client = client(&[first.endpoint(), second.endpoint()], options).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    let first_id = first.script.lock().unwrap().submits[0].request_id.clone();
+    assert_eq!(second.script.lock().unwrap().submits[0].request_id, first_id);
+}
+
+#[tokio::test]
+async fn a_leader_hint_is_followed() {
+    let leader = Fake::start([]);
+    let hint = Refusal::new(RefusalCode::NotLeader, "ask the leader")
+        .with(METADATA_LEADER_ENDPOINT, leader.endpoint())
+        .with(METADATA_RETRY_AFTER_MS, 1);
+    let follower = Fake::start([Step::Refuse(to_status(&hint))]);
+    // The leader is not among the endpoints: only the hint can lead there.
+    let client = client(&[follower.endpoint()], options()).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(leader.script.lock().unwrap().submits.len(), 1);
+}
+
+#[tokio::test]
+async fn a_hint_to_nowhere_is_forgotten() {
+    let hint = Refusal::new(RefusalCode::NotLeader, "ask the leader")
+        .with(METADATA_LEADER_ENDPOINT, dead_endpoint().await)
+        .with(METADATA_RETRY_AFTER_MS, 1);
+    let follower = Fake::start([Step::Refuse(to_status(&hint))]);
+    let client = client(&[follower.endpoint()], options()).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(follower.script.lock().unwrap().submits.len(), 2);
+}
+
+#[tokio::test]
+async fn refusals_come_at_once_with_their_fields() {
+    let violation = Violation::new("spec.groups[0].workers", "must be between 1 and 16384, got 0");
+    let refusal = Refusal::fields(vec![violation.clone()]);
+    let fake = Fake::start([Step::Refuse(to_status(&refusal))]);
+    let client = client(&[fake.endpoint()], options()).await;
+    let error = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap_err();
+    let CallError::Refuse { refused, endpoint, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(refused.code, Some(RefusalCode::InvalidField));
+    assert_eq!(refused.violations, [violation]);
+    assert_eq!(*endpoint, fake.endpoint());
+    assert!(!error.is_unavailable() && !error.is_timeout());
+    assert_eq!(fake.script.lock().unwrap().submits.len(), 1);
+}
+
+#[tokio::test]
+async fn the_deadline_ends_it_and_names_the_request_id() {
+    let fake = Fake::start(std::iter::repeat_with(|| refuse(RefusalCode::NotLeader)).take(10_000));
+    let options = Options { deadline: Duration::from_millis(300), ..options() };
+    let client = client(&[fake.endpoint()], options).await;
+    let error = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap_err();
+    assert!(error.is_unavailable());
+    assert_eq!(error.refused().unwrap().code, Some(RefusalCode::NotLeader));
+    let CallError::Exhaust { request_id, attempts, .. } = error else { panic!() };
+    let script = fake.script.lock().unwrap();
+    assert_eq!(request_id.as_deref(), Some(script.submits[0].request_id.as_str()));
+    assert!(attempts > 1);
+}
+
+#[tokio::test]
+async fn nothing_but_silence_is_a_timeout() {
+    let fake = Fake::start([Step::Hang]);
+    let options = Options { deadline: Duration::from_millis(200), ..options() };
+    let error =
+        client(&[fake.endpoint()], options).await.get_job(v1::GetJobRequest::default()).await.unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_at_once() {
+    let started = std::time::Instant::now();
+    let error = Client::connect(endpoints(&[dead_endpoint().await]), Options::STANDARD).await.err().unwrap();
+    assert!(error.to_string().contains("127.0.0.1"), "{error}");
+    assert!(started.elapsed() < Options::STANDARD.deadline / 2);
+}
+
+#[tokio::test]
+async fn reads_wait_for_what_was_written() {
+    let fake = Fake::start([]);
+    let client = client(&[fake.endpoint()], options()).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    client.clone().get_job(v1::GetJobRequest::default()).await.unwrap();
+    client.get_job(v1::GetJobRequest { min_log_index: 100, ..Default::default() }).await.unwrap();
+    let careless = client.with_options(Options { read_your_writes: false, ..options() });
+    careless.get_job(v1::GetJobRequest::default()).await.unwrap();
+    let script = fake.script.lock().unwrap();
+    let asked: Vec<_> = script.gets.iter().map(|r| r.min_log_index).collect();
+    assert_eq!(asked, [41, 100, 0]);
+    assert_eq!(client.seen_log_index(), 45);
+}
+
+#[tokio::test]
+async fn a_replica_behind_the_wanted_index_is_left_for_the_next() {
+    let behind = Fake::start([refuse(RefusalCode::ResumeTokenInvalid)]);
+    let ahead = Fake::start([]);
+    let client = client(&[behind.endpoint(), ahead.endpoint()], options()).await;
+    client.observe_log_index(40);
+    client.get_job(v1::GetJobRequest::default()).await.unwrap();
+    assert_eq!(ahead.script.lock().unwrap().gets.len(), 1);
+}
+
+#[tokio::test]
+async fn broken_output_says_how_much_was_read() {
+    let fake = Fake::start([]);
+    let client = client(&[fake.endpoint()], options()).await;
+    let mut logs = client.read_logs(v1::ReadLogsRequest::default()).await.unwrap();
+    assert_eq!(logs.next().await.unwrap().unwrap().data, b"step 1\n");
+    let error = logs.next().await.unwrap_err();
+    assert!(
+        matches!(error, CallError::BreakOff { bytes: 7, last: AttemptError::Answer { .. }, .. }),
+        "{error:?}"
+    );
+}

@@ -1,0 +1,312 @@
+//! The logs of released formats, in `tests/golden/`: this binary replays each to the recorded
+//! digests and restores its snapshot.
+//!
+//! `MUSTER_GOLDEN_WRITE=1` writes the files of the format this binary writes, for as long as that
+//! format is not released; the run then fails on purpose, so that it can never pass by writing.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
+use muster_journal::{Decision, FORMAT, RankUpdate, Round, StopCause, decode_round, encode_round};
+use muster_planner::Budget;
+use muster_state::{Phase, State};
+use muster_types::{ExitStatus, JobId, LogTime, NodeId, PriorityTier};
+
+use crate::support::{
+    FOUNDING, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
+    request,
+};
+
+fn folder(format: u16) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(format!("v{format}"))
+}
+
+/// Every digest in one line: the position after the round, the whole state's, the rows' own.
+fn line(state: &State) -> String {
+    format!("{} {:016x} {:016x}\n", state.log_index(), state.digest(), state.rows_digest())
+}
+
+fn split(log: &[u8]) -> Vec<&[u8]> {
+    let mut rest = log;
+    let mut rounds = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+        let (round, behind) = behind.split_at(u32::from_le_bytes(*length) as usize);
+        rounds.push(round);
+        rest = behind;
+    }
+    assert!(rest.is_empty(), "a log ends with a whole round");
+    rounds
+}
+
+#[test]
+fn every_released_format_replays_to_its_digests() {
+    if std::env::var_os("MUSTER_GOLDEN_WRITE").is_some() {
+        write();
+        panic!("golden files were written; run again without MUSTER_GOLDEN_WRITE");
+    }
+    for format in 1..=FORMAT {
+        let read = |file: &str| {
+            let path = folder(format).join(file);
+            std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        let digests = String::from_utf8(read("digests.txt")).unwrap();
+        let log = read("rounds.log");
+        let rounds = split(&log);
+        let mut state = State::default();
+        let mut lines = digests.lines();
+        let mut variants = BTreeSet::new();
+        for bytes in rounds {
+            let round = decode_round(bytes).expect("a golden round decodes");
+            variants.extend(round.decisions.iter().map(Decision::name));
+            state.apply_round(&round);
+            check(&state);
+            assert_eq!(lines.next().map(|l| format!("{l}\n")), Some(line(&state)), "format {format}");
+            if format == FORMAT {
+                assert_eq!(encode_round(&round), bytes, "the encoding of a released format has changed");
+            }
+        }
+        assert_eq!(lines.next(), None);
+        assert_eq!(state.rejected(), 1, "the log holds one refused record");
+        assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
+        assert_eq!(variants.len(), 14, "{variants:?}");
+        let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
+        assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
+        let snapshot = read("snapshot.bin");
+        let restored = State::restore([&snapshot]).expect("a golden snapshot restores");
+        assert_eq!(restored.digest(), state.digest());
+        if format == FORMAT {
+            let now: Vec<u8> = state.snapshot().flatten().collect();
+            assert!(now == snapshot, "the layout of a released snapshot has changed");
+        }
+    }
+}
+
+fn phase(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Pending => "pending",
+        Phase::Starting => "starting",
+        Phase::Running => "running",
+        Phase::Stopping(_) => "stopping",
+        Phase::Finished(_) => "finished",
+    }
+}
+
+/// Makes the files of the present format anew. The decider may change in any release and then makes
+/// other records of the same scenario, which is why the files are kept and not the scenario alone.
+fn write() {
+    let mut log = Vec::new();
+    let mut digests = String::new();
+    let mut state = State::default();
+    for round in scenario() {
+        let bytes = encode_round(&round);
+        log.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        log.extend_from_slice(&bytes);
+        state.apply_round(&round);
+        digests.push_str(&line(&state));
+    }
+    let snapshot: Vec<u8> = state.snapshot().flatten().collect();
+    let folder = folder(FORMAT);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("rounds.log"), log).unwrap();
+    std::fs::write(folder.join("digests.txt"), digests).unwrap();
+    std::fs::write(folder.join("snapshot.bin"), snapshot).unwrap();
+}
+
+/// Every variant, every cause, every exit, every phase at the end, a refused and two late records.
+fn scenario() -> Vec<Round> {
+    let mut run = Run {
+        speculation: Speculation::begin(
+            State::default(),
+            leadership(1, 1),
+            LogTime(1_800_000_000_000),
+            FOUNDING,
+        ),
+        rounds: Vec::new(),
+        requests: 0,
+    };
+    run.end_round(10);
+    let mut first = node_draft("gpu-a", "eu", "c1", Some(accelerators("h100", 8)));
+    first.labels.insert(name("zone"), "a".into());
+    run.register(first.check().unwrap(), 1);
+    run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 8))), 2);
+    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.end_round(1_000);
+
+    let full = full_spec();
+    let stays = run.submit(full);
+    let done = run.submit(job("done", 1, None));
+    let fails = run.submit(job_retries("fails", 1, 1));
+    let over = run.submit(limited("over"));
+    let cancelled = run.submit(job("cancelled", 1, Some(accelerators("h100", 1))));
+    run.schedule();
+    run.end_round(500);
+
+    run.report(done, RankUpdate::Running);
+    run.report(done, RankUpdate::Exited(ExitStatus::Code(0)));
+    run.report(over, RankUpdate::Running);
+    run.report(stays, RankUpdate::Running);
+    run.report(fails, RankUpdate::Exited(ExitStatus::LaunchFailed("no such file".into())));
+    run.end_round(500);
+    run.schedule();
+    run.report(fails, RankUpdate::Running);
+    run.report(fails, RankUpdate::Exited(ExitStatus::Code(-3)));
+    run.report(cancelled, RankUpdate::Running);
+    run.cancel(cancelled);
+    run.report(cancelled, RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.end_round(120_000);
+    tick(&mut run.speculation);
+    run.report(over, RankUpdate::Exited(ExitStatus::NotStarted));
+    run.cordon(NodeId(2), true);
+    run.end_round(10);
+
+    // A leader that does not know it has been deposed: two records that come too late.
+    let mut deposed = run.speculation.clone();
+    handle(&mut deposed, &Command::SetCordon { request: request(900), node: NodeId(2), cordoned: false })
+        .unwrap();
+    handle(&mut deposed, &Command::Cancel { request: request(901), job: stays }).unwrap();
+    let mut late = deposed.take_round().unwrap();
+    late.decisions.truncate(2);
+    let state = run.speculation.state().clone();
+    run.speculation = Speculation::begin(state, leadership(4, 3), LogTime(1_800_000_200_000), FOUNDING);
+    settle_all(&mut run.speculation);
+    run.end_round(10);
+    run.rounds.push(late);
+
+    // A refused record takes its index, so the leader that made it is over as well.
+    let refused = Round {
+        term: 4,
+        replica: muster_types::ReplicaId(3),
+        first_index: run.speculation.last_index().next(),
+        basis_index: run.speculation.last_index(),
+        log_time: run.speculation.now(),
+        decisions: vec![Decision::GangStopRequested {
+            job: done,
+            token: Default::default(),
+            cause: StopCause::RunTimeLimit,
+        }],
+    };
+    run.rounds.push(refused);
+    let mut state = State::default();
+    for round in &run.rounds {
+        state.apply_round(round);
+    }
+    run.speculation = Speculation::begin(state, leadership(5, 2), LogTime(1_800_000_300_000), FOUNDING);
+    run.end_round(10);
+
+    handle(&mut run.speculation, &Command::SessionOver { node: NodeId(0), incarnation: 1 }).unwrap();
+    run.end_round(10);
+    run.report(stays, RankUpdate::Exited(ExitStatus::Vanished));
+    let replaced = node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 4)));
+    let command = Command::Register { spec: replaced, holder: holder(9), other_session_is_over: true };
+    handle(&mut run.speculation, &command).unwrap();
+    run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
+    run.cordon(NodeId(2), false);
+    run.schedule();
+    run.end_round(8 * 24 * 3_600_000);
+    tick(&mut run.speculation);
+    // A job in each phase is left.
+    run.submit(job("starting", 1, None));
+    let running = run.submit(job("running", 1, None));
+    let stopping = run.submit(job("stopping", 2, Some(accelerators("h100", 1))));
+    let lost = run.submit(job("lost", 1, Some(accelerators("h100", 1))));
+    let ended = run.submit(job("ended", 1, None));
+    run.schedule();
+    run.report(lost, RankUpdate::Exited(ExitStatus::LeaseExpired));
+    run.report(running, RankUpdate::Running);
+    run.report(stopping, RankUpdate::Running);
+    run.cancel(stopping);
+    run.cancel(ended);
+    run.report(ended, RankUpdate::Exited(ExitStatus::Code(0)));
+    run.submit(job("waits", 1, Some(accelerators("h100", 8))));
+    run.end_round(1);
+    run.rounds
+}
+
+fn full_spec() -> muster_types::JobSpec {
+    let mut draft = job_draft("stays", vec![group("main", 2, Some(accelerators("h100", 3)))]);
+    draft.groups.push(group("data", 1, None));
+    draft.groups[0].environment.insert("SEED".into(), "1".into());
+    draft.groups[0].command.push("--größe".into());
+    draft.tier = PriorityTier::Production;
+    draft.regions = vec![name("eu"), name("us")];
+    draft.run_time_limit_ms = Some(3_600_000_000);
+    draft.checkpoint_directory = Some("/shared/checkpoints".into());
+    draft.working_directory = Some("/work".into());
+    draft.array = Some(muster_types::job::ArrayMember { index: 2, size: 7 });
+    draft.check().unwrap()
+}
+
+fn job_retries(text: &str, workers: u32, retries: u32) -> muster_types::JobSpec {
+    let mut draft = job_draft(text, vec![group("main", workers, Some(accelerators("h100", 1)))]);
+    draft.failure_retries_max = retries;
+    draft.check().unwrap()
+}
+
+fn limited(text: &str) -> muster_types::JobSpec {
+    let mut draft = job_draft(text, vec![group("main", 1, None)]);
+    draft.run_time_limit_ms = Some(60_000);
+    draft.check().unwrap()
+}
+
+struct Run {
+    speculation: Speculation,
+    rounds: Vec<Round>,
+    requests: u128,
+}
+
+impl Run {
+    fn end_round(&mut self, ahead_ms: u64) {
+        self.rounds.extend(self.speculation.take_round());
+        let now = self.speculation.now().plus_ms(ahead_ms);
+        self.speculation.set_now(now);
+    }
+
+    fn next_request(&mut self) -> muster_types::RequestId {
+        self.requests += 1;
+        request(self.requests)
+    }
+
+    fn register(&mut self, spec: muster_types::NodeSpec, who: u128) {
+        let command = Command::Register { spec, holder: holder(who), other_session_is_over: false };
+        handle(&mut self.speculation, &command).unwrap();
+    }
+
+    fn submit(&mut self, spec: muster_types::JobSpec) -> JobId {
+        let request = self.next_request();
+        match handle(&mut self.speculation, &Command::Submit { request, specs: vec![spec] }).unwrap() {
+            muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        let request = self.next_request();
+        handle(&mut self.speculation, &Command::Cancel { request, job }).unwrap();
+    }
+
+    fn cordon(&mut self, node: NodeId, cordoned: bool) {
+        let request = self.next_request();
+        handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned }).unwrap();
+    }
+
+    fn schedule(&mut self) {
+        schedule(&mut self.speculation, &mut Budget::new(100_000));
+    }
+
+    /// Every node of the gang says the same of every rank it has; nothing when the job waits.
+    fn report(&mut self, job: JobId, update: RankUpdate) {
+        let row = self.speculation.state().job(job).cloned().expect("a job");
+        let Some(placement) = row.placement else { return };
+        let nodes: BTreeSet<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
+        for node in nodes {
+            let own = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
+            let updates = own.map(|(rank, _)| (rank as u32, update.clone())).collect();
+            let incarnation = self.speculation.state().node(node).expect("a node").incarnation;
+            let token = placement.token;
+            // One that is fenced by now is refused: that is its answer.
+            let _ =
+                handle(&mut self.speculation, &Command::Report { node, incarnation, job, token, updates });
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! One refusal of the guard after another, by hand: a refused record is counted, takes its index,
+//! and changes nothing else.
+
+use muster_decider::{Command, Speculation, handle, schedule};
+use muster_journal::{
+    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+};
+use muster_planner::Budget;
+use muster_state::{Effect, GuardError, State};
+use muster_types::{
+    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, limits,
+};
+
+use crate::support::{
+    FOUNDING, accelerators, commit, founded, group, holder, job, job_draft, leadership, name, node_draft,
+    node_spec, request, rows,
+};
+
+struct Scene {
+    speculation: Speculation,
+    state: State,
+    pending: JobId,
+    starting: JobId,
+    token: FencingToken,
+    finished: JobId,
+}
+
+/// Two nodes of eight devices in one cluster, one in another region; a job of each kind.
+fn scene() -> Scene {
+    let (mut speculation, mut state) = founded();
+    let places = [("n0", "eu", "c1"), ("n1", "eu", "c1"), ("n2", "us", "c1")];
+    for (node, region, cluster) in places {
+        let spec = node_spec(node, region, cluster, Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+        handle(&mut speculation, &command).unwrap();
+    }
+    let submit = |speculation: &mut Speculation, n: u128, spec| {
+        let command = Command::Submit { request: request(n), specs: vec![spec] };
+        match handle(speculation, &command).unwrap() {
+            muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
+            other => panic!("{other:?}"),
+        }
+    };
+    let finished = submit(&mut speculation, 1, job("done", 1, None));
+    handle(&mut speculation, &Command::Cancel { request: request(2), job: finished }).unwrap();
+    let mut draft = job_draft("starting", vec![group("main", 2, Some(accelerators("h100", 2)))]);
+    draft.regions = vec![name("eu")];
+    let starting = submit(&mut speculation, 3, draft.check().unwrap());
+    schedule(&mut speculation, &mut Budget::new(1_000));
+    let mut draft = job_draft("pending", vec![group("main", 2, Some(accelerators("h100", 4)))]);
+    draft.regions = vec![name("eu")];
+    let pending = submit(&mut speculation, 4, draft.check().unwrap());
+    commit(&mut speculation, &mut state);
+    let token = state.job(starting).unwrap().placement.as_ref().unwrap().token;
+    Scene { speculation, state, pending, starting, token, finished }
+}
+
+fn key(n: u128) -> RequestKey {
+    RequestKey { id: request(n), fingerprint: 1 }
+}
+
+fn slot(node: u32, devices: u64) -> WorkerSlot {
+    WorkerSlot { node: NodeId(node), incarnation: 1, devices: DeviceSet(devices) }
+}
+
+/// Every refusal that does not concern the header, with the record that earns it.
+fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
+    use GuardError as E;
+    let (pending, starting, finished, token) = (scene.pending, scene.starting, scene.finished, scene.token);
+    let unknown = JobId(1);
+    let place = |workers: Vec<WorkerSlot>| Decision::GangPlaced { job: pending, workers };
+    let wrong_token = FencingToken { log_index: LogIndex(1), ..token };
+    let on = scene.state.job(starting).unwrap().placement.as_ref().unwrap().slots[0];
+    let report = |token, updates| Decision::WorkersReported {
+        node: on.node,
+        incarnation: 1,
+        job: starting,
+        token,
+        updates,
+    };
+    let stop = |cause| Decision::GangStopRequested { job: starting, token, cause };
+    let host = |node: &str| node_draft(node, "eu", "c1", Some(accelerators("h100", 8)));
+    let mut smaller = host("n0");
+    smaller.cpu_milli = 32_000;
+    let mut busy = host(&scene.state.node(on.node).unwrap().spec.name);
+    busy.cpu_milli = 32_000;
+    let spec = job("more", 1, None);
+    let long = "x".repeat(limits::DETAIL_BYTES_MAX + 1);
+    let running = |rank| (rank, RankUpdate::Running);
+    vec![
+        (
+            E::ClusterExistence,
+            Decision::ClusterCreated {
+                cluster: ClusterId(2),
+                generation: 1,
+                parameters: Parameters::DEFAULT,
+            },
+        ),
+        (E::RequestRepeated, Decision::JobsSubmitted { request: key(1), specs: vec![spec.clone()] }),
+        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![] }),
+        (
+            E::Limit,
+            Decision::JobsSubmitted { request: key(99), specs: vec![spec; limits::BATCH_JOBS_MAX + 1] },
+        ),
+        (E::RequestRepeated, Decision::JobCancelRequested { request: key(1), job: pending }),
+        (E::JobUnknown, Decision::JobCancelRequested { request: key(99), job: unknown }),
+        (E::JobPhase, Decision::JobCancelRequested { request: key(99), job: finished }),
+        (
+            E::NodeNotCurrent,
+            Decision::NodeRegistered { spec: host("n0").check().unwrap(), holder: holder(2) },
+        ),
+        (E::NothingToDo, Decision::NodeRegistered { spec: host("n0").check().unwrap(), holder: holder(1) }),
+        (E::NodeNotCurrent, Decision::NodeRegistered { spec: busy.check().unwrap(), holder: holder(1) }),
+        (E::RequestRepeated, Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true }),
+        (E::NodeUnknown, Decision::NodeCordonSet { request: key(99), node: NodeId(9), cordoned: true }),
+        (
+            E::NodeUnknown,
+            Decision::NodeLost { node: NodeId(9), incarnation: 1, cause: NodeLostCause::LeaseExpired },
+        ),
+        (
+            E::NodeNotCurrent,
+            Decision::NodeLost { node: NodeId(0), incarnation: 2, cause: NodeLostCause::LeaseExpired },
+        ),
+        (E::TokenNotCurrent, report(wrong_token, vec![running(0)])),
+        (E::Limit, report(token, vec![])),
+        (E::RankNotCurrent, report(token, vec![running(2)])),
+        (E::RankNotCurrent, report(token, vec![running(0), running(0)])),
+        (E::RankNotCurrent, report(token, vec![running(1), running(0)])),
+        (E::Limit, report(token, vec![(0, RankUpdate::Exited(ExitStatus::LaunchFailed(long)))])),
+        (
+            E::NodeUnknown,
+            Decision::WorkersReported {
+                node: NodeId(9),
+                incarnation: 1,
+                job: starting,
+                token,
+                updates: vec![running(0)],
+            },
+        ),
+        (
+            E::NodeNotCurrent,
+            Decision::WorkersReported {
+                node: on.node,
+                incarnation: 2,
+                job: starting,
+                token,
+                updates: vec![running(0)],
+            },
+        ),
+        (
+            E::RankNotCurrent,
+            Decision::WorkersReported {
+                node: NodeId(2),
+                incarnation: 1,
+                job: starting,
+                token,
+                updates: vec![running(0)],
+            },
+        ),
+        (
+            E::JobPhase,
+            Decision::WorkersReported {
+                node: NodeId(0),
+                incarnation: 1,
+                job: pending,
+                token,
+                updates: vec![running(0)],
+            },
+        ),
+        (E::JobUnknown, Decision::GangPlaced { job: unknown, workers: vec![slot(2, 1)] }),
+        (E::JobPhase, Decision::GangPlaced { job: starting, workers: vec![slot(2, 3), slot(2, 12)] }),
+        (E::JobPhase, Decision::GangPlaced { job: finished, workers: vec![slot(2, 0)] }),
+        (E::Limit, place(vec![])),
+        (E::Limit, place(vec![slot(1, 0xf0)])),
+        (E::NodeUnknown, place(vec![slot(9, 0xf0), slot(9, 0xf)])),
+        (
+            E::NodeNotCurrent,
+            place(vec![
+                WorkerSlot { incarnation: 2, ..slot(1, 0xf0) },
+                WorkerSlot { incarnation: 2, ..slot(1, 0xf) },
+            ]),
+        ),
+        (E::PlaceNotAllowed, place(vec![slot(2, 0xf), slot(2, 0xf0)])),
+        // One device twice, too few, too many, and ones the host does not have.
+        (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0xf0)])),
+        (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0x7)])),
+        (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0x1f)])),
+        (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0xf00)])),
+        // Devices the starting gang holds.
+        (
+            E::DoesNotFit,
+            Decision::GangPlaced {
+                job: pending,
+                workers: vec![slot(1, 0xf0), WorkerSlot { devices: DeviceSet(0xf), ..on }],
+            },
+        ),
+        (
+            E::TokenNotCurrent,
+            Decision::GangStopRequested { job: starting, token: wrong_token, cause: StopCause::RunTimeLimit },
+        ),
+        (E::JobPhase, Decision::GangStopRequested { job: pending, token, cause: StopCause::RunTimeLimit }),
+        (E::JobPhase, stop(StopCause::Cancelled)),
+        (E::JobPhase, stop(StopCause::RunTimeLimit)),
+        (E::RankNotCurrent, stop(StopCause::WorkerFailed { rank: 0, exit: ExitStatus::Code(1) })),
+        (E::RankNotCurrent, stop(StopCause::WorkerFailed { rank: 7, exit: ExitStatus::Code(1) })),
+        (E::RankNotCurrent, stop(StopCause::Evicted { node: NodeId(2) })),
+        (E::JobPhase, Decision::JobRequeued { job: starting, failed: false }),
+        (E::JobPhase, Decision::JobRequeued { job: pending, failed: false }),
+        (E::JobUnknown, Decision::JobFinished { job: unknown, outcome: Outcome::Cancelled }),
+        (E::JobPhase, Decision::JobFinished { job: finished, outcome: Outcome::Cancelled }),
+        (E::JobPhase, Decision::JobFinished { job: pending, outcome: Outcome::Cancelled }),
+        (E::JobPhase, Decision::JobFinished { job: pending, outcome: Outcome::Succeeded }),
+        (
+            E::Limit,
+            Decision::JobFinished {
+                job: pending,
+                outcome: Outcome::Failed { detail: "x".repeat(limits::OUTCOME_BYTES_MAX + 1) },
+            },
+        ),
+        (E::WorkersRemain, Decision::JobFinished { job: starting, outcome: Outcome::Succeeded }),
+    ]
+}
+
+fn round(scene: &Scene, decisions: Vec<Decision>) -> Round {
+    let leadership = scene.speculation.leadership();
+    Round {
+        term: leadership.term,
+        replica: leadership.replica,
+        first_index: scene.state.log_index().next(),
+        basis_index: scene.state.log_index(),
+        log_time: scene.state.log_time(),
+        decisions,
+    }
+}
+
+#[test]
+fn refused_records_change_nothing() {
+    let scene = scene();
+    for (expected, decision) in refusals(&scene) {
+        let mut state = scene.state.clone();
+        let applied = state.apply_round(&round(&scene, vec![decision.clone()])).remove(0);
+        assert_eq!(applied.rejection, Some(expected), "{decision:?}");
+        assert_eq!(applied.log_index, Some(scene.state.log_index().next()));
+        assert!(applied.effects.is_empty());
+        assert_eq!(state.rejected(), 1);
+        assert_eq!(state.stale(), scene.state.stale());
+        assert_eq!(state.log_index(), scene.state.log_index().next());
+        assert_eq!(rows(&state), rows(&scene.state), "{decision:?}");
+        state.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_refused_record_does_not_stop_its_round() {
+    let scene = scene();
+    let good = |n| Decision::JobsSubmitted { request: key(n), specs: vec![job("more", 1, None)] };
+    let bad = Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true };
+    let mut state = scene.state.clone();
+    let applied = state.apply_round(&round(&scene, vec![good(50), bad, good(51)]));
+    let refused: Vec<bool> = applied.iter().map(|a| a.rejection.is_some()).collect();
+    assert_eq!(refused, [false, true, false]);
+    assert_eq!(state.log_index().0, scene.state.log_index().0 + 3);
+}
+
+#[test]
+fn before_the_cluster_exists_nothing_else_does() {
+    let mut state = State::default();
+    let leads = leadership(1, 1);
+    let apply = |state: &mut State, decision: Decision| {
+        let index = state.log_index().next();
+        state.apply(leads, index, LogTime(5), &decision).rejection
+    };
+    let digest = Decision::DigestRecorded { digest: 0 };
+    assert_eq!(apply(&mut state, digest.clone()), Some(GuardError::StaleLeadership));
+    assert_eq!(state.log_index(), LogIndex::ZERO);
+    assert_eq!(apply(&mut state, Decision::LeaderStarted), None);
+    assert_eq!(apply(&mut state, digest), Some(GuardError::ClusterExistence));
+    let mut parameters = Parameters::DEFAULT;
+    let create =
+        |generation, parameters| Decision::ClusterCreated { cluster: ClusterId(1), generation, parameters };
+    assert_eq!(apply(&mut state, create(0, parameters)), Some(GuardError::Limit));
+    parameters.lease_ttl_ms = 1;
+    assert_eq!(apply(&mut state, create(1, parameters)), Some(GuardError::Limit));
+    assert_eq!(apply(&mut state, create(1, Parameters::DEFAULT)), None);
+    assert_eq!(state.rejected(), 3);
+}
+
+/// Other term, other replica, older or later sequence, earlier time: no position is taken, and
+/// nothing but the counter of late records moves.
+#[test]
+fn records_of_ended_leaderships_change_nothing() {
+    let mut scene = scene();
+    let next = Speculation::begin(scene.state.clone(), leadership(2, 2), LogTime(2_000_000), FOUNDING)
+        .take_round()
+        .unwrap();
+    scene.state.apply_round(&next);
+    let good = Decision::NodeCordonSet { request: key(80), node: NodeId(0), cordoned: true };
+    let current = Round { term: 2, replica: muster_types::ReplicaId(2), ..round(&scene, vec![good]) };
+    let bent = [
+        Round { term: 1, ..current.clone() },
+        Round { term: 3, ..current.clone() },
+        Round { replica: muster_types::ReplicaId(1), ..current.clone() },
+        Round { replica: muster_types::ReplicaId(3), ..current.clone() },
+        Round { first_index: scene.state.log_index(), ..current.clone() },
+        Round { first_index: LogIndex::ZERO, ..current.clone() },
+        Round { first_index: LogIndex(u64::MAX), ..current.clone() },
+        Round { first_index: scene.state.log_index().next().next(), ..current.clone() },
+        Round { log_time: LogTime(1), ..current.clone() },
+        // A beginning that is not newer: the same, an older term, the lesser replica of the term.
+        Round { decisions: vec![Decision::LeaderStarted], ..current.clone() },
+        Round { term: 1, decisions: vec![Decision::LeaderStarted], ..current.clone() },
+        Round {
+            replica: muster_types::ReplicaId(1),
+            decisions: vec![Decision::LeaderStarted],
+            ..current.clone()
+        },
+    ];
+    for round in bent {
+        let mut state = scene.state.clone();
+        let applied = state.apply_round(&round).remove(0);
+        assert!(applied.rejection.is_some(), "{round:?}");
+        assert_eq!(applied.log_index, None);
+        assert_eq!(state.stale(), scene.state.stale() + 1);
+        assert_eq!(state.rejected(), 0);
+        assert_eq!(state.log_index(), scene.state.log_index());
+        assert_eq!(state.log_time(), scene.state.log_time());
+        assert_eq!(state.leadership(), scene.state.leadership());
+        assert_eq!(rows(&state), rows(&scene.state));
+        assert_eq!(state.rows_digest(), scene.state.rows_digest());
+    }
+    let mut state = scene.state.clone();
+    assert_eq!(state.apply_round(&current)[0].rejection, None);
+}
+
+/// Both replicas of a term may have believed in their leadership: the greater wins from its
+/// beginning on, wherever the lesser's rounds stand in the log.
+#[test]
+fn two_leaders_in_one_term() {
+    let (mut lesser, mut state) = founded();
+    let mut greater = Speculation::begin(state.clone(), leadership(1, 2), LogTime(1_500_000), FOUNDING);
+    let begins = greater.take_round().unwrap();
+    let submit = |speculation: &mut Speculation, n| {
+        let spec = node_spec(&format!("n{n}"), "eu", "c1", None);
+        handle(speculation, &Command::Register { spec, holder: holder(n), other_session_is_over: false })
+            .unwrap();
+        speculation.take_round().unwrap()
+    };
+    let (first, second) = (submit(&mut lesser, 1), submit(&mut lesser, 2));
+    // The lesser's first round comes before: then the greater did not know of it, and its own
+    // beginning is out of sequence. It is the barrier that keeps this from happening.
+    let mut other = state.clone();
+    other.apply_round(&first);
+    assert!(other.apply_round(&begins).iter().all(|a| a.log_index.is_none()));
+    // The greater's beginning comes first: nothing of the lesser counts any more.
+    state.apply_round(&begins);
+    for round in [&first, &second] {
+        let applied = state.apply_round(round);
+        assert_eq!(applied[0].rejection, Some(GuardError::StaleLeadership));
+    }
+    assert_eq!(state.nodes().len(), 0);
+    assert_eq!(state.apply_round(&submit(&mut greater, 3))[0].rejection, None);
+    assert_eq!(state.nodes().len(), 1);
+}
+
+/// A leader that restarts without an election leads on, and does not begin a second time.
+#[test]
+fn the_same_leadership_goes_on() {
+    let (speculation, mut state) = founded();
+    let again = speculation.leadership();
+    let mut speculation = Speculation::begin(state.clone(), again, LogTime(1), FOUNDING);
+    let round = commit(&mut speculation, &mut state).expect("a digest at least");
+    assert!(!round.decisions.contains(&Decision::LeaderStarted));
+}
+
+#[test]
+fn a_digest_that_is_not_ours_is_an_effect() {
+    let scene = scene();
+    let mut state = scene.state.clone();
+    let actual = state.rows_digest();
+    let applied = state.apply_round(&round(&scene, vec![Decision::DigestRecorded { digest: actual ^ 1 }]));
+    assert_eq!(applied[0].effects, [Effect::Diverged { expected: actual ^ 1, actual }]);
+    let mut state = scene.state.clone();
+    let applied = state.apply_round(&round(&scene, vec![Decision::DigestRecorded { digest: actual }]));
+    assert_eq!(applied[0].effects, []);
+}

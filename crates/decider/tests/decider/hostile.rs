@@ -1,0 +1,231 @@
+//! Records no honest leader makes, under the current leadership: the guard takes them or refuses
+//! them, the same on every replica, and whatever it takes keeps every invariant. No record panics.
+
+use muster_journal::{
+    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+};
+use muster_state::State;
+use muster_types::{
+    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, ReplicaId,
+    limits,
+};
+
+use crate::random::Random;
+use crate::support::{accelerators, carried, check, group, holder, job_draft, node_draft, request, rows};
+
+const SEEDS: u64 = 16;
+const STEPS: u64 = 300;
+
+#[test]
+fn whatever_is_accepted_keeps_every_invariant() {
+    let mut accepted = [0u64; 14];
+    for seed in 0..SEEDS {
+        let result = std::panic::catch_unwind(|| run(seed));
+        match result {
+            Ok(counts) => accepted.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count),
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    // Every variant must have been accepted, or the invariants were not put to the test.
+    assert!(accepted.iter().all(|count| *count >= 3), "{accepted:?}");
+}
+
+fn run(seed: u64) -> [u64; 14] {
+    let mut random = Random::new(seed);
+    let mut state = State::default();
+    let mut follower = State::default();
+    let mut accepted = [0u64; 14];
+    for _ in 0..STEPS {
+        let decision = decision(&mut random, &state);
+        let leads = state.leadership();
+        let is_start = matches!(decision, Decision::LeaderStarted);
+        let round = Round {
+            term: leads.map_or(1, |l| l.term + u64::from(is_start)),
+            replica: leads.map_or(ReplicaId(1), |l| l.replica),
+            first_index: state.log_index().next(),
+            basis_index: state.log_index(),
+            log_time: state.log_time().plus_ms(random.below(3_000)),
+            decisions: vec![decision],
+        };
+        let before = (rows(&state), state.rejected(), state.log_index());
+        let applied = state.apply_round(&round).remove(0);
+        follower.apply_round(&carried(&round));
+        assert_eq!(state.digest(), follower.digest());
+        match applied.rejection {
+            None => accepted[variant(&round.decisions[0])] += 1,
+            Some(_) if leads.is_none() && !is_start => continue,
+            Some(_) => {
+                assert_eq!(rows(&state), before.0, "{:?} was refused and changed rows", round.decisions[0]);
+                assert_eq!(state.rejected(), before.1 + 1);
+                assert_eq!(state.log_index(), before.2.next());
+                assert!(applied.effects.is_empty());
+            }
+        }
+        check(&state);
+    }
+    let chunks: Vec<_> = state.snapshot().collect();
+    assert_eq!(State::restore(&chunks).expect("restores").digest(), state.digest());
+    accepted
+}
+
+fn variant(decision: &Decision) -> usize {
+    let names = [
+        "cluster_created",
+        "leader_started",
+        "jobs_submitted",
+        "job_cancel_requested",
+        "node_registered",
+        "node_cordon_set",
+        "node_lost",
+        "workers_reported",
+        "gang_placed",
+        "gang_stop_requested",
+        "job_requeued",
+        "job_finished",
+        "history_pruned",
+        "digest_recorded",
+    ];
+    names.iter().position(|n| *n == decision.name()).expect("a known variant")
+}
+
+/// Mostly plausible: ids, tokens and devices are taken from the state, then sometimes bent.
+fn decision(random: &mut Random, state: &State) -> Decision {
+    if state.leadership().is_none() && !random.once_in(4) {
+        return Decision::LeaderStarted;
+    }
+    if state.cluster().is_none() && !random.once_in(4) {
+        let mut parameters = Parameters::DEFAULT;
+        parameters.request_retention_ms = 60_000;
+        return Decision::ClusterCreated { cluster: ClusterId(7), generation: 1, parameters };
+    }
+    let jobs: Vec<JobId> = state.jobs().iter().map(|(id, _)| *id).collect();
+    let active: Vec<JobId> = state.active().collect();
+    let job = match random.below(20) {
+        0 => JobId(random.next()),
+        1..12 if !active.is_empty() => random.pick(&active).unwrap_or_default(),
+        _ => random.pick(&jobs).unwrap_or_default(),
+    };
+    let placement = state.job(job).and_then(|row| row.placement.clone());
+    let mut token = placement.as_ref().map_or(FencingToken::default(), |p| p.token);
+    if random.once_in(20) {
+        token.log_index = LogIndex(random.below(50));
+    }
+    let mut node = NodeId(random.below(state.nodes().len() as u64 + 1) as u32);
+    if let Some(placement) = placement.as_ref().filter(|_| random.once_in(2)) {
+        node = placement.slots[random.below(placement.slots.len() as u64) as usize].node;
+    }
+    let mut incarnation = state.node(node).map_or(1, |row| row.incarnation);
+    if random.once_in(20) {
+        incarnation = random.next() as u32;
+    }
+    let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
+    match random.below(40) {
+        0 => Decision::LeaderStarted,
+        1 => {
+            Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
+        }
+        2..8 => {
+            let wants = random.once_in(2).then(|| accelerators("h100", 1 + random.below(8) as u16));
+            let mut draft = job_draft("job", vec![group("main", 1 + random.below(3) as u32, wants)]);
+            draft.run_time_limit_ms = random.once_in(2).then_some(5_000);
+            let specs = vec![draft.check().expect("a job"); random.below(3) as usize];
+            Decision::JobsSubmitted { request: key, specs }
+        }
+        8..10 => Decision::JobCancelRequested { request: key, job },
+        10..14 => {
+            let has = Some(accelerators("h100", 8));
+            let mut draft = node_draft(&format!("n{}", random.below(6)), "eu", "c1", has);
+            if random.once_in(4) {
+                draft.cpu_milli = 1_000 * (1 + random.below(64));
+            }
+            let spec = draft.check().expect("a node");
+            Decision::NodeRegistered { spec, holder: holder(u128::from(random.below(2))) }
+        }
+        14 => Decision::NodeCordonSet { request: key, node, cordoned: random.once_in(2) },
+        15..17 => Decision::NodeLost { node, incarnation, cause: NodeLostCause::Replaced },
+        17..25 => {
+            let count = placement.as_ref().map_or(1, |p| p.slots.len() as u32);
+            let mut updates = Vec::new();
+            for rank in 0..count + 1 {
+                let there = placement.as_ref().and_then(|p| p.slots.get(rank as usize));
+                if there.is_some_and(|slot| slot.node == node) || random.once_in(10) {
+                    updates.push((rank, update(random)));
+                }
+            }
+            Decision::WorkersReported { node, incarnation, job, token, updates }
+        }
+        25..31 => Decision::GangPlaced { job, workers: workers(random, state, job) },
+        31..34 => {
+            let cause = match random.below(4) {
+                0 => StopCause::Cancelled,
+                1 => {
+                    let failed = placement.as_ref().and_then(|p| {
+                        p.ranks.iter().enumerate().find_map(|(rank, state)| match state {
+                            muster_state::RankState::Exited(exit) => Some((rank as u32, exit.clone())),
+                            _ => None,
+                        })
+                    });
+                    let (rank, exit) = failed.unwrap_or((random.below(4) as u32, ExitStatus::Signal(9)));
+                    StopCause::WorkerFailed { rank, exit }
+                }
+                2 => {
+                    let slot = placement.as_ref().and_then(|p| p.slots.first().copied());
+                    StopCause::Evicted { node: slot.map_or(node, |slot| slot.node) }
+                }
+                _ => StopCause::RunTimeLimit,
+            };
+            Decision::GangStopRequested { job, token, cause }
+        }
+        34..36 => Decision::JobRequeued { job, failed: random.once_in(2) },
+        36..38 => {
+            let outcome = match random.below(3) {
+                0 => Outcome::Succeeded,
+                1 => Outcome::Failed { detail: "x".repeat(random.below(1_500) as usize) },
+                _ => Outcome::Cancelled,
+            };
+            Decision::JobFinished { job, outcome }
+        }
+        38 => {
+            let before = LogTime(random.below(state.log_time().0 + 10));
+            Decision::HistoryPruned { requests_before: before, jobs_before: before }
+        }
+        _ => Decision::DigestRecorded { digest: random.next() },
+    }
+}
+
+fn update(random: &mut Random) -> RankUpdate {
+    match random.below(6) {
+        0..3 => RankUpdate::Running,
+        3 => RankUpdate::Exited(ExitStatus::Code(0)),
+        4 => RankUpdate::Exited(ExitStatus::Vanished),
+        _ => {
+            let long = random.below(2 * limits::DETAIL_BYTES_MAX as u64);
+            RankUpdate::Exited(ExitStatus::LaunchFailed("x".repeat(long as usize)))
+        }
+    }
+}
+
+fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
+    let Some(spec) = state.spec(job) else { return Vec::new() };
+    let mut workers = Vec::new();
+    let count = state.nodes().len() as u64;
+    for rank in 0..spec.worker_count() {
+        let wanted =
+            spec.group_of(rank).expect("a rank").0.request.accelerators.as_ref().map_or(0, |a| a.count);
+        let node = NodeId(random.below(count.max(1)) as u32);
+        let row = state.node(node);
+        let free = row.map_or(DeviceSet::EMPTY, |row| row.free_devices);
+        let mut devices = free.lowest(wanted).unwrap_or_default();
+        if random.once_in(8) {
+            devices = DeviceSet(random.next() & 0x1ff);
+        }
+        workers.push(WorkerSlot { node, incarnation: row.map_or(1, |row| row.incarnation), devices });
+    }
+    if random.once_in(10) {
+        workers.pop();
+    }
+    workers
+}

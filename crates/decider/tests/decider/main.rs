@@ -1,0 +1,19 @@
+//! Tests of the decision step together with the state machine it decides for.
+//!
+//! `script` reads `testdata/*.txt`, which is written to be read as the specification of the life of
+//! a job and of a node. `model` drives random commands, `hostile` feeds the state machine records no
+//! honest leader makes, `golden` replays the logs of released formats.
+// A test may read its files and look at a clock; the crate it tests may not.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+// Helpers of tests may unwrap too: a panic there is the report.
+#![allow(clippy::unwrap_used)]
+
+mod bounds;
+mod golden;
+mod guard;
+mod hostile;
+mod model;
+mod random;
+mod script;
+mod snapshot;
+mod support;

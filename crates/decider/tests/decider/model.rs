@@ -1,0 +1,387 @@
+//! Random commands through the decider, over leader changes that lose rounds and let them arrive
+//! late. The seed in a failure's message is the whole bug report.
+
+use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
+use muster_journal::{RankUpdate, Round};
+use muster_planner::Budget;
+use muster_state::{NodeStatus, State};
+use muster_types::{ExitStatus, JobId, JobSpec, LogTime, NodeId, NodeSpec, PriorityTier};
+
+use crate::random::Random;
+use crate::support::{
+    FOUNDING, accelerators, carried, check, group, holder, job_draft, leadership, name, node_draft, request,
+    rows,
+};
+
+const SEEDS: u64 = 40;
+const STEPS: u64 = 250;
+
+struct Model {
+    random: Random,
+    speculation: Speculation,
+    /// Applies rounds as they commit.
+    replica: State,
+    /// Follows; now and then it is replaced by a restored snapshot of itself.
+    follower: State,
+    in_flight: Vec<Round>,
+    now: LogTime,
+    requests: u128,
+    term: u64,
+}
+
+#[test]
+fn random_commands_keep_every_invariant() {
+    let mut placed = 0;
+    let mut stale = 0;
+    for seed in 0..SEEDS {
+        let result = std::panic::catch_unwind(|| {
+            let mut model = Model::new(seed);
+            for _ in 0..STEPS {
+                model.step();
+            }
+            model.commit_all();
+            (
+                model.replica.jobs().iter().map(|(_, row)| u64::from(row.attempt)).sum::<u64>(),
+                model.replica.stale(),
+            )
+        });
+        match result {
+            Ok((attempts, late)) => {
+                placed += attempts;
+                stale += late;
+            }
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    // The generator must reach what it is there for.
+    assert!(placed > SEEDS * 10, "{placed} gangs were placed");
+    assert!(stale > SEEDS, "{stale} records came too late");
+}
+
+#[test]
+fn same_seed_same_log() {
+    let run = |seed| {
+        let mut model = Model::new(seed);
+        for _ in 0..STEPS {
+            model.step();
+        }
+        model.commit_all();
+        model.replica.digest()
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7), run(8));
+}
+
+impl Model {
+    fn new(seed: u64) -> Model {
+        let speculation = Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000), FOUNDING);
+        Model {
+            random: Random::new(seed),
+            speculation,
+            replica: State::default(),
+            follower: State::default(),
+            in_flight: Vec::new(),
+            now: LogTime(1_000),
+            requests: 0,
+            term: 1,
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..15 => self.submit(),
+            15..25 => self.register(),
+            25..29 => self.lose_node(),
+            29..34 => self.cancel(),
+            34..38 => self.cordon(),
+            38..70 => self.report(),
+            70..82 => self.schedule(),
+            82..87 => self.tick(),
+            87..96 => self.commit_some(),
+            96..98 => self.change_leader(),
+            _ => self.speculation.push_digest_if_due(),
+        }
+        if self.random.once_in(3) {
+            self.take();
+        }
+    }
+
+    fn take(&mut self) {
+        if let Some(round) = self.speculation.take_round() {
+            self.in_flight.push(round);
+            self.now = self.now.plus_ms(self.random.below(1_000));
+            self.speculation.set_now(self.now);
+        }
+    }
+
+    fn commit_some(&mut self) {
+        let count = self.random.below(self.in_flight.len() as u64 + 1) as usize;
+        for round in self.in_flight.drain(..count).collect::<Vec<_>>() {
+            self.apply(&round);
+        }
+    }
+
+    fn commit_all(&mut self) {
+        self.take();
+        for round in core::mem::take(&mut self.in_flight) {
+            self.apply(&round);
+        }
+        assert_eq!(self.replica.rows_digest(), self.speculation.state().rows_digest());
+        assert_eq!(self.replica.log_index(), self.speculation.last_index());
+    }
+
+    /// A round of the current leadership: all of it is accepted, and both replicas stay the same.
+    fn apply(&mut self, round: &Round) {
+        for applied in self.replica.apply_round(round) {
+            assert_eq!(applied.rejection, None);
+            let diverged = |e: &muster_state::Effect| matches!(e, muster_state::Effect::Diverged { .. });
+            assert!(!applied.effects.iter().any(diverged), "a digest in the log was not met");
+        }
+        self.follower.apply_round(&carried(round));
+        self.compare();
+        assert_eq!(self.replica.rejected(), 0);
+        check(&self.replica);
+        if self.random.once_in(8) {
+            let chunks: Vec<Vec<u8>> = self.follower.snapshot().collect();
+            self.follower = State::restore(&chunks).expect("an own snapshot restores");
+            self.compare();
+        }
+    }
+
+    fn compare(&self) {
+        assert_eq!(self.replica.digest(), self.follower.digest(), "at {}", self.replica.log_index());
+    }
+
+    /// Another replica wins: a prefix of what was in flight commits, the rest arrives behind the new
+    /// leader's first round and must change nothing.
+    fn change_leader(&mut self) {
+        self.take();
+        self.commit_some();
+        let late = core::mem::take(&mut self.in_flight);
+        // Two replicas can lead in one term: then the second has the greater id.
+        let old = self.speculation.leadership();
+        let next = if old.replica.0 < 3 && self.random.once_in(2) {
+            leadership(self.term, old.replica.0 + 1)
+        } else {
+            self.term += 1 + self.random.below(2);
+            leadership(self.term, 1 + self.random.below(2))
+        };
+        // Clocks of replicas differ; log time must not go back.
+        let clock = self.now.minus_ms(self.random.below(10_000));
+        self.speculation = Speculation::begin(self.replica.clone(), next, clock, FOUNDING);
+        settle_all(&mut self.speculation);
+        let first = self.speculation.take_round().expect("a leadership begins with a round");
+        self.apply(&first);
+        for round in late {
+            let before = (rows(&self.replica), self.replica.log_index(), self.replica.log_time());
+            let stale = self.replica.stale();
+            for applied in self.replica.apply_round(&round) {
+                assert!(applied.log_index.is_none() && applied.effects.is_empty());
+            }
+            self.follower.apply_round(&carried(&round));
+            self.compare();
+            let after = (rows(&self.replica), self.replica.log_index(), self.replica.log_time());
+            assert_eq!(before, after, "a late round changed something");
+            assert_eq!(self.replica.stale(), stale + round.decisions.len() as u64);
+        }
+    }
+
+    fn request(&mut self) -> muster_types::RequestId {
+        // Now and then one that was used before, for the same or another purpose.
+        if self.requests > 0 && self.random.once_in(8) {
+            return request(1 + u128::from(self.random.below(self.requests as u64)));
+        }
+        self.requests += 1;
+        request(self.requests)
+    }
+
+    fn spec(&mut self) -> JobSpec {
+        let wants = match self.random.below(5) {
+            0 => None,
+            1 => Some(accelerators("a100", 1 + self.random.below(4) as u16)),
+            _ => Some(accelerators("h100", 1 + self.random.below(8) as u16)),
+        };
+        let mut groups = vec![group("main", 1 + self.random.below(5) as u32, wants)];
+        if self.random.once_in(5) {
+            let mut second = group("second", 1 + self.random.below(3) as u32, None);
+            second.request.cpu_milli = 1_000 * (1 + self.random.below(40));
+            groups.push(second);
+        }
+        groups[0].request.cpu_milli = 1_000 * (1 + self.random.below(12));
+        let mut draft = job_draft("job", groups);
+        draft.tier = PriorityTier::ALL[self.random.below(5) as usize];
+        draft.failure_retries_max = self.random.below(3) as u32;
+        if self.random.once_in(3) {
+            draft.run_time_limit_ms = Some(1 + self.random.below(60_000));
+        }
+        if self.random.once_in(4) {
+            draft.regions = vec![name(["eu", "us"][self.random.below(2) as usize])];
+        }
+        draft.check().expect("a job")
+    }
+
+    fn submit(&mut self) {
+        let count = 1 + self.random.below(3);
+        let specs = (0..count).map(|_| self.spec()).collect();
+        let request = self.request();
+        let _ = handle(&mut self.speculation, &Command::Submit { request, specs });
+    }
+
+    fn host(&mut self) -> NodeSpec {
+        let n = self.random.below(8);
+        let (region, cluster) = [("eu", "c1"), ("eu", "c2"), ("us", "c1")][(n % 3) as usize];
+        let has = match n {
+            7 => None,
+            6 => Some(accelerators("a100", 4)),
+            _ => Some(accelerators("h100", 8)),
+        };
+        let mut draft = node_draft(&format!("n{n}"), region, cluster, has);
+        // Rarely another size or another place under the same name.
+        if self.random.once_in(6) {
+            draft.accelerators = Some(accelerators("h100", 1 + self.random.below(8) as u16));
+            draft.cpu_milli = 1_000 * (1 + self.random.below(64));
+        }
+        if self.random.once_in(10) {
+            draft.cluster = name("c3");
+        }
+        draft.check().expect("a node")
+    }
+
+    fn register(&mut self) {
+        let spec = self.host();
+        let command = Command::Register {
+            spec,
+            holder: holder(1 + u128::from(self.random.below(5) / 4)),
+            other_session_is_over: self.random.once_in(2),
+        };
+        let _ = handle(&mut self.speculation, &command);
+    }
+
+    fn any_node(&mut self) -> Option<NodeId> {
+        let count = self.speculation.state().nodes().len() as u64;
+        (count > 0).then(|| NodeId(self.random.below(count) as u32))
+    }
+
+    fn any_job(&mut self) -> Option<JobId> {
+        let jobs: Vec<JobId> = self.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
+        self.random.pick(&jobs)
+    }
+
+    fn lose_node(&mut self) {
+        let Some(node) = self.any_node() else { return };
+        let row = self.speculation.state().node(node).expect("a node");
+        let incarnation = row.incarnation - u32::from(self.random.once_in(4));
+        handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
+            .expect("the end of a session is never refused");
+    }
+
+    fn cancel(&mut self) {
+        let Some(job) = self.any_job() else { return };
+        let request = self.request();
+        let _ = handle(&mut self.speculation, &Command::Cancel { request, job });
+    }
+
+    fn cordon(&mut self) {
+        let Some(node) = self.any_node() else { return };
+        let request = self.request();
+        let cordoned = self.random.once_in(2);
+        let _ = handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned });
+    }
+
+    /// A node says something of a job that is placed, mostly true things.
+    fn report(&mut self) {
+        let active: Vec<JobId> = self.speculation.state().active().collect();
+        let job = if self.random.once_in(12) { self.any_job() } else { self.random.pick(&active) };
+        let Some(job) = job else { return };
+        let Some(placement) = self.speculation.state().job(job).and_then(|row| row.placement.clone()) else {
+            return;
+        };
+        let slot = placement.slots[self.random.below(placement.slots.len() as u64) as usize];
+        let kind = self.random.below(10);
+        let mut updates = Vec::new();
+        for rank in 0..placement.slots.len() as u32 + 1 {
+            if self.random.once_in(8) {
+                continue;
+            }
+            updates.push((rank, self.update(kind)));
+            if self.random.once_in(10) {
+                updates.insert(0, (rank, self.update(kind)));
+            }
+        }
+        let mut token = placement.token;
+        if self.random.once_in(15) {
+            token.log_index.0 -= 1;
+        }
+        let incarnation = slot.incarnation - u32::from(self.random.once_in(15));
+        let command = Command::Report { node: slot.node, incarnation, job, token, updates };
+        let _ = handle(&mut self.speculation, &command);
+    }
+
+    fn update(&mut self, kind: u64) -> RankUpdate {
+        match kind {
+            0..5 => RankUpdate::Running,
+            5..8 => RankUpdate::Exited(ExitStatus::Code(i32::from(self.random.once_in(6)))),
+            _ => RankUpdate::Exited(match self.random.below(6) {
+                0 => ExitStatus::Code(0),
+                1 => ExitStatus::Signal(9),
+                2 => ExitStatus::LeaseExpired,
+                3 => ExitStatus::LaunchFailed("é".repeat(self.random.below(600) as usize)),
+                4 => ExitStatus::Vanished,
+                _ => ExitStatus::NotStarted,
+            }),
+        }
+    }
+
+    fn schedule(&mut self) {
+        let visits = if self.random.once_in(3) { self.random.below(12) } else { 100_000 };
+        schedule(&mut self.speculation, &mut Budget::new(visits));
+    }
+
+    fn tick(&mut self) {
+        self.take();
+        let ahead = match self.random.below(10) {
+            0 => 8 * 24 * 3_600_000,
+            1 => 25 * 3_600_000,
+            _ => self.random.below(60_000),
+        };
+        self.now = self.now.plus_ms(ahead);
+        self.speculation.set_now(self.now);
+        tick(&mut self.speculation);
+    }
+}
+
+/// The end of everything: whatever happened, a fleet that comes back runs what waits, and jobs that
+/// are cancelled end. No job is left in between for ever.
+#[test]
+fn every_job_can_be_brought_to_an_end() {
+    for seed in 100..120 {
+        let mut model = Model::new(seed);
+        for _ in 0..STEPS {
+            model.step();
+        }
+        model.commit_all();
+        let jobs: Vec<JobId> = model.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
+        for job in jobs {
+            model.requests += 1;
+            let command = Command::Cancel { request: request(model.requests), job };
+            let _ = handle(&mut model.speculation, &command);
+        }
+        let up = |state: &State| -> Vec<(NodeId, u32)> {
+            let nodes = state.nodes().iter().filter(|(_, row)| row.status == NodeStatus::Up);
+            nodes.map(|(id, row)| (*id, row.incarnation)).collect()
+        };
+        for (node, incarnation) in up(model.speculation.state()) {
+            handle(&mut model.speculation, &Command::SessionOver { node, incarnation })
+                .expect("never refused");
+        }
+        while model.speculation.wants_schedule() {
+            schedule(&mut model.speculation, &mut Budget::new(1_000));
+        }
+        model.commit_all();
+        let state = &model.replica;
+        assert_eq!((state.pending_count(), state.active_count()), (0, 0), "seed {seed}");
+    }
+}

@@ -1,0 +1,501 @@
+//! Runs the scripts in `testdata/`: each command is followed by exactly what it led to.
+//!
+//! `UPDATE_EXPECT=1` rewrites the outcomes; read the difference before committing it.
+//!
+//! Every command is one round, which also goes through its bytes to a second replica.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use muster_decider::{Answer, Command, Pass, Speculation, handle, schedule, settle_all, tick};
+use muster_journal::{Decision, Outcome, RankUpdate, StopCause, WorkerSlot};
+use muster_planner::{Budget, Verdict, plan};
+use muster_state::{NodeStatus, Phase, RankState, State};
+use muster_types::job::ArrayMember;
+use muster_types::{Accelerators, ExitStatus, JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup};
+
+use crate::support::{
+    self, FOUNDING, accelerators, commit, holder, job_draft, leadership, name, node_draft, request,
+};
+
+#[test]
+fn scripts() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let update = std::env::var_os("UPDATE_EXPECT").is_some();
+    let mut paths: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "txt"))
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "there are scripts");
+    let mut wrong = Vec::new();
+    for path in paths {
+        let expected = std::fs::read_to_string(&path).unwrap();
+        let actual = run(&expected, &path.display().to_string());
+        if actual == expected {
+            continue;
+        }
+        if update {
+            std::fs::write(&path, &actual).unwrap();
+        } else {
+            let differs = expected.lines().zip(actual.lines()).position(|(e, a)| e != a);
+            let line = differs.unwrap_or(expected.lines().count().min(actual.lines().count()));
+            wrong.push(format!(
+                "{}:{}\n  expected: {}\n  actual:   {}",
+                path.display(),
+                line + 1,
+                expected.lines().nth(line).unwrap_or("(end)"),
+                actual.lines().nth(line).unwrap_or("(end)")
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}\nUPDATE_EXPECT=1 rewrites", wrong.join("\n"));
+}
+
+fn run(script: &str, origin: &str) -> String {
+    let mut world = World::new();
+    let mut text = String::new();
+    for (number, line) in script.lines().enumerate() {
+        if line.starts_with('#') || line.is_empty() {
+            text.push_str(line);
+            text.push('\n');
+        } else if let Some(command) = line.strip_prefix("> ") {
+            text.push_str(line);
+            text.push('\n');
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run(command)));
+            match result {
+                Ok(output) => text.push_str(&output),
+                Err(panic) => {
+                    eprintln!("at {origin}:{}: {line}", number + 1);
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        }
+    }
+    text
+}
+
+struct World {
+    speculation: Speculation,
+    replica: State,
+    now: LogTime,
+    jobs: BTreeMap<String, JobId>,
+    labels: BTreeMap<JobId, String>,
+    requests: u128,
+}
+
+impl World {
+    fn new() -> World {
+        let (speculation, replica) = support::founded();
+        World {
+            now: speculation.now(),
+            speculation,
+            replica,
+            jobs: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            requests: 1_000,
+        }
+    }
+
+    fn run(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (verb, rest) = words.split_first().expect("a command has a verb");
+        match *verb {
+            "node" => {
+                let command = self.node(rest);
+                self.carry_out(&command)
+            }
+            "lost" => {
+                let node = self.node_id(rest[0]);
+                let incarnation = self.number(rest, "incarnation=").map_or_else(
+                    || self.state().node(node).unwrap().incarnation,
+                    |text| text.parse().unwrap(),
+                );
+                self.carry_out(&Command::SessionOver { node, incarnation })
+            }
+            "cordon" | "uncordon" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                self.carry_out(&Command::SetCordon { request, node, cordoned: *verb == "cordon" })
+            }
+            "submit" => self.submit(rest),
+            "cancel" => {
+                let job = self.job_id(rest[0]);
+                let request = self.request(rest);
+                self.carry_out(&Command::Cancel { request, job })
+            }
+            "report" => {
+                let command = self.report(rest);
+                self.carry_out(&command)
+            }
+            "schedule" => self.schedule(rest),
+            "tick" => self.tick(rest),
+            "leader" => self.leader(rest),
+            "why" => self.why(rest[0]),
+            "show" => match rest[0] {
+                "jobs" => self.show_jobs(),
+                "nodes" => self.show_nodes(),
+                other => panic!("cannot show {other}"),
+            },
+            other => panic!("unknown command {other}"),
+        }
+    }
+
+    fn state(&self) -> &State {
+        self.speculation.state()
+    }
+
+    fn number<'a>(&self, words: &[&'a str], prefix: &str) -> Option<&'a str> {
+        words.iter().find_map(|word| word.strip_prefix(prefix))
+    }
+
+    fn request(&mut self, words: &[&str]) -> muster_types::RequestId {
+        self.requests += 1;
+        let n = self.number(words, "request=").map_or(self.requests, |text| text.parse().unwrap());
+        request(n)
+    }
+
+    fn node_id(&self, text: &str) -> NodeId {
+        self.state().node_named(&name(text)).unwrap_or(NodeId(999))
+    }
+
+    fn job_id(&self, text: &str) -> JobId {
+        self.jobs.get(text).copied().unwrap_or(JobId(999_999))
+    }
+
+    fn label(&self, job: JobId) -> String {
+        self.labels.get(&job).cloned().unwrap_or_else(|| job.to_string())
+    }
+
+    fn node_label(&self, node: NodeId) -> String {
+        self.state().node(node).map_or_else(|| node.to_string(), |row| row.spec.name.to_string())
+    }
+
+    fn node(&mut self, words: &[&str]) -> Command {
+        let has = words.iter().find_map(|word| asked(word));
+        let region = self.number(words, "region=").unwrap_or("eu");
+        let cluster = self.number(words, "cluster=").unwrap_or("c1");
+        let mut draft = node_draft(words[0], region, cluster, has);
+        if let Some(cpu) = self.number(words, "cpu=") {
+            draft.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
+        }
+        let who = self.number(words, "holder=").map_or(1, |text| text.parse().unwrap());
+        Command::Register {
+            spec: draft.check().expect("a node"),
+            holder: holder(who),
+            other_session_is_over: words.contains(&"other-session-over"),
+        }
+    }
+
+    fn submit(&mut self, words: &[&str]) -> String {
+        let mut groups: Vec<TaskGroup> = Vec::new();
+        for (place, part) in words[1..].split(|word| *word == "+").enumerate() {
+            let wants = part.iter().find_map(|word| asked(word));
+            let workers = self.number(part, "workers=").map_or(1, |text| text.parse().unwrap());
+            let mut group = support::group(&format!("g{place}"), workers, wants);
+            if let Some(cpu) = self.number(part, "cpu=") {
+                group.request.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
+            }
+            groups.push(group);
+        }
+        let mut draft = job_draft(words[0], groups);
+        if let Some(tier) = self.number(words, "tier=") {
+            draft.tier = PriorityTier::parse(tier).expect("a tier");
+        }
+        if let Some(regions) = self.number(words, "regions=") {
+            draft.regions = regions.split(',').map(name).collect();
+        }
+        if let Some(retries) = self.number(words, "retries=") {
+            draft.failure_retries_max = retries.parse().unwrap();
+        }
+        draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
+        let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
+        let mut specs = Vec::new();
+        if size == 0 {
+            specs.push(draft.check().expect("a job"));
+        } else {
+            for index in 0..size {
+                let mut member = draft.clone();
+                member.array = Some(ArrayMember { index, size });
+                specs.push(member.check().expect("a job"));
+            }
+        }
+        let labels: Vec<String> = (0..specs.len())
+            .map(|n| if size == 0 { words[0].to_string() } else { format!("{}[{n}]", words[0]) })
+            .collect();
+        let request = self.request(words);
+        let before = self.state().log_index();
+        let answer = handle(&mut self.speculation, &Command::Submit { request, specs });
+        if let Ok(Answer::Submitted { jobs, at }) = &answer
+            && *at > before
+        {
+            for (id, label) in jobs.iter().zip(labels) {
+                self.jobs.insert(label.clone(), *id);
+                self.labels.insert(*id, label);
+            }
+        }
+        self.finish(answer.map(Some))
+    }
+
+    /// `report NODE JOB RANKS WHAT`: ranks are `all`, `3` or `0..4`.
+    fn report(&mut self, words: &[&str]) -> Command {
+        let node = self.node_id(words[0]);
+        let job = self.job_id(words[1]);
+        let row = self.state().job(job);
+        let placement = if words.contains(&"of-previous") {
+            row.and_then(|row| row.previous.clone())
+        } else {
+            row.and_then(|row| row.placement.clone())
+        };
+        let placement = placement.expect("a placed job");
+        let ranks: Vec<u32> = match words[2] {
+            "all" => {
+                let pairs = placement.slots.iter().zip(&placement.ranks).enumerate();
+                let own = pairs.filter(|(_, (slot, state))| slot.node == node && !state.is_over());
+                own.map(|(rank, _)| rank as u32).collect()
+            }
+            text => match text.split_once("..") {
+                Some((from, to)) => (from.parse().unwrap()..to.parse().unwrap()).collect(),
+                None => vec![text.parse().unwrap()],
+            },
+        };
+        let update = match words[3] {
+            "running" => RankUpdate::Running,
+            "exit" => RankUpdate::Exited(ExitStatus::Code(words[4].parse().unwrap())),
+            "signal" => RankUpdate::Exited(ExitStatus::Signal(words[4].parse().unwrap())),
+            "vanished" => RankUpdate::Exited(ExitStatus::Vanished),
+            "lease-expired" => RankUpdate::Exited(ExitStatus::LeaseExpired),
+            "not-started" => RankUpdate::Exited(ExitStatus::NotStarted),
+            "launch-failed" => RankUpdate::Exited(ExitStatus::LaunchFailed(words[4..].join(" "))),
+            other => panic!("nobody reports {other}"),
+        };
+        let incarnation = self.number(words, "incarnation=").map_or_else(
+            || self.state().node(node).map_or(0, |row| row.incarnation),
+            |text| text.parse().unwrap(),
+        );
+        Command::Report {
+            node,
+            incarnation,
+            job,
+            token: placement.token,
+            updates: ranks.into_iter().map(|rank| (rank, update.clone())).collect(),
+        }
+    }
+
+    fn carry_out(&mut self, command: &Command) -> String {
+        let answer = handle(&mut self.speculation, command);
+        self.finish(answer.map(Some))
+    }
+
+    fn schedule(&mut self, words: &[&str]) -> String {
+        let visits = self.number(words, "visits=").map_or(10_000, |text| text.parse().unwrap());
+        let pass = schedule(&mut self.speculation, &mut Budget::new(visits));
+        let mut text = self.finish(Ok(None));
+        if let Pass::Interrupted { .. } = pass {
+            text.push_str("interrupted\n");
+        }
+        text
+    }
+
+    fn tick(&mut self, words: &[&str]) -> String {
+        let ahead = words.first().and_then(|word| word.strip_prefix('+')).map_or(0, duration_ms);
+        self.now = self.now.plus_ms(ahead);
+        self.speculation.set_now(self.now);
+        tick(&mut self.speculation);
+        self.finish(Ok(None))
+    }
+
+    /// Another replica leads from here on; it has applied everything.
+    fn leader(&mut self, words: &[&str]) -> String {
+        let replica = words[0].strip_prefix('r').unwrap().parse().unwrap();
+        let term = self.speculation.leadership().term + 1;
+        self.speculation =
+            Speculation::begin(self.replica.clone(), leadership(term, replica), self.now, FOUNDING);
+        settle_all(&mut self.speculation);
+        self.finish(Ok(None))
+    }
+
+    fn finish(&mut self, answer: Result<Option<Answer>, muster_types::Refusal>) -> String {
+        let round = commit(&mut self.speculation, &mut self.replica);
+        let mut text = String::new();
+        match &round {
+            Some(round) => {
+                for (n, decision) in round.decisions.iter().enumerate() {
+                    let index = round.first_index.0 + n as u64;
+                    writeln!(text, "{index} {}{}", decision.name(), self.short(decision)).unwrap();
+                }
+            }
+            None => match &answer {
+                Ok(Some(answer)) => {
+                    writeln!(text, "no record; the answer stands at {}", answer.at()).unwrap()
+                }
+                Ok(None) => text.push_str("no record\n"),
+                Err(_) => {}
+            },
+        }
+        if let Err(refusal) = answer {
+            assert!(round.is_none(), "a refusal pushes nothing");
+            assert!(RefusalCode::ALL.contains(&refusal.code));
+            writeln!(text, "refused: {refusal}").unwrap();
+        }
+        text
+    }
+
+    fn short(&self, decision: &Decision) -> String {
+        match decision {
+            Decision::ClusterCreated { generation, .. } => format!(" generation={generation}"),
+            Decision::LeaderStarted => format!(" {}", self.speculation.leadership().replica),
+            Decision::DigestRecorded { .. } => String::new(),
+            Decision::JobsSubmitted { specs, .. } => {
+                let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+                match names.len() {
+                    1 => format!(" {}", names[0]),
+                    many => format!(" {} x{many}", names[0]),
+                }
+            }
+            Decision::JobCancelRequested { job, .. } => format!(" {}", self.label(*job)),
+            Decision::NodeRegistered { spec, holder } => {
+                let row = self.state().node_named(&spec.name).and_then(|id| self.state().node(id)).unwrap();
+                format!(" {} holder={} incarnation={}", spec.name, holder.0, row.incarnation)
+            }
+            Decision::NodeCordonSet { node, cordoned, .. } => {
+                format!(" {} {}", self.node_label(*node), if *cordoned { "cordoned" } else { "open" })
+            }
+            Decision::NodeLost { node, incarnation, cause } => {
+                format!(" {} incarnation={incarnation} {cause:?}", self.node_label(*node))
+            }
+            Decision::WorkersReported { node, job, updates, .. } => {
+                let mut text = format!(" {} {}", self.node_label(*node), self.label(*job));
+                for (rank, update) in updates {
+                    match update {
+                        RankUpdate::Running => write!(text, " {rank}=running").unwrap(),
+                        RankUpdate::Exited(exit) => write!(text, " {rank}=({exit})").unwrap(),
+                    }
+                }
+                text
+            }
+            Decision::GangPlaced { job, workers } => {
+                format!(" {} on {}", self.label(*job), self.slots(workers))
+            }
+            Decision::GangStopRequested { job, cause, .. } => {
+                format!(" {}: {}", self.label(*job), self.cause(cause))
+            }
+            Decision::JobRequeued { job, failed } => {
+                format!(" {}, {}", self.label(*job), if *failed { "a failure" } else { "not to blame" })
+            }
+            Decision::JobFinished { job, outcome } => {
+                format!(" {}: {}", self.label(*job), outcome_text(outcome))
+            }
+            Decision::HistoryPruned { .. } => String::new(),
+        }
+    }
+
+    fn slots(&self, workers: &[WorkerSlot]) -> String {
+        let texts: Vec<String> = workers
+            .iter()
+            .map(|slot| {
+                let devices: Vec<String> = slot.devices.iter().map(|d| d.to_string()).collect();
+                format!("{}[{}]", self.node_label(slot.node), devices.join(","))
+            })
+            .collect();
+        texts.join(" ")
+    }
+
+    fn cause(&self, cause: &StopCause) -> String {
+        match cause {
+            StopCause::Cancelled => "cancelled".into(),
+            StopCause::WorkerFailed { rank, exit } => format!("rank {rank} failed ({exit})"),
+            StopCause::Evicted { node } => format!("evicted from {}", self.node_label(*node)),
+            StopCause::RunTimeLimit => "run-time limit".into(),
+        }
+    }
+
+    fn why(&self, job: &str) -> String {
+        let spec = self.state().spec(self.job_id(job)).expect("a job");
+        match plan(self.state(), spec, |_, _| true, &mut Budget::new(100_000)) {
+            Verdict::Fits(found) => format!("would fit in {}/{}\n", found.region, found.cluster),
+            Verdict::Waits(explanation) => format!("{}: {explanation}\n", explanation.code()),
+            Verdict::OutOfBudget => "out of budget\n".into(),
+        }
+    }
+
+    fn show_jobs(&self) -> String {
+        let mut text = String::new();
+        for (id, row) in self.state().jobs().iter() {
+            let phase = match &row.phase {
+                Phase::Pending => "pending".into(),
+                Phase::Starting => "starting".into(),
+                Phase::Running => "running".into(),
+                Phase::Stopping(cause) => format!("stopping: {}", self.cause(cause)),
+                Phase::Finished(outcome) => format!("finished: {}", outcome_text(outcome)),
+            };
+            let label = self.label(*id);
+            write!(text, "{label}: {phase}; attempt {}, failures {}", row.attempt, row.failures).unwrap();
+            if let Some(placement) = &row.placement {
+                let ranks: Vec<&str> = placement.ranks.iter().map(rank_text).collect();
+                write!(text, "; ranks {}", ranks.join(" ")).unwrap();
+            }
+            text.push('\n');
+        }
+        if text.is_empty() { "no jobs\n".into() } else { text }
+    }
+
+    fn show_nodes(&self) -> String {
+        let mut text = String::new();
+        for (_, row) in self.state().nodes().iter() {
+            let status = match row.status {
+                NodeStatus::Up => "up",
+                NodeStatus::Lost => "lost",
+            };
+            let cordoned = if row.cordoned { ", cordoned" } else { "" };
+            writeln!(
+                text,
+                "{}: {status}{cordoned}; holder {}, incarnation {}, {} of {} devices free",
+                row.spec.name,
+                row.holder.0,
+                row.incarnation,
+                row.free_devices.count(),
+                row.spec.device_count()
+            )
+            .unwrap();
+        }
+        text
+    }
+}
+
+fn rank_text(rank: &RankState) -> &'static str {
+    match rank {
+        RankState::Assigned => "assigned",
+        RankState::Running => "running",
+        RankState::Exited(_) => "exited",
+        RankState::Lost => "lost",
+    }
+}
+
+fn outcome_text(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Succeeded => "succeeded".into(),
+        Outcome::Cancelled => "cancelled".into(),
+        Outcome::Failed { detail } => format!("failed, {detail}"),
+    }
+}
+
+/// `h100:8`, when the word is one.
+fn asked(word: &str) -> Option<Accelerators> {
+    let (kind, count) = word.split_once(':')?;
+    Some(accelerators(kind, count.parse().ok()?))
+}
+
+fn duration_ms(text: &str) -> u64 {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        other => panic!("unknown unit {other}"),
+    };
+    number.parse::<u64>().unwrap() * seconds * 1_000
+}

@@ -1,0 +1,165 @@
+//! Builders, and the checks that hold after every round.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_decider::{Founding, Speculation};
+use muster_journal::{Round, decode_round, encode_round};
+use muster_state::{Leadership, NodeStatus, State};
+use muster_types::{
+    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, Parameters,
+    PriorityTier, ReplicaId, RequestId, TaskGroup, WorkerRequest,
+};
+
+pub const GIB: u64 = 1 << 30;
+
+pub const FOUNDING: Founding = Founding { cluster: ClusterId(0xc1), parameters: Parameters::DEFAULT };
+
+pub fn name(text: &str) -> Name {
+    Name::new(text).expect("a name")
+}
+
+pub fn leadership(term: u64, replica: u64) -> Leadership {
+    Leadership { term, replica: ReplicaId(replica) }
+}
+
+pub fn request(n: u128) -> RequestId {
+    RequestId(n)
+}
+
+pub fn accelerators(kind: &str, count: u16) -> Accelerators {
+    Accelerators { kind: name(kind), count }
+}
+
+pub fn node_draft(node: &str, region: &str, cluster: &str, has: Option<Accelerators>) -> NodeDraft {
+    NodeDraft {
+        name: name(node),
+        region: name(region),
+        cluster: name(cluster),
+        block: name("b1"),
+        rack: name("r1"),
+        address: node.to_string(),
+        accelerators: has,
+        cpu_milli: 64_000,
+        memory_bytes: 512 * GIB,
+        labels: BTreeMap::new(),
+    }
+}
+
+pub fn node_spec(node: &str, region: &str, cluster: &str, has: Option<Accelerators>) -> NodeSpec {
+    node_draft(node, region, cluster, has).check().expect("a node")
+}
+
+pub fn group(group: &str, workers: u32, wants: Option<Accelerators>) -> TaskGroup {
+    TaskGroup {
+        name: name(group),
+        workers,
+        command: vec!["train".into()],
+        environment: BTreeMap::new(),
+        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
+    }
+}
+
+pub fn job_draft(job: &str, groups: Vec<TaskGroup>) -> JobDraft {
+    JobDraft {
+        name: name(job),
+        tenant: name("research"),
+        tier: PriorityTier::Standard,
+        groups,
+        regions: Vec::new(),
+        run_time_limit_ms: None,
+        stop_grace_ms: 30_000,
+        failure_retries_max: 1,
+        checkpoint_directory: None,
+        working_directory: None,
+        array: None,
+    }
+}
+
+pub fn job(job: &str, workers: u32, wants: Option<Accelerators>) -> JobSpec {
+    job_draft(job, vec![group("main", workers, wants)]).check().expect("a job")
+}
+
+pub fn holder(n: u128) -> HolderId {
+    HolderId(n)
+}
+
+/// A founded cluster under its first leader, and a replica that has applied the founding.
+pub fn founded() -> (Speculation, State) {
+    let mut speculation =
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), FOUNDING);
+    let mut replica = State::default();
+    commit(&mut speculation, &mut replica);
+    (speculation, replica)
+}
+
+/// A round as another replica sees it: through its bytes.
+pub fn carried(round: &Round) -> Round {
+    let bytes = encode_round(round);
+    let back = decode_round(&bytes).expect("what was encoded decodes");
+    assert_eq!(back, *round);
+    back
+}
+
+/// Takes the round made so far and applies it to a replica, which must accept all of it and then be
+/// what the leader speculated.
+pub fn commit(speculation: &mut Speculation, replica: &mut State) -> Option<Round> {
+    let bytes_max = speculation.round_bytes();
+    let round = speculation.take_round()?;
+    let bytes = encode_round(&round).len();
+    assert!(bytes <= bytes_max + 128, "{bytes} bytes in a round that was counted as {bytes_max}");
+    for applied in replica.apply_round(&carried(&round)) {
+        assert_eq!(applied.rejection, None, "an honest leader's record was refused");
+    }
+    assert_eq!(replica.rows_digest(), speculation.state().rows_digest(), "speculation came true");
+    assert_eq!(replica.log_index(), speculation.last_index());
+    check(replica);
+    Some(round)
+}
+
+/// Everything that must hold at every position of the log. `State::verify` and the part below are
+/// two ways to the same end, on purpose.
+pub fn check(state: &State) {
+    if let Err(broken) = state.verify() {
+        panic!("at {}: {}", state.log_index(), broken.0);
+    }
+    let mut leased = BTreeSet::new();
+    let mut per_node: BTreeMap<_, u16> = BTreeMap::new();
+    for (id, row) in state.jobs().iter() {
+        if let Some(previous) = &row.previous {
+            assert!(previous.ranks.iter().all(|r| r.is_over()), "{id} has two live placements");
+        }
+        let Some(placement) = &row.placement else { continue };
+        let regions = &state.spec(*id).expect("a job has a spec").regions;
+        assert!(regions.is_empty() || regions.contains(&placement.region), "{id} is out of its regions");
+        for (slot, rank) in placement.slots.iter().zip(&placement.ranks) {
+            if rank.is_over() {
+                continue;
+            }
+            let node = state.node(slot.node).expect("a leased node exists");
+            assert_eq!(node.status, NodeStatus::Up, "{id} holds devices of a lost node");
+            assert_eq!(node.incarnation, slot.incarnation);
+            assert_eq!((&node.spec.region, &node.spec.cluster), (&placement.region, &placement.cluster));
+            for device in slot.devices.iter() {
+                assert!(leased.insert((slot.node, device)), "{id}: device {device} is leased twice");
+            }
+            *per_node.entry(slot.node).or_default() += slot.devices.count();
+        }
+    }
+    for (id, node) in state.nodes().iter() {
+        let held = per_node.get(id).copied().unwrap_or(0);
+        assert_eq!(held + node.free_devices.count(), node.spec.device_count(), "capacity of {id}");
+    }
+}
+
+/// The rows alone, as text: what a refused record must not change.
+pub fn rows(state: &State) -> (u64, u64, usize, usize, String) {
+    let requests: Vec<_> =
+        state.requests_by_time().map(|(at, id)| (at, id, state.request(id).cloned())).collect();
+    (
+        state.jobs().digest(),
+        state.nodes().digest(),
+        state.pending_count(),
+        state.active_count(),
+        format!("{:?} {requests:?}", state.cluster()),
+    )
+}

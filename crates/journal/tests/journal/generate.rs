@@ -1,0 +1,221 @@
+//! Rounds of any content, every variant of every enum among them.
+
+use std::collections::BTreeMap;
+
+use muster_journal::{
+    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+};
+use muster_types::job::ArrayMember;
+use muster_types::{
+    Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec,
+    LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId,
+    TaskGroup, WorkerRequest, limits,
+};
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+
+fn name() -> impl Strategy<Value = Name> {
+    "[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?".prop_map(|text| Name::new(&text).expect("a name"))
+}
+
+fn accelerators() -> impl Strategy<Value = Option<Accelerators>> {
+    option::of((name(), 1..=limits::HOST_DEVICES_MAX).prop_map(|(kind, count)| Accelerators { kind, count }))
+}
+
+fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
+    (
+        1..1_000u32,
+        vec("[a-zé]{1,8}", 1..4),
+        btree_map("[A-L_][A-Z0-9_]{0,6}", "[ -~é]{0,8}", 0..3),
+        accelerators(),
+        1..=limits::CPU_MILLI_MAX,
+        1..=limits::MEMORY_BYTES_MAX,
+    )
+        .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes)| {
+            TaskGroup {
+                name: Name::new(&format!("g{n}")).expect("a name"),
+                workers,
+                command,
+                environment,
+                request: WorkerRequest { accelerators, cpu_milli, memory_bytes },
+            }
+        })
+}
+
+pub fn spec() -> impl Strategy<Value = JobSpec> {
+    let groups =
+        prop_oneof![group(0).prop_map(|g| vec![g]), (group(0), group(1)).prop_map(|(a, b)| vec![a, b]),];
+    let regions = vec(name(), 0..3).prop_map(|mut names| {
+        names.sort();
+        names.dedup();
+        names
+    });
+    let path = || option::of("/[a-z/]{0,12}");
+    let array = option::of(
+        (1..=1_000u32).prop_flat_map(|size| (0..size).prop_map(move |index| ArrayMember { index, size })),
+    );
+    let tier = prop::sample::select(PriorityTier::ALL.to_vec());
+    let numbers =
+        (option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX), 0..=limits::STOP_GRACE_MS_MAX, 0..=1_000u32);
+    (name(), name(), tier, groups, regions, numbers, path(), path(), array).prop_map(
+        |(name, tenant, tier, groups, regions, numbers, checkpoint_directory, working_directory, array)| {
+            let draft = JobDraft {
+                name,
+                tenant,
+                tier,
+                groups,
+                regions,
+                run_time_limit_ms: numbers.0,
+                stop_grace_ms: numbers.1,
+                failure_retries_max: numbers.2,
+                checkpoint_directory,
+                working_directory,
+                array,
+            };
+            draft.check().expect("the generator keeps the rules")
+        },
+    )
+}
+
+pub fn node() -> impl Strategy<Value = NodeSpec> {
+    let places = (name(), name(), name(), name(), name());
+    let labels = btree_map(name(), "[ -~é]{0,8}", 0..3);
+    let sizes = (accelerators(), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX);
+    (places, "[a-z0-9.:-]{1,20}", sizes, labels).prop_map(|(places, address, sizes, labels)| {
+        let draft = NodeDraft {
+            name: places.0,
+            region: places.1,
+            cluster: places.2,
+            block: places.3,
+            rack: places.4,
+            address,
+            accelerators: sizes.0,
+            cpu_milli: sizes.1,
+            memory_bytes: sizes.2,
+            labels: labels.into_iter().collect::<BTreeMap<_, _>>(),
+        };
+        draft.check().expect("the generator keeps the rules")
+    })
+}
+
+fn exit() -> impl Strategy<Value = ExitStatus> {
+    prop_oneof![
+        any::<i32>().prop_map(ExitStatus::Code),
+        any::<i32>().prop_map(ExitStatus::Signal),
+        Just(ExitStatus::LeaseExpired),
+        "[ -~é]{0,20}".prop_map(ExitStatus::LaunchFailed),
+        Just(ExitStatus::Vanished),
+        Just(ExitStatus::NotStarted),
+    ]
+}
+
+fn request() -> impl Strategy<Value = RequestKey> {
+    (any::<u128>(), any::<u64>()).prop_map(|(id, fingerprint)| RequestKey { id: RequestId(id), fingerprint })
+}
+
+fn token() -> impl Strategy<Value = FencingToken> {
+    (any::<u32>(), any::<u64>())
+        .prop_map(|(generation, index)| FencingToken { generation, log_index: LogIndex(index) })
+}
+
+fn slot() -> impl Strategy<Value = WorkerSlot> {
+    (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(node, incarnation, devices)| WorkerSlot {
+        node: NodeId(node),
+        incarnation,
+        devices: DeviceSet(devices),
+    })
+}
+
+fn parameters() -> impl Strategy<Value = Parameters> {
+    any::<[u64; 6]>().prop_map(|n| Parameters {
+        lease_ttl_ms: n[0],
+        lease_margin_ms: n[1],
+        heartbeat_interval_ms: n[2],
+        request_retention_ms: n[3],
+        job_retention_ms: n[4],
+        digest_interval_records: n[5],
+    })
+}
+
+/// Inputs; each strategy here is one variant.
+fn inputs() -> impl Strategy<Value = Decision> {
+    let job = || any::<u64>().prop_map(JobId);
+    let node_id = || any::<u32>().prop_map(NodeId);
+    let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
+    prop_oneof![
+        (request(), vec(spec(), 0..3))
+            .prop_map(|(request, specs)| Decision::JobsSubmitted { request, specs }),
+        (request(), job()).prop_map(|(request, job)| Decision::JobCancelRequested { request, job }),
+        (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
+        (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
+            request,
+            node,
+            cordoned
+        }),
+        (
+            node_id(),
+            any::<u32>(),
+            prop::sample::select(vec![NodeLostCause::LeaseExpired, NodeLostCause::Replaced])
+        )
+            .prop_map(|(node, incarnation, cause)| Decision::NodeLost { node, incarnation, cause }),
+        (node_id(), any::<u32>(), job(), token(), vec((any::<u32>(), update), 0..4)).prop_map(
+            |(node, incarnation, job, token, updates)| Decision::WorkersReported {
+                node,
+                incarnation,
+                job,
+                token,
+                updates
+            }
+        ),
+    ]
+}
+
+fn decisions() -> impl Strategy<Value = Decision> {
+    let job = || any::<u64>().prop_map(JobId);
+    let cause = prop_oneof![
+        Just(StopCause::Cancelled),
+        (any::<u32>(), exit()).prop_map(|(rank, exit)| StopCause::WorkerFailed { rank, exit }),
+        any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
+        Just(StopCause::RunTimeLimit),
+    ];
+    let outcome = prop_oneof![
+        Just(Outcome::Succeeded),
+        "[ -~é]{0,20}".prop_map(|detail| Outcome::Failed { detail }),
+        Just(Outcome::Cancelled),
+    ];
+    prop_oneof![
+        (any::<u128>(), any::<u32>(), parameters()).prop_map(|(cluster, generation, parameters)| {
+            Decision::ClusterCreated { cluster: ClusterId(cluster), generation, parameters }
+        }),
+        Just(Decision::LeaderStarted),
+        (job(), vec(slot(), 0..5)).prop_map(|(job, workers)| Decision::GangPlaced { job, workers }),
+        (job(), token(), cause).prop_map(|(job, token, cause)| Decision::GangStopRequested {
+            job,
+            token,
+            cause
+        }),
+        (job(), any::<bool>()).prop_map(|(job, failed)| Decision::JobRequeued { job, failed }),
+        (job(), outcome).prop_map(|(job, outcome)| Decision::JobFinished { job, outcome }),
+        (any::<u64>(), any::<u64>()).prop_map(|(requests, jobs)| Decision::HistoryPruned {
+            requests_before: LogTime(requests),
+            jobs_before: LogTime(jobs)
+        }),
+        any::<u64>().prop_map(|digest| Decision::DigestRecorded { digest }),
+    ]
+}
+
+pub fn decision() -> impl Strategy<Value = Decision> {
+    prop_oneof![inputs(), decisions()]
+}
+
+pub fn round() -> impl Strategy<Value = Round> {
+    (any::<[u64; 5]>(), vec(decision(), 0..6)).prop_map(|(n, decisions)| Round {
+        term: n[0],
+        replica: ReplicaId(n[1]),
+        first_index: LogIndex(n[2]),
+        basis_index: LogIndex(n[3]),
+        log_time: LogTime(n[4]),
+        decisions,
+    })
+}

@@ -1,0 +1,229 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_journal::{
+    Decision, DecodeError, FORMAT, ROUND_BYTES_MAX, RequestKey, Round, WorkerSlot, canonical, decode_round,
+    encode_round, from_canonical, hash,
+};
+use muster_types::NodeSpec;
+use muster_types::{
+    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier,
+    ReplicaId, RequestId, TaskGroup, WorkerRequest,
+};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use crate::allocation::largest;
+use crate::generate::{decision, node, round, spec};
+
+const HEADER_BYTES: usize = 14;
+
+proptest! {
+    #[test]
+    fn what_was_encoded_decodes(round in round()) {
+        let bytes = encode_round(&round);
+        prop_assert_eq!(decode_round(&bytes), Ok(round));
+    }
+
+    #[test]
+    fn values_come_back_from_their_canonical_bytes(spec in spec(), node in node()) {
+        prop_assert_eq!(from_canonical::<JobSpec>(&canonical(&spec)), Some(spec.clone()));
+        prop_assert_eq!(from_canonical::<NodeSpec>(&canonical(&node)), Some(node.clone()));
+        prop_assert_eq!(hash(&spec), hash(&spec.clone()));
+        let mut longer = canonical(&node);
+        longer.push(0);
+        prop_assert_eq!(from_canonical::<NodeSpec>(&longer), None);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_an_error(round in round(), place: prop::sample::Index, bit in 0..8u32) {
+        let mut bytes = encode_round(&round);
+        let place = place.index(bytes.len());
+        bytes[place] ^= 1 << bit;
+        prop_assert!(decode_round(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_cut_or_longer_round_is_an_error(round in round(), place: prop::sample::Index, more: Vec<u8>) {
+        let mut bytes = encode_round(&round);
+        prop_assert!(decode_round(&bytes[..place.index(bytes.len())]).is_err());
+        if !more.is_empty() {
+            bytes.extend_from_slice(&more);
+            prop_assert_eq!(decode_round(&bytes), Err(DecodeError::Length));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
+        prop_assert!(decode_round(&bytes).is_err());
+    }
+
+    /// Bytes that pass the checksum reach the decoder of values itself.
+    #[test]
+    fn any_payload_is_decided(payload: Vec<u8>) {
+        let _ = decode_round(&sealed(1, &payload));
+        let _ = from_canonical::<Decision>(&payload);
+    }
+
+    #[test]
+    fn a_bent_payload_is_decided(round in round(), places: Vec<(prop::sample::Index, u8)>) {
+        let mut payload = encode_round(&round)[HEADER_BYTES..].to_vec();
+        for (place, value) in places {
+            let place = place.index(payload.len());
+            payload[place] = value;
+        }
+        // Whatever it is, it decodes to something that encodes and keeps the rules, or not at all.
+        if let Ok(round) = decode_round(&sealed(1, &payload)) {
+            prop_assert_eq!(decode_round(&encode_round(&round)), Ok(round));
+        }
+    }
+}
+
+/// A payload under a true checksum.
+fn sealed(format: u16, payload: &[u8]) -> Vec<u8> {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&format.to_le_bytes());
+    hasher.update(&(payload.len() as u64).to_le_bytes());
+    hasher.update(payload);
+    let mut bytes = b"MRND".to_vec();
+    bytes.extend_from_slice(&format.to_le_bytes());
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&hasher.finalize().to_le_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+#[test]
+fn the_generator_reaches_every_variant() {
+    let mut runner = TestRunner::deterministic();
+    let mut seen = BTreeSet::new();
+    for _ in 0..500 {
+        seen.insert(decision().new_tree(&mut runner).unwrap().current().name());
+    }
+    assert_eq!(seen.len(), 14, "{seen:?}");
+}
+
+#[test]
+fn every_byte_of_a_round_is_under_the_checksum() {
+    let bytes = encode_round(&one(submitted()));
+    for place in 0..bytes.len() {
+        for value in 0..=255u8 {
+            if value == bytes[place] {
+                continue;
+            }
+            let mut bent = bytes.clone();
+            bent[place] = value;
+            assert!(decode_round(&bent).is_err(), "byte {place} as {value}");
+        }
+        assert!(decode_round(&bytes[..place]).is_err());
+    }
+}
+
+#[test]
+fn a_newer_format_is_named_and_not_mistaken_for_damage() {
+    let payload = canonical(&one(Decision::LeaderStarted));
+    assert_eq!(decode_round(&sealed(FORMAT, &payload)), Ok(one(Decision::LeaderStarted)));
+    assert_eq!(decode_round(&sealed(FORMAT + 1, b"")), Err(DecodeError::FormatUnknown(FORMAT + 1)));
+    assert_eq!(decode_round(&sealed(u16::MAX, &payload)), Err(DecodeError::FormatUnknown(u16::MAX)));
+    assert_eq!(decode_round(&sealed(0, &payload)), Err(DecodeError::Payload));
+    // A newer one may also be larger than this one may be.
+    let large = vec![0; ROUND_BYTES_MAX];
+    assert_eq!(decode_round(&sealed(FORMAT + 1, &large)), Err(DecodeError::FormatUnknown(FORMAT + 1)));
+    assert_eq!(decode_round(&sealed(FORMAT, &large)), Err(DecodeError::Length));
+}
+
+/// Lengths are claimed before anything of them is there.
+#[test]
+fn huge_claims_allocate_nothing() {
+    let claims = [u64::from(u32::MAX), 1 << 40, u64::MAX, 40 << 20];
+    for claim in claims {
+        // Term, replica, first index, basis index, log time; then so many decisions.
+        let mut payload = vec![1, 1, 1, 1, 1, 253];
+        payload.extend_from_slice(&claim.to_le_bytes());
+        payload.extend_from_slice(&[2; 100]);
+        let bytes = sealed(1, &payload);
+        let asked = largest(|| assert_eq!(decode_round(&bytes), Err(DecodeError::Payload)));
+        assert!(asked < 2 << 20, "{claim} decisions: {asked} bytes at once");
+        // A submission with one spec, whose name has so many bytes.
+        let mut payload = vec![1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 253];
+        payload.extend_from_slice(&claim.to_le_bytes());
+        payload.extend_from_slice(&[b'a'; 100]);
+        let bytes = sealed(1, &payload);
+        let asked = largest(|| assert_eq!(decode_round(&bytes), Err(DecodeError::Payload)));
+        assert!(asked < 2 << 20, "a name of {claim}: {asked} bytes at once");
+        // A snapshot batch of so many rows, and one row of so many bytes.
+        let mut rows = vec![253];
+        rows.extend_from_slice(&claim.to_le_bytes());
+        let asked = largest(|| assert_eq!(from_canonical::<Vec<Vec<u8>>>(&rows), None));
+        assert!(asked < 2 << 20, "{claim} rows: {asked} bytes at once");
+        rows.insert(0, 1);
+        let asked = largest(|| assert_eq!(from_canonical::<Vec<Vec<u8>>>(&rows), None));
+        assert!(asked < 2 << 20, "a row of {claim}: {asked} bytes at once");
+    }
+}
+
+fn one(decision: Decision) -> Round {
+    Round {
+        term: 7,
+        replica: ReplicaId(2),
+        first_index: LogIndex(1_000_000),
+        basis_index: LogIndex(999_999),
+        log_time: LogTime(1_800_000_000_000),
+        decisions: vec![decision],
+    }
+}
+
+fn typical() -> JobSpec {
+    let name = |text: &str| Name::new(text).unwrap();
+    let draft = JobDraft {
+        name: name("train-resnet"),
+        tenant: name("research"),
+        tier: PriorityTier::Standard,
+        groups: vec![TaskGroup {
+            name: name("main"),
+            workers: 1,
+            command: ["python", "train.py", "--epochs", "10"].map(String::from).to_vec(),
+            environment: BTreeMap::new(),
+            request: WorkerRequest {
+                accelerators: Some(Accelerators { kind: name("h100"), count: 1 }),
+                cpu_milli: 8_000,
+                memory_bytes: 64 << 30,
+            },
+        }],
+        regions: vec![],
+        run_time_limit_ms: Some(86_400_000),
+        stop_grace_ms: 30_000,
+        failure_retries_max: 3,
+        checkpoint_directory: None,
+        working_directory: None,
+        array: None,
+    };
+    draft.check().unwrap()
+}
+
+fn submitted() -> Decision {
+    let request = RequestKey { id: RequestId(u128::MAX / 3), fingerprint: u64::MAX / 5 };
+    Decision::JobsSubmitted { request, specs: vec![typical()] }
+}
+
+/// Growth of a record is growth of every log and every snapshot: a change here is a decision.
+#[test]
+fn sizes_of_typical_records() {
+    let slot = |n: u32| WorkerSlot { node: NodeId(n), incarnation: 1, devices: DeviceSet(1 << (n % 8)) };
+    let placed = |count: u32| Decision::GangPlaced {
+        job: JobId(1_000_000 * JobId::PER_RECORD),
+        workers: (0..count).map(|n| slot(1_000 + n)).collect(),
+    };
+    let sizes = [
+        ("round around a decision", encode_round(&one(Decision::LeaderStarted)).len() - 1, 36),
+        ("jobs_submitted, one worker", canonical(&submitted()).len(), 121),
+        ("gang_placed, one worker", canonical(&placed(1)).len(), 12),
+        ("gang_placed, 64 workers", canonical(&placed(64)).len(), 327),
+    ];
+    for (what, actual, _) in sizes {
+        println!("{what}: {actual} bytes");
+    }
+    for (what, actual, expected) in sizes {
+        assert_eq!(actual, expected, "{what}");
+    }
+}

@@ -1,0 +1,75 @@
+//! `muster agent` and the shim below it.
+
+use muster_agent::AgentConfig;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tokio_util::sync::CancellationToken;
+
+use crate::process::complain;
+
+/// Bytes of a configuration file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Runs the agent of one host.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "EXAMPLES:\n  \
+    muster agent --config /etc/muster/agent.toml\n\n\
+    The agent can be restarted at any time: workers go on under their shims, as long as the lease does.")]
+pub struct AgentArgs {
+    /// Configuration file (TOML); see ops/examples/agent.toml
+    #[arg(long, env = "MUSTER_AGENT_CONFIG")]
+    config: PathBuf,
+}
+
+/// Why the agent could not start.
+#[derive(Debug, thiserror::Error)]
+enum AgentFailure {
+    #[error("reading {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{path}: {detail}")]
+    Parse { path: PathBuf, detail: String },
+    #[error("{path}")]
+    Run {
+        path: PathBuf,
+        #[source]
+        source: muster_agent::AgentError,
+    },
+    #[error("finding this program")]
+    Program(#[source] std::io::Error),
+}
+
+fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
+    let failed = |source| AgentFailure::Read { path: path.to_path_buf(), source };
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > FILE_BYTES_MAX {
+        let detail = format!("has {size} bytes; a configuration has at most {FILE_BYTES_MAX}");
+        return Err(AgentFailure::Parse { path: path.to_path_buf(), detail });
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let parsed: Result<AgentConfig, _> = toml::from_str(&text);
+    let mut config = parsed.map_err(|error| AgentFailure::Parse {
+        path: path.to_path_buf(),
+        detail: error.to_string().trim_end().to_owned(),
+    })?;
+    if config.shim_command.is_empty() {
+        let program = std::env::current_exe().map_err(AgentFailure::Program)?;
+        config.shim_command = vec![program.display().to_string(), "shim".to_owned()];
+    }
+    Ok(config)
+}
+
+/// Runs the agent until it is told to stop.
+pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
+    let config = match read(&args.config) {
+        Ok(config) => config,
+        Err(error) => return complain(&error),
+    };
+    match muster_agent::run(config, shutdown.cancelled_owned()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(source) => complain(&AgentFailure::Run { path: args.config, source }),
+    }
+}

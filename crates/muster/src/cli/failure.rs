@@ -1,0 +1,238 @@
+//! How a command ends: exit codes, and errors that say what to do next.
+
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+
+use muster_client::{AttemptError, CallError, ConnectError, Refused};
+use muster_types::RefusalCode;
+use tonic::Code;
+
+use super::console::{Console, one_line};
+
+/// Exit codes; stable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It was done.
+    Ok = 0,
+    /// It failed, or the job did.
+    Failed = 1,
+    /// The command line or the job file is wrong.
+    Usage = 2,
+    /// No such job or node.
+    NotFound = 3,
+    /// Not allowed.
+    Denied = 4,
+    /// The state of things does not permit it.
+    Conflict = 5,
+    /// No replica could be reached, or none could decide.
+    Unavailable = 6,
+    /// No answer in time.
+    Timeout = 7,
+    /// Ctrl-C.
+    Interrupted = 130,
+}
+
+impl Exit {
+    /// For the operating system.
+    pub fn code(self) -> ExitCode {
+        ExitCode::from(self as u8)
+    }
+}
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    /// One line; empty when there is nothing to say (the reader of a pipe went away).
+    headline: String,
+    /// One line for each field or cause.
+    details: Vec<String>,
+    next: Option<String>,
+}
+
+impl Failure {
+    pub fn new(exit: Exit, headline: impl Into<String>) -> Failure {
+        Failure { exit, headline: headline.into(), details: Vec::new(), next: None }
+    }
+
+    pub fn usage(headline: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, headline)
+    }
+
+    pub fn with_details(mut self, details: impl IntoIterator<Item = String>) -> Failure {
+        self.details.extend(details);
+        self
+    }
+
+    pub fn with_next(mut self, next: impl Into<String>) -> Failure {
+        self.next = Some(next.into());
+        self
+    }
+
+    /// Writes it to stderr; the exit code.
+    pub fn report(&self, console: &Console) -> ExitCode {
+        if !self.headline.is_empty() {
+            console.error(&format!("error: {}", one_line(&self.headline)));
+            for detail in &self.details {
+                console.error(&format!("  {}", one_line(detail)));
+            }
+            if let Some(next) = &self.next {
+                console.error(&format!("next: {next}"));
+            }
+        }
+        self.exit.code()
+    }
+
+    /// A refusal; its violations are listed as they are.
+    pub fn refused(refused: &Refused) -> Failure {
+        let details = refused.violations.iter().map(ToString::to_string).collect();
+        Failure::refused_with(refused, details)
+    }
+
+    /// A refusal whose violations the caller has put into the user's words.
+    pub fn refused_with(refused: &Refused, mut details: Vec<String>) -> Failure {
+        if let Some(omitted) = refused.metadata.get(muster_wire::status::METADATA_VIOLATIONS_OMITTED) {
+            details.push(format!("and {omitted} more"));
+        }
+        let headline = match refused.number() {
+            // The sentence of a field refusal repeats the first violation; the list says it better.
+            Some(number) if refused.code == Some(RefusalCode::InvalidField) && !details.is_empty() => {
+                format!("{number} {}: the request breaks these rules", refused.reason)
+            }
+            _ => refused.to_string(),
+        };
+        let next = refused.code.map(next_step).map(str::to_owned);
+        Failure { exit: exit_of(refused.grpc), headline, details, next }
+    }
+}
+
+fn exit_of(code: Code) -> Exit {
+    match code {
+        Code::InvalidArgument => Exit::Usage,
+        Code::NotFound => Exit::NotFound,
+        Code::PermissionDenied | Code::Unauthenticated => Exit::Denied,
+        Code::AlreadyExists | Code::FailedPrecondition | Code::Aborted | Code::OutOfRange => Exit::Conflict,
+        Code::ResourceExhausted | Code::Unavailable => Exit::Unavailable,
+        Code::DeadlineExceeded => Exit::Timeout,
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss => Exit::Failed,
+    }
+}
+
+/// What helps, by code.
+fn next_step(code: RefusalCode) -> &'static str {
+    match code {
+        RefusalCode::InvalidField => "correct the fields named above and try again",
+        RefusalCode::NeverFits => {
+            "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet"
+        }
+        RefusalCode::RequestIdReused => "leave out --request-id to make this a new request",
+        RefusalCode::JobNotFound => {
+            "`muster job list` shows the ids; `muster job list --name PREFIX` finds them by name"
+        }
+        RefusalCode::JobFinished => "nothing is left to do; `muster job show ID` shows how it ended",
+        RefusalCode::NodeNotFound => "`muster node list` shows the names",
+        RefusalCode::NodeHeldByAnother => {
+            "stop the other agent of that name, or wait until its session has run out"
+        }
+        RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
+        RefusalCode::FleetFull => "this cluster has as many nodes as it may have",
+        RefusalCode::Fenced => "another holder has taken over; start again from its present state",
+        RefusalCode::NotLeader => {
+            "the replicas have no leader; `muster cluster status` shows which of them are up"
+        }
+        RefusalCode::Overloaded => {
+            "the cluster has too much to do; try again, with a longer --timeout if it lasts"
+        }
+        RefusalCode::OutcomeUnknown => "repeat the command with the same --request-id to learn the outcome",
+        RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => {
+            "the replica does not have that part of the log; ask again without the token or index"
+        }
+        RefusalCode::PageTokenInvalid => "begin the list again from its first page",
+        RefusalCode::Diverged => {
+            "this replica has stopped serving; use another --endpoint and tell its operators"
+        }
+        RefusalCode::LogsUnavailable => {
+            "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
+        }
+    }
+}
+
+const UNREACHABLE: &str =
+    "check --endpoint, MUSTER_ENDPOINTS or the configuration file, and that a replica is running there";
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Failure {
+        match error {
+            ConnectError::ConnectAny { attempts } => {
+                let details = attempts.into_iter().map(|(endpoint, why)| format!("{endpoint}: {why}"));
+                Failure::new(Exit::Unavailable, "no replica could be reached")
+                    .with_details(details)
+                    .with_next(UNREACHABLE)
+            }
+            error @ ConnectError::ConnectInTime { .. } => {
+                Failure::new(Exit::Unavailable, error.to_string()).with_next(UNREACHABLE)
+            }
+        }
+    }
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Failure {
+        if let CallError::Refuse { refused, .. } = &error {
+            return Failure::refused(refused);
+        }
+        let exit = if error.is_timeout() { Exit::Timeout } else { Exit::Unavailable };
+        let mut failure = Failure::new(exit, error.to_string()).with_details(causes(&error));
+        failure.next = error.refused().and_then(|refused| refused.code).map(next_step).map(str::to_owned);
+        match &error {
+            CallError::Exhaust { request_id: Some(id), .. } => failure.with_next(format!(
+                "it may have been done: repeat the command with --request-id {id} to learn it; it will not be done twice"
+            )),
+            CallError::Exhaust { last: AttemptError::Connect(_), .. } => failure.with_next(UNREACHABLE),
+            _ => failure,
+        }
+    }
+}
+
+fn causes(error: &dyn Error) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        found.push(cause.to_string());
+        next = cause.source();
+    }
+    found
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        // `muster job list | head`: whoever reads has read enough.
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::new(Exit::Ok, "");
+        }
+        Failure::new(Exit::Failed, format!("the output could not be written: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::Refusal;
+
+    #[test]
+    fn every_refusal_has_an_exit_code_and_a_next_step() {
+        for code in RefusalCode::ALL {
+            let status = muster_wire::status::to_status(&Refusal::new(*code, "why"));
+            let failure = Failure::refused(&Refused::from_status(&status));
+            assert!(failure.headline.starts_with(code.number()), "{}", failure.headline);
+            assert!(failure.next.is_some());
+            assert!(!matches!(failure.exit, Exit::Ok | Exit::Failed), "{code}: {:?}", failure.exit);
+        }
+    }
+}

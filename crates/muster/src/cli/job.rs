@@ -1,0 +1,291 @@
+//! `muster job …`.
+
+use clap::Subcommand;
+use muster_client::Client;
+use muster_types::JobId;
+use muster_wire::v1;
+
+use super::Global;
+use super::console::{Console, Format, Grid, one_line};
+use super::failure::{Exit, Failure};
+use super::follow::{self, Subject, Until};
+use super::list::{self, ListArgs, age};
+use super::logs::{self, LogsArgs};
+use super::view::{self, Document, Items};
+
+/// Commands about jobs.
+#[derive(Subcommand)]
+pub enum JobCommand {
+    /// List jobs, newest first
+    List(ListArgs),
+    /// Show one job: where it runs, or why it waits
+    #[command(after_help = "Examples:\n  muster job show job-3f0\n  muster job show job-3f0 -o yaml")]
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Print each change of jobs, with its log index, until they end
+    #[command(after_help = "\
+Examples:
+  muster job watch job-3f0
+  muster job watch --tenant vision      every job of a tenant, until Ctrl-C
+  muster job watch -o json | jq .job.phase
+
+Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
+    Watch {
+        /// Ids; none for every job, until Ctrl-C
+        ids: Vec<String>,
+        /// Only jobs of this tenant
+        #[arg(long, value_name = "TENANT")]
+        tenant: Option<String>,
+    },
+    /// Print the output of a worker
+    Logs(LogsArgs),
+    /// Cancel jobs: a waiting one at once, a running one after its workers have stopped
+    #[command(
+        after_help = "Examples:\n  muster job cancel job-3f0\n  muster job cancel $(muster job list --phase pending -o name)"
+    )]
+    Cancel {
+        /// Their ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Wait for jobs; exit code 1 unless all of them went well
+    #[command(after_help = "\
+Examples:
+  muster job wait job-3f0 --for running --timeout 10m
+  muster job wait $(muster submit array.yaml) && echo all succeeded")]
+    Wait {
+        /// Their ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// For what
+        #[arg(long = "for", value_enum, default_value_t = Until::Finished)]
+        until: Until,
+    },
+}
+
+pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Result<Exit, Failure> {
+    match command {
+        JobCommand::List(args) => list::run(global, console, args).await,
+        JobCommand::Show { id } => {
+            let id = checked(&id)?;
+            show(&global.client().await?, console, id).await
+        }
+        JobCommand::Logs(args) => logs::run(global, console, args).await,
+        JobCommand::Cancel { ids } => {
+            let ids = all_checked(&ids)?;
+            cancel(&global.client().await?, console, ids).await
+        }
+        JobCommand::Watch { ids, tenant } => {
+            let ids = all_checked(&ids)?;
+            let tenant = tenant.unwrap_or_default();
+            let subject = Subject { ids, tenant, until: Until::Finished, limit: global.timeout };
+            let client = global.client().await?;
+            let show = |item: &_, synced| follow::print(console, item, synced);
+            Ok(follow::follow(&client, console, subject, show).await?.0)
+        }
+        JobCommand::Wait { ids, until } => {
+            let ids = all_checked(&ids)?;
+            let subject = Subject { ids, tenant: String::new(), until, limit: global.timeout };
+            wait(&global.client().await?, console, subject).await
+        }
+    }
+}
+
+/// An id, before it travels: a name in its place is the most common slip.
+pub fn checked(id: &str) -> Result<String, Failure> {
+    match id.parse::<JobId>() {
+        Ok(id) => Ok(id.to_string()),
+        Err(error) => {
+            let shown: String = id.chars().take(80).collect();
+            Err(Failure::usage(format!("{shown:?} is no job id: {error}"))
+                .with_next(format!("names are not ids; find the id with: muster job list --name {shown}")))
+        }
+    }
+}
+
+/// Each id once, in the order given.
+fn all_checked(ids: &[String]) -> Result<Vec<String>, Failure> {
+    let mut all: Vec<String> = Vec::with_capacity(ids.len());
+    for id in ids {
+        let id = checked(id)?;
+        if !all.contains(&id) {
+            all.push(id);
+        }
+    }
+    Ok(all)
+}
+
+async fn show(client: &Client, console: &Console, job_id: String) -> Result<Exit, Failure> {
+    let request = v1::GetJobRequest { job_id, min_log_index: 0 };
+    let answer = client.get_job(request).await?;
+    let log_index = answer.freshness.map(|f| f.log_index);
+    let job = view::Job::from(answer.job.unwrap_or_default());
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&Document::new("Job", log_index, job))?,
+        Format::Name => console.line(&job.id)?,
+        Format::Table | Format::Wide => describe(console, &job)?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    let mut say = |name: &str, value: String| {
+        if !value.is_empty() {
+            pairs.push((name.to_owned(), value));
+        }
+    };
+    say("id", job.id.clone());
+    say("name", job.name.clone());
+    say("tenant", job.tenant.clone());
+    say("tier", job.tier.clone());
+    say("phase", job.phase.to_owned());
+    say("reason", reason(job));
+    say("workers", format!("{} with {} devices", job.workers, job.devices));
+    say("array index", job.array_index.map(|i| i.to_string()).unwrap_or_default());
+    say("attempt", job.attempt.to_string());
+    say("failures", job.failures.to_string());
+    say("submitted", job.submitted_at.clone().unwrap_or_default());
+    say("started", job.started_at.clone().unwrap_or_default());
+    say("finished", job.finished_at.clone().unwrap_or_default());
+    say("changed at", format!("log index {}", job.changed_at_index));
+    if let Some(placement) = &job.placement {
+        say("placed in", format!("{} / {}", placement.region, placement.cluster));
+        say("fencing token", placement.fencing_token.clone());
+    }
+    for group in job.spec.iter().flat_map(|spec| &spec.groups) {
+        say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command));
+    }
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines = pairs.iter().map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)));
+    console.bytes(lines.collect::<String>().as_bytes())?;
+    match &job.placement {
+        Some(placement) if !placement.workers.is_empty() => {
+            console.line("")?;
+            console.table(&workers(placement))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn workers(placement: &view::Placement) -> Grid {
+    let mut grid = Grid::new(vec!["RANK", "NODE", "DEVICES", "STATE", "EXIT"]);
+    for worker in &placement.workers {
+        let devices: Vec<String> = worker.devices.iter().map(u32::to_string).collect();
+        grid.row(vec![
+            worker.rank.to_string(),
+            worker.node.clone(),
+            devices.join(","),
+            worker.state.clone(),
+            worker.exit.clone().unwrap_or_default(),
+        ]);
+    }
+    grid
+}
+
+/// Code and sentence of why it waits, stops or ended; a code that only repeats the phase is left out.
+pub fn reason(job: &view::Job) -> String {
+    let code =
+        if job.status_reason.eq_ignore_ascii_case(job.phase) { "" } else { job.status_reason.as_str() };
+    match (code, job.status_detail.as_str()) {
+        (code, "") => code.to_owned(),
+        ("", detail) => detail.to_owned(),
+        (code, detail) => format!("{code}: {detail}"),
+    }
+}
+
+/// Jobs as a table.
+pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
+    let mut header = vec!["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE"];
+    if wide {
+        header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
+    }
+    header.push("REASON");
+    let mut grid = Grid::new(header);
+    for job in jobs {
+        let name = match job.array_index {
+            Some(index) => format!("{}[{index}]", job.name),
+            None => job.name.clone(),
+        };
+        let mut cells = vec![
+            job.id.clone(),
+            name,
+            job.tenant.clone(),
+            job.tier.clone(),
+            job.phase.to_owned(),
+            job.workers.to_string(),
+            job.devices.to_string(),
+            age(job.submitted_at.as_deref()),
+        ];
+        if wide {
+            let place = |of: fn(&view::Placement) -> &String| {
+                job.placement.as_ref().map(of).cloned().unwrap_or_default()
+            };
+            cells.push(place(|p| &p.region));
+            cells.push(place(|p| &p.cluster));
+            cells.push(job.attempt.to_string());
+            cells.push(job.failures.to_string());
+            cells.push(job.changed_at_index.to_string());
+        }
+        cells.push(reason(job));
+        grid.row(cells);
+    }
+    grid
+}
+
+/// Jobs in whichever form was asked for.
+pub fn print_jobs(console: &Console, log_index: Option<u64>, jobs: Vec<view::Job>) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("JobList", log_index, Items { items: jobs }))
+        }
+        Format::Name => {
+            let lines: String = jobs.iter().map(|job| format!("{}\n", job.id)).collect();
+            console.bytes(lines.as_bytes())
+        }
+        Format::Table | Format::Wide => console.table(&table(&jobs, console.is_wide())),
+    }
+}
+
+async fn cancel(client: &Client, console: &Console, ids: Vec<String>) -> Result<Exit, Failure> {
+    let mut jobs = Vec::with_capacity(ids.len());
+    let mut log_index = None;
+    let mut first_failure: Option<Failure> = None;
+    for job_id in ids {
+        // One that has ended must not keep the others from being cancelled.
+        match client
+            .cancel_job(v1::CancelJobRequest { request_id: String::new(), job_id: job_id.clone() })
+            .await
+        {
+            Ok(answer) => {
+                log_index = answer.freshness.map(|f| f.log_index);
+                let job = view::Job::from(answer.job.unwrap_or_default());
+                console.progress(&format!("{job_id}: {}", job.phase));
+                jobs.push(job);
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                match &first_failure {
+                    None => first_failure = Some(failure),
+                    Some(_) => {
+                        failure.report(console);
+                    }
+                }
+            }
+        }
+    }
+    if !jobs.is_empty() {
+        print_jobs(console, log_index, jobs)?;
+    }
+    first_failure.map_or(Ok(Exit::Ok), Err)
+}
+
+async fn wait(client: &Client, console: &Console, subject: Subject) -> Result<Exit, Failure> {
+    let ids = subject.ids.clone();
+    let (exit, mut jobs) = follow::follow(client, console, subject, |_, _| Ok(())).await?;
+    let in_order = ids.iter().filter_map(|id| jobs.remove(id)).map(view::Job::from).collect();
+    print_jobs(console, Some(client.seen_log_index()), in_order)?;
+    Ok(exit)
+}

@@ -1,0 +1,123 @@
+//! `muster job list`.
+
+use std::time::SystemTime;
+
+use clap::{Args, ValueEnum};
+use muster_wire::v1;
+
+use super::Global;
+use super::console::Console;
+use super::failure::{Exit, Failure};
+use super::job::print_jobs;
+use super::view;
+
+/// What the server gives at most at once.
+const PAGE_SIZE: u32 = 1_000;
+
+/// A phase, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Phase {
+    Pending,
+    Starting,
+    Running,
+    Stopping,
+    Succeeded,
+    Failed,
+    Cancelled,
+}
+
+impl Phase {
+    fn to_message(self) -> i32 {
+        i32::from(match self {
+            Phase::Pending => v1::JobPhase::Pending,
+            Phase::Starting => v1::JobPhase::Starting,
+            Phase::Running => v1::JobPhase::Running,
+            Phase::Stopping => v1::JobPhase::Stopping,
+            Phase::Succeeded => v1::JobPhase::Succeeded,
+            Phase::Failed => v1::JobPhase::Failed,
+            Phase::Cancelled => v1::JobPhase::Cancelled,
+        })
+    }
+}
+
+/// Options of `muster job list`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster job list
+  muster job list --phase pending,running --tenant vision -o wide
+  muster job list --name train- --limit 20 -o json")]
+pub struct ListArgs {
+    /// Only these phases; repeat it or separate several by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PHASE")]
+    phase: Vec<Phase>,
+    /// Only this tenant
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Only names that start so
+    #[arg(long, value_name = "PREFIX")]
+    name: Option<String>,
+    /// At most so many, the newest [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+}
+
+pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
+    let mut request = v1::ListJobsRequest {
+        page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
+        phases: args.phase.iter().map(|phase| phase.to_message()).collect(),
+        tenant: args.tenant.unwrap_or_default(),
+        name_prefix: args.name.unwrap_or_default(),
+        ..Default::default()
+    };
+    let mut jobs: Vec<view::Job> = Vec::new();
+    let mut log_index = None;
+    loop {
+        let page = client.list_jobs(request.clone()).await?;
+        // The first page's position is the one the whole list is complete up to.
+        log_index = log_index.or(page.freshness.map(|f| f.log_index));
+        let room = limit - jobs.len();
+        jobs.extend(page.jobs.into_iter().take(room).map(view::Job::from));
+        let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
+        if over || jobs.len() >= limit {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    print_jobs(console, log_index, jobs)?;
+    Ok(Exit::Ok)
+}
+
+/// How long ago, in the largest unit that says something.
+pub fn age(submitted_at: Option<&str>) -> String {
+    let Some(then) = submitted_at.and_then(|text| text.parse::<jiff::Timestamp>().ok()) else {
+        return String::new();
+    };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = (now.as_secs() as i64).saturating_sub(then.as_second());
+    duration(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages() {
+        let shown = [0, 119, 120, 7_199, 7_200, 172_800].map(duration);
+        assert_eq!(shown, ["0s", "119s", "2m", "119m", "2h", "2d"]);
+        assert_eq!(age(None), "");
+        assert_eq!(age(Some("2999-01-01T00:00:00Z")), "0s");
+    }
+}

@@ -1,0 +1,168 @@
+//! The client commands.
+//!
+//! Promises to scripts: data goes to stdout and nothing else does; progress and errors go to stderr.
+//! `-o json` and `-o yaml` have the stable shape of [`view`]. The exit code says how it ended; see
+//! [`failure::Exit`].
+//!
+//! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
+//! would check anyway.
+
+mod cluster;
+mod config;
+mod console;
+pub mod failure;
+mod follow;
+mod job;
+mod list;
+mod logs;
+mod node;
+mod submit;
+pub mod view;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory as _, Subcommand};
+use clap_complete::Shell;
+use muster_client::{Client, Options};
+
+use crate::manifest::quantity;
+use console::Console;
+pub use console::Format;
+use failure::{Exit, Failure};
+
+/// Shown under `muster --help`.
+pub const ROOT_AFTER_HELP: &str = "\
+Examples:
+  muster --endpoint replica-1:7401,replica-2:7401 cluster status
+  muster submit train.yaml --watch
+  muster job list --phase pending
+  muster job logs job-3f0 --rank 0 -f
+
+Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"host:port\", …]` in
+$XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml).
+
+Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
+5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted.";
+
+/// Apart from the options of a command itself; commands that run a part of the cluster show them too.
+const HEADING: &str = "Client options";
+
+/// Options of every client command.
+#[derive(Args)]
+pub struct Global {
+    /// A replica; repeat it or separate several by commas. Any replica will do, more survive its loss
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_ENDPOINTS", value_delimiter = ',', value_name = "HOST:PORT")]
+    endpoint: Vec<String>,
+    /// How to print the answer
+    #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// No colours; so does a non-empty NO_COLOR
+    #[arg(long, global = true, help_heading = HEADING)]
+    no_color: bool,
+    /// No progress on stderr; errors still come
+    #[arg(short, long, global = true, help_heading = HEADING)]
+    quiet: bool,
+    /// Longest time for one call, repetitions included [default: 30s]; with wait and watch: for the
+    /// whole command [default: no limit]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "DURATION", value_parser = timeout)]
+    timeout: Option<Duration>,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    let ms = quantity::duration_ms(text).map_err(|e| e.to_string())?;
+    if ms == 0 { Err("must be above zero".to_owned()) } else { Ok(Duration::from_millis(ms)) }
+}
+
+/// What a client of the cluster can do.
+#[derive(Subcommand)]
+pub enum ClientCommand {
+    /// Submit the jobs of a file
+    Submit(submit::SubmitArgs),
+    /// Look at jobs, follow and cancel them
+    #[command(subcommand, visible_alias = "jobs")]
+    Job(job::JobCommand),
+    /// Look at the nodes of the fleet; take them out of placement
+    #[command(subcommand, visible_alias = "nodes")]
+    Node(node::NodeCommand),
+    /// The scheduler cluster itself
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Print a completion script for a shell
+    #[command(
+        after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
+    )]
+    Completion {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Print the version of this program and, with --server, of a replica
+    Version {
+        /// Ask a replica too
+        #[arg(long)]
+        server: bool,
+    },
+}
+
+/// Runs one command to its exit code.
+pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
+    let console = Console::new(global.output, global.no_color, global.quiet);
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let failure = Failure::new(Exit::Failed, format!("the runtime could not start: {error}"));
+            return failure.report(&console);
+        }
+    };
+    match runtime.block_on(dispatch(global, &console, command)) {
+        Ok(exit) => exit.code(),
+        Err(failure) => failure.report(&console),
+    }
+}
+
+async fn dispatch(global: &Global, console: &Console, command: ClientCommand) -> Result<Exit, Failure> {
+    match command {
+        ClientCommand::Submit(args) => submit::run(global, console, args).await,
+        ClientCommand::Job(command) => job::run(global, console, command).await,
+        ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Completion { shell } => completion(console, shell),
+        ClientCommand::Version { server } => version(global, console, server).await,
+    }
+}
+
+impl Global {
+    /// A connected client.
+    async fn client(&self) -> Result<Client, Failure> {
+        let endpoints = config::endpoints(&self.endpoint)?;
+        let mut options = Options::STANDARD;
+        if let Some(timeout) = self.timeout {
+            options.deadline = timeout;
+            options.attempt_timeout = options.attempt_timeout.min(timeout);
+        }
+        Ok(Client::connect(endpoints, options).await?)
+    }
+}
+
+fn completion(console: &Console, shell: Shell) -> Result<Exit, Failure> {
+    // Into memory first: the generator panics when the other end of a pipe goes away.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut crate::Arguments::command(), "muster", &mut script);
+    console.bytes(&script)?;
+    Ok(Exit::Ok)
+}
+
+async fn version(global: &Global, console: &Console, server: bool) -> Result<Exit, Failure> {
+    let info = if server { Some(global.client().await?.get_server_info().await?) } else { None };
+    let version = view::Version::new(env!("CARGO_PKG_VERSION"), info);
+    if console.is_structured() {
+        console.object(&version)?;
+        return Ok(Exit::Ok);
+    }
+    console.line(&format!("muster {}", version.client))?;
+    if let Some(server) = &version.server {
+        let at = if server.region.is_empty() { String::new() } else { format!(" in {}", server.region) };
+        console.line(&format!("replica {}{at}: {}", server.replica_id, server.version))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,180 @@
+//! `muster node …`.
+
+use clap::{Args, Subcommand};
+use muster_client::Client;
+use muster_wire::v1;
+
+use super::Global;
+use super::console::{Console, Format, Grid};
+use super::failure::{Exit, Failure};
+use super::view::{self, Document, Items};
+
+const PAGE_SIZE: u32 = 1_000;
+
+/// Commands about nodes.
+#[derive(Subcommand)]
+pub enum NodeCommand {
+    /// List nodes by name
+    List(ListArgs),
+    /// Show one node and the jobs on it
+    Show {
+        /// Its name or id
+        node: String,
+    },
+    /// Take nodes out of placement; what runs on them stays
+    #[command(
+        after_help = "Examples:\n  muster node cordon host-17\n  muster node cordon $(muster node list --region eu-north -o name)"
+    )]
+    Cordon {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
+    /// Put nodes back into placement
+    Uncordon {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
+}
+
+/// Options of `muster node list`.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  muster node list\n  muster node list --region eu-north -o wide")]
+pub struct ListArgs {
+    /// Only this region
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// At most so many [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+}
+
+pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    match command {
+        NodeCommand::List(args) => list(&client, console, args).await,
+        NodeCommand::Show { node } => show(&client, console, node).await,
+        NodeCommand::Cordon { nodes } => cordon(&client, console, nodes, true).await,
+        NodeCommand::Uncordon { nodes } => cordon(&client, console, nodes, false).await,
+    }
+}
+
+async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
+    let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
+    let mut request = v1::ListNodesRequest {
+        page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
+        region: args.region.unwrap_or_default(),
+        ..Default::default()
+    };
+    let mut nodes: Vec<view::Node> = Vec::new();
+    let mut log_index = None;
+    loop {
+        let page = client.list_nodes(request.clone()).await?;
+        log_index = log_index.or(page.freshness.map(|f| f.log_index));
+        let room = limit - nodes.len();
+        nodes.extend(page.nodes.into_iter().take(room).map(view::Node::from));
+        let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
+        if over || nodes.len() >= limit {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    print_nodes(console, log_index, nodes)?;
+    Ok(Exit::Ok)
+}
+
+async fn show(client: &Client, console: &Console, node: String) -> Result<Exit, Failure> {
+    let answer = client.get_node(v1::GetNodeRequest { node, min_log_index: 0 }).await?;
+    let log_index = answer.freshness.map(|f| f.log_index);
+    let node = view::Node::from(answer.node.unwrap_or_default());
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&Document::new("Node", log_index, node))?,
+        Format::Name => console.line(&node.name)?,
+        Format::Table | Format::Wide => {
+            let job_ids = node.job_ids.clone();
+            console.table(&table(&[node], true))?;
+            if !job_ids.is_empty() {
+                console.line("")?;
+                let mut grid = Grid::new(vec!["JOBS HERE"]);
+                job_ids.into_iter().for_each(|id| grid.row(vec![id]));
+                console.table(&grid)?;
+            }
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+async fn cordon(
+    client: &Client,
+    console: &Console,
+    names: Vec<String>,
+    cordoned: bool,
+) -> Result<Exit, Failure> {
+    let mut nodes = Vec::with_capacity(names.len());
+    let mut log_index = None;
+    for node in names {
+        let request = v1::SetNodeCordonRequest { request_id: String::new(), node, cordoned };
+        let answer = client.set_node_cordon(request).await?;
+        log_index = answer.freshness.map(|f| f.log_index);
+        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+    }
+    print_nodes(console, log_index, nodes)?;
+    Ok(Exit::Ok)
+}
+
+fn print_nodes(console: &Console, log_index: Option<u64>, nodes: Vec<view::Node>) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("NodeList", log_index, Items { items: nodes }))
+        }
+        Format::Name => {
+            let lines: String = nodes.iter().map(|node| format!("{}\n", node.name)).collect();
+            console.bytes(lines.as_bytes())
+        }
+        Format::Table | Format::Wide => console.table(&table(&nodes, console.is_wide())),
+    }
+}
+
+fn table(nodes: &[view::Node], wide: bool) -> Grid {
+    let mut header = vec!["NAME", "REGION", "CLUSTER", "STATUS", "ACCELERATORS", "FREE"];
+    if wide {
+        header.extend(["BLOCK", "RACK", "CPU-FREE", "MEMORY-FREE", "INCARNATION", "ID", "ADDRESS"]);
+    }
+    header.push("JOBS");
+    let mut grid = Grid::new(header);
+    for node in nodes {
+        let accelerators = node.accelerators.as_ref();
+        // A cordon is what placement sees; that a lost node is cordoned too changes nothing.
+        let status = if node.cordoned && node.status == "up" { "cordoned" } else { node.status };
+        let mut cells = vec![
+            node.name.clone(),
+            node.region.clone(),
+            node.cluster.clone(),
+            status.to_owned(),
+            accelerators.map(|a| format!("{}:{}", a.r#type, a.count)).unwrap_or_default(),
+            node.free_devices.to_string(),
+        ];
+        if wide {
+            cells.push(node.block.clone());
+            cells.push(node.rack.clone());
+            cells.push(format!("{}/{}", cpus(node.free_cpu_milli), cpus(node.cpu_milli)));
+            cells.push(format!("{}/{}", gib(node.free_memory_bytes), gib(node.memory_bytes)));
+            cells.push(node.incarnation.to_string());
+            cells.push(node.id.clone());
+            cells.push(node.address.clone());
+        }
+        cells.push(node.job_ids.len().to_string());
+        grid.row(cells);
+    }
+    grid
+}
+
+fn cpus(milli: u64) -> String {
+    if milli.is_multiple_of(1_000) { (milli / 1_000).to_string() } else { format!("{milli}m") }
+}
+
+/// Whole GiB, rounded down: what is shown as free is free.
+fn gib(bytes: u64) -> String {
+    format!("{}Gi", bytes >> 30)
+}

@@ -1,0 +1,218 @@
+//! `muster submit`.
+
+use std::io::Read;
+use std::path::Path;
+
+use clap::Args;
+use muster_client::{CallError, Client};
+use muster_types::RequestId;
+use muster_wire::v1;
+
+use super::Global;
+use super::console::Console;
+use super::failure::{Exit, Failure};
+use super::follow::{self, Subject, Until};
+use super::view::{Document, Submission};
+use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
+
+/// Options of `muster submit`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster submit train.yaml
+  muster submit train.yaml --name try-2 --tier batch --region eu-north --wait
+  generate-jobs | muster submit - --request-id $(uuidgen)
+  ID=$(muster submit train.yaml) && muster job logs $ID -f
+
+The ids of the jobs go to stdout, one per line. Several YAML documents in one file are submitted all or
+none. The same --request-id never submits twice, however often it is used.")]
+pub struct SubmitArgs {
+    /// Job file (YAML), or - for stdin
+    file: String,
+    /// Instead of the file's metadata.name
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Instead of the file's metadata.tenant
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Instead of the file's tier: free, batch, standard, production or critical
+    #[arg(long, value_name = "TIER")]
+    tier: Option<String>,
+    /// Instead of the file's regions; repeat it or separate several by commas
+    #[arg(long, value_name = "REGION", value_delimiter = ',')]
+    region: Vec<String>,
+    /// A UUID for this submission; made up when there is none
+    #[arg(long, value_name = "UUID")]
+    request_id: Option<RequestId>,
+    /// Return when the jobs have ended; exit code 1 unless all succeeded
+    #[arg(long, conflicts_with = "watch")]
+    wait: bool,
+    /// Like --wait, and print each change
+    #[arg(long)]
+    watch: bool,
+    /// Check only: nothing is submitted
+    #[arg(long, conflicts_with_all = ["wait", "watch"])]
+    validate_only: bool,
+}
+
+pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result<Exit, Failure> {
+    let manifests = read_manifests(&args)?;
+    let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
+    let client = global.client().await?;
+    let submission = if args.validate_only {
+        validate(&client, &args.file, &manifests).await?
+    } else {
+        submit(&client, &args.file, &manifests, request_id).await?
+    };
+    let job_ids = submission.job_ids;
+    if console.is_structured() && !args.watch {
+        let content = Submission {
+            job_ids: job_ids.clone(),
+            request_id: request_id.to_string(),
+            validate_only: args.validate_only,
+        };
+        console.object(&Document::new("Submission", Some(submission.log_index), content))?;
+    } else if !args.watch || !console.is_structured() {
+        for id in &job_ids {
+            console.line(id)?;
+        }
+    }
+    if args.validate_only {
+        console.progress(&format!("{} is valid; nothing was submitted", args.file));
+        return Ok(Exit::Ok);
+    }
+    console.progress(&format!("submitted {} at log index {}", count(job_ids.len()), submission.log_index));
+    if args.wait || args.watch {
+        let subject =
+            Subject { ids: job_ids, tenant: String::new(), until: Until::Finished, limit: global.timeout };
+        return wait(&client, console, subject, args.watch).await;
+    }
+    Ok(Exit::Ok)
+}
+
+async fn wait(client: &Client, console: &Console, subject: Subject, print: bool) -> Result<Exit, Failure> {
+    let show = |item: &_, synced| if print { follow::print(console, item, synced) } else { Ok(()) };
+    let (exit, jobs) = follow::follow(client, console, subject, show).await?;
+    for job in jobs.values().filter(|_| !print) {
+        let phase = super::view::phase_word(job.phase);
+        console.progress(format!("{} {phase} {}", job.id, job.status_detail).trim_end());
+    }
+    Ok(exit)
+}
+
+fn count(jobs: usize) -> String {
+    if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
+}
+
+/// What came of it.
+struct Submitted {
+    job_ids: Vec<String>,
+    log_index: u64,
+}
+
+impl Submitted {
+    fn new(job_ids: Vec<String>, freshness: Option<v1::Freshness>) -> Submitted {
+        Submitted { job_ids, log_index: freshness.map_or(0, |f| f.log_index) }
+    }
+}
+
+async fn submit(
+    client: &Client,
+    file: &str,
+    manifests: &[Manifest],
+    request_id: RequestId,
+) -> Result<Submitted, Failure> {
+    let request_id = request_id.to_string();
+    if let [manifest] = manifests {
+        let spec = Some(manifest.message.clone());
+        let request = v1::SubmitJobRequest { request_id, spec, validate_only: false };
+        let answer = client.submit_job(request).await.map_err(|e| refused(e, file, manifests, None))?;
+        return Ok(Submitted::new(answer.job_ids, answer.freshness));
+    }
+    let specs = manifests.iter().map(|m| m.message.clone()).collect();
+    let request = v1::SubmitJobsRequest { request_id, specs };
+    let answer = client.submit_jobs(request).await.map_err(|e| refused(e, file, manifests, None))?;
+    Ok(Submitted::new(answer.job_ids, answer.freshness))
+}
+
+/// A batch has no dry run of its own: each of its jobs is asked about.
+async fn validate(client: &Client, file: &str, manifests: &[Manifest]) -> Result<Submitted, Failure> {
+    let mut log_index = 0;
+    for (index, manifest) in manifests.iter().enumerate() {
+        let spec = Some(manifest.message.clone());
+        let request = v1::SubmitJobRequest { request_id: String::new(), spec, validate_only: true };
+        let answer =
+            client.submit_job(request).await.map_err(|e| refused(e, file, manifests, Some(index)))?;
+        log_index = answer.freshness.map_or(0, |f| f.log_index);
+    }
+    Ok(Submitted { job_ids: Vec::new(), log_index })
+}
+
+/// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
+fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
+    let CallError::Refuse { refused, .. } = &error else {
+        return Failure::from(error);
+    };
+    let explain = |violation: &muster_types::Violation| {
+        let (index, path) = manifest::split_batch_path(&violation.field)
+            .unwrap_or_else(|| (only.unwrap_or(0), violation.field.clone()));
+        let violation = muster_types::Violation::new(path, violation.description.clone());
+        match manifests.get(index) {
+            Some(manifest) => located(file, &manifest.explain(&violation)),
+            None => violation.to_string(),
+        }
+    };
+    Failure::refused_with(refused, refused.violations.iter().map(explain).collect())
+}
+
+/// `file:line: field: what is wrong`, as compilers write it.
+fn located(file: &str, problem: &Problem) -> String {
+    let file = if file == "-" { "stdin" } else { file };
+    let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
+    match problem.line {
+        Some(line) => format!("{file}:{line}: {field}{}", problem.description),
+        None => format!("{file}: {field}{}", problem.description),
+    }
+}
+
+fn read_manifests(args: &SubmitArgs) -> Result<Vec<Manifest>, Failure> {
+    let bytes = read(&args.file)?;
+    let wrong = |problems: Vec<Problem>| {
+        Failure::usage("the job file is not valid")
+            .with_details(problems.iter().map(|p| located(&args.file, p)))
+            .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
+    };
+    let mut manifests = manifest::parse(&bytes).map_err(|e| wrong(e.0))?;
+    let overrides = Overrides {
+        name: args.name.clone(),
+        tenant: args.tenant.clone(),
+        tier: args.tier.clone(),
+        regions: args.region.clone(),
+    };
+    let mut problems = Vec::new();
+    for manifest in &mut manifests {
+        manifest.apply(&overrides);
+        if let Err(error) = manifest.check() {
+            problems.extend(error.0);
+        }
+    }
+    problems.truncate(100);
+    if problems.is_empty() { Ok(manifests) } else { Err(wrong(problems)) }
+}
+
+fn read(file: &str) -> Result<Vec<u8>, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::usage(format!("{file} could not be read: {error}"))
+            .with_next("name a job file, or - to read one from stdin")
+    };
+    // One byte more than is allowed shows that there is more than is allowed.
+    let limit = FILE_BYTES_MAX as u64 + 1;
+    let mut bytes = Vec::new();
+    if file == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        let opened = std::fs::File::open(Path::new(file)).map_err(failed)?;
+        opened.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,474 @@
+//! The shape of `-o json` and `-o yaml`: stable, and apart from the API's messages.
+//!
+//! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
+//! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
+//! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
+//! `ClusterStatus`, `Version`.
+
+use std::collections::BTreeMap;
+
+use muster_wire::v1;
+use serde::Serialize;
+
+const SCHEMA: &str = "muster.dev/v1";
+
+/// A document: its kind, the log index it is complete up to, and its content.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Document<T> {
+    schema: &'static str,
+    kind: &'static str,
+    /// Left out when the answer has no position in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_index: Option<u64>,
+    #[serde(flatten)]
+    content: T,
+}
+
+impl<T> Document<T> {
+    pub fn new(kind: &'static str, log_index: Option<u64>, content: T) -> Document<T> {
+        Document { schema: SCHEMA, kind, log_index, content }
+    }
+}
+
+/// Content of `JobList` and `NodeList`.
+#[derive(Serialize)]
+pub struct Items<T> {
+    pub items: Vec<T>,
+}
+
+/// Content of `Submission`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Submission {
+    /// In the order of the file, arrays expanded in place; empty when only validated.
+    pub job_ids: Vec<String>,
+    pub request_id: String,
+    pub validate_only: bool,
+}
+
+/// Content of `JobEvent`; its `logIndex` is the record that did it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobEvent {
+    /// changed, syncEnd, bookmark, forgotten or restarted.
+    pub r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+}
+
+/// Content of `Job`, and an item of `JobList`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Job {
+    pub id: String,
+    pub name: String,
+    pub tenant: String,
+    pub tier: String,
+    /// pending, starting, running, stopping, succeeded, failed or cancelled.
+    pub phase: &'static str,
+    pub attempt: u32,
+    pub failures: u32,
+    pub workers: u32,
+    pub devices: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array_index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub submitted_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<String>,
+    pub changed_at_index: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub status_reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub status_detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Spec>,
+}
+
+/// The current or last placement of a job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    /// `<generation>.<log index>`.
+    pub fencing_token: String,
+    pub region: String,
+    pub cluster: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed_at: Option<String>,
+    /// By rank; left out in lists.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<Worker>,
+}
+
+/// One worker of a placement.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Worker {
+    pub rank: u32,
+    pub node: String,
+    pub node_id: String,
+    pub devices: Vec<u32>,
+    pub state: String,
+    /// How it ended, for people: `exit code 1`, `signal 9`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+}
+
+/// A job as it was submitted, defaults filled in.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<String>,
+    pub groups: Vec<Group>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_time_limit_ms: Option<u64>,
+    pub stop_grace_ms: u64,
+    pub failure_retries: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub checkpoint_directory: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub working_directory: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array: Option<u32>,
+}
+
+/// A task group of a spec.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Group {
+    pub name: String,
+    pub workers: u32,
+    pub command: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerators: Option<Accelerators>,
+    pub cpu_milli: u64,
+    pub memory_bytes: u64,
+}
+
+/// Accelerators of one type.
+#[derive(Serialize)]
+pub struct Accelerators {
+    pub r#type: String,
+    pub count: u32,
+}
+
+/// Content of `Node`, and an item of `NodeList`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    pub name: String,
+    pub id: String,
+    /// up or lost.
+    pub status: &'static str,
+    pub cordoned: bool,
+    pub incarnation: u32,
+    pub region: String,
+    pub cluster: String,
+    pub block: String,
+    pub rack: String,
+    pub address: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerators: Option<Accelerators>,
+    pub cpu_milli: u64,
+    pub memory_bytes: u64,
+    pub free_devices: u32,
+    pub free_cpu_milli: u64,
+    pub free_memory_bytes: u64,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed_at: Option<String>,
+    pub changed_at_index: u64,
+    pub job_ids: Vec<String>,
+}
+
+/// Content of `ClusterStatus`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    pub cluster_id: String,
+    pub cluster_generation: u32,
+    pub jobs: JobCounts,
+    pub nodes: NodeCounts,
+    pub replicas: Vec<Replica>,
+}
+
+/// Jobs by what they do.
+#[derive(Serialize)]
+pub struct JobCounts {
+    pub pending: u64,
+    pub active: u64,
+    pub finished: u64,
+}
+
+/// Nodes by status.
+#[derive(Serialize)]
+pub struct NodeCounts {
+    pub up: u64,
+    pub lost: u64,
+}
+
+/// One replica, as it described itself; without its numbers when it could not be asked.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Replica {
+    pub id: u64,
+    pub region: String,
+    pub endpoint: String,
+    pub voter: bool,
+    /// leader, follower, candidate, learner or unreachable.
+    pub role: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ReplicaStatus>,
+}
+
+/// The numbers of a replica that answered.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaStatus {
+    pub log_index: u64,
+    pub state_digest: String,
+    pub term: u64,
+    pub raft_last_index: u64,
+    pub raft_committed_index: u64,
+    pub raft_applied_index: u64,
+    pub raft_snapshot_index: u64,
+    pub records_rejected: u64,
+    pub format: u32,
+}
+
+/// The document `Version`.
+#[derive(Serialize)]
+pub struct Version {
+    schema: &'static str,
+    kind: &'static str,
+    pub client: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerVersion>,
+}
+
+/// A replica's version.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerVersion {
+    pub version: String,
+    pub api_versions: Vec<String>,
+    pub format_max: u32,
+    pub replica_id: u64,
+    pub region: String,
+    pub cluster_id: String,
+}
+
+impl Version {
+    pub fn new(client: &'static str, info: Option<v1::GetServerInfoResponse>) -> Version {
+        let server = info.map(|info| ServerVersion {
+            version: info.version,
+            api_versions: info.api_versions,
+            format_max: info.format_max,
+            replica_id: info.replica_id,
+            region: info.region,
+            cluster_id: info.cluster_id,
+        });
+        Version { schema: SCHEMA, kind: "Version", client, server }
+    }
+}
+
+/// A phase as people write it; `unknown` for one of a newer server.
+pub fn phase_word(phase: i32) -> &'static str {
+    match v1::JobPhase::try_from(phase) {
+        Ok(v1::JobPhase::Pending) => "pending",
+        Ok(v1::JobPhase::Starting) => "starting",
+        Ok(v1::JobPhase::Running) => "running",
+        Ok(v1::JobPhase::Stopping) => "stopping",
+        Ok(v1::JobPhase::Succeeded) => "succeeded",
+        Ok(v1::JobPhase::Failed) => "failed",
+        Ok(v1::JobPhase::Cancelled) => "cancelled",
+        Ok(v1::JobPhase::Unspecified) | Err(_) => "unknown",
+    }
+}
+
+/// RFC 3339; none for 0 ("has not happened") and for what no calendar can say.
+pub fn time(ms: u64) -> Option<String> {
+    let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
+    jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
+}
+
+fn accelerators(message: v1::Accelerators) -> Accelerators {
+    Accelerators { r#type: message.r#type, count: message.count }
+}
+
+impl From<v1::Job> for Job {
+    fn from(job: v1::Job) -> Job {
+        Job {
+            phase: phase_word(job.phase),
+            id: job.id,
+            name: job.name,
+            tenant: job.tenant,
+            tier: job.tier,
+            attempt: job.attempt,
+            failures: job.failures,
+            workers: job.worker_count,
+            devices: job.device_count,
+            array_index: job.array_index,
+            submitted_at: time(job.submitted_at_ms),
+            started_at: time(job.started_at_ms),
+            finished_at: time(job.finished_at_ms),
+            changed_at_index: job.changed_at_index,
+            status_reason: job.status_reason,
+            status_detail: job.status_detail,
+            placement: job.placement.map(Placement::from),
+            spec: job.spec.map(Spec::from),
+        }
+    }
+}
+
+impl From<v1::Placement> for Placement {
+    fn from(placement: v1::Placement) -> Placement {
+        let token = placement.token.unwrap_or_default();
+        Placement {
+            fencing_token: format!("{}.{}", token.generation, token.log_index),
+            region: placement.region,
+            cluster: placement.cluster,
+            placed_at: time(placement.placed_at_ms),
+            workers: placement.workers.into_iter().map(Worker::from).collect(),
+        }
+    }
+}
+
+impl From<v1::WorkerPlacement> for Worker {
+    fn from(worker: v1::WorkerPlacement) -> Worker {
+        let exit = worker.exit.as_ref();
+        let exit_code = match exit.and_then(|e| e.kind.as_ref()) {
+            Some(v1::exit_status::Kind::Code(code)) => Some(*code),
+            _ => None,
+        };
+        let words = |e| muster_wire::convert::exit_status_from_proto("exit", e).map(|e| e.to_string());
+        Worker {
+            rank: worker.rank,
+            node: worker.node_name,
+            node_id: worker.node_id,
+            devices: worker.devices,
+            state: worker.state,
+            exit: exit.map(|e| words(e).unwrap_or_else(|_| "unknown".to_owned())),
+            exit_code,
+        }
+    }
+}
+
+impl From<v1::JobSpec> for Spec {
+    fn from(spec: v1::JobSpec) -> Spec {
+        Spec {
+            regions: spec.regions,
+            groups: spec.groups.into_iter().map(Group::from).collect(),
+            run_time_limit_ms: Some(spec.run_time_limit_ms).filter(|ms| *ms > 0),
+            stop_grace_ms: spec.stop_grace_ms.unwrap_or_default(),
+            failure_retries: spec.failure_retries_max,
+            checkpoint_directory: spec.checkpoint_directory,
+            working_directory: spec.working_directory,
+            array: Some(spec.array_size).filter(|size| *size > 0),
+        }
+    }
+}
+
+impl From<v1::TaskGroup> for Group {
+    fn from(group: v1::TaskGroup) -> Group {
+        Group {
+            name: group.name,
+            workers: group.workers,
+            command: group.command,
+            environment: group.environment.into_iter().collect(),
+            accelerators: group.accelerators.map(accelerators),
+            cpu_milli: group.cpu_milli,
+            memory_bytes: group.memory_bytes,
+        }
+    }
+}
+
+impl From<v1::Node> for Node {
+    fn from(node: v1::Node) -> Node {
+        let description = node.description.unwrap_or_default();
+        Node {
+            status: match v1::NodeStatus::try_from(node.status) {
+                Ok(v1::NodeStatus::Up) => "up",
+                Ok(v1::NodeStatus::Lost) => "lost",
+                Ok(v1::NodeStatus::Unspecified) | Err(_) => "unknown",
+            },
+            id: node.id,
+            cordoned: node.cordoned,
+            incarnation: node.incarnation,
+            name: description.name,
+            region: description.region,
+            cluster: description.cluster,
+            block: description.block,
+            rack: description.rack,
+            address: description.address,
+            accelerators: description.accelerators.map(accelerators),
+            cpu_milli: description.cpu_milli,
+            memory_bytes: description.memory_bytes,
+            labels: description.labels.into_iter().collect(),
+            free_devices: node.free_devices,
+            free_cpu_milli: node.free_cpu_milli,
+            free_memory_bytes: node.free_memory_bytes,
+            changed_at: time(node.changed_at_ms),
+            changed_at_index: node.changed_at_index,
+            job_ids: node.job_ids,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_calendar_times_or_nothing() {
+        assert_eq!(time(0), None);
+        assert_eq!(time(1_700_000_000_123).as_deref(), Some("2023-11-14T22:13:20.123Z"));
+        assert_eq!(time(u64::MAX), None);
+        assert_eq!(time(i64::MAX as u64), None);
+    }
+
+    #[test]
+    fn the_shape_of_a_job_is_stable() {
+        let job = v1::Job {
+            id: "job-1".into(),
+            name: "train".into(),
+            phase: v1::JobPhase::Running.into(),
+            changed_at_index: 7,
+            worker_count: 2,
+            device_count: 4,
+            placement: Some(v1::Placement {
+                token: Some(v1::FencingToken { generation: 1, log_index: 6 }),
+                region: "eu".into(),
+                workers: vec![v1::WorkerPlacement {
+                    node_name: "n0".into(),
+                    devices: vec![0, 1],
+                    state: "exited".into(),
+                    exit: Some(v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) }),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let document = Document::new("Job", Some(9), Job::from(job));
+        assert_eq!(
+            serde_json::to_string(&document).unwrap(),
+            r#"{"schema":"muster.dev/v1","kind":"Job","logIndex":9,"id":"job-1","name":"train","tenant":"","tier":"","phase":"running","attempt":0,"failures":0,"workers":2,"devices":4,"changedAtIndex":7,"placement":{"fencingToken":"1.6","region":"eu","cluster":"","workers":[{"rank":0,"node":"n0","nodeId":"","devices":[0,1],"state":"exited","exit":"exit code 3","exitCode":3}]}}"#
+        );
+    }
+}

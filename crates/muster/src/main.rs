@@ -1,0 +1,87 @@
+//! One binary: the servers, the agents, and the command line. Config and assembly only.
+//!
+//! Each subcommand is a room of its own; this file only mounts them. What the client commands promise
+//! to scripts (output shapes, exit codes) is described in `cli`.
+
+mod agent;
+mod cli;
+mod manifest;
+mod process;
+mod quickstart;
+mod server;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Muster: a scheduler cluster for fleets of accelerators that span regions.
+#[derive(Parser)]
+#[command(name = "muster", version, propagate_version = true, after_help = cli::ROOT_AFTER_HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    global: cli::Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Commands that run a part of the cluster get variants of their own beside the client's.
+#[derive(Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Client(cli::ClientCommand),
+    Server(server::ServerArgs),
+    Agent(agent::AgentArgs),
+    Quickstart(quickstart::QuickstartArgs),
+    /// Workers to try the scheduler with
+    #[command(subcommand)]
+    Example(ExampleCommand),
+    /// Runs one worker below an agent
+    #[command(hide = true, disable_help_flag = true)]
+    Shim {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
+}
+
+#[derive(Subcommand)]
+enum ExampleCommand {
+    Train(muster_example::TrainArgs),
+    Work(muster_example::WorkArgs),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match arguments.command {
+        Command::Client(command) => cli::run(&arguments.global, command),
+        Command::Server(args) => {
+            process::log_to_stderr("info");
+            process::die_with_parent();
+            process::run(|shutdown| async {
+                match server::run(args, shutdown).await {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(error) => process::complain(&error),
+                }
+            })
+        }
+        Command::Agent(args) => {
+            process::log_to_stderr("info");
+            process::die_with_parent();
+            process::run(|shutdown| agent::run(args, shutdown))
+        }
+        Command::Quickstart(args) => {
+            process::log_to_stderr("error");
+            process::run(|shutdown| async {
+                match quickstart::run(args, shutdown).await {
+                    Ok(code) => code,
+                    Err(error) => process::complain(error.as_ref()),
+                }
+            })
+        }
+        Command::Example(ExampleCommand::Train(args)) => muster_example::train(args).into(),
+        Command::Example(ExampleCommand::Work(args)) => muster_example::work(args).into(),
+        Command::Shim { arguments } => {
+            let code = muster_agent::shim_main(arguments);
+            ExitCode::from(u8::try_from(code).unwrap_or(1))
+        }
+    }
+}

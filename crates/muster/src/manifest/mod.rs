@@ -1,0 +1,195 @@
+//! Job files: YAML in, `JobSpec` messages out.
+//!
+//! A file holds one or more documents of `apiVersion: muster.dev/v1`, `kind: Job`. What people write is
+//! kept apart from what is sent: `2h`, `4Gi` and `h100:4` here, milliseconds, bytes and a type with a
+//! count there. The places of all values are remembered, so that a refusal, ours or the server's, names
+//! the field *of the file* and its line.
+//!
+//! **Invariant:** pure, and no bytes panic. A file that passes [`Manifest::check`] is refused by a
+//! server of the same version only for what the file cannot show (capacity, quota, permission).
+
+pub mod quantity;
+mod read;
+mod shape;
+mod suggest;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use muster_types::Violation;
+use muster_wire::{convert, v1};
+
+/// Largest job file. The API takes 4 MiB at once.
+pub const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Most problems that are listed.
+const PROBLEMS_MAX: usize = 100;
+
+/// One mistake in a job file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// From 1; none when the place is not known.
+    pub line: Option<u64>,
+    /// As in the file, for example `spec.groups[0].cpu`; empty for the file as a whole.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub description: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.description)
+    }
+}
+
+/// Everything that is wrong with a job file; at least one problem.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the job file has {} problem(s)", .0.len())]
+pub struct ManifestError(pub Vec<Problem>);
+
+impl ManifestError {
+    fn whole(description: impl Into<String>) -> ManifestError {
+        ManifestError(vec![Problem { line: None, field: String::new(), description: description.into() }])
+    }
+}
+
+/// One job (or array of jobs) of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// What is sent.
+    pub message: v1::JobSpec,
+    /// Whether the only group is written directly in `spec`.
+    shorthand: bool,
+    /// Lines of fields, by their paths in the file.
+    lines: BTreeMap<String, u64>,
+    /// Where the document begins.
+    first_line: u64,
+}
+
+/// What the command line says over what the file says; nothing where it is silent.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    pub name: Option<String>,
+    pub tenant: Option<String>,
+    pub tier: Option<String>,
+    /// Empty for the file's.
+    pub regions: Vec<String>,
+}
+
+/// Reads a job file.
+pub fn parse(bytes: &[u8]) -> Result<Vec<Manifest>, ManifestError> {
+    if bytes.len() > FILE_BYTES_MAX {
+        let mib = FILE_BYTES_MAX >> 20;
+        return Err(ManifestError::whole(format!("the file is larger than {mib} MiB")));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+        ManifestError(vec![Problem {
+            line: Some(line as u64),
+            field: String::new(),
+            description: "the file is not UTF-8 text".into(),
+        }])
+    })?;
+    let manifests = read::documents(text)?;
+    if manifests.is_empty() {
+        return Err(ManifestError::whole("the file holds no job (expected kind: Job)"));
+    }
+    Ok(manifests)
+}
+
+impl Manifest {
+    /// Lets the command line have the last word.
+    pub fn apply(&mut self, overrides: &Overrides) {
+        let Overrides { name, tenant, tier, regions } = overrides;
+        let fields = [
+            (&mut self.message.name, name),
+            (&mut self.message.tenant, tenant),
+            (&mut self.message.tier, tier),
+        ];
+        for (field, value) in fields {
+            if let Some(value) = value {
+                field.clone_from(value);
+            }
+        }
+        if !regions.is_empty() {
+            self.message.regions.clone_from(regions);
+        }
+    }
+
+    /// Every rule the server would refuse this job for, in the file's words.
+    pub fn check(&self) -> Result<(), ManifestError> {
+        match convert::job_specs_from_proto("spec", Some(self.message.clone())) {
+            Ok(_) => Ok(()),
+            Err(found) => {
+                Err(ManifestError(found.iter().take(PROBLEMS_MAX).map(|v| self.explain(v)).collect()))
+            }
+        }
+    }
+
+    /// A violation in the message, as a problem of the file. The path starts with `spec`.
+    pub fn explain(&self, violation: &Violation) -> Problem {
+        let field = self.path_in_file(&violation.field);
+        let line = self.line_of(&field);
+        let description = match field.as_str() {
+            "metadata.name" if self.message.name.is_empty() => "must be given (or --name)".to_owned(),
+            _ => violation.description.clone(),
+        };
+        Problem { line, field, description }
+    }
+
+    fn path_in_file(&self, path: &str) -> String {
+        const RENAMED: [(&str, &str); 9] = [
+            ("name", "metadata.name"),
+            ("tenant", "metadata.tenant"),
+            ("run_time_limit_ms", "spec.runTimeLimit"),
+            ("stop_grace_ms", "spec.stopGrace"),
+            ("failure_retries_max", "spec.failureRetries"),
+            ("checkpoint_directory", "spec.checkpointDirectory"),
+            ("working_directory", "spec.workingDirectory"),
+            ("array_size", "spec.array"),
+            ("array", "spec.array"),
+        ];
+        let Some(rest) = path.strip_prefix("spec.") else {
+            return path.to_owned();
+        };
+        if let Some((_, renamed)) = RENAMED.iter().find(|(name, _)| *name == rest) {
+            return (*renamed).to_owned();
+        }
+        let mut path = format!("spec.{rest}");
+        // Names of variables are the user's own and stay as they are.
+        if !path.contains(".environment.") {
+            path = path.replace(".cpu_milli", ".cpu").replace(".memory_bytes", ".memory");
+        }
+        if self.shorthand { path.replacen("spec.groups[0].", "spec.", 1) } else { path }
+    }
+
+    /// The line of a field, or of the nearest one around it.
+    fn line_of(&self, field: &str) -> Option<u64> {
+        let mut path = field;
+        loop {
+            if let Some(line) = self.lines.get(path) {
+                return Some(*line);
+            }
+            match path.rfind(['.', '[']) {
+                Some(end) => path = &path[..end],
+                None => return Some(self.first_line).filter(|line| *line > 0),
+            }
+        }
+    }
+}
+
+/// The file and job of a violation in a batch (`specs[3].groups[0].workers`): its number in the list and
+/// the path as of a single job (`spec.groups[0].workers`).
+pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
+    let (index, rest) = path.strip_prefix("specs[")?.split_once(']')?;
+    Some((index.parse().ok()?, format!("spec{rest}")))
+}
+
+#[cfg(test)]
+mod tests;

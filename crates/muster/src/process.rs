@@ -1,0 +1,75 @@
+//! What the long-running commands share: logging, signals, and how an error is shown.
+
+use std::error::Error;
+use std::process::ExitCode;
+use tokio_util::sync::CancellationToken;
+
+use crate::quickstart::DIE_WITH_PARENT;
+
+/// Sends log lines to standard error. `MUSTER_LOG` filters them (`info`, `muster_engine=debug`, …).
+pub fn log_to_stderr(usual: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("MUSTER_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+/// Ends this process when the one that started it ends, where that was asked for.
+pub fn die_with_parent() {
+    if std::env::var_os(DIE_WITH_PARENT).is_none() {
+        return;
+    }
+    let parent = nix::unistd::getppid();
+    if let Err(error) = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL) {
+        tracing::warn!(%error, "this process will not end with its parent");
+    }
+    // The parent may have ended before the request.
+    if nix::unistd::getppid() != parent {
+        std::process::exit(1);
+    }
+}
+
+/// A runtime with a token that SIGINT and SIGTERM cancel.
+pub fn run<F: Future<Output = ExitCode>>(work: impl FnOnce(CancellationToken) -> F) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&error),
+    };
+    runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        if let Err(error) = cancel_on_signals(&shutdown) {
+            return complain(&error);
+        }
+        work(shutdown).await
+    })
+}
+
+fn cancel_on_signals(shutdown: &CancellationToken) -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let shutdown = shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        shutdown.cancel();
+    });
+    Ok(())
+}
+
+/// Prints an error with its causes, one line.
+pub fn complain(error: &dyn Error) -> ExitCode {
+    let mut text = format!("muster: {error}");
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let said = inner.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = inner.source();
+    }
+    eprintln!("{text}");
+    ExitCode::FAILURE
+}

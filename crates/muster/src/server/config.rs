@@ -1,0 +1,313 @@
+//! The server's configuration file.
+
+use muster_consensus::{ReplicaNode, SnapshotPolicy, Timing};
+use muster_types::{ClusterId, Name, Parameters, ReplicaId};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// Replicas of one cluster: three or five, with room for a change of membership.
+const MEMBERS_MAX: usize = 9;
+/// Bytes of a configuration file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a configuration was refused. Names file, key and reason.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("reading {path}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not TOML of the expected shape; the text names line and key.
+    #[error("{path}: {detail}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Line, key and reason.
+        detail: String,
+    },
+    /// A value breaks a rule.
+    #[error("{path}: {key}: {reason}")]
+    Value {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    cluster_id: String,
+    replica_id: u64,
+    data_dir: PathBuf,
+    client_listen: SocketAddr,
+    peer_listen: SocketAddr,
+    #[serde(default)]
+    members: Vec<MemberFile>,
+    #[serde(default)]
+    timing: Option<TimingFile>,
+    #[serde(default)]
+    parameters: ParametersFile,
+    #[serde(default)]
+    snapshots: SnapshotsFile,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberFile {
+    id: u64,
+    region: String,
+    peer_endpoint: String,
+    client_endpoint: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TimingFile {
+    heartbeat_interval_ms: u64,
+    election_timeout_min_ms: u64,
+    election_timeout_max_ms: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParametersFile {
+    lease_ttl_ms: Option<u64>,
+    lease_margin_ms: Option<u64>,
+    heartbeat_interval_ms: Option<u64>,
+    request_retention_ms: Option<u64>,
+    job_retention_ms: Option<u64>,
+    digest_interval_records: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SnapshotsFile {
+    every_entries: Option<u64>,
+    kept_entries: Option<u64>,
+}
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The cluster.
+    pub cluster_id: ClusterId,
+    /// This replica.
+    pub replica_id: ReplicaId,
+    /// Its region.
+    pub region: Name,
+    /// Its folder.
+    pub data_dir: PathBuf,
+    /// Where clients and agents connect.
+    pub client_listen: SocketAddr,
+    /// Where replicas connect.
+    pub peer_listen: SocketAddr,
+    /// The first membership.
+    pub members: BTreeMap<ReplicaId, ReplicaNode>,
+    /// Heartbeats and elections.
+    pub timing: Timing,
+    /// For a new cluster.
+    pub parameters: Parameters,
+    /// Snapshots.
+    pub snapshots: SnapshotPolicy,
+}
+
+impl ServerConfig {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// Names file, key and reason.
+    pub fn read(path: &Path) -> Result<ServerConfig, ConfigError> {
+        let read_error = |source| ConfigError::Read { path: path.to_path_buf(), source };
+        let size = std::fs::metadata(path).map_err(read_error)?.len();
+        if size > FILE_BYTES_MAX {
+            let detail = format!("has {size} bytes; a configuration has at most {FILE_BYTES_MAX}");
+            return Err(ConfigError::Parse { path: path.to_path_buf(), detail });
+        }
+        let text = std::fs::read_to_string(path).map_err(read_error)?;
+        ServerConfig::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<ServerConfig, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|error| ConfigError::Parse {
+            path: path.to_path_buf(),
+            detail: error.to_string().trim_end().to_owned(),
+        })?;
+        let refuse = |key: &str, reason: String| ConfigError::Value {
+            path: path.to_path_buf(),
+            key: key.into(),
+            reason,
+        };
+        let cluster_id: ClusterId = file
+            .cluster_id
+            .parse()
+            .map_err(|e| refuse("cluster_id", format!("{e}, got {:?}", file.cluster_id)))?;
+        if file.replica_id == 0 {
+            return Err(refuse("replica_id", "must be 1 or more".into()));
+        }
+        let replica_id = ReplicaId(file.replica_id);
+        let members = members(&file.members, &refuse)?;
+        let own = members.get(&replica_id).ok_or_else(|| {
+            let known: Vec<String> = members.keys().map(ToString::to_string).collect();
+            refuse("members", format!("must name this replica, {replica_id}; names {}", known.join(", ")))
+        })?;
+        let region =
+            Name::new(&own.region).ok_or_else(|| refuse("members.region", "is not a name".into()))?;
+        if file.client_listen == file.peer_listen {
+            return Err(refuse("peer_listen", "must differ from client_listen".into()));
+        }
+        let timing = file.timing.map_or(Timing::LOCAL, |t| Timing {
+            heartbeat_interval_ms: t.heartbeat_interval_ms,
+            election_timeout_min_ms: t.election_timeout_min_ms,
+            election_timeout_max_ms: t.election_timeout_max_ms,
+        });
+        let parameters = parameters(&file.parameters);
+        if let Some(violation) = parameters.violations().first() {
+            return Err(refuse(&format!("parameters.{}", violation.field), violation.description.clone()));
+        }
+        let snapshots = SnapshotPolicy {
+            every_entries: Some(file.snapshots.every_entries.unwrap_or(20_000).max(1)),
+            kept_entries: file.snapshots.kept_entries.unwrap_or(5_000),
+        };
+        Ok(ServerConfig {
+            cluster_id,
+            replica_id,
+            region,
+            data_dir: file.data_dir,
+            client_listen: file.client_listen,
+            peer_listen: file.peer_listen,
+            members,
+            timing,
+            parameters,
+            snapshots,
+        })
+    }
+}
+
+fn members(
+    list: &[MemberFile],
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<BTreeMap<ReplicaId, ReplicaNode>, ConfigError> {
+    if list.is_empty() || list.len() > MEMBERS_MAX {
+        return Err(refuse("members", format!("must have 1 to {MEMBERS_MAX} entries, has {}", list.len())));
+    }
+    let mut members = BTreeMap::new();
+    for (place, member) in list.iter().enumerate() {
+        let at = |field: &str| format!("members[{place}].{field}");
+        if member.id == 0 {
+            return Err(refuse(&at("id"), "must be 1 or more".into()));
+        }
+        if Name::new(&member.region).is_none() {
+            return Err(refuse(&at("region"), format!("must be {}", muster_types::name::NAME_RULE)));
+        }
+        for (field, endpoint) in
+            [("peer_endpoint", &member.peer_endpoint), ("client_endpoint", &member.client_endpoint)]
+        {
+            muster_client::Endpoints::parse(std::slice::from_ref(endpoint))
+                .map_err(|error| refuse(&at(field), error.to_string()))?;
+        }
+        let node = ReplicaNode {
+            region: member.region.clone(),
+            peer_endpoint: member.peer_endpoint.clone(),
+            client_endpoint: member.client_endpoint.clone(),
+        };
+        if members.insert(ReplicaId(member.id), node).is_some() {
+            return Err(refuse(&at("id"), format!("{} is there twice", member.id)));
+        }
+    }
+    Ok(members)
+}
+
+fn parameters(file: &ParametersFile) -> Parameters {
+    let usual = Parameters::DEFAULT;
+    Parameters {
+        lease_ttl_ms: file.lease_ttl_ms.unwrap_or(usual.lease_ttl_ms),
+        lease_margin_ms: file.lease_margin_ms.unwrap_or(usual.lease_margin_ms),
+        heartbeat_interval_ms: file.heartbeat_interval_ms.unwrap_or(usual.heartbeat_interval_ms),
+        request_retention_ms: file.request_retention_ms.unwrap_or(usual.request_retention_ms),
+        job_retention_ms: file.job_retention_ms.unwrap_or(usual.job_retention_ms),
+        digest_interval_records: file.digest_interval_records.unwrap_or(usual.digest_interval_records),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+cluster_id = "00112233445566778899aabbccddeeff"
+replica_id = 1
+data_dir = "/tmp/r1"
+client_listen = "127.0.0.1:7400"
+peer_listen = "127.0.0.1:7500"
+
+[[members]]
+id = 1
+region = "eu-west"
+peer_endpoint = "http://127.0.0.1:7500"
+client_endpoint = "http://127.0.0.1:7400"
+"#;
+
+    fn refusal(text: &str) -> String {
+        ServerConfig::parse(Path::new("muster.toml"), text).expect_err("it must be refused").to_string()
+    }
+
+    #[test]
+    fn a_complete_file_is_taken() {
+        let config = ServerConfig::parse(Path::new("muster.toml"), GOOD).expect("it is complete");
+        assert_eq!(config.region.as_str(), "eu-west");
+        assert_eq!(config.parameters, Parameters::DEFAULT);
+    }
+
+    #[test]
+    fn refusals_name_file_key_and_reason() {
+        let cases = [
+            (
+                GOOD.replace("cluster_id = \"00", "cluster_id = \"zz"),
+                "muster.toml: cluster_id: expected 32 hex",
+            ),
+            (
+                GOOD.replace("replica_id = 1", "replica_id = 7"),
+                "muster.toml: members: must name this replica, r7",
+            ),
+            (GOOD.replace("replica_id = 1", "replica_id = 0"), "replica_id: must be 1 or more"),
+            (GOOD.replace("data_dir", "data_folder"), "unknown field `data_folder`"),
+            (GOOD.replace("replica_id = 1\n", ""), "missing field `replica_id`"),
+            (GOOD.replace("127.0.0.1:7400\"\npeer", "nowhere\"\npeer"), "invalid socket address"),
+            (GOOD.replace("region = \"eu-west\"", "region = \"EU West\""), "members[0].region: must be"),
+            (GOOD.replace("http://127.0.0.1:7500", "https://x"), "members[0].peer_endpoint: "),
+            (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
+            (
+                format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),
+                "missing field `election_timeout_min_ms`",
+            ),
+            (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
+        ];
+        for (text, expected) in cases {
+            let said = refusal(&text);
+            assert!(
+                said.contains(expected) && said.starts_with("muster.toml: "),
+                "{said:?} should say {expected:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_text_makes_it_panic() {
+        for cut in 0..GOOD.len() {
+            if GOOD.is_char_boundary(cut) {
+                let _ = ServerConfig::parse(Path::new("muster.toml"), &GOOD[..cut]);
+            }
+        }
+    }
+}

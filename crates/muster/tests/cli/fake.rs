@@ -1,0 +1,355 @@
+//! A small cluster: it checks and remembers jobs, and plays every watched job to its end.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use muster_types::{Refusal, RefusalCode};
+use muster_wire::status::to_status;
+use muster_wire::{convert, v1};
+use tokio::runtime::Runtime;
+use tonic::{Request, Response, Status};
+use v1::JobPhase;
+use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
+use v1::fleet_service_server::{FleetService, FleetServiceServer};
+use v1::job_service_server::{JobService, JobServiceServer};
+use v1::watch_jobs_response::Event;
+
+#[derive(Default)]
+pub struct Book {
+    pub jobs: BTreeMap<String, v1::Job>,
+    pub request_ids: Vec<String>,
+    pub watches: usize,
+    pub list_pages: usize,
+    pub cordoned: Vec<String>,
+    pub logs: Vec<v1::ReadLogsRequest>,
+}
+
+pub struct Fake {
+    pub endpoint: String,
+    pub book: Arc<Mutex<Book>>,
+    runtime: Option<Runtime>,
+}
+
+impl Fake {
+    pub fn start() -> Fake {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let book = Arc::new(Mutex::new(Book::default()));
+        let service = Service { book: book.clone(), endpoint: endpoint.clone() };
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            tonic::transport::Server::builder()
+                .add_service(JobServiceServer::new(service.clone()))
+                .add_service(FleetServiceServer::new(service.clone()))
+                .add_service(ClusterServiceServer::new(service))
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
+        });
+        Fake { endpoint, book, runtime: Some(runtime) }
+    }
+
+    /// Puts a job into the book.
+    pub fn add(&self, id: &str, name: &str, phase: JobPhase) {
+        let job = v1::Job { status_reason: "WAITING_FOR_CAPACITY".into(), ..job(id, name, phase) };
+        self.book.lock().unwrap().jobs.insert(id.to_owned(), job);
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn job(id: &str, name: &str, phase: JobPhase) -> v1::Job {
+    v1::Job {
+        id: id.into(),
+        name: name.into(),
+        tenant: "default".into(),
+        tier: "standard".into(),
+        phase: phase.into(),
+        worker_count: 4,
+        device_count: 8,
+        attempt: 1,
+        changed_at_index: 12,
+        submitted_at_ms: 1_700_000_000_000,
+        ..Default::default()
+    }
+}
+
+#[derive(Clone)]
+struct Service {
+    book: Arc<Mutex<Book>>,
+    endpoint: String,
+}
+
+fn freshness() -> Option<v1::Freshness> {
+    Some(v1::Freshness { log_index: 41, replica_id: 1, leader_id: 1 })
+}
+
+fn refuse(code: RefusalCode, message: &str) -> Status {
+    to_status(&Refusal::new(code, message))
+}
+
+type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
+
+impl Service {
+    fn accept(&self, name: &str, count: usize) -> Result<Vec<String>, Status> {
+        match name {
+            "too-big" => return Err(refuse(RefusalCode::NeverFits, "64 workers of h100:8 fit nowhere")),
+            "denied" => return Err(Status::permission_denied("not yours")),
+            _ => {}
+        }
+        let mut book = self.book.lock().unwrap();
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            let id = muster_types::JobId(book.jobs.len() as u64 + 1).to_string();
+            book.jobs.insert(id.clone(), job(&id, name, JobPhase::Pending));
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn find(&self, id: &str) -> Result<v1::Job, Status> {
+        let found = self.book.lock().unwrap().jobs.get(id).cloned();
+        found.ok_or_else(|| refuse(RefusalCode::JobNotFound, &format!("there is no job {id}")))
+    }
+}
+
+#[tonic::async_trait]
+impl JobService for Service {
+    type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
+    type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
+
+    async fn submit_job(
+        &self,
+        request: Request<v1::SubmitJobRequest>,
+    ) -> Result<Response<v1::SubmitJobResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().request_ids.push(request.request_id);
+        let specs = convert::job_specs_from_proto("spec", request.spec)
+            .map_err(|found| to_status(&Refusal::fields(found)))?;
+        if specs[0].name.as_str() == "forbidden-group" {
+            let violation = muster_types::Violation::new("spec.groups[0].cpu_milli", "must be odd today");
+            return Err(to_status(&Refusal::fields(vec![violation])));
+        }
+        let job_ids =
+            if request.validate_only { Vec::new() } else { self.accept(&specs[0].name, specs.len())? };
+        Ok(Response::new(v1::SubmitJobResponse { job_ids, freshness: freshness() }))
+    }
+
+    async fn submit_jobs(
+        &self,
+        request: Request<v1::SubmitJobsRequest>,
+    ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().request_ids.push(request.request_id);
+        let specs = convert::jobs_from_proto("specs", request.specs)
+            .map_err(|found| to_status(&Refusal::fields(found)))?;
+        if specs[1].name.as_str() == "forbidden-group" {
+            let violation = muster_types::Violation::new("specs[1].groups[0].memory_bytes", "must be even");
+            return Err(to_status(&Refusal::fields(vec![violation])));
+        }
+        let job_ids = self.accept(&specs[0].name, specs.len())?;
+        Ok(Response::new(v1::SubmitJobsResponse { job_ids, freshness: freshness() }))
+    }
+
+    async fn cancel_job(
+        &self,
+        request: Request<v1::CancelJobRequest>,
+    ) -> Result<Response<v1::CancelJobResponse>, Status> {
+        let mut job = self.find(&request.into_inner().job_id)?;
+        if job.phase == i32::from(JobPhase::Succeeded) {
+            return Err(refuse(RefusalCode::JobFinished, "the job has already finished"));
+        }
+        job.phase = JobPhase::Cancelled.into();
+        Ok(Response::new(v1::CancelJobResponse { job: Some(job), freshness: freshness() }))
+    }
+
+    async fn get_job(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::GetJobResponse>, Status> {
+        let job = self.find(&request.into_inner().job_id)?;
+        Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: freshness() }))
+    }
+
+    /// Two to a page, whatever was asked for: a server may always give less.
+    async fn list_jobs(
+        &self,
+        request: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        let request = request.into_inner();
+        let mut book = self.book.lock().unwrap();
+        book.list_pages += 1;
+        let start: usize =
+            if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };
+        let wanted = |job: &&v1::Job| {
+            (request.phases.is_empty() || request.phases.contains(&job.phase))
+                && job.name.starts_with(&request.name_prefix)
+        };
+        let all: Vec<v1::Job> = book.jobs.values().filter(wanted).cloned().collect();
+        let end = (start + 2).min(all.len());
+        let next_page_token = if end < all.len() { end.to_string() } else { String::new() };
+        let jobs = all[start..end].to_vec();
+        Ok(Response::new(v1::ListJobsResponse { jobs, next_page_token, freshness: freshness() }))
+    }
+
+    /// Jobs named `fails` fail, all others succeed.
+    async fn watch_jobs(
+        &self,
+        request: Request<v1::WatchJobsRequest>,
+    ) -> Result<Response<Self::WatchJobsStream>, Status> {
+        let request = request.into_inner();
+        let mut book = self.book.lock().unwrap();
+        book.watches += 1;
+        let jobs: Vec<v1::Job> =
+            book.jobs.values().filter(|job| request.job_ids.contains(&job.id)).cloned().collect();
+        let mut events: Vec<(u64, Event)> =
+            jobs.iter().map(|job| (41, Event::Changed(job.clone()))).collect();
+        events.push((41, Event::SyncEnd(true)));
+        let mut index = 41;
+        for phase in [JobPhase::Running, JobPhase::Succeeded] {
+            for job in jobs.iter().filter(|job| job.name != "stuck") {
+                index += 1;
+                let fails = phase == JobPhase::Succeeded && job.name == "fails";
+                let phase = if fails { JobPhase::Failed } else { phase };
+                let status_reason = if fails { "APPLICATION_FAILED".to_owned() } else { String::new() };
+                let job =
+                    v1::Job { phase: phase.into(), changed_at_index: index, status_reason, ..job.clone() };
+                events.push((index, Event::Changed(job)));
+            }
+        }
+        let messages = events.into_iter().map(|(log_index, event)| {
+            Ok(v1::WatchJobsResponse { resume_token: log_index.to_string(), log_index, event: Some(event) })
+        });
+        use futures::StreamExt as _;
+        let stream = futures::stream::iter(messages).chain(futures::stream::pending());
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn read_logs(
+        &self,
+        request: Request<v1::ReadLogsRequest>,
+    ) -> Result<Response<Self::ReadLogsStream>, Status> {
+        let request = request.into_inner();
+        self.find(&request.job_id)?;
+        self.book.lock().unwrap().logs.push(request);
+        let piece = |stream: &str, data: &[u8]| {
+            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec() })
+        };
+        let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
+        Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
+    }
+}
+
+fn node(name: &str, cordoned: bool) -> v1::Node {
+    v1::Node {
+        id: "node-1".into(),
+        description: Some(v1::NodeDescription {
+            name: name.into(),
+            region: "eu-north".into(),
+            cluster: "a".into(),
+            accelerators: Some(v1::Accelerators { r#type: "h100".into(), count: 8 }),
+            cpu_milli: 64_000,
+            memory_bytes: 512 << 30,
+            ..Default::default()
+        }),
+        status: v1::NodeStatus::Up.into(),
+        cordoned,
+        free_devices: 6,
+        job_ids: vec!["job-1".into()],
+        ..Default::default()
+    }
+}
+
+#[tonic::async_trait]
+impl FleetService for Service {
+    async fn list_nodes(
+        &self,
+        _: Request<v1::ListNodesRequest>,
+    ) -> Result<Response<v1::ListNodesResponse>, Status> {
+        let nodes = vec![node("host-0", false), node("host-1", true)];
+        let freshness = freshness();
+        Ok(Response::new(v1::ListNodesResponse { nodes, next_page_token: String::new(), freshness }))
+    }
+
+    async fn get_node(
+        &self,
+        request: Request<v1::GetNodeRequest>,
+    ) -> Result<Response<v1::GetNodeResponse>, Status> {
+        match request.into_inner().node.as_str() {
+            "host-0" => Ok(Response::new(v1::GetNodeResponse {
+                node: Some(node("host-0", false)),
+                freshness: freshness(),
+            })),
+            _ => Err(refuse(RefusalCode::NodeNotFound, "no such node")),
+        }
+    }
+
+    async fn set_node_cordon(
+        &self,
+        request: Request<v1::SetNodeCordonRequest>,
+    ) -> Result<Response<v1::SetNodeCordonResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().cordoned.push(format!("{}={}", request.node, request.cordoned));
+        Ok(Response::new(v1::SetNodeCordonResponse {
+            node: Some(node(&request.node, request.cordoned)),
+            freshness: freshness(),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl ClusterService for Service {
+    async fn get_status(
+        &self,
+        _: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        let replica = |id, region: &str, client_endpoint: &str, leader| v1::Replica {
+            id,
+            region: region.into(),
+            client_endpoint: client_endpoint.into(),
+            voter: true,
+            leader,
+            ..Default::default()
+        };
+        // Nobody listens on port 1.
+        let replicas = vec![
+            replica(1, "eu-north", &self.endpoint, true),
+            replica(2, "us-east", "http://127.0.0.1:1", false),
+        ];
+        Ok(Response::new(v1::GetStatusResponse {
+            cluster_id: "c".repeat(32),
+            cluster_generation: 1,
+            freshness: freshness(),
+            state_digest: "00000000000000aa".into(),
+            term: 3,
+            role: "leader".into(),
+            replicas,
+            jobs_pending: 2,
+            nodes_up: 12,
+            ..Default::default()
+        }))
+    }
+
+    async fn get_server_info(
+        &self,
+        _: Request<v1::GetServerInfoRequest>,
+    ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
+        Ok(Response::new(v1::GetServerInfoResponse {
+            version: "9.9.9".into(),
+            replica_id: 1,
+            region: "eu-north".into(),
+            ..Default::default()
+        }))
+    }
+}

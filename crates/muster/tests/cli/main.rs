@@ -1,0 +1,369 @@
+//! The binary as people and scripts use it: output, errors, exit codes.
+
+// A panic here is the report; clippy knows that only of functions marked as tests.
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use fake::Fake;
+use muster_wire::v1::JobPhase;
+
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn command(endpoints: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+    command.args(args).env_clear().env("MUSTER_ENDPOINTS", endpoints).stdin(Stdio::null());
+    command
+}
+
+fn finish(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    Ran {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn muster(fake: &Fake, args: &[&str]) -> Ran {
+    finish(command(&fake.endpoint, args))
+}
+
+fn with_stdin(fake: &Fake, args: &[&str], text: &str) -> Ran {
+    let mut child = command(&fake.endpoint, args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that refuses its arguments may be gone before it reads.
+    let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    Ran {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn job(name: &str, spec: &str) -> String {
+    format!("apiVersion: muster.dev/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  {spec}\n")
+}
+
+fn example(name: &str) -> String {
+    format!("{}/../../ops/examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn dead_endpoint() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn help_shows_commands_examples_and_exit_codes() {
+    let ran = finish(command("", &["--help"]));
+    assert_eq!(ran.code, 0);
+    for part in ["submit", "job", "node", "cluster", "completion", "Exit codes:", "Examples:"] {
+        assert!(ran.out.contains(part), "{part} is missing in\n{}", ran.out);
+    }
+    for args in [["submit", "--help"].as_slice(), &["job", "list", "--help"], &["job", "logs", "--help"]] {
+        let ran = finish(command("", args));
+        assert!(ran.code == 0 && ran.out.contains("Examples:"), "{args:?}\n{}", ran.out);
+    }
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    for args in [
+        ["nonsense"].as_slice(),
+        &["job", "show"],
+        &["job", "list", "--limit", "0"],
+        &["submit", "x", "--wait", "--watch"],
+        &["job", "list", "--timeout", "soon"],
+        &["job", "logs", "job-1", "--rank", "99999999"],
+    ] {
+        assert_eq!(finish(command("127.0.0.1:1", args)).code, 2, "{args:?}");
+    }
+}
+
+#[test]
+fn unreachable_is_6_and_names_each_endpoint() {
+    let (first, second) = (dead_endpoint(), dead_endpoint());
+    let ran = finish(command(&format!("{first},{second}"), &["job", "list"]));
+    assert_eq!(ran.code, 6, "{}", ran.err);
+    assert!(ran.out.is_empty());
+    for part in [first.as_str(), second.as_str(), "error: no replica could be reached", "next: "] {
+        assert!(ran.err.contains(part), "{}", ran.err);
+    }
+}
+
+#[test]
+fn no_endpoint_is_2_and_the_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut without = command("", &["job", "list"]);
+    without.env("XDG_CONFIG_HOME", folder.path());
+    let ran = finish(without);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("muster/config.toml"), "{}", ran.err);
+}
+
+#[test]
+fn endpoints_come_from_the_file_when_nothing_else_says() {
+    let fake = Fake::start();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("muster")).unwrap();
+    let text = format!("endpoints = [\"{}\"]\n", fake.endpoint);
+    std::fs::write(folder.path().join("muster/config.toml"), text).unwrap();
+    let mut configured = command("", &["job", "list"]);
+    configured.env("XDG_CONFIG_HOME", folder.path());
+    assert_eq!(finish(configured).code, 0);
+    let flag = finish(command("127.0.0.1:1", &["--endpoint", &fake.endpoint, "job", "list"]));
+    assert_eq!(flag.code, 0, "{}", flag.err);
+}
+
+#[test]
+fn submit_prints_ids_and_keeps_the_request_id() {
+    let fake = Fake::start();
+    let id = "0000aaaa-0000-4000-8000-00000000000b";
+    let ran = with_stdin(&fake, &["submit", "-", "--request-id", id], &job("train", "command: [run]"));
+    assert_eq!((ran.code, ran.out.as_str()), (0, "job-1\n"), "{}", ran.err);
+    assert!(ran.err.contains("submitted 1 job at log index 41"));
+    assert_eq!(fake.book.lock().unwrap().request_ids, [id]);
+    let quiet = with_stdin(&fake, &["submit", "-", "-q", "-o", "json"], &job("b", "command: [run]"));
+    assert!(quiet.err.is_empty());
+    let document: serde_json::Value = serde_json::from_str(&quiet.out).unwrap();
+    assert_eq!(document["schema"], "muster.dev/v1");
+    assert_eq!(document["kind"], "Submission");
+    assert_eq!(document["jobIds"][0], "job-2");
+    assert_eq!(document["logIndex"], 41);
+}
+
+#[test]
+fn a_bad_file_lists_every_mistake_and_asks_nobody() {
+    let text = job("train", "workers: 0\n  command: [run]\n  cpu: lots\n  stopGrace: 30");
+    let ran = with_stdin(&Fake::start(), &["submit", "-"], &text);
+    assert_eq!(ran.code, 2);
+    assert_eq!(
+        ran.err,
+        "error: the job file is not valid\n  \
+           stdin:8: spec.cpu: must be CPUs like 2, 0.5 or 500m, got \"lots\"\n  \
+           stdin:9: spec.stopGrace: must be a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms), got \"30\"\n\
+         next: correct the file; `muster submit --validate-only FILE` checks it without submitting\n"
+    );
+    let fake = Fake::start();
+    let ran = with_stdin(&fake, &["submit", "-"], &job("train", "workers: 0\n  comand: [run]"));
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("stdin:7: comand: unknown field; did you mean command?"), "{}", ran.err);
+    assert!(fake.book.lock().unwrap().request_ids.is_empty());
+    assert_eq!(finish(command("127.0.0.1:1", &["submit", "/nowhere/x.yaml"])).code, 2);
+}
+
+#[test]
+fn the_servers_refusal_speaks_of_the_file() {
+    let fake = Fake::start();
+    let ran = with_stdin(&fake, &["submit", "-"], &job("forbidden-group", "command: [run]\n  cpu: 2"));
+    assert_eq!(ran.code, 2);
+    assert_eq!(
+        ran.err,
+        "error: MS-1001 INVALID_FIELD: the request breaks these rules\n  \
+           stdin:7: spec.cpu: must be odd today\n\
+         next: correct the fields named above and try again\n"
+    );
+    let batch = format!(
+        "{}---\n{}",
+        job("a", "command: [run]"),
+        job("forbidden-group", "command: [run]\n  memory: 2Gi")
+    );
+    let ran = with_stdin(&fake, &["submit", "-"], &batch);
+    assert!(ran.err.contains("stdin:14: spec.memory: must be even"), "{}", ran.err);
+}
+
+#[test]
+fn exit_codes_follow_the_refusal() {
+    let fake = Fake::start();
+    fake.add("job-5", "done", JobPhase::Succeeded);
+    let denied = with_stdin(&fake, &["submit", "-"], &job("denied", "command: [run]"));
+    assert_eq!(denied.code, 4, "{}", denied.err);
+    let never = muster(&fake, &["submit", &example("too-big.yaml")]);
+    assert_eq!(never.code, 5);
+    assert!(never.err.starts_with("error: MS-1002 NEVER_FITS: 64 workers"), "{}", never.err);
+    assert!(never.err.contains("next: ask for fewer"));
+    let missing = muster(&fake, &["job", "show", "job-9"]);
+    assert_eq!(missing.code, 3);
+    assert!(missing.err.contains("MS-2001"));
+    assert_eq!(muster(&fake, &["job", "cancel", "job-5"]).code, 5);
+    assert_eq!(muster(&fake, &["node", "show", "host-9"]).code, 3);
+    let name = muster(&fake, &["job", "show", "train"]);
+    assert_eq!(name.code, 2);
+    assert!(name.err.contains("muster job list --name train"), "{}", name.err);
+}
+
+#[test]
+fn the_examples_are_valid() {
+    let fake = Fake::start();
+    for (file, jobs) in [("train.yaml", 1), ("short-array.yaml", 20)] {
+        let ran = muster(&fake, &["submit", &example(file)]);
+        assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
+    }
+    for file in ["train.yaml", "short-array.yaml", "too-big.yaml"] {
+        let ran = muster(&fake, &["submit", "--validate-only", &example(file)]);
+        assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
+        assert!(ran.err.contains("nothing was submitted"));
+    }
+}
+
+#[test]
+fn several_documents_are_one_batch() {
+    let fake = Fake::start();
+    let text = format!("{}---\n{}", job("a", "command: [run]"), job("b", "command: [run]\n  array: 2"));
+    let ran = with_stdin(&fake, &["submit", "-"], &text);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "job-1\njob-2\njob-3\n"), "{}", ran.err);
+    assert_eq!(fake.book.lock().unwrap().request_ids.len(), 1);
+}
+
+#[test]
+fn waiting_ends_with_the_jobs() {
+    let fake = Fake::start();
+    let well = with_stdin(&fake, &["submit", "-", "--wait"], &job("train", "command: [run]"));
+    assert_eq!((well.code, well.out.as_str()), (0, "job-1\n"), "{}", well.err);
+    assert!(well.err.contains("job-1 succeeded"));
+    let failed = with_stdin(&fake, &["submit", "-", "--watch"], &job("fails", "command: [run]"));
+    assert_eq!(failed.code, 1, "{}", failed.err);
+    assert_eq!(
+        failed.out,
+        "job-2\n\
+         #12  job-2  fails  pending\n\
+         #42  job-2  fails  running\n\
+         #43  job-2  fails  failed  APPLICATION_FAILED\n"
+    );
+    let running = muster(&fake, &["job", "wait", "job-2", "--for", "running", "-o", "name"]);
+    assert_eq!((running.code, running.out.as_str()), (0, "job-2\n"), "{}", running.err);
+    assert_eq!(muster(&fake, &["job", "wait", "job-2"]).code, 1);
+    assert_eq!(muster(&fake, &["job", "wait", "job-9"]).code, 3);
+}
+
+#[test]
+fn waiting_too_long_is_7() {
+    let fake = Fake::start();
+    fake.add("job-1", "stuck", JobPhase::Pending);
+    let ran = muster(&fake, &["job", "wait", "job-1", "--timeout", "300ms"]);
+    assert_eq!(ran.code, 7, "{}", ran.err);
+    assert!(ran.err.contains("next: muster job wait job-1"), "{}", ran.err);
+}
+
+#[test]
+fn watching_in_json_is_one_document_per_line() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    let ran = muster(&fake, &["job", "watch", "job-1", "-o", "json"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let events: Vec<serde_json::Value> = ran.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let kinds: Vec<_> = events.iter().map(|e| e["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["changed", "syncEnd", "changed", "changed"]);
+    assert_eq!(events[3]["job"]["phase"], "succeeded");
+    assert_eq!(events[3]["logIndex"], 43);
+}
+
+#[test]
+fn lists_page_through_everything_and_obey_the_limit() {
+    let fake = Fake::start();
+    for n in 1..=5 {
+        fake.add(&format!("job-{n}"), "train", if n == 3 { JobPhase::Running } else { JobPhase::Pending });
+    }
+    let ran = muster(&fake, &["job", "list", "-o", "name"]);
+    assert_eq!(ran.out, "job-1\njob-2\njob-3\njob-4\njob-5\n");
+    assert_eq!(fake.book.lock().unwrap().list_pages, 3);
+    let ran = muster(&fake, &["job", "list", "-o", "name", "--limit", "3"]);
+    assert_eq!(ran.out, "job-1\njob-2\njob-3\n");
+    let ran = muster(&fake, &["job", "list", "--phase", "running"]);
+    let shown: Vec<Vec<&str>> = ran.out.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(shown[0], ["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE", "REASON"]);
+    assert_eq!(shown[1][..7], ["job-3", "train", "default", "standard", "running", "4", "8"]);
+    assert_eq!(shown.len(), 2);
+    let ran = muster(&fake, &["job", "list", "-o", "yaml", "--limit", "1"]);
+    assert!(
+        ran.out.starts_with("schema: muster.dev/v1\nkind: JobList\nlogIndex: 41\nitems:\n"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn show_and_cancel() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    let ran = muster(&fake, &["job", "show", "job-1"]);
+    assert!(ran.out.contains("phase       pending\nreason      WAITING_FOR_CAPACITY\n"), "{}", ran.out);
+    let ran = muster(&fake, &["job", "cancel", "job-1", "-o", "json"]);
+    let document: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(document["items"][0]["phase"], "cancelled");
+}
+
+#[test]
+fn logs_are_written_as_they_are() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Running);
+    let args = ["job", "logs", "job-1", "--rank", "2", "-f", "--stream", "stderr", "--previous"];
+    let output = command(&fake.endpoint, &args).output().unwrap();
+    assert_eq!(output.stdout, b"step 1\n\xff\x00warn\n");
+    let book = fake.book.lock().unwrap();
+    let asked = &book.logs[0];
+    assert_eq!((asked.rank, asked.follow, asked.previous, asked.stream.as_str()), (2, true, true, "stderr"));
+}
+
+#[test]
+fn nodes() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "list"]);
+    assert_eq!(
+        ran.out,
+        "NAME    REGION    CLUSTER  STATUS    ACCELERATORS  FREE  JOBS\n\
+         host-0  eu-north  a        up        h100:8        6     1\n\
+         host-1  eu-north  a        cordoned  h100:8        6     1\n"
+    );
+    assert_eq!(muster(&fake, &["node", "cordon", "host-0", "host-1"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "uncordon", "host-0"]).code, 0);
+    assert_eq!(fake.book.lock().unwrap().cordoned, ["host-0=true", "host-1=true", "host-0=false"]);
+}
+
+#[test]
+fn cluster_status_asks_each_replica() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["cluster", "status"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert!(lines[0].contains("generation 1: 2 jobs pending, 0 active, 0 finished; 12 nodes up, 0 lost"));
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(lines[3])[..6], ["1", "eu-north", "leader", "3", "41", "00000000000000aa"]);
+    assert_eq!(words(lines[4])[..6], ["2", "us-east", "unreachable", "-", "-", "-"]);
+    assert!(ran.err.contains("replica 2 at http://127.0.0.1:1 did not answer"), "{}", ran.err);
+}
+
+#[test]
+fn version_and_completion() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["version", "--server"]);
+    assert!(ran.out.ends_with("replica 1 in eu-north: 9.9.9\n"), "{}", ran.out);
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = finish(command("", &["completion", shell]));
+        assert!(ran.code == 0 && ran.out.contains("cordon"), "{shell}");
+    }
+    assert_eq!(finish(command("", &["version"])).code, 0);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let fake = Fake::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = command(&fake.endpoint, &["completion", "bash"]);
+    let output = child.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}

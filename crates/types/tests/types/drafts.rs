@@ -1,0 +1,267 @@
+use std::collections::BTreeMap;
+
+use muster_types::job::ArrayMember;
+use muster_types::{
+    Accelerators, JobDraft, Name, NodeDraft, Parameters, PriorityTier, TaskGroup, Violation, WorkerRequest,
+    limits,
+};
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn accelerators(count: u16) -> Option<Accelerators> {
+    Some(Accelerators { kind: name("h100"), count })
+}
+
+fn group(text: &str) -> TaskGroup {
+    TaskGroup {
+        name: name(text),
+        workers: 2,
+        command: vec!["train".into()],
+        environment: BTreeMap::new(),
+        request: WorkerRequest { accelerators: accelerators(8), cpu_milli: 1, memory_bytes: 1 },
+    }
+}
+
+fn job() -> JobDraft {
+    JobDraft {
+        name: name("train"),
+        tenant: name("research"),
+        tier: PriorityTier::Batch,
+        groups: vec![group("a"), group("b")],
+        regions: vec![name("eu"), name("us")],
+        run_time_limit_ms: Some(1),
+        stop_grace_ms: 0,
+        failure_retries_max: 0,
+        checkpoint_directory: Some("/c".into()),
+        working_directory: Some("/".into()),
+        array: Some(ArrayMember { index: 0, size: 1 }),
+    }
+}
+
+fn fields(found: &[Violation]) -> Vec<&str> {
+    found.iter().map(|v| v.field.as_str()).collect()
+}
+
+/// One change, and the fields that are named for it.
+#[track_caller]
+fn job_violates(change: impl FnOnce(&mut JobDraft), expected: &[&str]) {
+    let mut draft = job();
+    change(&mut draft);
+    match draft.check() {
+        Ok(_) => assert!(expected.is_empty(), "nothing was found, expected {expected:?}"),
+        Err(found) => {
+            assert_eq!(fields(&found), expected, "{found:?}");
+            assert!(found.iter().all(|v| !v.description.is_empty()));
+        }
+    }
+}
+
+#[test]
+fn a_job_at_its_bounds_is_one() {
+    job_violates(|_| {}, &[]);
+    job_violates(|j| j.groups.truncate(1), &[]);
+    job_violates(|j| j.regions.clear(), &[]);
+    job_violates(|j| j.run_time_limit_ms = Some(limits::RUN_TIME_LIMIT_MS_MAX), &[]);
+    job_violates(|j| j.run_time_limit_ms = None, &[]);
+    job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX, &[]);
+    job_violates(|j| j.failure_retries_max = limits::FAILURE_RETRIES_MAX, &[]);
+    job_violates(|j| j.groups[0].workers = limits::GANG_WORKERS_MAX - 2, &[]);
+    job_violates(|j| j.groups[0].request.accelerators = accelerators(limits::HOST_DEVICES_MAX), &[]);
+    job_violates(|j| j.groups[0].request.cpu_milli = limits::CPU_MILLI_MAX, &[]);
+    job_violates(|j| j.groups[0].request.memory_bytes = limits::MEMORY_BYTES_MAX, &[]);
+    job_violates(|j| j.groups[0].command = vec!["x".repeat(limits::TEXT_BYTES_MAX); 7], &[]);
+    job_violates(|j| j.groups[0].command = vec!["x".into(); limits::COMMAND_WORDS_MAX], &[]);
+    job_violates(|j| j.groups[0].command = vec!["x".into(), String::new()], &[]);
+    job_violates(|j| j.array = Some(ArrayMember { index: 999, size: 1_000 }), &[]);
+}
+
+#[test]
+fn every_rule_of_a_job_is_named() {
+    job_violates(|j| j.groups.clear(), &["groups"]);
+    job_violates(
+        |j| j.groups = (0..=limits::TASK_GROUPS_MAX).map(|n| group(&format!("g{n}"))).collect(),
+        &["groups"],
+    );
+    job_violates(|j| j.groups[1].name = name("a"), &["groups[1].name"]);
+    job_violates(|j| j.groups[1].workers = 0, &["groups[1].workers"]);
+    job_violates(|j| j.groups[0].workers = limits::GANG_WORKERS_MAX - 1, &["groups"]);
+    job_violates(|j| j.groups[0].workers = u32::MAX, &["groups[0].workers", "groups"]);
+    job_violates(|j| j.groups[0].command.clear(), &["groups[0].command"]);
+    let too_many = limits::COMMAND_WORDS_MAX + 1;
+    job_violates(|j| j.groups[0].command = vec!["x".into(); too_many], &["groups[0].command"]);
+    job_violates(|j| j.groups[0].command[0].clear(), &["groups[0].command[0]"]);
+    job_violates(|j| j.groups[0].command.push("a\0b".into()), &["groups[0].command[1]"]);
+    let long = "x".repeat(limits::TEXT_BYTES_MAX + 1);
+    job_violates(|j| j.groups[0].command.push(long.clone()), &["groups[0].command[1]"]);
+    let half = vec!["x".repeat(limits::TEXT_BYTES_MAX); 5];
+    let variable = |key: &str, value: &str| {
+        let (key, value) = (key.to_string(), value.to_string());
+        move |j: &mut JobDraft| {
+            j.groups[0].environment.insert(key, value);
+        }
+    };
+    job_violates(|j| j.groups.iter_mut().for_each(|g| g.command.clone_from(&half)), &["groups"]);
+    job_violates(variable("SEED", "1"), &[]);
+    job_violates(variable("_x9", ""), &[]);
+    job_violates(variable("", "1"), &["groups[0].environment."]);
+    job_violates(variable("9x", "1"), &["groups[0].environment.9x"]);
+    job_violates(variable("a-b", "1"), &["groups[0].environment.a-b"]);
+    job_violates(variable("MUSTER_RANK", "1"), &["groups[0].environment.MUSTER_RANK"]);
+    job_violates(variable("X", "a\0"), &["groups[0].environment.X"]);
+    job_violates(variable("X", &long), &["groups[0].environment.X"]);
+    let shown = format!("groups[0].environment.{}", "k".repeat(80));
+    job_violates(variable(&"k".repeat(257), "1"), &[&shown]);
+    job_violates(
+        |j| {
+            j.groups[0].environment =
+                (0..=limits::ENVIRONMENT_MAX).map(|n| (format!("K{n}"), String::new())).collect()
+        },
+        &["groups[0].environment"],
+    );
+    job_violates(
+        |j| j.groups[0].request.accelerators = accelerators(0),
+        &["groups[0].request.accelerators.count"],
+    );
+    job_violates(
+        |j| j.groups[1].request.accelerators = accelerators(65),
+        &["groups[1].request.accelerators.count"],
+    );
+    job_violates(|j| j.groups[0].request.cpu_milli = 0, &["groups[0].request.cpu_milli"]);
+    job_violates(|j| j.groups[0].request.cpu_milli = u64::MAX, &["groups[0].request.cpu_milli"]);
+    job_violates(|j| j.groups[0].request.memory_bytes = 0, &["groups[0].request.memory_bytes"]);
+    job_violates(|j| j.groups[0].request.memory_bytes = u64::MAX, &["groups[0].request.memory_bytes"]);
+    job_violates(|j| j.regions.push(name("eu")), &["regions"]);
+    job_violates(
+        |j| j.regions = (0..=limits::JOB_REGIONS_MAX).map(|n| name(&format!("r{n}"))).collect(),
+        &["regions"],
+    );
+    job_violates(|j| j.run_time_limit_ms = Some(0), &["run_time_limit_ms"]);
+    job_violates(|j| j.run_time_limit_ms = Some(u64::MAX), &["run_time_limit_ms"]);
+    job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX + 1, &["stop_grace_ms"]);
+    job_violates(|j| j.failure_retries_max = u32::MAX, &["failure_retries_max"]);
+    for bad in ["", "relative", "/a\0b", &format!("/{long}")] {
+        job_violates(|j| j.checkpoint_directory = Some(bad.into()), &["checkpoint_directory"]);
+        job_violates(|j| j.working_directory = Some(bad.into()), &["working_directory"]);
+    }
+    for (index, size) in [(0, 0), (1, 1), (0, 1_001), (u32::MAX, u32::MAX)] {
+        job_violates(|j| j.array = Some(ArrayMember { index, size }), &["array"]);
+    }
+}
+
+#[test]
+fn all_violations_of_a_job_are_found_at_once() {
+    job_violates(
+        |j| {
+            j.groups[0].workers = 0;
+            j.groups[1].request.cpu_milli = 0;
+            j.regions.push(name("eu"));
+            j.run_time_limit_ms = Some(0);
+            j.working_directory = Some("x".into());
+        },
+        &[
+            "groups[0].workers",
+            "groups[1].request.cpu_milli",
+            "regions",
+            "run_time_limit_ms",
+            "working_directory",
+        ],
+    );
+}
+
+#[test]
+fn ranks_run_through_the_groups() {
+    let mut draft = job();
+    draft.groups[1].workers = 3;
+    draft.groups[1].request.accelerators = None;
+    let spec = draft.clone().check().unwrap();
+    assert_eq!((spec.worker_count(), spec.device_count()), (5, 16));
+    let places: Vec<_> =
+        (0..6).map(|rank| spec.group_of(rank).map(|(g, n)| (g.name.to_string(), n))).collect();
+    let expected = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)];
+    for (place, (group, n)) in places.iter().zip(expected) {
+        assert_eq!(*place, Some((group.to_string(), n)));
+    }
+    assert_eq!(places[5], None);
+    assert_eq!(spec.group_of(u32::MAX), None);
+    assert_eq!(spec.into_draft(), draft);
+}
+
+fn node() -> NodeDraft {
+    NodeDraft {
+        name: name("n1"),
+        region: name("eu"),
+        cluster: name("c1"),
+        block: name("b1"),
+        rack: name("r1"),
+        address: "2001:db8::1".into(),
+        accelerators: accelerators(64),
+        cpu_milli: limits::CPU_MILLI_MAX,
+        memory_bytes: limits::MEMORY_BYTES_MAX,
+        labels: BTreeMap::new(),
+    }
+}
+
+#[track_caller]
+fn node_violates(change: impl FnOnce(&mut NodeDraft), expected: &[&str]) {
+    let mut draft = node();
+    change(&mut draft);
+    match draft.check() {
+        Ok(_) => assert!(expected.is_empty(), "nothing was found, expected {expected:?}"),
+        Err(found) => assert_eq!(fields(&found), expected),
+    }
+}
+
+#[test]
+fn every_rule_of_a_node_is_named() {
+    node_violates(|_| {}, &[]);
+    for good in ["10.0.0.1", "gpu-1.example_x", &"x".repeat(253)] {
+        node_violates(|n| n.address = good.into(), &[]);
+    }
+    for bad in ["", "a b", "a/b", "ä", &"x".repeat(254)] {
+        node_violates(|n| n.address = bad.into(), &["address"]);
+    }
+    node_violates(|n| n.accelerators = None, &[]);
+    for bad in [0, 65, u16::MAX] {
+        node_violates(|n| n.accelerators = accelerators(bad), &["accelerators.count"]);
+    }
+    for bad in [0, u64::MAX] {
+        node_violates(|n| n.cpu_milli = bad, &["cpu_milli"]);
+        node_violates(|n| n.memory_bytes = bad, &["memory_bytes"]);
+    }
+    let labels = |count: usize| (0..count).map(|n| (name(&format!("l{n}")), "x".repeat(256))).collect();
+    node_violates(|n| n.labels = labels(limits::NODE_LABELS_MAX), &[]);
+    node_violates(|n| n.labels = labels(limits::NODE_LABELS_MAX + 1), &["labels"]);
+    node_violates(
+        |n| {
+            n.labels.insert(name("zone"), "x".repeat(257));
+            n.cpu_milli = 0;
+        },
+        &["cpu_milli", "labels.zone"],
+    );
+    let plain = NodeDraft { accelerators: None, ..node() }.check().unwrap();
+    assert_eq!((plain.device_count(), node().check().unwrap().device_count()), (0, 64));
+}
+
+#[test]
+fn every_rule_of_the_parameters_is_named() {
+    let violates = |change: fn(&mut Parameters), expected: &[&str]| {
+        let mut parameters = Parameters::DEFAULT;
+        change(&mut parameters);
+        assert_eq!(fields(&parameters.violations()), expected);
+    };
+    violates(|_| {}, &[]);
+    violates(|p| p.lease_ttl_ms = 499, &["lease_ttl_ms", "heartbeat_interval_ms"]);
+    violates(|p| p.lease_ttl_ms = 0, &["lease_ttl_ms", "heartbeat_interval_ms"]);
+    violates(|p| p.lease_ttl_ms = 3_600_001, &["lease_ttl_ms"]);
+    violates(|p| p.lease_margin_ms = 199, &["lease_margin_ms"]);
+    violates(|p| p.lease_margin_ms = u64::MAX, &["lease_margin_ms"]);
+    violates(|p| p.heartbeat_interval_ms = 49, &["heartbeat_interval_ms"]);
+    violates(|p| p.heartbeat_interval_ms = 3_334, &["heartbeat_interval_ms"]);
+    violates(|p| p.heartbeat_interval_ms = 3_333, &[]);
+    violates(|p| p.request_retention_ms = 59_999, &["request_retention_ms"]);
+    violates(|p| p.job_retention_ms = u64::MAX, &["job_retention_ms"]);
+    violates(|p| p.digest_interval_records = 0, &["digest_interval_records"]);
+    assert!(Parameters::DEFAULT.lease_stop_grace_ms() < Parameters::DEFAULT.lease_margin_ms);
+}

@@ -1,0 +1,240 @@
+//! Jobs.
+//!
+//! Defaults are filled in here, once, so that what is logged and shown is complete: a later release
+//! may choose other defaults without changing what an accepted job means.
+
+use std::collections::HashMap;
+
+use muster_types::job::ArrayMember;
+use muster_types::{
+    Accelerators, JobDraft, JobSpec, Name, TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
+};
+
+use super::value::{accelerators_from_proto, accelerators_to_proto, tier_from_text};
+use super::{Found, below};
+use crate::v1;
+
+const TENANT_DEFAULT: &str = "default";
+const GROUP_NAME_DEFAULT: &str = "workers";
+const STOP_GRACE_MS_DEFAULT: u64 = 30_000;
+const CPU_MILLI_DEFAULT: u64 = 1_000;
+const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// The jobs of one submission: one, or as many as the array has. `at` is the path of the message,
+/// for example `spec`.
+///
+/// # Errors
+/// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
+pub fn job_specs_from_proto(at: &str, message: Option<v1::JobSpec>) -> Result<Vec<JobSpec>, Vec<Violation>> {
+    let mut found = Found::default();
+    let mut specs = Vec::new();
+    match message {
+        Some(message) => convert_into(&mut specs, at, message, limits::BATCH_JOBS_MAX, &mut found),
+        None => found.push(Violation::new(at, "must be given")),
+    }
+    if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
+}
+
+/// The jobs of a batch, arrays expanded in place. `at` is the path of the list, for example `specs`.
+///
+/// # Errors
+/// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
+pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<JobSpec>, Vec<Violation>> {
+    let max = limits::BATCH_JOBS_MAX;
+    // Each message is at least one job, so the count alone bounds what is converted at all.
+    if messages.is_empty() || messages.len() > max {
+        return Err(vec![Violation::limit(at, messages.len() as u64, 1, max as u64)]);
+    }
+    // Arrays count as what they expand to, whether or not the rest of their spec is right.
+    let jobs: u64 = messages.iter().map(|m| u64::from(m.array_size.max(1))).sum();
+    let mut found = Found::default();
+    if jobs > max as u64 {
+        found.push(Violation::new(
+            at,
+            format!("must be at most {max} jobs together, arrays expanded, got {jobs}"),
+        ));
+    }
+    let mut specs = Vec::new();
+    for (index, message) in messages.into_iter().enumerate() {
+        if found.is_full() {
+            break;
+        }
+        // Nothing of a batch that is refused as a whole is expanded; its fields are still checked.
+        let expand_max = if found.is_empty() { max } else { 0 };
+        convert_into(&mut specs, &format!("{at}[{index}]"), message, expand_max, &mut found);
+    }
+    if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
+}
+
+/// The message of an accepted job. A job of an array shows the array's size; its own place in it is
+/// `Job.array_index`.
+#[must_use]
+pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
+    v1::JobSpec {
+        name: spec.name.to_string(),
+        tenant: spec.tenant.to_string(),
+        tier: spec.tier.to_string(),
+        groups: spec.groups.iter().map(group_to_proto).collect(),
+        regions: spec.regions.iter().map(Name::to_string).collect(),
+        run_time_limit_ms: spec.run_time_limit_ms.unwrap_or(0),
+        stop_grace_ms: Some(spec.stop_grace_ms),
+        failure_retries_max: spec.failure_retries_max,
+        checkpoint_directory: spec.checkpoint_directory.clone().unwrap_or_default(),
+        working_directory: spec.working_directory.clone().unwrap_or_default(),
+        array_size: spec.array.map_or(0, |array| array.size),
+    }
+}
+
+fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
+    v1::TaskGroup {
+        name: group.name.to_string(),
+        workers: group.workers,
+        command: group.command.clone(),
+        environment: group.environment.clone().into_iter().collect(),
+        accelerators: group.request.accelerators.as_ref().map(accelerators_to_proto),
+        cpu_milli: group.request.cpu_milli,
+        memory_bytes: group.request.memory_bytes,
+    }
+}
+
+/// Appends the jobs of one message when nothing was found so far; else only looks for more.
+fn convert_into(
+    specs: &mut Vec<JobSpec>,
+    at: &str,
+    message: v1::JobSpec,
+    expand_max: usize,
+    found: &mut Found,
+) {
+    let array_size = message.array_size;
+    if array_size as usize > limits::BATCH_JOBS_MAX {
+        let max = limits::BATCH_JOBS_MAX as u64;
+        found.push(Violation::limit(&below(at, "array_size"), array_size.into(), 0, max));
+    }
+    let draft = draft(at, message, found);
+    let Some(checked) = check(at, draft, found) else { return };
+    if !found.is_empty() || array_size as usize > expand_max {
+        return;
+    }
+    if array_size == 0 {
+        specs.push(checked);
+        return;
+    }
+    for index in 0..array_size {
+        let mut member = checked.clone().into_draft();
+        member.array = Some(ArrayMember { index, size: array_size });
+        // Cannot fail: the index is below the size, the size in bounds, the rest checked above.
+        specs.extend(check(at, member, found));
+    }
+}
+
+fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
+    let violations = match draft.check() {
+        Ok(spec) => return Some(spec),
+        Err(violations) => violations,
+    };
+    found.extend(violations.into_iter().map(|v| in_message(v).under(at)).collect());
+    None
+}
+
+/// The same rule by the message's field names: a worker's request is not a message of its own.
+fn in_message(violation: Violation) -> Violation {
+    let field = match violation.field.as_str() {
+        "array" => "array_size".to_owned(),
+        other => other.replacen("].request.", "].", 1),
+    };
+    Violation { field, description: violation.description }
+}
+
+/// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
+fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
+    let name = found.take(checked_name(&below(at, "name"), &message.name));
+    let tenant = if message.tenant.is_empty() { TENANT_DEFAULT } else { &message.tenant };
+    let tenant = found.take(checked_name(&below(at, "tenant"), tenant));
+    let tier = found.take(tier_from_text(&below(at, "tier"), &message.tier));
+    let groups = groups(at, message.groups, found);
+    let regions = regions(&below(at, "regions"), message.regions, found);
+    JobDraft {
+        name: name.unwrap_or_else(|| Name::literal("invalid")),
+        tenant: tenant.unwrap_or_else(|| Name::literal(TENANT_DEFAULT)),
+        tier: tier.unwrap_or_default(),
+        groups,
+        regions,
+        run_time_limit_ms: (message.run_time_limit_ms != 0).then_some(message.run_time_limit_ms),
+        stop_grace_ms: message.stop_grace_ms.unwrap_or(STOP_GRACE_MS_DEFAULT),
+        failure_retries_max: message.failure_retries_max,
+        checkpoint_directory: given(message.checkpoint_directory),
+        working_directory: given(message.working_directory),
+        array: None,
+    }
+}
+
+fn given(text: String) -> Option<String> {
+    if text.is_empty() { None } else { Some(text) }
+}
+
+/// Cuts a list to its bound and says so; the rules for what is in it then run over bounded input.
+fn bound<T>(field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
+    if list.len() > max {
+        found.push(Violation::limit(field, list.len() as u64, 0, max as u64));
+        list.truncate(max);
+    }
+}
+
+fn regions(field: &str, mut texts: Vec<String>, found: &mut Found) -> Vec<Name> {
+    bound(field, &mut texts, limits::JOB_REGIONS_MAX, found);
+    let checked = texts.iter().enumerate().map(|(i, text)| checked_name(&format!("{field}[{i}]"), text));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+fn groups(at: &str, mut messages: Vec<v1::TaskGroup>, found: &mut Found) -> Vec<TaskGroup> {
+    bound(&below(at, "groups"), &mut messages, limits::TASK_GROUPS_MAX, found);
+    let only = messages.len() == 1;
+    let mut groups = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        groups.push(group(&below(at, &format!("groups[{index}]")), index, only, message, found));
+    }
+    groups
+}
+
+fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut Found) -> TaskGroup {
+    let field = below(at, "name");
+    let name = match message.name.as_str() {
+        "" if only => Ok(Name::literal(GROUP_NAME_DEFAULT)),
+        "" => Err(Violation::new(field, "must be given when a job has several groups")),
+        text => checked_name(&field, text),
+    };
+    // A stand-in of its own per group: two wrong names are not one name used twice.
+    let stand_in = || Name::new(&format!("invalid-{index}")).unwrap_or_else(|| Name::literal("invalid"));
+    let name = found.take(name).unwrap_or_else(stand_in);
+    let mut command = message.command;
+    bound(&below(at, "command"), &mut command, limits::COMMAND_WORDS_MAX, found);
+    TaskGroup {
+        name,
+        workers: message.workers,
+        command,
+        environment: environment(&below(at, "environment"), message.environment, found).into_iter().collect(),
+        request: WorkerRequest {
+            accelerators: accelerators(&below(at, "accelerators"), message.accelerators.as_ref(), found),
+            cpu_milli: if message.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { message.cpu_milli },
+            memory_bytes: if message.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { message.memory_bytes },
+        },
+    }
+}
+
+/// Too many variables are not looked at one by one: which of them would be, a hash map cannot say.
+fn environment(
+    field: &str,
+    variables: HashMap<String, String>,
+    found: &mut Found,
+) -> HashMap<String, String> {
+    let max = limits::ENVIRONMENT_MAX;
+    if variables.len() > max {
+        found.push(Violation::limit(field, variables.len() as u64, 0, max as u64));
+        return HashMap::new();
+    }
+    variables
+}
+
+fn accelerators(at: &str, message: Option<&v1::Accelerators>, found: &mut Found) -> Option<Accelerators> {
+    accelerators_from_proto(at, message?).map_err(|violations| found.extend(violations)).ok()
+}

@@ -1,0 +1,81 @@
+//! From messages to values of `types`, and back.
+//!
+//! A message is whatever the network brought. It becomes a value or a list of [`Violation`]s whose
+//! fields are paths *in the message* (`spec.groups[0].workers`), so that every client can point at
+//! what its user wrote. All rules that concern a value alone live in `types`; what is checked here is
+//! only what cannot be expressed there: presence, text forms, and sizes that must be bounded before
+//! anything is copied.
+//!
+//! **Invariant:** no message makes a conversion panic or allocate more than a constant times its own
+//! size (arrays excepted, whose size is bounded first).
+
+mod id;
+mod job;
+mod node;
+mod value;
+
+use muster_types::Violation;
+
+pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
+pub use job::{job_spec_to_proto, job_specs_from_proto, jobs_from_proto};
+pub use node::{
+    WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto, worker_report_to_proto,
+};
+pub(crate) use value::cut;
+pub use value::{
+    accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,
+    exit_status_from_proto, exit_status_to_proto, fencing_token_from_proto, fencing_token_to_proto,
+    tier_from_text,
+};
+
+/// Most violations one refusal carries. Nobody reads more, and a message of four megabytes can break
+/// a million rules.
+pub const VIOLATIONS_MAX: usize = 256;
+
+/// The violations of one message, bounded by [`VIOLATIONS_MAX`].
+#[derive(Default)]
+pub(crate) struct Found(Vec<Violation>);
+
+impl Found {
+    pub(crate) fn push(&mut self, violation: Violation) {
+        if !self.is_full() {
+            self.0.push(violation);
+        }
+    }
+
+    pub(crate) fn extend(&mut self, violations: Vec<Violation>) {
+        let room = VIOLATIONS_MAX.saturating_sub(self.0.len());
+        self.0.extend(violations.into_iter().take(room));
+    }
+
+    /// The value, or `None` with its violations kept.
+    pub(crate) fn take<T>(&mut self, result: Result<T, Violation>) -> Option<T> {
+        result.map_err(|violation| self.push(violation)).ok()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.len() >= VIOLATIONS_MAX
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn into_violations(self) -> Vec<Violation> {
+        self.0
+    }
+}
+
+/// A user's text in a message to the user: quoted, escaped and short.
+pub(crate) fn shown(text: &str) -> String {
+    let short: String = text.chars().take(80).collect();
+    format!("{short:?}")
+}
+
+/// `field` below `at`; an empty `at` is the message itself.
+pub(crate) fn below(at: &str, field: &str) -> String {
+    if at.is_empty() { field.to_owned() } else { format!("{at}.{field}") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Nodes, and what their agents report.
+
+use muster_types::{
+    ExitStatus, FencingToken, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name, limits,
+};
+
+use super::id::job_id;
+use super::value::{
+    accelerators_from_proto, accelerators_to_proto, exit_status_from_proto, exit_status_to_proto,
+    fencing_token_from_proto, fencing_token_to_proto,
+};
+use super::{Found, below};
+use crate::v1;
+
+/// The host an agent describes. `at` is the path of the message, for example `register.node`.
+///
+/// # Errors
+/// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
+pub fn node_spec_from_proto(
+    at: &str,
+    message: Option<&v1::NodeDescription>,
+) -> Result<NodeSpec, Vec<Violation>> {
+    let Some(message) = message else {
+        return Err(vec![Violation::new(at, "must be given")]);
+    };
+    let mut found = Found::default();
+    let mut name = |field: &str, text: &str, default: &str| {
+        let text = if text.is_empty() { default } else { text };
+        found.take(checked_name(&below(at, field), text)).unwrap_or_else(|| Name::literal("invalid"))
+    };
+    let own = name("name", &message.name, "");
+    let region = name("region", &message.region, "");
+    let cluster = name("cluster", &message.cluster, "");
+    let block = name("block", &message.block, "block-0");
+    let rack = name("rack", &message.rack, "rack-0");
+    let accelerators = message.accelerators.as_ref().and_then(|accelerators| {
+        accelerators_from_proto(&below(at, "accelerators"), accelerators)
+            .map_err(|violations| found.extend(violations))
+            .ok()
+    });
+    let labels = labels(&below(at, "labels"), message, &mut found);
+    let draft = NodeDraft {
+        name: own,
+        region,
+        cluster,
+        block,
+        rack,
+        address: message.address.clone(),
+        accelerators,
+        cpu_milli: message.cpu_milli,
+        memory_bytes: message.memory_bytes,
+        labels,
+    };
+    match draft.check() {
+        Ok(spec) if found.is_empty() => Ok(spec),
+        Ok(_) => Err(found.into_violations()),
+        Err(violations) => {
+            found.extend(violations.into_iter().map(|v| v.under(at)).collect());
+            Err(found.into_violations())
+        }
+    }
+}
+
+fn labels(
+    field: &str,
+    message: &v1::NodeDescription,
+    found: &mut Found,
+) -> std::collections::BTreeMap<Name, String> {
+    let max = limits::NODE_LABELS_MAX;
+    if message.labels.len() > max {
+        found.push(Violation::limit(field, message.labels.len() as u64, 0, max as u64));
+        return Default::default();
+    }
+    let checked =
+        message.labels.iter().map(|(key, value)| checked_name(field, key).map(|key| (key, value.clone())));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+/// As a message.
+#[must_use]
+pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
+    v1::NodeDescription {
+        name: spec.name.to_string(),
+        region: spec.region.to_string(),
+        cluster: spec.cluster.to_string(),
+        block: spec.block.to_string(),
+        rack: spec.rack.to_string(),
+        address: spec.address.clone(),
+        accelerators: spec.accelerators.as_ref().map(accelerators_to_proto),
+        cpu_milli: spec.cpu_milli,
+        memory_bytes: spec.memory_bytes,
+        labels: spec.labels.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
+    }
+}
+
+/// One worker as its agent sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerReport {
+    /// The job.
+    pub job: JobId,
+    /// The placement it belongs to.
+    pub token: FencingToken,
+    /// Its place in the gang.
+    pub rank: u32,
+    /// None while it runs or is about to.
+    pub exit: Option<ExitStatus>,
+}
+
+/// One worker. `at` is the path of the message.
+///
+/// # Errors
+/// Lists every field that breaks a rule.
+pub fn worker_report_from_proto(at: &str, message: &v1::WorkerState) -> Result<WorkerReport, Vec<Violation>> {
+    let mut found = Found::default();
+    let job = found.take(job_id(&below(at, "job_id"), &message.job_id));
+    let token = found.take(fencing_token_from_proto(&below(at, "token"), message.token.as_ref()));
+    if message.rank >= limits::GANG_WORKERS_MAX {
+        let max = u64::from(limits::GANG_WORKERS_MAX) - 1;
+        found.push(Violation::limit(&below(at, "rank"), message.rank.into(), 0, max));
+    }
+    let exit = message.exit.as_ref().and_then(|e| found.take(exit_status_from_proto(&below(at, "exit"), e)));
+    match (job, token) {
+        (Some(job), Some(token)) if found.is_empty() => {
+            Ok(WorkerReport { job, token, rank: message.rank, exit })
+        }
+        _ => Err(found.into_violations()),
+    }
+}
+
+/// As a message.
+#[must_use]
+pub fn worker_report_to_proto(report: &WorkerReport) -> v1::WorkerState {
+    v1::WorkerState {
+        job_id: report.job.to_string(),
+        token: Some(fencing_token_to_proto(report.token)),
+        rank: report.rank,
+        exit: report.exit.as_ref().map(exit_status_to_proto),
+    }
+}

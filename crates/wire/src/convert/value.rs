@@ -1,0 +1,146 @@
+//! Small values that several messages share.
+
+use muster_types::{
+    Accelerators, DeviceSet, ExitStatus, FencingToken, LogIndex, PriorityTier, Violation, limits,
+};
+
+use super::{below, shown};
+use crate::v1;
+
+/// The tier a user named; empty means standard.
+///
+/// # Errors
+/// When there is no such tier.
+pub fn tier_from_text(field: &str, text: &str) -> Result<PriorityTier, Violation> {
+    if text.is_empty() {
+        return Ok(PriorityTier::default());
+    }
+    PriorityTier::parse(text).ok_or_else(|| {
+        let known = PriorityTier::ALL.map(PriorityTier::as_str).join(", ");
+        Violation::new(field, format!("must be one of {known}, got {}", shown(text)))
+    })
+}
+
+/// Accelerators of a host or a worker. `at` is the path of the message itself.
+///
+/// # Errors
+/// Lists every field that breaks a rule.
+pub fn accelerators_from_proto(at: &str, message: &v1::Accelerators) -> Result<Accelerators, Vec<Violation>> {
+    let mut found = Vec::new();
+    let kind = muster_types::fleet::checked_name(&below(at, "type"), &message.r#type)
+        .map_err(|violation| found.push(violation))
+        .ok();
+    let max = limits::HOST_DEVICES_MAX;
+    let count = u16::try_from(message.count).ok().filter(|count| (1..=max).contains(count));
+    if count.is_none() {
+        found.push(Violation::limit(&below(at, "count"), message.count.into(), 1, max.into()));
+    }
+    match (kind, count) {
+        (Some(kind), Some(count)) => Ok(Accelerators { kind, count }),
+        _ => Err(found),
+    }
+}
+
+/// As a message.
+#[must_use]
+pub fn accelerators_to_proto(value: &Accelerators) -> v1::Accelerators {
+    v1::Accelerators { r#type: value.kind.to_string(), count: value.count.into() }
+}
+
+/// A fencing token; required wherever a message has one.
+///
+/// # Errors
+/// When it is absent.
+pub fn fencing_token_from_proto(
+    field: &str,
+    message: Option<&v1::FencingToken>,
+) -> Result<FencingToken, Violation> {
+    let message = message.ok_or_else(|| Violation::new(field, "must be given"))?;
+    Ok(FencingToken { generation: message.generation, log_index: LogIndex(message.log_index) })
+}
+
+/// As a message.
+#[must_use]
+pub fn fencing_token_to_proto(value: FencingToken) -> v1::FencingToken {
+    v1::FencingToken { generation: value.generation, log_index: value.log_index.0 }
+}
+
+/// How a worker ended. The text of a failed launch is cut to its bound rather than refused: the end
+/// of a worker must never be lost over the length of an explanation.
+///
+/// # Errors
+/// When it says nothing, or something only a newer version knows.
+pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<ExitStatus, Violation> {
+    use v1::exit_status::Kind;
+    let set = |value: ExitStatus, flag: bool, name: &str| {
+        if flag {
+            Ok(value)
+        } else {
+            Err(Violation::new(below(field, name), "must be true when it is the one that is set"))
+        }
+    };
+    match &message.kind {
+        Some(Kind::Code(code)) => Ok(ExitStatus::Code(*code)),
+        Some(Kind::Signal(signal)) => Ok(ExitStatus::Signal(*signal)),
+        Some(Kind::LeaseExpired(flag)) => set(ExitStatus::LeaseExpired, *flag, "lease_expired"),
+        Some(Kind::LaunchFailed(why)) => {
+            Ok(ExitStatus::LaunchFailed(cut(why, limits::DETAIL_BYTES_MAX).to_owned()))
+        }
+        Some(Kind::Vanished(flag)) => set(ExitStatus::Vanished, *flag, "vanished"),
+        Some(Kind::NotStarted(flag)) => set(ExitStatus::NotStarted, *flag, "not_started"),
+        None => Err(Violation::new(field, "must say how the worker ended, in a way this version knows")),
+    }
+}
+
+/// As a message.
+#[must_use]
+pub fn exit_status_to_proto(value: &ExitStatus) -> v1::ExitStatus {
+    use v1::exit_status::Kind;
+    let kind = match value {
+        ExitStatus::Code(code) => Kind::Code(*code),
+        ExitStatus::Signal(signal) => Kind::Signal(*signal),
+        ExitStatus::LeaseExpired => Kind::LeaseExpired(true),
+        ExitStatus::LaunchFailed(why) => Kind::LaunchFailed(why.clone()),
+        ExitStatus::Vanished => Kind::Vanished(true),
+        ExitStatus::NotStarted => Kind::NotStarted(true),
+    };
+    v1::ExitStatus { kind: Some(kind) }
+}
+
+/// Local device numbers as a set.
+///
+/// # Errors
+/// When a number is out of bounds or named twice.
+pub fn device_set_from_proto(field: &str, devices: &[u32]) -> Result<DeviceSet, Violation> {
+    let max = limits::HOST_DEVICES_MAX;
+    let mut bits = 0u64;
+    for device in devices {
+        if *device >= u32::from(max) {
+            return Err(Violation::limit(field, (*device).into(), 0, u64::from(max) - 1));
+        }
+        let bit = 1u64 << device;
+        if bits & bit != 0 {
+            return Err(Violation::new(field, format!("must not name device {device} twice")));
+        }
+        bits |= bit;
+    }
+    Ok(DeviceSet(bits))
+}
+
+/// As a message: ascending.
+#[must_use]
+pub fn device_set_to_proto(value: DeviceSet) -> Vec<u32> {
+    value.iter().map(u32::from).collect()
+}
+
+/// The longest start of `text` that fits, cut between characters.
+pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    let mut end = bytes_max;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
