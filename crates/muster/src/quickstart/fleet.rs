@@ -253,7 +253,7 @@ fn member(replica: &Replica) -> String {
 }
 
 /// Short leases, so that a lost region is noticed while somebody watches.
-const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 2000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 400\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 300\nelection_timeout_max_ms = 600\n";
+const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 2000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 400\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 200\nelection_timeout_max_ms = 400\n";
 
 fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
