@@ -5,11 +5,10 @@ use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
-use muster_policy::GangClass;
 use muster_state::{Phase, RequestAnswer, State};
 use muster_types::{
-    FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
-    Violation, limits,
+    FencingToken, GangClass, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
+    RequestId, Violation, limits,
 };
 
 use crate::speculation::Speculation;

@@ -3,9 +3,8 @@
 use alloc::collections::BTreeSet;
 use muster_journal::{Decision, WorkerSlot};
 use muster_planner::{Budget, Verdict, plan};
-use muster_policy::{Claims, GangClass, Turn, turns, turns_after};
-use muster_state::State;
-use muster_types::JobId;
+use muster_policy::{Claims, Line, Turn};
+use muster_types::{GangClass, JobId};
 
 use crate::job::settle_left_over;
 use crate::speculation::Speculation;
@@ -43,12 +42,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         return Pass::Interrupted { placed: 0 };
     }
     let mut pass = speculation.take_pass();
-    // A clone is constant-time, and the walk must not see its own changes.
-    let before = speculation.state().clone();
-    let (finished, placed) = match pass.last {
-        None => walk(speculation, &before, turns(&before), &mut pass, budget),
-        Some(last) => walk(speculation, &before, turns_after(&before, last), &mut pass, budget),
-    };
+    let (finished, placed) = walk(speculation, &mut pass, budget);
     if finished {
         Pass::Complete { placed }
     } else {
@@ -58,43 +52,37 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
 }
 
 /// Whether every turn was taken, and how many gangs were placed.
-fn walk(
-    speculation: &mut Speculation,
-    before: &State,
-    turns: impl Iterator<Item = JobId>,
-    pass: &mut UnfinishedPass,
-    budget: &mut Budget,
-) -> (bool, u32) {
+fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
+    let mut line = Line::form(speculation.state(), pass.last, &pass.waiting);
     let mut placed = 0;
     let mut is_first = true;
-    for job in turns {
+    while let Some((turn, class)) = line.next_turn() {
         if !budget.visit() || speculation.round_bytes() > ROUND_BYTES_SOFT {
             return (false, placed);
         }
-        let Some(spec) = before.spec(job) else { continue };
-        let class = GangClass::of(spec);
-        if !pass.waiting.contains(&class) {
-            let claims = &pass.claims;
-            let is_open = |region: &_, cluster: &_| !claims.is_claimed(region, cluster);
-            match plan(speculation.state(), spec, is_open, budget) {
-                Verdict::Fits(found) => {
-                    place(speculation, job, found.workers);
-                    placed += 1;
-                }
-                Verdict::Waits(explanation) => {
-                    if let Some(open) = explanation.worth_claiming() {
-                        pass.claims.claim(&open.region, &open.cluster);
-                    }
-                    pass.waiting.insert(class);
-                }
-                // A gang that a whole budget is too small for would stop every pass at itself.
-                Verdict::OutOfBudget if is_first => {
-                    pass.waiting.insert(class);
-                }
-                Verdict::OutOfBudget => return (false, placed),
+        let spec = speculation.state().spec(turn.job()).expect("a pending job has a spec").clone();
+        let claims = &pass.claims;
+        let is_open = |region: &_, cluster: &_| !claims.is_claimed(region, cluster);
+        match plan(speculation.state(), &spec, is_open, budget) {
+            Verdict::Fits(found) => {
+                place(speculation, turn.job(), found.workers);
+                placed += 1;
+                line.step_up(class, Some(turn));
             }
+            // The rest of its class would get the same answer.
+            Verdict::Waits(explanation) => {
+                if let Some(open) = explanation.worth_claiming() {
+                    pass.claims.claim(&open.region, &open.cluster);
+                }
+                pass.waiting.insert(class);
+            }
+            // A gang that a whole budget is too small for would stop every pass at itself.
+            Verdict::OutOfBudget if is_first => {
+                pass.waiting.insert(class);
+            }
+            Verdict::OutOfBudget => return (false, placed),
         }
-        pass.last = Some(Turn::of(job, spec));
+        pass.last = Some(turn);
         is_first = false;
     }
     (true, placed)

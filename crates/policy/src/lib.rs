@@ -12,34 +12,59 @@
 
 extern crate alloc;
 
-use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::cmp::Reverse;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, Name, PriorityTier, WorkerRequest};
+use muster_types::{GangClass, JobId, Name, PriorityTier};
 
-/// Waiting jobs in the order in which they are offered capacity.
-pub fn turns(state: &State) -> impl Iterator<Item = JobId> {
-    state.pending()
-}
-
-/// A place in the order of turns, which stays a place when the job there is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A place in the order of turns, which stays a place when the job there is gone. The smaller goes
+/// first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
-    tier: PriorityTier,
+    tier: Reverse<PriorityTier>,
     job: JobId,
 }
 
 impl Turn {
-    /// The turn of a job.
+    /// Whose turn it is.
     #[must_use]
-    pub fn of(job: JobId, spec: &JobSpec) -> Turn {
-        Turn { tier: spec.tier, job }
+    pub fn job(self) -> JobId {
+        self.job
     }
 }
 
-/// The turns that come behind this one.
-pub fn turns_after(state: &State, turn: Turn) -> impl Iterator<Item = JobId> {
-    state.pending_after(turn.tier, turn.job)
+/// Waiting gangs in the order in which they are offered capacity, by class: of each class only the
+/// first is in line, and the next steps up when it is told to.
+#[derive(Clone, Debug)]
+pub struct Line {
+    state: State,
+    heads: BTreeMap<Turn, GangClass>,
+}
+
+impl Line {
+    /// The line behind `after` (from the front without it), without the classes in `without`.
+    #[must_use]
+    pub fn form(state: &State, after: Option<Turn>, without: &BTreeSet<GangClass>) -> Line {
+        // A clone is constant-time, and a walk must not see its own changes.
+        let mut line = Line { state: state.clone(), heads: BTreeMap::new() };
+        for class in state.pending_classes().filter(|class| !without.contains(class)) {
+            line.step_up(class.clone(), after);
+        }
+        line
+    }
+
+    /// Takes the first in line out of it.
+    pub fn next_turn(&mut self) -> Option<(Turn, GangClass)> {
+        self.heads.pop_first()
+    }
+
+    /// The next of the class steps up, behind `after`.
+    pub fn step_up(&mut self, class: GangClass, after: Option<Turn>) {
+        let behind = after.map(|turn| (turn.tier.0, turn.job));
+        if let Some((tier, job)) = self.state.pending_behind(&class, behind) {
+            self.heads.insert(Turn { tier: Reverse(tier), job }, class);
+        }
+    }
 }
 
 /// Fleet clusters that waiting gangs have claimed during one pass.
@@ -70,24 +95,5 @@ impl Claims {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.clusters.is_empty()
-    }
-}
-
-/// What decides where a gang can go: gangs of one class get the same answer, so a deep queue costs
-/// per class and not per job.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GangClass {
-    groups: Vec<(u32, WorkerRequest)>,
-    regions: Vec<Name>,
-}
-
-impl GangClass {
-    /// The class of a job.
-    #[must_use]
-    pub fn of(spec: &JobSpec) -> GangClass {
-        GangClass {
-            groups: spec.groups.iter().map(|g| (g.workers, g.request.clone())).collect(),
-            regions: spec.regions.clone(),
-        }
     }
 }

@@ -2,8 +2,11 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Bound;
 use muster_journal::{Decision, Round, hash};
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
+use muster_types::{
+    GangClass, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::guard::GuardError;
@@ -226,11 +229,25 @@ impl State {
         self.indexes.pending.iter().map(|(_, id)| *id)
     }
 
-    /// Pending jobs behind a turn, in the same order: where an interrupted walk goes on.
-    pub fn pending_after(&self, tier: PriorityTier, job: JobId) -> impl Iterator<Item = JobId> {
-        use core::ops::Bound;
-        let from = Bound::Excluded((core::cmp::Reverse(tier), job));
-        self.indexes.pending.range((from, Bound::Unbounded)).map(|(_, id)| *id)
+    /// Classes of pending gangs.
+    pub fn pending_classes(&self) -> impl Iterator<Item = &GangClass> {
+        self.indexes.pending_by_class.keys()
+    }
+
+    /// The pending job of a class whose turn comes first behind that of `job` in `tier`; the first of
+    /// all when none is given.
+    #[must_use]
+    pub fn pending_behind(
+        &self,
+        class: &GangClass,
+        turn: Option<(PriorityTier, JobId)>,
+    ) -> Option<(PriorityTier, JobId)> {
+        let waiting = self.indexes.pending_by_class.get(class)?;
+        let from = match turn {
+            Some((tier, job)) => Bound::Excluded((core::cmp::Reverse(tier), job)),
+            None => Bound::Unbounded,
+        };
+        waiting.range((from, Bound::Unbounded)).next().map(|(tier, id)| (tier.0, *id))
     }
 
     /// How many jobs are pending.

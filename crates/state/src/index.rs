@@ -2,7 +2,7 @@
 //! digest. Each exists because something would otherwise scan a list.
 
 use muster_journal::Outcome;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
+use muster_types::{GangClass, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use crate::rows::{JobRow, NodeRow, Phase};
@@ -56,11 +56,16 @@ pub struct Pool {
     pub placeable_shapes: RedBlackTreeMapSync<Shape, u32>,
 }
 
+/// Waiting jobs in the order of their turns.
+pub(crate) type Waiting = RedBlackTreeSetSync<(core::cmp::Reverse<PriorityTier>, JobId)>;
+
 /// All derived indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Indexes {
     /// Pending jobs: highest tier first, then in order of submission.
-    pub(crate) pending: RedBlackTreeSetSync<(core::cmp::Reverse<PriorityTier>, JobId)>,
+    pub(crate) pending: Waiting,
+    /// The same by class, so that a planning pass costs per class; no class is empty.
+    pub(crate) pending_by_class: RedBlackTreeMapSync<GangClass, Waiting>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: RedBlackTreeSetSync<JobId>,
     /// Finished jobs by the time they ended.
@@ -82,7 +87,14 @@ pub(crate) struct Indexes {
 impl Indexes {
     pub(crate) fn add_job(&mut self, id: JobId, row: &JobRow, spec: &JobSpec) {
         match &row.phase {
-            Phase::Pending => self.pending.insert_mut((core::cmp::Reverse(spec.tier), id)),
+            Phase::Pending => {
+                let turn = (core::cmp::Reverse(spec.tier), id);
+                self.pending.insert_mut(turn);
+                let class = GangClass::of(spec);
+                let mut waiting = self.pending_by_class.get(&class).cloned().unwrap_or_default();
+                waiting.insert_mut(turn);
+                self.pending_by_class.insert_mut(class, waiting);
+            }
             Phase::Starting | Phase::Stopping(_) => self.active.insert_mut(id),
             Phase::Running => {
                 self.active.insert_mut(id);
@@ -99,7 +111,17 @@ impl Indexes {
     pub(crate) fn remove_job(&mut self, id: JobId, row: &JobRow, spec: &JobSpec) {
         match &row.phase {
             Phase::Pending => {
-                self.pending.remove_mut(&(core::cmp::Reverse(spec.tier), id));
+                let turn = (core::cmp::Reverse(spec.tier), id);
+                self.pending.remove_mut(&turn);
+                let class = GangClass::of(spec);
+                let mut waiting =
+                    self.pending_by_class.get(&class).cloned().expect("a pending job's class is indexed");
+                waiting.remove_mut(&turn);
+                if waiting.is_empty() {
+                    self.pending_by_class.remove_mut(&class);
+                } else {
+                    self.pending_by_class.insert_mut(class, waiting);
+                }
             }
             Phase::Starting | Phase::Stopping(_) => {
                 self.active.remove_mut(&id);

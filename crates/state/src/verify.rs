@@ -129,6 +129,7 @@ impl State {
         };
         let checks = [
             ("pending", fresh.pending == ours.pending),
+            ("pending_by_class", fresh.pending_by_class == ours.pending_by_class),
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),

@@ -90,6 +90,25 @@ pub struct TaskGroup {
     pub request: WorkerRequest,
 }
 
+/// What decides where a gang can go: gangs of one class get the same answer, so a deep queue costs
+/// per class and not per job.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GangClass {
+    groups: Vec<(u32, WorkerRequest)>,
+    regions: Vec<Name>,
+}
+
+impl GangClass {
+    /// The class of a job.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> GangClass {
+        GangClass {
+            groups: spec.groups.iter().map(|g| (g.workers, g.request.clone())).collect(),
+            regions: spec.regions.clone(),
+        }
+    }
+}
+
 /// Place of a job in an array of like jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayMember {

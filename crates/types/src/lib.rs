@@ -22,7 +22,7 @@ pub mod time;
 
 pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
-pub use job::{JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
+pub use job::{GangClass, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::Name;
 pub use reason::{Refusal, RefusalCode, Violation};

@@ -35,6 +35,8 @@ struct Story<'a> {
     acknowledged: BTreeSet<String>,
     training: Vec<String>,
     probes: u64,
+    /// Training gangs of the lost region.
+    victims: Vec<String>,
 }
 
 /// Tells the story.
@@ -54,6 +56,7 @@ pub async fn tell(fleet: &mut Fleet, progress: Progress) -> Result<Summary> {
         acknowledged: BTreeSet::new(),
         training: Vec::new(),
         probes: 0,
+        victims: Vec::new(),
     };
     story.submit_jobs().await?;
     let leader_kill = story.kill_leader().await?;
@@ -263,6 +266,7 @@ impl Story<'_> {
         let attempts: BTreeMap<String, u32> =
             victims.iter().map(|job| (job.id.clone(), job.attempt)).collect();
         let region = (*region).to_owned();
+        self.victims = attempts.keys().cloned().collect();
         self.say(&format!(
             "SIGKILL for everything in {region}: a replica, {HOSTS_PER_REGION} agents, {} training gangs",
             attempts.len()
@@ -305,6 +309,11 @@ impl Story<'_> {
         let mut losses = BTreeSet::new();
         for id in self.training.clone() {
             let output = self.output(&id).await?;
+            if self.victims.contains(&id) {
+                let resumed = output.lines().find(|line| line.contains("resumed from step"));
+                let resumed = resumed.with_context(|| format!("{id} did not resume from a checkpoint"))?;
+                self.say(&format!("{id}: {}", resumed.trim()));
+            }
             let last = output
                 .lines()
                 .rev()
