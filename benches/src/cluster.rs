@@ -1,0 +1,188 @@
+//! Three replicas as processes on this machine, and one host that exists only so that jobs could fit.
+
+use anyhow::{Context, Result, ensure};
+use muster_client::{Client, Endpoints, Options};
+use muster_wire::v1;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest wait for a cluster to come up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The processes; they end with this value.
+pub struct Cluster {
+    dir: tempfile::TempDir,
+    program: PathBuf,
+    replicas: Vec<(SocketAddr, SocketAddr)>,
+    children: Vec<Option<Child>>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in self.children.iter_mut().flatten() {
+            // It may have ended by itself; either way it is collected.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
+    TcpListener::bind((address, 0))
+        .and_then(|l| l.local_addr())
+        .with_context(|| format!("no free port on {address}"))
+}
+
+impl Cluster {
+    /// Starts replicas from the program beside this one, and waits for a leader.
+    pub async fn start(folder: Option<&Path>) -> Result<Cluster> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let program = own.with_file_name("muster");
+        ensure!(
+            program.exists(),
+            "{} is missing; build it with `cargo build --release -p muster`",
+            program.display()
+        );
+        let builder = tempfile::Builder::new().prefix("muster-bench-").to_owned();
+        let dir = match folder {
+            Some(folder) => builder.tempdir_in(folder),
+            None => builder.tempdir(),
+        };
+        let dir = dir.context("making a folder for the data")?;
+        let pid = std::process::id();
+        let mut replicas = Vec::new();
+        for n in 1..=3u8 {
+            let address = Ipv4Addr::new(127, (pid >> 8) as u8, pid as u8, 200 + n);
+            replicas.push((free_address(address)?, free_address(address)?));
+        }
+        let children = vec![None, None, None];
+        let mut cluster = Cluster { dir, program, replicas, children };
+        for replica in 0..3 {
+            cluster.configure(replica)?;
+            cluster.run(replica, true)?;
+        }
+        cluster.wait_for_leader().await?;
+        cluster.register_host().await?;
+        Ok(cluster)
+    }
+
+    /// Where the data is.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where clients connect.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.replicas.iter().map(|(client, _)| format!("http://{client}")).collect()
+    }
+
+    fn home(&self, replica: usize) -> PathBuf {
+        self.dir.path().join(format!("r{}", replica + 1))
+    }
+
+    fn configure(&self, replica: usize) -> Result<()> {
+        let home = self.home(replica);
+        std::fs::create_dir_all(&home).context("making a replica's folder")?;
+        let (client, peer) = self.replicas[replica];
+        let members: String = self.replicas.iter().enumerate().map(|(n, (client, peer))| {
+            format!("[[members]]\nid = {}\nregion = \"region-{}\"\npeer_endpoint = \"http://{peer}\"\nclient_endpoint = \"http://{client}\"\n", n + 1, n + 1)
+        }).collect();
+        let text = format!(
+            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{members}",
+            std::process::id(),
+            replica + 1,
+            home.join("data"),
+        );
+        std::fs::write(home.join("server.toml"), text).context("writing a configuration")
+    }
+
+    /// Starts a replica.
+    pub fn run(&mut self, replica: usize, bootstrap: bool) -> Result<()> {
+        let home = self.home(replica);
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(home.join("log"))
+            .context("opening a log")?;
+        let mut command = Command::new(&self.program);
+        command.arg("server").arg("--config").arg(home.join("server.toml"));
+        if bootstrap {
+            command.arg("--bootstrap");
+        }
+        command.env("MUSTER_DIE_WITH_PARENT", "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.children[replica] = Some(command.spawn().context("starting a replica")?);
+        Ok(())
+    }
+
+    /// SIGKILL for a replica.
+    pub fn kill(&mut self, replica: usize) -> Result<()> {
+        let child = self.children[replica].as_mut().context("the replica was never started")?;
+        child.kill().context("killing a replica")?;
+        child.wait().context("waiting for a killed replica")?;
+        Ok(())
+    }
+
+    /// A client of its own connection, beginning at one of the replicas.
+    pub fn client(&self, first: usize, deadline: Duration) -> Result<Client> {
+        let mut endpoints = self.endpoints();
+        let count = endpoints.len();
+        endpoints.rotate_left(first % count);
+        let options = Options { deadline, attempt_timeout: Duration::from_secs(5), ..Options::STANDARD };
+        Ok(Client::lazy(Endpoints::parse(&endpoints)?, options))
+    }
+
+    /// The leader's place among the replicas.
+    pub async fn wait_for_leader(&self) -> Result<usize> {
+        let client = self.client(0, PATIENCE)?;
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if let Ok(status) = client.get_status(v1::GetStatusRequest::default()).await
+                && let Some(leader) = status.freshness.map(|f| f.leader_id).filter(|id| *id > 0)
+                && !status.cluster_id.is_empty()
+            {
+                return Ok(leader as usize - 1);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::bail!("no leader within {} s", PATIENCE.as_secs())
+    }
+
+    /// Jobs that no host could ever hold are refused, so one registers and goes away again.
+    async fn register_host(&self) -> Result<()> {
+        let home = self.dir.path().join("host");
+        std::fs::create_dir_all(&home).context("making a host's folder")?;
+        let text = format!(
+            "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = \"host-1\"\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu_milli = 1\nmemory_bytes = 1048576\n",
+            home.join("state"),
+            self.endpoints(),
+        );
+        let config = home.join("agent.toml");
+        std::fs::write(&config, text).context("writing a configuration")?;
+        let mut agent = Command::new(&self.program)
+            .arg("agent")
+            .arg("--config")
+            .arg(&config)
+            .env("MUSTER_DIE_WITH_PARENT", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting an agent")?;
+        let client = self.client(0, PATIENCE)?;
+        let begun = Instant::now();
+        let mut registered = false;
+        while !registered && begun.elapsed() < PATIENCE {
+            registered = client
+                .list_nodes(v1::ListNodesRequest::default())
+                .await
+                .is_ok_and(|list| !list.nodes.is_empty());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        agent.kill().context("stopping the agent")?;
+        agent.wait().context("waiting for the agent")?;
+        ensure!(registered, "the host did not register");
+        Ok(())
+    }
+}
