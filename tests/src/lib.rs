@@ -1,1 +1,2 @@
-//! Shared helpers of the tests of the whole house.
+//! Tests of the whole house. There is nothing to link: what the tests share is `tests/processes/support`,
+//! because only tests may depend on everything.

@@ -16,8 +16,13 @@ use crate::server::ApiConfig;
 const FORWARDED: &str = "muster-forwarded";
 /// How long a replica that knows no leader waits before it looks again, when nothing wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Between two attempts at the same leader.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Between two attempts at the same leader: the first, and the longest it grows to. All callers of a
+/// replica that has lost its leader wait like this, so they must not all hammer at a dead address.
+const PAUSE_FIRST: Duration = Duration::from_millis(10);
+const PAUSE_LONGEST: Duration = Duration::from_millis(200);
+/// Bytes of one message from the leader that is passed on: a rank map of the largest gang, or a job
+/// with all its workers, has some MiB.
+pub(crate) const ONWARD_BYTES_MAX: usize = 16 << 20;
 /// Replicas whose channels are kept: more than a cluster ever has.
 const CHANNELS_MAX: usize = 64;
 
@@ -93,11 +98,16 @@ impl Router {
                 return Ok(Route::Remote(channel));
             }
             let left = caller.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || self.engine().is_stopping() {
                 return Err(to_status(&not_leader(None)));
             }
-            // The sender lives as long as the engine; either way the loop looks again.
-            let _ = tokio::time::timeout(left.min(LOOK_AGAIN), leadership.changed()).await;
+            tokio::select! {
+                () = self.engine().stopping() => {}
+                changed = leadership.changed() => if changed.is_err() {
+                    return Err(to_status(&not_leader(None)));
+                },
+                () = tokio::time::sleep(left.min(LOOK_AGAIN)) => {}
+            }
         }
     }
 
@@ -139,29 +149,49 @@ impl Router {
         L: Future<Output = Result<T, Refusal>>,
         R: Future<Output = Result<T, Status>>,
     {
+        let mut pause = PAUSE_FIRST;
         loop {
             let failed = match self.route(caller).await? {
-                Route::Local => match local().await {
-                    Ok(done) => return Ok(done),
-                    Err(refusal) if caller.forwarded || !is_transient(refusal.code) => {
+                Route::Local => match tokio::time::timeout_at(caller.deadline, local()).await {
+                    Ok(Ok(done)) => return Ok(done),
+                    Ok(Err(refusal)) if caller.forwarded || !is_transient(refusal.code) => {
                         return Err(to_status(&refusal));
                     }
-                    Err(refusal) => to_status(&refusal),
+                    Ok(Err(refusal)) => to_status(&refusal),
+                    Err(_) => return Err(to_status(&unanswered())),
                 },
-                Route::Remote(channel) => match remote(channel).await {
-                    Ok(done) => return Ok(done),
-                    Err(status) if !is_transient_status(&status) => return Err(status),
-                    Err(status) => status,
-                },
+                Route::Remote(channel) => {
+                    match tokio::time::timeout_at(caller.deadline, remote(channel)).await {
+                        Ok(Ok(done)) => return Ok(done),
+                        Ok(Err(status)) if !is_transient_status(&status) => return Err(status),
+                        Ok(Err(status)) => status,
+                        Err(_) => return Err(to_status(&unanswered())),
+                    }
+                }
             };
-            if caller.deadline <= Instant::now() + PAUSE {
-                return Err(failed);
+            if self.engine().is_stopping() || caller.deadline <= Instant::now() + pause {
+                return Err(if is_refusal(&failed) { failed } else { to_status(&unanswered()) });
             }
             let mut leadership = self.inner.engine.leadership();
             leadership.mark_unchanged();
-            let _ = tokio::time::timeout(PAUSE, leadership.changed()).await;
+            tokio::select! {
+                () = self.engine().stopping() => {}
+                _ = tokio::time::timeout(pause, leadership.changed()) => {}
+            }
+            pause = (pause * 2).min(PAUSE_LONGEST);
         }
     }
+}
+
+/// The caller's time is over before an answer came.
+fn unanswered() -> Refusal {
+    let text = "no answer came within the deadline; repeat the request under the same request id";
+    Refusal::new(RefusalCode::OutcomeUnknown, text)
+}
+
+/// Whether a server said so, rather than the connection to it.
+fn is_refusal(status: &Status) -> bool {
+    !status.details().is_empty()
 }
 
 /// Whether the same request may succeed at once elsewhere or a moment later.
@@ -173,10 +203,8 @@ fn is_transient(code: RefusalCode) -> bool {
 fn is_transient_status(status: &Status) -> bool {
     match status.code() {
         Code::Unavailable => true,
-        // What a connection that broke under the call looks like.
-        Code::Unknown | Code::Internal | Code::Cancelled => {
-            status.metadata().get("grpc-status-details-bin").is_none()
-        }
+        // What a connection that broke under the call looks like, or a leader that ran out of time.
+        Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded => !is_refusal(status),
         _ => false,
     }
 }
@@ -193,7 +221,8 @@ pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {
 /// The `grpc-timeout` header: at most eight digits and a unit.
 fn grpc_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 {
+    // `parse` would take a sign.
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
     let value: u64 = digits.parse().ok()?;
@@ -210,16 +239,83 @@ fn grpc_timeout(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::grpc_timeout;
-    use std::time::Duration;
+    use super::*;
+    use crate::sample;
 
     #[test]
     fn timeouts_are_read_or_left_alone() {
         assert_eq!(grpc_timeout("250m"), Some(Duration::from_millis(250)));
         assert_eq!(grpc_timeout("2S"), Some(Duration::from_secs(2)));
         assert_eq!(grpc_timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
-        for text in ["", "S", "1", "-1S", "999999999S", "1é", "é", "1 S"] {
+        for text in ["", "S", "1", "-1S", "+1S", "999999999S", "1é", "é", "1 S"] {
             assert_eq!(grpc_timeout(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn only_what_may_end_differently_is_tried_again() {
+        for code in RefusalCode::ALL {
+            let here = is_transient(*code);
+            let there = is_transient_status(&to_status(&Refusal::new(*code, "why")));
+            // What only the leader can say is not said for a write.
+            let reads_only = matches!(code, RefusalCode::LogsUnavailable | RefusalCode::Diverged);
+            assert!(here == there || reads_only, "{code}");
+        }
+        for code in [Code::Unavailable, Code::Unknown, Code::Cancelled, Code::DeadlineExceeded] {
+            assert!(is_transient_status(&Status::new(code, "a connection broke")), "{code:?}");
+        }
+        assert!(!is_transient_status(&Status::invalid_argument("no")));
+    }
+
+    #[tokio::test]
+    async fn a_caller_is_held_to_its_own_deadline_and_to_ours() {
+        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT);
+        let within = |caller: Caller| caller.deadline.saturating_duration_since(Instant::now());
+        let mut request = Request::new(());
+        assert!(within(router.caller(&request)) > Duration::from_secs(29), "ours when it has none");
+        request.set_timeout(Duration::from_secs(2));
+        let caller = router.caller(&request);
+        assert!(within(caller) <= Duration::from_secs(2) && !caller.forwarded);
+        let onward = Router::onward((), caller);
+        let passed_on = router.caller(&onward);
+        assert!(passed_on.forwarded);
+        let slack = Duration::from_millis(100);
+        assert!(passed_on.deadline <= caller.deadline + slack, "no longer than was left");
+        request.set_timeout(Duration::from_secs(3_600));
+        assert!(within(router.caller(&request)) <= ApiConfig::DEFAULT.write_timeout);
+    }
+
+    #[tokio::test]
+    async fn without_a_leader_a_write_ends_at_its_deadline_and_a_forwarded_one_at_once() {
+        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT);
+        let write = |forwarded, wait| {
+            let router = router.clone();
+            let deadline = Instant::now() + Duration::from_millis(wait);
+            async move {
+                let local = || async { Ok::<(), Refusal>(()) };
+                let remote = |_| async { Ok::<(), Status>(()) };
+                router.write(Caller { forwarded, deadline }, local, remote).await
+            }
+        };
+        let began = Instant::now();
+        let refused = write(true, 30_000).await.expect_err("nobody leads");
+        assert_eq!(refused.code(), Code::Unavailable);
+        assert!(began.elapsed() < Duration::from_secs(10));
+        let refused = write(false, 50).await.expect_err("nobody leads");
+        assert_eq!(refused.code(), Code::Unavailable);
+        router.engine().stop();
+        write(false, 30_000).await.expect_err("nobody waits for a leader here any more");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_nobody_answers_is_of_unknown_outcome() {
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT);
+        let caller = Caller { forwarded: false, deadline: Instant::now() + Duration::from_millis(50) };
+        let local = || std::future::pending::<Result<(), Refusal>>();
+        let remote = |_| std::future::pending::<Result<(), Status>>();
+        let refused = router.write(caller, local, remote).await.expect_err("no answer came");
+        let refused = muster_wire::status::Refused::from_status(&refused);
+        assert_eq!(refused.code, Some(RefusalCode::OutcomeUnknown));
     }
 }

@@ -4,37 +4,60 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::{Change, LogRequest, Subscription, WatchPosition};
+use muster_engine::LogRequest;
 use muster_state::State;
 use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{job_id, job_specs_from_proto, jobs_from_proto, request_id};
 use muster_wire::status::to_status;
-use muster_wire::token::{List, PageToken, ResumeToken, TokenError, filter_digest};
+use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use crate::forward::{Caller, Route, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
+use crate::watcher::{EVENTS_WAITING_MAX, Watcher};
 
-/// Events that wait for a slow watcher before it is cut.
-const EVENTS_WAITING_MAX: usize = 1_024;
-/// Jobs one watch may name.
-const WATCHED_JOBS_MAX: usize = 1_000;
-
+/// Watches at once.
+const WATCHES_MAX: usize = 8_192;
+/// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
+/// page ends early then, with a token.
+const JOBS_LOOKED_AT_MAX: usize = 100_000;
 pub(crate) struct Jobs {
     router: Router,
+    watches: Arc<Semaphore>,
 }
 
 impl Jobs {
     pub(crate) fn new(router: Router) -> Jobs {
-        Jobs { router }
+        Jobs { router, watches: Arc::new(Semaphore::new(WATCHES_MAX)) }
+    }
+
+    /// Checks at the leader: a follower may lack the very nodes that the job would fit on.
+    async fn validate(
+        &self,
+        caller: Caller,
+        message: &v1::SubmitJobRequest,
+        specs: &[JobSpec],
+    ) -> Result<Response<v1::SubmitJobResponse>, Status> {
+        let engine = self.router.engine();
+        let local = || async {
+            let view = engine.view();
+            engine.check_submission(&view, specs)?;
+            Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(onward_client(channel).submit_job(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
     }
 
     /// Submits at the leader; ids and freshness.
@@ -43,7 +66,7 @@ impl Jobs {
         caller: Caller,
         request: muster_types::RequestId,
         specs: Vec<JobSpec>,
-        onward: impl Fn(tonic::transport::Channel) -> BoxFuture<'static, Result<Submitted, Status>>,
+        onward: impl Fn(Channel) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
@@ -58,6 +81,10 @@ impl Jobs {
         };
         self.router.write(caller, local, onward).await
     }
+}
+
+fn onward_client(channel: Channel) -> JobServiceClient<Channel> {
+    JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 
 type Submitted = (Vec<String>, Option<v1::Freshness>);
@@ -85,15 +112,12 @@ impl JobService for Jobs {
         let specs = job_specs_from_proto("spec", message.spec.clone()).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
         if message.validate_only {
-            let view = self.router.engine().view();
-            self.router.engine().check_submission(&view, &specs).map_err(|refusal| to_status(&refusal))?;
-            let freshness = Some(freshness(self.router.engine(), &view));
-            return Ok(Response::new(v1::SubmitJobResponse { job_ids: Vec::new(), freshness }));
+            return self.validate(caller, &message, &specs).await;
         }
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
-                let answer = JobServiceClient::new(channel).submit_job(request).await?.into_inner();
+                let answer = onward_client(channel).submit_job(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });
             call
@@ -120,7 +144,7 @@ impl JobService for Jobs {
             let message = Arc::clone(&message);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(v1::SubmitJobsRequest::clone(&message), caller);
-                let answer = JobServiceClient::new(channel).submit_jobs(request).await?.into_inner();
+                let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });
             call
@@ -147,7 +171,7 @@ impl JobService for Jobs {
         };
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
-            async move { Ok(JobServiceClient::new(channel).cancel_job(request).await?.into_inner()) }
+            async move { Ok(onward_client(channel).cancel_job(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }
@@ -181,7 +205,11 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
-        let watch = Watcher::open(&self.router, &request.into_inner())?;
+        let place = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
+            let text = format!("this replica serves {WATCHES_MAX} watches already; try another");
+            to_status(&Refusal::new(RefusalCode::Overloaded, text))
+        })?;
+        let watch = Watcher::open(self.router.engine(), &request.into_inner(), place)?;
         let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX);
         tokio::spawn(watch.run(to_client));
         Ok(Response::new(ReceiverStream::new(events).boxed()))
@@ -204,7 +232,7 @@ impl JobService for Jobs {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                let stream = JobServiceClient::new(channel).read_logs(onward).await?.into_inner();
+                let stream = onward_client(channel).read_logs(onward).await?.into_inner();
                 Ok(Response::new(stream.boxed()))
             }
             Route::Local => {
@@ -269,17 +297,16 @@ fn list(
     let mut last = None;
     let mut more = false;
     // Newest first; a page ends before the one it began behind.
-    for (id, row) in view.jobs().range(..after.unwrap_or(JobId(u64::MAX))).rev() {
-        let Some(spec) = view.spec(*id) else { continue };
-        if !matches(row, spec) {
-            continue;
-        }
-        if jobs.len() == size {
+    for (looked_at, (id, row)) in view.jobs().range(..after.unwrap_or(JobId(u64::MAX))).rev().enumerate() {
+        if jobs.len() == size || looked_at == JOBS_LOOKED_AT_MAX {
             more = true;
             break;
         }
-        jobs.push(render::job(view, *id, row, spec, Detail::Basic));
         last = Some(*id);
+        let Some(spec) = view.spec(*id) else { continue };
+        if matches(row, spec) {
+            jobs.push(render::job(view, *id, row, spec, Detail::Basic));
+        }
     }
     let next = last.filter(|_| more).map(|id| {
         PageToken { after: id.to_string(), log_index: view.log_index() }.encode(cluster, List::Jobs, filter)
@@ -290,182 +317,4 @@ fn list(
 
 pub(crate) fn bad_page(error: TokenError) -> Status {
     to_status(&Refusal::new(RefusalCode::PageTokenInvalid, error.to_string()))
-}
-
-/// One watch: the present first, then every change behind it.
-struct Watcher {
-    view: Arc<State>,
-    changes: Subscription,
-    sync: bool,
-    jobs: BTreeSet<JobId>,
-    tenant: String,
-    tokens: Tokens,
-}
-
-/// Makes the tokens of one watch.
-struct Tokens {
-    cluster: muster_types::ClusterId,
-    generation: u32,
-    filter: u64,
-}
-
-impl Tokens {
-    fn at(&self, position: WatchPosition) -> String {
-        let token = ResumeToken {
-            generation: self.generation,
-            log_index: position.log_index,
-            events: position.ordinal,
-        };
-        token.encode(self.cluster, self.filter)
-    }
-}
-
-impl Watcher {
-    fn open(router: &Router, message: &v1::WatchJobsRequest) -> Result<Watcher, Status> {
-        if message.job_ids.len() > WATCHED_JOBS_MAX {
-            let count = message.job_ids.len() as u64;
-            return Err(invalid(vec![Violation::limit("job_ids", count, 0, WATCHED_JOBS_MAX as u64)]));
-        }
-        let mut jobs = BTreeSet::new();
-        let mut violations = Vec::new();
-        for (place, text) in message.job_ids.iter().enumerate() {
-            match job_id(&format!("job_ids[{place}]"), text) {
-                Ok(id) => drop(jobs.insert(id)),
-                Err(violation) => violations.push(violation),
-            }
-        }
-        if !violations.is_empty() {
-            return Err(invalid(violations));
-        }
-        let engine = router.engine();
-        let view = engine.view();
-        let cluster = cluster(&view)?;
-        let generation = view.cluster().map_or(0, |c| c.generation);
-        let names: Vec<String> = jobs.iter().map(JobId::to_string).collect();
-        let filter = filter_digest(names.iter().map(String::as_str).chain(["|", &message.tenant]));
-        let refuse = |code, text: String| to_status(&Refusal::new(code, text));
-        let from = match message.resume_token.as_str() {
-            "" => WatchPosition::after(view.log_index()),
-            text => {
-                let token = ResumeToken::decode(text, cluster, filter)
-                    .map_err(|error| refuse(RefusalCode::ResumeTokenInvalid, error.to_string()))?;
-                if token.generation != generation {
-                    let text =
-                        "the cluster was rebuilt since the token was made; watch from the start".to_owned();
-                    return Err(refuse(RefusalCode::ResumeTokenCompacted, text));
-                }
-                WatchPosition { log_index: token.log_index, ordinal: token.events }
-            }
-        };
-        let changes = engine.watch(from).map_err(|refusal| to_status(&refusal))?;
-        let tokens = Tokens { cluster, generation, filter };
-        let sync = message.resume_token.is_empty();
-        Ok(Watcher { view, changes, sync, jobs, tenant: message.tenant.clone(), tokens })
-    }
-
-    fn wants(&self, id: JobId, spec: &JobSpec) -> bool {
-        (self.jobs.is_empty() || self.jobs.contains(&id))
-            && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
-    }
-
-    async fn run(mut self, to_client: mpsc::Sender<Result<v1::WatchJobsResponse, Status>>) {
-        if self.sync && self.send_present(&to_client).await.is_none() {
-            return;
-        }
-        loop {
-            let next = tokio::select! {
-                () = to_client.closed() => return,
-                next = self.changes.next() => next,
-            };
-            let (events, reached) = match next {
-                Ok(batch) => batch,
-                Err(refusal) => {
-                    // The client may have gone; then nobody is left to tell.
-                    let _ = to_client.send(Err(to_status(&refusal))).await;
-                    return;
-                }
-            };
-            let mut sent = None;
-            for event in events {
-                let Some(body) = self.body(event.change) else { continue };
-                if self.send(&to_client, event.position, body).await.is_none() {
-                    return;
-                }
-                sent = Some(event.position);
-            }
-            if sent != Some(reached) {
-                let bookmark = v1::watch_jobs_response::Event::Bookmark(true);
-                if self.send(&to_client, reached, bookmark).await.is_none() {
-                    return;
-                }
-            }
-        }
-    }
-
-    async fn send_present(
-        &self,
-        to_client: &mpsc::Sender<Result<v1::WatchJobsResponse, Status>>,
-    ) -> Option<()> {
-        let at = WatchPosition::after(self.view.log_index());
-        let body = |id: JobId| {
-            let (row, spec) = (self.view.job(id)?, self.view.spec(id)?);
-            let job = render::job(&self.view, id, row, spec, Detail::Full);
-            self.wants(id, spec).then_some(v1::watch_jobs_response::Event::Changed(job))
-        };
-        if self.jobs.is_empty() {
-            for (id, _) in self.view.jobs().iter() {
-                if let Some(body) = body(*id) {
-                    self.send_unmarked(to_client, at, body).await?;
-                }
-            }
-        } else {
-            for id in &self.jobs {
-                if let Some(body) = body(*id) {
-                    self.send_unmarked(to_client, at, body).await?;
-                }
-            }
-        }
-        self.send(to_client, at, v1::watch_jobs_response::Event::SyncEnd(true)).await
-    }
-
-    fn body(&self, change: Change) -> Option<v1::watch_jobs_response::Event> {
-        match change {
-            Change::Job { id, row, spec } => {
-                // Names of nodes never change, so any view serves.
-                let job = render::job(&self.view, id, &row, &spec, Detail::Full);
-                self.wants(id, &spec).then_some(v1::watch_jobs_response::Event::Changed(job))
-            }
-            Change::Forgotten(id) => {
-                let wanted = self.jobs.is_empty() || self.jobs.contains(&id);
-                wanted.then(|| v1::watch_jobs_response::Event::Forgotten(id.to_string()))
-            }
-            Change::Node(_) => None,
-        }
-    }
-
-    async fn send(
-        &self,
-        to_client: &mpsc::Sender<Result<v1::WatchJobsResponse, Status>>,
-        at: WatchPosition,
-        event: v1::watch_jobs_response::Event,
-    ) -> Option<()> {
-        let resume_token = self.tokens.at(at);
-        let message = v1::WatchJobsResponse { resume_token, log_index: at.log_index.0, event: Some(event) };
-        to_client.send(Ok(message)).await.ok()
-    }
-
-    /// The present in parts: no part can be resumed behind, only the whole.
-    async fn send_unmarked(
-        &self,
-        to_client: &mpsc::Sender<Result<v1::WatchJobsResponse, Status>>,
-        at: WatchPosition,
-        event: v1::watch_jobs_response::Event,
-    ) -> Option<()> {
-        let message = v1::WatchJobsResponse {
-            resume_token: String::new(),
-            log_index: at.log_index.0,
-            event: Some(event),
-        };
-        to_client.send(Ok(message)).await.ok()
-    }
 }

@@ -15,6 +15,11 @@ mod job_service;
 mod node_service;
 mod read;
 mod render;
+#[cfg(test)]
+mod sample;
 mod server;
+#[cfg(test)]
+mod tests;
+mod watcher;
 
 pub use server::{ApiConfig, ServeError, serve};

@@ -17,11 +17,12 @@ use muster_wire::v1::node_service_server::NodeService;
 use muster_wire::v1::{session_request, session_response};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::forward::{Caller, Route, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::invalid;
 
 /// How long an agent may take to say who it is.
@@ -32,6 +33,12 @@ const MESSAGES_WAITING_MAX: usize = 64;
 const WORKERS_MAX: usize = 4_096;
 /// Bytes of one piece of output.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// How long an agent may take nothing before its session is given up; its lease is over by then, or
+/// will be.
+const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// What a reader is told whose output does not end but stops.
+const BROKEN_OFF: &str = "the output broke off: the connection to the node's agent was lost";
 
 pub(crate) struct Nodes {
     router: Router,
@@ -83,13 +90,17 @@ impl NodeService for Nodes {
         match self.router.route(caller).await? {
             Route::Local => take_upload(&self.router, uploads).await?,
             Route::Remote(channel) => {
-                let mut onward = Router::onward(without_end(uploads), caller);
+                let mut onward = Router::onward(with_failure(uploads), caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                NodeServiceClient::new(channel).upload_logs(onward).await?;
+                onward_client(channel).upload_logs(onward).await?;
             }
         }
         Ok(Response::new(v1::UploadLogsResponse {}))
     }
+}
+
+fn onward_client(channel: Channel) -> NodeServiceClient<Channel> {
+    NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 
 /// The messages of a stream up to its end or failure: the other side sees an end either way.
@@ -97,6 +108,27 @@ fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T>
     stream
         .take_while(|message| std::future::ready(message.is_ok()))
         .filter_map(|message| std::future::ready(message.ok()))
+}
+
+/// An upload on its way to the leader, which sees only an end where the stream here failed; so the
+/// failure becomes a last message.
+fn with_failure(
+    uploads: Streaming<v1::UploadLogsRequest>,
+) -> impl Stream<Item = v1::UploadLogsRequest> + Send + 'static {
+    futures::stream::unfold((Some(uploads), 0), |(uploads, read_id)| async move {
+        let mut uploads = uploads?;
+        match uploads.message().await {
+            Ok(Some(upload)) => {
+                let read_id = upload.read_id;
+                Some((upload, (Some(uploads), read_id)))
+            }
+            Ok(None) => None,
+            Err(_) => {
+                let error = BROKEN_OFF.to_owned();
+                Some((v1::UploadLogsRequest { read_id, error, ..Default::default() }, (None, read_id)))
+            }
+        }
+    })
 }
 
 /// Connects the agent's stream with one to the leader.
@@ -110,7 +142,7 @@ async fn pass_on(
     let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
     let mut onward = Router::onward(all, caller);
     onward.metadata_mut().remove("grpc-timeout");
-    let responses = NodeServiceClient::new(channel).session(onward).await?.into_inner();
+    let responses = onward_client(channel).session(onward).await?.into_inner();
     Ok(Response::new(responses.boxed()))
 }
 
@@ -152,38 +184,61 @@ fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerRe
 }
 
 /// Runs a session: the agent's messages in, the engine's out. Ends when either side does.
-fn serve(router: Router, mut session: Session, mut requests: Streaming<v1::SessionRequest>) -> Responses {
+fn serve(router: Router, session: Session, requests: Streaming<v1::SessionRequest>) -> Responses {
     let (to_agent, responses) = mpsc::channel(MESSAGES_WAITING_MAX);
-    let node = session.node;
     tokio::spawn(async move {
-        let inbound = session.inbound();
-        let ended = loop {
-            tokio::select! {
-                message = session.next() => match message {
-                    Some(message) => {
-                        let response = response(&router.engine().view(), node, message);
-                        if to_agent.send(Ok(response)).await.is_err() {
-                            return;
-                        }
-                    }
-                    None => break Status::unavailable("the session ended; open another"),
-                },
-                request = requests.message() => match request.map(|r| r.map(inbound_of)) {
-                    Ok(Some(Ok(message))) => {
-                        if inbound.send(message).await.is_err() {
-                            break Status::unavailable("the session ended; open another");
-                        }
-                    }
-                    Ok(Some(Err(violations))) => break invalid(violations),
-                    Ok(None) => return,
-                    Err(status) => break status,
-                },
-            }
-        };
-        // The agent may have gone; then nobody is left to tell.
-        let _ = to_agent.send(Err(ended)).await;
+        let ended = carry(&router, session, requests, &to_agent).await;
+        // The agent may have gone or take nothing; then nobody is left to tell.
+        let _ = to_agent.try_send(Err(ended));
     });
     ReceiverStream::new(responses).boxed()
+}
+
+/// Carries messages both ways until one side ends; neither way ever waits for the other, or two full
+/// queues would hold each other for ever.
+async fn carry(
+    router: &Router,
+    mut session: Session,
+    mut requests: Streaming<v1::SessionRequest>,
+    to_agent: &mpsc::Sender<Result<v1::SessionResponse, Status>>,
+) -> Status {
+    let over = || Status::unavailable("the session ended; open another");
+    let node = session.node;
+    let inbound = session.inbound();
+    let ended = session.ended();
+    tokio::pin!(ended);
+    let mut out: Option<(v1::SessionResponse, Instant)> = None;
+    let mut inward: Option<Inbound> = None;
+    loop {
+        let stalled = out.as_ref().map_or_else(Instant::now, |(_, since)| *since + STALL_MAX);
+        tokio::select! {
+            () = &mut ended => return over(),
+            () = tokio::time::sleep_until(stalled), if out.is_some() => {
+                tracing::warn!(%node, "the agent takes no messages; its session ends");
+                return over();
+            }
+            room = to_agent.reserve(), if out.is_some() => match (room, out.take()) {
+                (Ok(room), Some((response, _))) => room.send(Ok(response)),
+                _ => return over(),
+            },
+            room = inbound.reserve(), if inward.is_some() => match (room, inward.take()) {
+                (Ok(room), Some(message)) => room.send(message),
+                _ => return over(),
+            },
+            message = session.next(), if out.is_none() => match message {
+                Some(message) => {
+                    out = Some((response(&router.engine().view(), node, message), Instant::now()));
+                }
+                None => return over(),
+            },
+            request = requests.message(), if inward.is_none() => match request.map(|r| r.map(inbound_of)) {
+                Ok(Some(Ok(message))) => inward = Some(message),
+                Ok(Some(Err(violations))) => return invalid(violations),
+                Ok(None) => return over(),
+                Err(status) => return status,
+            },
+        }
+    }
 }
 
 fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
@@ -249,26 +304,35 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
 
 /// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
 async fn take_upload(router: &Router, mut uploads: Streaming<v1::UploadLogsRequest>) -> Result<(), Status> {
+    let nobody = || Status::cancelled("nobody reads this output any more");
     let mut reader = None;
-    while let Some(upload) = uploads.message().await? {
+    let broken = loop {
+        let upload = match uploads.message().await {
+            Ok(Some(upload)) => upload,
+            Ok(None) => return Ok(()),
+            Err(status) => break status,
+        };
         if upload.data.len() > CHUNK_BYTES_MAX {
             let bytes = upload.data.len() as u64;
-            return Err(invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]));
+            break invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]);
         }
         if reader.is_none() {
             reader = router.engine().log_reader(upload.read_id);
         }
-        let Some(to_reader) = &reader else {
-            return Err(Status::cancelled("nobody reads this output any more"));
-        };
+        let Some(to_reader) = &reader else { return Err(nobody()) };
         let piece = if upload.error.is_empty() {
             Ok(LogChunk { stream: upload.stream, data: Bytes::from(upload.data) })
         } else {
             Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
         };
-        if to_reader.send(piece).await.is_err() {
-            return Err(Status::cancelled("nobody reads this output any more"));
+        tokio::select! {
+            () = router.engine().stopping() => break Status::unavailable("this replica stops"),
+            sent = to_reader.send(piece) => sent.map_err(|_| nobody())?,
         }
+    };
+    // What is cut off must not look as if it were complete.
+    if let Some(to_reader) = reader {
+        let _ = to_reader.send(Err(Refusal::new(RefusalCode::LogsUnavailable, BROKEN_OFF))).await;
     }
-    Ok(())
+    Err(broken)
 }

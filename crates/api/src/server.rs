@@ -23,6 +23,9 @@ pub struct ApiConfig {
     pub message_bytes_max: usize,
     /// Calls of one connection at a time.
     pub calls_per_connection_max: usize,
+    /// Calls and streams of one connection at a time. A follower carries the sessions of all its
+    /// agents to the leader on one.
+    pub streams_per_connection_max: u32,
     /// How long a write may take when its caller sets no deadline.
     pub write_timeout: Duration,
 }
@@ -32,6 +35,7 @@ impl ApiConfig {
     pub const DEFAULT: ApiConfig = ApiConfig {
         message_bytes_max: 4 << 20,
         calls_per_connection_max: 1_024,
+        streams_per_connection_max: 262_144,
         write_timeout: Duration::from_secs(30),
     };
 }
@@ -98,6 +102,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .tcp_nodelay(true)
         .concurrency_limit_per_connection(config.calls_per_connection_max)
+        .max_concurrent_streams(config.streams_per_connection_max)
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)

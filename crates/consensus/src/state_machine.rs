@@ -23,6 +23,9 @@ pub(crate) type Raft = openraft::Raft<RaftConfig, StateMachine>;
 
 struct Applied {
     application: Box<dyn Application>,
+    /// A call of the application panicked, perhaps with half of a batch applied. It is not called
+    /// again: a snapshot of it would bring the half back at the next start, and apply it twice.
+    panicked: bool,
     last: Option<LogId>,
     membership: StoredMembership,
 }
@@ -45,7 +48,8 @@ impl StateMachine {
         applied_index: watch::Sender<u64>,
         stop: Arc<watch::Sender<Option<StopReason>>>,
     ) -> Self {
-        let applied = Applied { application, last: None, membership: StoredMembership::default() };
+        let applied =
+            Applied { application, panicked: false, last: None, membership: StoredMembership::default() };
         StateMachine {
             applied: Arc::new(Mutex::new(applied)),
             snapshots,
@@ -76,11 +80,25 @@ impl StateMachine {
         })
     }
 
+    /// The same for a call that may leave the application between two states.
+    fn call<T>(
+        &self,
+        applied: &mut Applied,
+        call: impl FnOnce(&mut dyn Application) -> T,
+    ) -> Result<T, io::Error> {
+        if applied.panicked {
+            return Err(io::Error::other("the application panicked before"));
+        }
+        let application = applied.application.as_mut();
+        let called = self.contained(|| call(application));
+        applied.panicked = called.is_err();
+        called
+    }
+
     fn apply_batch(&self, entries: Vec<Entry>) -> Result<(), io::Error> {
         let committed: Vec<CommittedEntry> = entries.iter().map(committed_entry).collect();
         let mut applied = self.lock();
-        let application = &mut applied.application;
-        self.contained(|| application.apply(&committed))?;
+        self.call(&mut applied, |application| application.apply(&committed))?;
         for entry in entries {
             if let EntryPayload::Membership(membership) = entry.payload {
                 applied.membership = StoredMembership::new(Some(entry.log_id), membership);
@@ -180,12 +198,12 @@ impl StateMachine {
     fn install(&self, meta: &SnapshotMeta, snapshot: &SnapshotHandle) -> Result<(), io::Error> {
         let data = SnapshotData { reader: snapshot.chunks(), bytes: snapshot.bytes() };
         let mut applied = self.lock();
-        let application = &mut applied.application;
-        self.contained(|| application.restore(data))?.map_err(io::Error::other)?;
-        // Published only now: one that the application refuses must not come back at the next start.
-        self.snapshots.publish(snapshot)?;
+        self.call(&mut applied, |application| application.restore(data))?.map_err(io::Error::other)?;
         applied.last = meta.last_log_id;
         applied.membership = meta.last_membership.clone();
+        // Published only now: one that the application refuses must not come back at the next start.
+        // Under the lock, and after `last`: whatever is built from here on is named for what it holds.
+        self.snapshots.publish(snapshot)?;
         drop(applied);
         self.applied_index.send_replace(meta.last_log_id.map_or(0, |last| last.index()));
         Ok(())
@@ -200,8 +218,8 @@ pub struct SnapshotBuilder {
 impl SnapshotBuilder {
     fn build(machine: &StateMachine) -> Result<SnapshotHandle, io::Error> {
         let (source, meta) = {
-            let applied = machine.lock();
-            let source = machine.contained(|| applied.application.snapshot())?;
+            let mut applied = machine.lock();
+            let source = machine.call(&mut applied, |application| application.snapshot())?;
             let meta =
                 SnapshotMeta { last_log_id: applied.last, last_membership: applied.membership.clone() };
             (source, meta)
@@ -225,5 +243,86 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
         let built = tokio::task::spawn_blocking(move || SnapshotBuilder::build(&machine)).await;
         let handle = built.map_err(io::Error::other)??;
         Ok(SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
+
+    use super::*;
+    use crate::application::{ApplicationError, SnapshotSource};
+    use bytes::Bytes;
+    use muster_store::{LeaderId, Payload, StoreOptions};
+    use openraft::vote::RaftLeaderId;
+
+    /// Panics in the middle of a batch, with half of it applied.
+    #[derive(Default)]
+    struct Halves {
+        applied: u64,
+    }
+
+    impl Application for Halves {
+        fn apply(&mut self, entries: &[CommittedEntry]) {
+            for entry in entries {
+                assert!(entry.raft_index < 2, "the middle of the batch");
+                self.applied += 1;
+            }
+        }
+
+        fn snapshot(&self) -> Box<dyn SnapshotSource> {
+            struct Chunk(u64);
+            impl SnapshotSource for Chunk {
+                fn chunks(self: Box<Self>) -> Box<dyn Iterator<Item = Bytes> + Send> {
+                    Box::new(std::iter::once(Bytes::from(self.0.to_string())))
+                }
+            }
+            Box::new(Chunk(self.applied))
+        }
+
+        fn restore(&mut self, _: SnapshotData) -> Result<(), ApplicationError> {
+            Ok(())
+        }
+    }
+
+    fn entries(indexes: std::ops::Range<u64>) -> Vec<Entry> {
+        let entry = |index| Entry {
+            log_id: LogId::new(LeaderId::new(1, 1), index),
+            payload: EntryPayload::Normal(Payload(Bytes::new())),
+        };
+        indexes.map(entry).collect()
+    }
+
+    /// A snapshot that was asked for before the panic and is taken after it would hold half a batch
+    /// under the name of what came before, and that half would be applied again at the next start.
+    #[test]
+    fn nothing_is_taken_from_an_application_that_panicked() {
+        let snapshots = SnapshotStore::memory(&StoreOptions::small());
+        let stop = Arc::new(watch::Sender::new(None));
+        let application = Box::new(Halves::default());
+        let machine =
+            StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), Arc::clone(&stop));
+        machine.apply_batch(entries(0..1)).unwrap();
+        machine.apply_batch(entries(1..3)).unwrap_err();
+        assert!(matches!(*stop.borrow(), Some(StopReason::ApplicationPanicked { .. })));
+        assert!(SnapshotBuilder::build(&machine).is_err());
+        assert!(machine.apply_batch(entries(1..2)).is_err());
+        assert!(snapshots.current().is_none());
+    }
+    /// The application has the snapshot's state by then: what is built from it must say so.
+    #[test]
+    fn a_snapshot_that_was_restored_but_not_published_is_where_the_application_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("snapshots");
+        let snapshots = SnapshotStore::open(&folder, &StoreOptions::small()).unwrap();
+        let stop = Arc::new(watch::Sender::new(None));
+        let application = Box::new(Halves::default());
+        let machine = StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), stop);
+        let meta =
+            SnapshotMeta { last_log_id: Some(LogId::new(LeaderId::new(1, 1), 9)), ..Default::default() };
+        let snapshot = snapshots.create(meta.clone()).unwrap().finish().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        machine.install(&meta, &snapshot).unwrap_err();
+        assert_eq!(machine.lock().last, meta.last_log_id);
     }
 }

@@ -5,9 +5,12 @@ mod support;
 
 use bytes::Bytes;
 use muster_consensus::{Consensus, ConsensusConfig};
+use muster_store::{Entry, EntryPayload, LeaderId, LogId, SnapshotMeta, encode_entry, encode_snapshot_meta};
 use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
+use muster_wire::raft::v1::snapshot_request::Part;
+use openraft::vote::RaftLeaderId;
 use std::time::Instant;
 use support::{CLUSTER, Cluster, Disk, Recorder, guarded};
 use tokio::net::TcpListener;
@@ -72,6 +75,54 @@ async fn malformed_requests_are_refused() {
     ] {
         let refused = client.append(futures::stream::iter([bad])).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    let vote = wire::VoteRequest { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
+    assert_eq!(client.vote(vote.clone()).await.unwrap_err().code(), Code::InvalidArgument, "not granted yet");
+    assert_eq!(client.pre_vote(vote).await.unwrap_err().code(), Code::InvalidArgument);
+    let transfer = wire::TransferLeaderRequest {
+        peer: peer(CLUSTER, 1),
+        from_leader: in_another_name,
+        to: 1,
+        last_log_id: None,
+    };
+    assert_eq!(client.transfer_leader(transfer).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!(consensus.stopped().borrow().is_none());
+    assert_eq!(consensus.status().term, 0, "nothing of it was believed");
+}
+
+/// What no leader can have: the protocol takes it for granted and panics on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_leader_can_send_stops_nobody() {
+    let (consensus, mut client) = served().await;
+    let leader = Some(wire::BallotVote { term: 9, replica: 2, committed: true });
+    let log_id = |term, index| LogId::new(LeaderId::new(term, 2), index);
+    let meta =
+        |term, index| SnapshotMeta { last_log_id: Some(log_id(term, index)), ..SnapshotMeta::default() };
+    for meta in [meta(10, 5), meta(9, u64::MAX)] {
+        let start = wire::SnapshotStart {
+            peer: peer(CLUSTER, 1),
+            vote: leader,
+            meta: encode_snapshot_meta(&meta).into(),
+        };
+        let parts = [Part::Start(start), Part::End(wire::SnapshotEnd { chunks: 0 })];
+        let parts = parts.map(|part| wire::SnapshotRequest { part: Some(part) });
+        let refused = guarded("a refusal", client.install_snapshot(futures::stream::iter(parts))).await;
+        assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let good = wire::AppendRequest { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
+    let later = Entry { log_id: log_id(10, 0), payload: EntryPayload::Blank };
+    let far = Some(wire::LogId { term: 9, replica: 2, index: u64::MAX });
+    for bad in [
+        wire::AppendRequest { entries: vec![encode_entry(&later, 0)], ..good.clone() },
+        wire::AppendRequest {
+            previous: Some(wire::LogId { term: 10, replica: 2, index: 0 }),
+            ..good.clone()
+        },
+        wire::AppendRequest { previous: far, ..good.clone() },
+        wire::AppendRequest { leader_commit: far, ..good.clone() },
+    ] {
+        let refused = guarded("a refusal", client.append(futures::stream::iter([bad]))).await;
+        assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
     }
     assert!(consensus.stopped().borrow().is_none());
 }

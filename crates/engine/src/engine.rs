@@ -3,16 +3,17 @@
 use muster_consensus::{Consensus, Leader, LeadershipView};
 use muster_decider::{Answer, Command, Founding};
 use muster_planner::{Budget, Verdict, plan};
-use muster_state::{Phase, State};
-use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Name, Refusal, RefusalCode, ReplicaId};
+use muster_state::{NodeStatus, Phase, State};
+use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode, ReplicaId};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
-use crate::logs::{LogChunk, LogRelay, LogRequest};
+use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
 use crate::watch::{Subscription, WatchPosition};
@@ -48,6 +49,12 @@ pub struct WaitReason {
 
 /// Work one explanation may cost, in visits.
 const EXPLAIN_VISITS: u64 = 50_000;
+/// Memory that commands waiting for the decision loop may take together, in KiB. Their number alone
+/// bounds nothing: one submission can be a thousand times another.
+const CLIENT_ROOM_KIB: u32 = 64 << 10;
+/// How long a read of output waits for the session of a node that is up: after a change of leader
+/// the agents come back within a heartbeat or two.
+const SESSION_RETURNS_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) struct Inner {
     pub(crate) consensus: Consensus,
@@ -56,9 +63,11 @@ pub(crate) struct Inner {
     pub(crate) sessions: Arc<Sessions>,
     clients: mpsc::Sender<Intake>,
     nodes: mpsc::Sender<Intake>,
+    client_room: Arc<Semaphore>,
     logs: LogRelay,
     info: ReplicaInfo,
     shutdown: CancellationToken,
+    failed: watch::Sender<Option<String>>,
 }
 
 /// One replica's services. Clones share it.
@@ -86,22 +95,53 @@ impl Engine {
             nodes: from_nodes,
             shutdown: shutdown.clone(),
         };
-        tokio::spawn(decisions.run());
-        let shared = view.shared;
-        let logs = LogRelay::default();
-        Engine {
+        let engine = Engine {
             inner: Arc::new(Inner {
                 consensus,
-                shared,
+                shared: view.shared,
                 liveness,
                 sessions,
                 clients,
                 nodes,
-                logs,
+                client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
+                logs: LogRelay::default(),
                 info,
                 shutdown,
+                failed: watch::Sender::new(None),
             }),
-        }
+        };
+        tokio::spawn(engine.clone().supervise(tokio::spawn(decisions.run())));
+        engine
+    }
+
+    /// Notices when the decision loop stops on a broken invariant. Without it this replica would lead
+    /// on, keep its agents alive, and decide nothing.
+    pub(crate) async fn supervise(self, decisions: tokio::task::JoinHandle<()>) {
+        let Err(error) = decisions.await else { return };
+        let detail = match error.try_into_panic() {
+            Ok(panic) => panic_text(panic.as_ref()),
+            Err(error) => error.to_string(),
+        };
+        self.inner.liveness.end();
+        self.stop();
+        self.inner.failed.send_replace(Some(detail));
+    }
+
+    /// Why the decision loop has stopped by itself, once it has: then the process must end.
+    #[must_use]
+    pub fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.inner.failed.subscribe()
+    }
+
+    /// Resolves when this replica stops serving.
+    pub fn stopping(&self) -> WaitForCancellationFuture<'_> {
+        self.inner.shutdown.cancelled()
+    }
+
+    /// Whether this replica stops serving.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.inner.shutdown.is_cancelled()
     }
 
     /// Stops deciding. Consensus is stopped by whoever started it.
@@ -153,12 +193,11 @@ impl Engine {
     /// A refusal; `NOT_LEADER` and `OVERLOADED` certainly changed nothing, `OUTCOME_UNKNOWN` may have.
     pub async fn execute(&self, command: Command) -> Result<Answer, Refusal> {
         let (reply, answer) = oneshot::channel();
-        match self.inner.clients.try_send(Intake { command, reply }) {
+        let room = Arc::clone(&self.inner.client_room).try_acquire_many_owned(room_kib(&command));
+        let Ok(room) = room else { return Err(overloaded()) };
+        match self.inner.clients.try_send(Intake { command, reply, _room: Some(room) }) {
             Ok(()) => answer.await.unwrap_or_else(|_| Err(stopping())),
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                let text = "too many requests wait for the leader; try again";
-                Err(Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 100))
-            }
+            Err(mpsc::error::TrySendError::Full(_)) => Err(overloaded()),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(stopping()),
         }
     }
@@ -166,7 +205,8 @@ impl Engine {
     /// The same in the nodes' lane; waits for its turn, since sessions are bounded themselves.
     pub(crate) async fn execute_for_node(&self, command: Command) -> Result<Answer, Refusal> {
         let (reply, answer) = oneshot::channel();
-        self.inner.nodes.send(Intake { command, reply }).await.map_err(|_| stopping())?;
+        let intake = Intake { command, reply, _room: None };
+        self.inner.nodes.send(intake).await.map_err(|_| stopping())?;
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
@@ -271,18 +311,51 @@ impl Engine {
             ))
         })?;
         let token: FencingToken = placement.token;
-        let outbound = self.inner.sessions.outbound(slot.node).ok_or_else(|| {
-            let name =
-                view.node(slot.node).map_or_else(|| slot.node.to_string(), |n| n.spec.name.to_string());
-            gone(format!("the output is on {name}, which has no session at present"))
-        })?;
-        let (read_id, chunks) = self.inner.logs.open();
+        let outbound = self.session_of(slot.node).await?;
+        let (read_id, chunks) = self.inner.logs.open()?;
         let request = LogRequest { read_id, job, token, rank, ..request };
-        outbound
-            .send(Outbound::ReadLogs(request))
-            .await
-            .map_err(|_| gone("the node's session ended".to_owned()))?;
+        if outbound.try_send(Outbound::ReadLogs(request)).is_err() {
+            self.inner.logs.give_up(read_id, "the node's session takes no order at present");
+            return Ok(chunks);
+        }
+        let engine = self.clone();
+        tokio::spawn(async move {
+            // An upload that has begun ends by itself; one that does not begin is noticed by nobody.
+            tokio::select! {
+                () = tokio::time::sleep(UPLOAD_BEGINS_MAX) => {}
+                () = outbound.closed() => {}
+                () = engine.stopping() => {}
+            }
+            engine.inner.logs.give_up(read_id, "the node's agent did not send the output");
+        });
         Ok(chunks)
+    }
+
+    /// The session of a node, waiting a moment for that of a node that is up.
+    async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
+        let deadline = Instant::now() + SESSION_RETURNS_MAX;
+        let mut opened = self.inner.sessions.opened();
+        loop {
+            opened.mark_unchanged();
+            if let Some(outbound) = self.inner.sessions.outbound(node) {
+                return Ok(outbound);
+            }
+            if !self.is_leader() {
+                return Err(Refusal::new(
+                    RefusalCode::NotLeader,
+                    "the leader changed; sessions are at the next",
+                ));
+            }
+            let view = self.view();
+            let row = view.node(node);
+            let is_up = row.is_some_and(|row| row.status == NodeStatus::Up);
+            let waited = !is_up || tokio::time::timeout_at(deadline, opened.changed()).await.is_err();
+            if waited {
+                let name = row.map_or_else(|| node.to_string(), |row| row.spec.name.to_string());
+                let text = format!("the output is on {name}, which has no session at present");
+                return Err(Refusal::new(RefusalCode::LogsUnavailable, text));
+            }
+        }
     }
 
     /// Where the upload of a read goes; none when nobody waits for it any more.
@@ -290,6 +363,33 @@ impl Engine {
     pub fn log_reader(&self, read_id: u64) -> Option<mpsc::Sender<Result<LogChunk, Refusal>>> {
         self.inner.logs.take(read_id)
     }
+}
+
+/// About what a waiting command takes in memory, in KiB.
+fn room_kib(command: &Command) -> u32 {
+    let Command::Submit { specs, .. } = command else { return 1 };
+    let bytes: usize = specs.iter().map(spec_bytes).sum();
+    // Whatever its size, one that is alone may wait; the decider refuses what is too large.
+    u32::try_from(bytes >> 10).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
+}
+
+fn spec_bytes(spec: &JobSpec) -> usize {
+    let texts = spec.groups.iter().map(|group| {
+        let words: usize = group.command.iter().map(|word| word.len() + 24).sum();
+        let variables: usize = group.environment.iter().map(|(k, v)| k.len() + v.len() + 64).sum();
+        words + variables + 256
+    });
+    texts.sum::<usize>() + 512
+}
+
+fn overloaded() -> Refusal {
+    let text = "too many requests wait for the leader; try again";
+    Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 100)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
 fn stopping() -> Refusal {

@@ -8,14 +8,14 @@
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, LeadershipView, Proposal, ProposeError};
-use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_state::{Leadership, NodeStatus};
 use muster_types::{LogTime, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -33,8 +33,16 @@ const COMMANDS_PER_ROUND_MAX: usize = 1_024;
 const ROUND_BYTES_SOFT: usize = 64 << 10;
 /// Planning work in one round, in visits: some tens of milliseconds.
 const VISITS_PER_ROUND: u64 = 200_000;
+/// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
+/// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
+const ROUND_BYTES_LOST: usize = 256 << 10;
+/// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
+/// without end must not shut out those who would cancel its work.
+const CLIENT_TURN: usize = 4;
 /// How often history is looked at for what has been kept long enough.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
+/// The same while there was something to do: one look does a bounded part of it.
+const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);
 
 /// Between a refusal by consensus and the next attempt at the barrier.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(20);
@@ -43,6 +51,8 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(20);
 pub(crate) struct Intake {
     pub(crate) command: Command,
     pub(crate) reply: Reply,
+    /// Its share of the memory that waiting commands may take.
+    pub(crate) _room: Option<OwnedSemaphorePermit>,
 }
 
 pub(crate) struct DecisionLoop {
@@ -140,6 +150,10 @@ impl DecisionLoop {
             passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Refused },
         }
         let state = muster_state::State::clone(&self.shared.view.load());
+        if state.leadership().is_some_and(|current| current > mine) {
+            // Passed, and deposed since: the next leader's records are applied here already.
+            return End::Refused;
+        }
         let speculation = Speculation::begin(state, mine, clock::now(), self.founding);
         let mut term = Term {
             flushed: self.consensus.flush_progress(),
@@ -195,8 +209,8 @@ impl Term<'_> {
         let nodes = self.speculation.state().nodes().iter();
         let up =
             nodes.filter(|(_, row)| row.status == NodeStatus::Up).map(|(id, row)| (*id, row.incarnation));
-        self.outer.liveness.begin(lease, up);
         let mine = self.speculation.leadership();
+        self.outer.liveness.begin(mine, Instant::now(), lease, up);
         tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
     }
 
@@ -212,10 +226,6 @@ impl Term<'_> {
                 self.decide();
             }
             let open = stands && self.may_propose();
-            if open && self.interrupted {
-                tokio::task::yield_now().await;
-                continue;
-            }
             let wake = self.next_wake();
             tokio::select! {
                 biased;
@@ -227,8 +237,10 @@ impl Term<'_> {
                 },
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
-                Some(intake) = self.outer.clients.recv(), if open => self.take(intake),
+                Some(intake) = self.outer.clients.recv(), if open || !stands => self.answer(intake, stands),
                 () = tokio::time::sleep_until(wake), if open => {}
+                // Goes on with the pass, after whatever was ready above.
+                () = tokio::task::yield_now(), if open && self.interrupted => {}
             }
         }
     }
@@ -253,21 +265,29 @@ impl Term<'_> {
     /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
     fn decide(&mut self) {
         self.speculation.set_now(clock::now());
-        for _ in 0..COMMANDS_PER_ROUND_MAX {
+        for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 break;
             }
-            let next = self.outer.nodes.try_recv().or_else(|_| self.outer.clients.try_recv());
+            let DecisionLoop { nodes, clients, .. } = &mut *self.outer;
+            let next = if turn % CLIENT_TURN == 0 {
+                clients.try_recv().or_else(|_| nodes.try_recv())
+            } else {
+                nodes.try_recv().or_else(|_| clients.try_recv())
+            };
             let Ok(intake) = next else { break };
             self.take(intake);
         }
-        for (node, incarnation) in self.outer.liveness.take_expired() {
-            tracing::warn!(%node, incarnation, "session ran out");
-            handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
-                .expect("the end of a session is never refused");
-        }
-        if self.outer_is_due() {
+        self.take_expired();
+        if self.housekeeping_is_due() {
+            let before = self.speculation.last_index();
             tick(&mut self.speculation);
+            let pause = if self.speculation.last_index() == before {
+                HOUSEKEEPING_INTERVAL
+            } else {
+                HOUSEKEEPING_PAUSE
+            };
+            self.housekeeping = Instant::now() + pause;
         }
         if self.speculation.wants_schedule() {
             let mut budget = Budget::new(VISITS_PER_ROUND);
@@ -278,9 +298,30 @@ impl Term<'_> {
         self.propose();
     }
 
+    /// Ends sessions that have run out, as many as one round says; the others are over as well, and
+    /// are said in the rounds after it.
+    fn take_expired(&mut self) {
+        let now = Instant::now();
+        while self.speculation.round_bytes() < ROUND_BYTES_LOST {
+            let Some((node, incarnation)) = self.outer.liveness.next_expired(now) else { return };
+            tracing::warn!(%node, incarnation, "session ran out");
+            handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
+                .expect("the end of a session is never refused");
+        }
+    }
+
+    /// Without a quorum nothing can be promised, and a client may find another leader. A node's report
+    /// waits instead: to refuse it would end its session for a pause of a moment.
+    fn answer(&mut self, intake: Intake, stands: bool) {
+        if stands { self.take(intake) } else { refuse(intake) }
+    }
+
     fn take(&mut self, intake: Intake) {
         self.speculation.set_now(clock::now());
         let answer = handle(&mut self.speculation, &intake.command);
+        if let Ok(Answer::Registered { node, incarnation, .. }) = answer {
+            self.outer.liveness.registered(Instant::now(), node, incarnation);
+        }
         // A refusal too was decided on speculative state: it is told once that state is real.
         let at = answer.as_ref().map_or_else(|_| self.speculation.last_index(), muster_decider::Answer::at);
         self.outer.shared.waiters.add(at, self.speculation.leadership(), intake.reply, answer);
@@ -294,14 +335,9 @@ impl Term<'_> {
         self.proposed += 1;
     }
 
-    fn outer_is_due(&mut self) -> bool {
-        let now = Instant::now();
+    fn housekeeping_is_due(&self) -> bool {
         let overdue = self.run_limit().is_some_and(|limit| limit <= self.speculation.now());
-        if now < self.housekeeping && !overdue {
-            return false;
-        }
-        self.housekeeping = now + HOUSEKEEPING_INTERVAL;
-        true
+        overdue || self.housekeeping <= Instant::now()
     }
 
     fn run_limit(&self) -> Option<LogTime> {

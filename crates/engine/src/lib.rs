@@ -24,13 +24,17 @@ mod liveness;
 mod logs;
 mod orders;
 mod replicated;
+#[cfg(test)]
+mod sample;
 mod session;
+#[cfg(test)]
+mod tests;
 mod waiters;
 mod watch;
 
 pub use engine::{Engine, EngineConfig, ReplicaInfo, WaitReason};
 pub use logs::{LogChunk, LogRequest};
 pub use orders::{Order, StartOrder, StopOrder};
-pub use replicated::{Replicated, replicated};
+pub use replicated::{Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
 pub use watch::{Change, Event, Subscription, WatchPosition};

@@ -4,8 +4,13 @@
 //! margin; the agent counts from the moment it *sent* what was acknowledged, without the margin. So
 //! the agent has stopped everything before the leader gives its capacity away.
 //!
-//! **Invariant:** once a session is over it stays over: only a registration begins another.
+//! **Invariant:** every node that is up by the leader's speculation has a lease here, from the
+//! moment its registration was decided: else one whose agent went away while it registered would
+//! stay up for ever, and two agents could both be told that they hold it.
+//! **Invariant:** once a session is over it stays over: only a registration that was decided later
+//! begins another.
 
+use muster_state::Leadership;
 use muster_types::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -20,15 +25,15 @@ struct Lease {
 
 #[derive(Default)]
 struct Inner {
-    /// Only while this replica leads.
-    active: bool,
+    /// The leadership that counts; none while this replica does not lead.
+    leadership: Option<Leadership>,
     /// Time to live plus margin.
     term: Duration,
     leases: BTreeMap<NodeId, Lease>,
     by_deadline: BTreeSet<(Instant, NodeId)>,
 }
 
-/// Session leases, while this replica leads.
+/// Session leases, while this replica leads. Every call says what time it is.
 #[derive(Default)]
 pub(crate) struct Liveness {
     inner: Mutex<Inner>,
@@ -41,10 +46,16 @@ impl Liveness {
 
     /// A leadership begins: every session that stands gets one full term from now, because the
     /// leader before may have acknowledged a heartbeat until just now.
-    pub(crate) fn begin(&self, term: Duration, sessions: impl Iterator<Item = (NodeId, u32)>) {
+    pub(crate) fn begin(
+        &self,
+        leadership: Leadership,
+        now: Instant,
+        term: Duration,
+        sessions: impl Iterator<Item = (NodeId, u32)>,
+    ) {
         let mut inner = self.lock();
-        *inner = Inner { active: true, term, ..Inner::default() };
-        let deadline = Instant::now() + term;
+        *inner = Inner { leadership: Some(leadership), term, ..Inner::default() };
+        let deadline = now + term;
         for (node, incarnation) in sessions {
             inner.set(node, Lease { incarnation, deadline });
         }
@@ -55,25 +66,24 @@ impl Liveness {
         *self.lock() = Inner::default();
     }
 
-    /// A registration was applied and the leadership confirmed since: a session begins.
-    pub(crate) fn register(&self, node: NodeId, incarnation: u32) -> bool {
+    /// A registration was decided just now. The same session going on is not renewed by that: only
+    /// what a quorum confirmed renews.
+    pub(crate) fn registered(&self, now: Instant, node: NodeId, incarnation: u32) {
         let mut inner = self.lock();
-        let newer = inner.leases.get(&node).is_none_or(|lease| lease.incarnation <= incarnation);
-        if !inner.active || !newer {
-            return false;
+        if inner.leases.get(&node).is_some_and(|lease| lease.incarnation == incarnation) {
+            return;
         }
-        let deadline = Instant::now() + inner.term;
+        let deadline = now + inner.term;
         inner.set(node, Lease { incarnation, deadline });
-        true
     }
 
-    /// Renews a session that is not over; false when it is.
-    pub(crate) fn renew(&self, node: NodeId, incarnation: u32) -> bool {
+    /// Renews a session that is not over, under the leadership that a quorum has confirmed; false
+    /// when it is over or another leadership counts.
+    pub(crate) fn renew(&self, now: Instant, leadership: Leadership, node: NodeId, incarnation: u32) -> bool {
         let mut inner = self.lock();
-        let now = Instant::now();
         let stands =
             inner.leases.get(&node).is_some_and(|l| l.incarnation == incarnation && l.deadline > now);
-        if !inner.active || !stands {
+        if inner.leadership != Some(leadership) || !stands {
             return false;
         }
         let deadline = now + inner.term;
@@ -81,27 +91,26 @@ impl Liveness {
         true
     }
 
-    /// How long until the node's session runs out; none when it has none.
-    pub(crate) fn remaining(&self, node: NodeId) -> Option<Duration> {
-        let lease = *self.lock().leases.get(&node)?;
-        Some(lease.deadline.saturating_duration_since(Instant::now()))
+    /// Whether `leadership` is the one that counts.
+    pub(crate) fn counts(&self, leadership: Leadership) -> bool {
+        self.lock().leadership == Some(leadership)
     }
 
-    /// Sessions that have run out; from now on they are over.
-    pub(crate) fn take_expired(&self) -> Vec<(NodeId, u32)> {
+    /// How long until the node's session runs out; none when it has none.
+    pub(crate) fn remaining(&self, now: Instant, node: NodeId) -> Option<Duration> {
+        let lease = *self.lock().leases.get(&node)?;
+        Some(lease.deadline.saturating_duration_since(now))
+    }
+
+    /// One session that has run out; from now on it is over.
+    pub(crate) fn next_expired(&self, now: Instant) -> Option<(NodeId, u32)> {
         let mut inner = self.lock();
-        let now = Instant::now();
-        let mut expired = Vec::new();
-        while let Some((deadline, node)) = inner.by_deadline.first().copied() {
-            if deadline > now {
-                break;
-            }
-            inner.by_deadline.pop_first();
-            if let Some(lease) = inner.leases.remove(&node) {
-                expired.push((node, lease.incarnation));
-            }
+        let (deadline, node) = inner.by_deadline.first().copied()?;
+        if deadline > now {
+            return None;
         }
-        expired
+        inner.by_deadline.pop_first();
+        inner.leases.remove(&node).map(|lease| (node, lease.incarnation))
     }
 
     /// When the next session runs out.
@@ -116,5 +125,74 @@ impl Inner {
             self.by_deadline.remove(&(old.deadline, node));
         }
         self.by_deadline.insert((lease.deadline, node));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::ReplicaId;
+
+    const MINE: Leadership = Leadership { term: 2, replica: ReplicaId(1) };
+    const TERM: Duration = Duration::from_millis(1_000);
+    const NODE: NodeId = NodeId(4);
+
+    /// A leadership that begins at the returned time.
+    fn begun(sessions: &[(NodeId, u32)]) -> (Liveness, impl Fn(u64) -> Instant) {
+        let liveness = Liveness::default();
+        let start = Instant::now();
+        liveness.begin(MINE, start, TERM, sessions.iter().copied());
+        (liveness, move |ms| start + Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn a_session_stands_for_one_term_after_its_last_renewal() {
+        let (liveness, at) = begun(&[(NODE, 3)]);
+        assert!(liveness.renew(at(900), MINE, NODE, 3));
+        assert_eq!(liveness.next_expired(at(1_899)), None);
+        assert!(!liveness.renew(at(1_899), MINE, NODE, 2), "another incarnation");
+        assert!(!liveness.renew(at(1_899), Leadership { term: 3, ..MINE }, NODE, 3), "another leadership");
+        assert!(!liveness.renew(at(1_900), MINE, NODE, 3), "over, whether or not anybody looked");
+        assert_eq!(liveness.next_expired(at(1_900)), Some((NODE, 3)));
+        assert_eq!((liveness.next_expired(at(1_900)), liveness.next_deadline()), (None, None));
+    }
+
+    #[test]
+    fn what_is_over_stays_over() {
+        let (liveness, at) = begun(&[(NODE, 3)]);
+        // The same session registers again before anybody noticed that it ran out.
+        liveness.registered(at(1_000), NODE, 3);
+        assert!(!liveness.renew(at(1_000), MINE, NODE, 3));
+        assert_eq!(liveness.next_expired(at(1_000)), Some((NODE, 3)));
+        assert!(!liveness.renew(at(1_001), MINE, NODE, 3));
+        liveness.registered(at(1_002), NODE, 4);
+        assert!(liveness.renew(at(1_003), MINE, NODE, 4));
+    }
+
+    #[test]
+    fn a_registration_that_nobody_takes_up_runs_out() {
+        let (liveness, at) = begun(&[]);
+        liveness.registered(at(0), NODE, 1);
+        assert_eq!(liveness.remaining(at(0), NODE), Some(TERM));
+        liveness.registered(at(500), NODE, 1);
+        assert_eq!(liveness.remaining(at(500), NODE), Some(TERM / 2), "saying it again renews nothing");
+        assert_eq!(liveness.next_expired(at(1_000)), Some((NODE, 1)));
+    }
+
+    #[test]
+    fn a_new_leadership_grants_one_full_term_and_knows_no_others() {
+        let (liveness, at) = begun(&[(NODE, 1)]);
+        let next = Leadership { term: 3, ..MINE };
+        liveness.begin(next, at(900), TERM, [(NODE, 1)].into_iter());
+        assert_eq!(liveness.next_deadline(), Some(at(1_900)));
+        assert!(!liveness.renew(at(901), MINE, NODE, 1) && liveness.renew(at(901), next, NODE, 1));
+    }
+
+    #[test]
+    fn nothing_is_acknowledged_without_a_leadership() {
+        let (liveness, at) = begun(&[(NODE, 1)]);
+        liveness.end();
+        assert!(!liveness.renew(at(1), MINE, NODE, 1) && !liveness.counts(MINE));
+        assert_eq!((liveness.remaining(at(1), NODE), liveness.next_deadline()), (None, None));
     }
 }

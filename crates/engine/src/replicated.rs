@@ -48,7 +48,7 @@ pub struct View {
 }
 
 impl Replicated {
-    fn apply_round(&mut self, raft_index: u64, payload: &[u8], events: &mut Vec<Event>) -> Leadership {
+    fn apply_round(&mut self, raft_index: u64, payload: &[u8], events: &mut Vec<Event>) {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
         let round = decode_round(payload).unwrap_or_else(|error| {
@@ -60,7 +60,6 @@ impl Replicated {
             let applied = self.state.apply(leadership, index, round.log_time, decision);
             self.after_record(&round, ordinal, &applied, events);
         }
-        leadership
     }
 
     fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied, events: &mut Vec<Event>) {
@@ -108,11 +107,12 @@ impl Replicated {
 impl Application for Replicated {
     fn apply(&mut self, entries: &[CommittedEntry]) {
         let mut events = Vec::new();
-        let mut reached: Vec<(LogIndex, Leadership)> = Vec::new();
+        // The state's leadership, not the round's: a round of a lost one is applied as nothing.
+        let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
         for entry in entries {
             let Some(payload) = &entry.payload else { continue };
-            let leadership = self.apply_round(entry.raft_index, payload, &mut events);
-            reached.push((self.state.log_index(), leadership));
+            self.apply_round(entry.raft_index, payload, &mut events);
+            reached.push((self.state.log_index(), self.state.leadership()));
         }
         if reached.is_empty() {
             return;
@@ -140,6 +140,7 @@ impl Application for Replicated {
         self.shared.hub.reset(end);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_all();
+        self.shared.waiters.applied(end, self.state.leadership());
         Ok(())
     }
 }

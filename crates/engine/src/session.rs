@@ -11,16 +11,17 @@ use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_state::{Leadership, RankState};
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
+    ExitStatus, FencingToken, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
+    limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::engine::Engine;
-
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
 
@@ -116,7 +117,7 @@ pub enum Outbound {
     ReadLogs(LogRequest),
 }
 
-struct Registered {
+struct Standing {
     session: u64,
     outbound: mpsc::Sender<Outbound>,
     end: CancellationToken,
@@ -126,21 +127,29 @@ struct Registered {
 #[derive(Default)]
 pub(crate) struct Sessions {
     next: AtomicU64,
-    by_node: Mutex<BTreeMap<NodeId, Registered>>,
+    by_node: Mutex<BTreeMap<NodeId, Standing>>,
+    /// Moves with every session that opens.
+    opened: watch::Sender<u64>,
 }
 
 impl Sessions {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeId, Registered>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeId, Standing>> {
         self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A later session of a node takes the place of the one before.
     fn add(&self, node: NodeId, outbound: mpsc::Sender<Outbound>, end: CancellationToken) -> u64 {
         let session = self.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(old) = self.lock().insert(node, Registered { session, outbound, end }) {
+        if let Some(old) = self.lock().insert(node, Standing { session, outbound, end }) {
             old.end.cancel();
         }
+        self.opened.send_replace(session);
         session
+    }
+
+    /// Changes with every session that opens.
+    pub(crate) fn opened(&self) -> watch::Receiver<u64> {
+        self.opened.subscribe()
     }
 
     fn remove(&self, node: NodeId, session: u64) {
@@ -170,7 +179,13 @@ pub struct Session {
     pub incarnation: u32,
     inbound: mpsc::Sender<Inbound>,
     outbound: mpsc::Receiver<Outbound>,
-    _end: tokio_util::sync::DropGuard,
+    end: CancellationToken,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
 }
 
 impl Session {
@@ -184,6 +199,11 @@ impl Session {
     pub async fn next(&mut self) -> Option<Outbound> {
         self.outbound.recv().await
     }
+
+    /// Resolves when the session has ended, whatever is still to be taken out of it.
+    pub fn ended(&self) -> WaitForCancellationFutureOwned {
+        self.end.clone().cancelled_owned()
+    }
 }
 
 impl Engine {
@@ -193,54 +213,59 @@ impl Engine {
     /// When it does not, or the node may not be registered so.
     pub async fn open_session(&self, opening: Opening) -> Result<Session, Refusal> {
         let name = opening.spec.name.clone();
-        let other_session_is_over = self.other_session_is_over(&opening)?;
-        let command = Command::Register { spec: opening.spec, holder: opening.holder, other_session_is_over };
-        let Answer::Registered { node, incarnation, .. } = self.execute_for_node(command).await? else {
+        // Another holder's session that is over was declared lost before: nobody is to be replaced.
+        let command =
+            Command::Register { spec: opening.spec, holder: opening.holder, other_session_is_over: false };
+        let answer = self.execute_for_node(command).await.map_err(|refusal| self.held(&name, refusal))?;
+        let Answer::Registered { node, incarnation, .. } = answer else {
             return Err(Refusal::new(RefusalCode::Fenced, "the registration was answered as something else"));
         };
         // The answer may rest on no new record at all: prove that this replica still leads.
         let leadership = confirm(&self.inner.consensus).await?;
-        if !self.inner.liveness.register(node, incarnation) {
-            return Err(Refusal::new(RefusalCode::Fenced, "the session was replaced meanwhile"));
+        if !self.inner.liveness.renew(Instant::now(), leadership, node, incarnation) {
+            let text = "the session ran out or was replaced meanwhile; register again";
+            return Err(Refusal::new(RefusalCode::Fenced, text));
         }
         tracing::info!(%node, %name, incarnation, "session opened");
         let end = CancellationToken::new();
         let (inbound, from_agent) = mpsc::channel(MESSAGES_WAITING_MAX);
         let (to_agent, outbound) = mpsc::channel(MESSAGES_WAITING_MAX);
+        // In line before anybody else finds the session: an agent takes nothing else first.
+        let view = self.view();
+        let generation = view.cluster().map_or(0, |c| c.generation);
+        let registered =
+            Outbound::Registered { node, incarnation, generation, parameters: view.parameters() };
+        to_agent.try_send(registered).expect("a new queue has room and its receiver is here");
         let session = self.inner.sessions.add(node, to_agent.clone(), end.clone());
+        if !self.inner.liveness.counts(leadership) {
+            // The sessions of that leadership were closed before this one was added.
+            end.cancel();
+        }
         let (reports, to_report) = mpsc::channel(MESSAGES_WAITING_MAX);
-        let work = Work { engine: self.clone(), node, incarnation, leadership, out: to_agent, reports };
-        let reporter =
-            Reporter { engine: self.clone(), node, incarnation, out: work.out.clone(), end: end.clone() };
+        let out = Outlet { messages: to_agent, end: end.clone() };
+        let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
+        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports };
         tokio::spawn(reporter.run(to_report));
         tokio::spawn({
             let (end, sessions) = (end.clone(), Arc::clone(&self.inner.sessions));
             async move {
-                work.run(opening.workers, from_agent, end.clone()).await;
+                work.run(opening.workers, from_agent).await;
                 sessions.remove(node, session);
                 end.cancel();
                 tracing::info!(%node, "session closed");
             }
         });
-        Ok(Session { node, incarnation, inbound, outbound, _end: end.drop_guard() })
+        Ok(Session { node, incarnation, inbound, outbound, end })
     }
 
-    /// Whether nobody else can be running on the node. Refuses, with the time left, while the lease
-    /// of another holder stands.
-    fn other_session_is_over(&self, opening: &Opening) -> Result<bool, Refusal> {
-        let view = self.view();
-        let Some(node) = view.node_named(&opening.spec.name) else { return Ok(true) };
-        let same_holder = view.node(node).is_some_and(|row| row.holder == opening.holder);
-        match self.inner.liveness.remaining(node) {
-            Some(left) if !same_holder => {
-                let text =
-                    format!("another agent holds {}, and its lease has not run out", opening.spec.name);
-                let left_ms = left.as_millis();
-                Err(Refusal::new(RefusalCode::NodeHeldByAnother, text).with("retry_after_ms", left_ms))
-            }
-            Some(_) => Ok(false),
-            None => Ok(true),
+    /// A refusal because of another holder says when its lease runs out.
+    fn held(&self, name: &Name, refusal: Refusal) -> Refusal {
+        if refusal.code != RefusalCode::NodeHeldByAnother {
+            return refusal;
         }
+        let node = self.view().node_named(name);
+        let left = node.and_then(|node| self.inner.liveness.remaining(Instant::now(), node));
+        refusal.with("retry_after_ms", left.unwrap_or_default().as_millis())
     }
 }
 
@@ -252,42 +277,59 @@ async fn confirm(consensus: &Consensus) -> Result<Leadership, Refusal> {
     }
 }
 
+/// The way to the agent. An agent that takes nothing must not keep a session that is over.
+#[derive(Clone)]
+struct Outlet {
+    messages: mpsc::Sender<Outbound>,
+    end: CancellationToken,
+}
+
+impl Outlet {
+    /// None when the session has ended.
+    async fn send(&self, message: Outbound) -> Option<()> {
+        tokio::select! {
+            biased;
+            () = self.end.cancelled() => None,
+            sent = self.messages.send(message) => sent.ok(),
+        }
+    }
+}
+
 /// What must never wait.
 struct Work {
     engine: Engine,
     node: NodeId,
     incarnation: u32,
     leadership: Leadership,
-    out: mpsc::Sender<Outbound>,
+    out: Outlet,
     reports: mpsc::Sender<(Option<u64>, Vec<WorkerReport>)>,
 }
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
 
 impl Work {
-    async fn run(
-        &self,
-        workers: Vec<WorkerReport>,
-        mut inbound: mpsc::Receiver<Inbound>,
-        end: CancellationToken,
-    ) {
+    async fn run(&self, workers: Vec<WorkerReport>, mut inbound: mpsc::Receiver<Inbound>) {
         let notify = self.engine.inner.shared.orders.subscribe(self.node);
+        if self.open(workers).await.is_some() {
+            self.serve(&notify, &mut inbound).await;
+        }
+        self.engine.inner.shared.orders.unsubscribe(self.node, &notify);
+    }
+
+    async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
-        if self.open(workers).await.is_none() {
-            return;
-        }
         loop {
             if self.send_orders(&mut sent).await.is_none() {
-                break;
+                return;
             }
             tokio::select! {
-                () = end.cancelled() => break,
-                () = self.out.closed() => break,
+                () = self.out.end.cancelled() => return,
+                () = self.out.messages.closed() => return,
                 Some(answer) = waiting.next() => match answer {
-                    Some(message) => if self.out.send(message).await.is_err() { break },
+                    Some(message) => if self.out.send(message).await.is_none() { return },
                     // The lease could not be renewed: the agent is to look for the leader.
-                    None => break,
+                    None => return,
                 },
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
@@ -295,27 +337,21 @@ impl Work {
                     Some(Inbound::Report { sequence, workers }) => {
                         if self.reports.try_send((Some(sequence), workers)).is_err() {
                             tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
-                            break;
+                            return;
                         }
                     }
-                    None => break,
+                    None => return,
                 },
                 () = notify.notified() => {}
             }
         }
-        self.engine.inner.shared.orders.unsubscribe(self.node, &notify);
     }
 
-    /// Tells the agent that the session stands, and squares what it has with the state.
+    /// Squares what the agent has with the state.
     async fn open(&self, workers: Vec<WorkerReport>) -> Option<()> {
-        let view = self.engine.view();
-        let generation = view.cluster().map_or(0, |c| c.generation);
-        let parameters = view.parameters();
-        let (node, incarnation) = (self.node, self.incarnation);
-        self.out.send(Outbound::Registered { node, incarnation, generation, parameters }).await.ok()?;
         let (reports, stops) = self.square(&workers);
         for stop in stops {
-            self.out.send(Outbound::Order(Order::Stop(stop))).await.ok()?;
+            self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
         if !reports.is_empty() {
             self.reports.try_send((None, reports)).ok()?;
@@ -330,8 +366,13 @@ impl Work {
         let mut stops: BTreeMap<JobId, StopOrder> = BTreeMap::new();
         let mut held: BTreeSet<(JobId, FencingToken, u32)> = BTreeSet::new();
         for worker in workers {
-            let placement = view.job(worker.job).and_then(|row| row.placement.clone());
-            let current = placement.filter(|p| p.token == worker.token && p.live > 0).is_some();
+            let placement = view.job(worker.job).and_then(|row| row.placement.as_ref());
+            let placement = placement.filter(|p| p.token == worker.token && p.live > 0);
+            // What this node ran in an earlier incarnation was given up with it, even while peers of
+            // the gang go on elsewhere.
+            let current = placement.is_some_and(|p| {
+                p.slots.iter().any(|s| s.node == self.node && s.incarnation == self.incarnation)
+            });
             if let Some(rank) = worker.rank {
                 held.insert((worker.job, worker.token, rank));
             }
@@ -363,7 +404,7 @@ impl Work {
         sent.retain(|key| keys.contains(key));
         for order in orders {
             if sent.insert(order.key()) {
-                self.out.send(Outbound::Order(order)).await.ok()?;
+                self.out.send(Outbound::Order(order)).await?;
             }
         }
         Some(())
@@ -375,7 +416,8 @@ impl Work {
         let (node, incarnation, leadership) = (self.node, self.incarnation, self.leadership);
         Box::pin(async move {
             let confirmed = confirm(&engine.inner.consensus).await.ok()?;
-            let renewed = confirmed == leadership && engine.inner.liveness.renew(node, incarnation);
+            let renewed = confirmed == leadership
+                && engine.inner.liveness.renew(Instant::now(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })
         })
     }
@@ -405,25 +447,24 @@ struct Reporter {
     engine: Engine,
     node: NodeId,
     incarnation: u32,
-    out: mpsc::Sender<Outbound>,
-    end: CancellationToken,
+    out: Outlet,
 }
 
 impl Reporter {
     async fn run(self, mut reports: mpsc::Receiver<(Option<u64>, Vec<WorkerReport>)>) {
         loop {
             let next = tokio::select! {
-                () = self.end.cancelled() => None,
+                () = self.out.end.cancelled() => None,
                 next = reports.recv() => next,
             };
             let Some((sequence, workers)) = next else { return };
             if let Err(refusal) = self.carry_out(workers).await {
                 tracing::info!(node = %self.node, %refusal, "a report was refused; session ends");
-                self.end.cancel();
+                self.out.end.cancel();
                 return;
             }
             if let Some(sequence) = sequence
-                && self.out.send(Outbound::ReportAck { sequence }).await.is_err()
+                && self.out.send(Outbound::ReportAck { sequence }).await.is_none()
             {
                 return;
             }
@@ -440,9 +481,12 @@ impl Reporter {
                 (None, exit) => updates.extend(self.none_here(worker.job, worker.token, exit)),
             }
         }
-        let commands = by_gang.into_iter().filter(|(_, updates)| !updates.is_empty());
+        // One record takes so many ranks and no more; a node can have more of one gang.
+        let commands = by_gang.iter().flat_map(|((job, token), updates)| {
+            updates.chunks(limits::REPORT_RANKS_MAX).map(move |part| (*job, *token, part.to_vec()))
+        });
         // All at once: they share a round.
-        let results = commands.map(|((job, token), updates)| {
+        let results = commands.map(|(job, token, updates)| {
             let (node, incarnation) = (self.node, self.incarnation);
             self.engine.execute_for_node(Command::Report { node, incarnation, job, token, updates })
         });

@@ -16,16 +16,24 @@ struct Waiter {
     answer: Result<Answer, Refusal>,
 }
 
+/// How far the log is applied here, and whose records are accepted there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Position {
+    index: LogIndex,
+    leadership: Option<Leadership>,
+}
+
 #[derive(Default)]
 struct Inner {
-    applied: LogIndex,
+    applied: Position,
     waiting: BTreeMap<LogIndex, Vec<Waiter>>,
 }
 
 /// Answers by the record they wait for.
 ///
-/// **Invariant:** an answer is sent only when the record applied at its index was made by the
-/// leadership that promised it. Indexes of a lost leadership are given again by the next one.
+/// **Invariant:** an answer is sent only while the state that was reached is of the leadership that
+/// promised it: then its record is the one at that index. Indexes of a lost leadership are given
+/// again by the next one, and may be applied here before the lost one has noticed.
 #[derive(Default)]
 pub(crate) struct Waiters {
     inner: Mutex<Inner>,
@@ -46,26 +54,25 @@ impl Waiters {
         answer: Result<Answer, Refusal>,
     ) {
         let mut inner = self.lock();
-        if at <= inner.applied {
-            drop(inner);
-            // The receiver may have given up; then nobody is left to tell.
-            let _ = reply.send(answer);
+        let applied = inner.applied;
+        if at > applied.index {
+            inner.waiting.entry(at).or_default().push(Waiter { leadership, reply, answer });
             return;
         }
-        inner.waiting.entry(at).or_default().push(Waiter { leadership, reply, answer });
+        drop(inner);
+        tell(Waiter { leadership, reply, answer }, applied.leadership);
     }
 
-    /// Records up to `index` have been applied, made by `leadership`.
-    pub(crate) fn applied(&self, index: LogIndex, leadership: Leadership) {
+    /// The log is applied up to `index`, and `leadership` is the one whose records the state takes.
+    pub(crate) fn applied(&self, index: LogIndex, leadership: Option<Leadership>) {
         let due = {
             let mut inner = self.lock();
-            inner.applied = inner.applied.max(index);
+            inner.applied = Position { index: inner.applied.index.max(index), leadership };
             let later = inner.waiting.split_off(&index.next());
             std::mem::replace(&mut inner.waiting, later)
         };
         for waiter in due.into_values().flatten() {
-            let answer = if waiter.leadership == leadership { waiter.answer } else { Err(unknown()) };
-            let _ = waiter.reply.send(answer);
+            tell(waiter, leadership);
         }
     }
 
@@ -80,9 +87,16 @@ impl Waiters {
             inner.waiting.retain(|_, waiters| !waiters.is_empty());
         }
         for waiter in failed {
-            let _ = waiter.reply.send(Err(unknown()));
+            tell(waiter, None);
         }
     }
+}
+
+/// The promised answer when the state is of the leadership that promised it, else that nobody knows.
+fn tell(waiter: Waiter, reached: Option<Leadership>) {
+    let answer = if reached == Some(waiter.leadership) { waiter.answer } else { Err(unknown()) };
+    // The receiver may have given up; then nobody is left to tell.
+    let _ = waiter.reply.send(answer);
 }
 
 fn unknown() -> Refusal {
@@ -90,4 +104,66 @@ fn unknown() -> Refusal {
         RefusalCode::OutcomeUnknown,
         "the leader changed while the request was on its way; repeat it under the same request id",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::ReplicaId;
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    const FIRST: Leadership = Leadership { term: 3, replica: ReplicaId(1) };
+    const SECOND: Leadership = Leadership { term: 4, replica: ReplicaId(2) };
+
+    type Told = oneshot::Receiver<Result<Answer, Refusal>>;
+
+    fn wait(waiters: &Waiters, at: u64, leadership: Leadership) -> Told {
+        let (reply, told) = oneshot::channel();
+        let at = LogIndex(at);
+        waiters.add(at, leadership, reply, Ok(Answer::Done { at }));
+        told
+    }
+
+    fn code(told: &mut Told) -> Option<RefusalCode> {
+        told.try_recv().expect("it is answered").err().map(|refusal| refusal.code)
+    }
+
+    #[test]
+    fn an_answer_waits_for_its_record() {
+        let waiters = Waiters::default();
+        let mut told = wait(&waiters, 7, FIRST);
+        waiters.applied(LogIndex(6), Some(FIRST));
+        assert_eq!(told.try_recv().expect_err("not yet"), TryRecvError::Empty);
+        waiters.applied(LogIndex(9), Some(FIRST));
+        assert_eq!(code(&mut told), None);
+    }
+
+    #[test]
+    fn an_index_given_again_by_the_next_leader_answers_nobody_of_the_first() {
+        let waiters = Waiters::default();
+        let mut told = wait(&waiters, 7, FIRST);
+        waiters.applied(LogIndex(7), Some(SECOND));
+        assert_eq!(code(&mut told), Some(RefusalCode::OutcomeUnknown));
+    }
+
+    #[test]
+    fn a_deposed_leader_that_has_not_noticed_promises_nothing_that_others_wrote() {
+        let waiters = Waiters::default();
+        // The next leader's records are applied here while the old loop still decides.
+        waiters.applied(LogIndex(9), Some(SECOND));
+        let mut told = wait(&waiters, 8, FIRST);
+        assert_eq!(code(&mut told), Some(RefusalCode::OutcomeUnknown));
+        let mut told = wait(&waiters, 9, SECOND);
+        assert_eq!(code(&mut told), None, "nothing new to wait for");
+    }
+
+    #[test]
+    fn the_end_of_a_leadership_fails_its_own_waiters_only() {
+        let waiters = Waiters::default();
+        let (mut lost, mut kept) = (wait(&waiters, 7, FIRST), wait(&waiters, 7, SECOND));
+        waiters.fail(FIRST);
+        assert_eq!(code(&mut lost), Some(RefusalCode::OutcomeUnknown));
+        waiters.applied(LogIndex(7), Some(SECOND));
+        assert_eq!(code(&mut kept), None);
+    }
 }

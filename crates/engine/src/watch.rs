@@ -8,6 +8,9 @@ use tokio::sync::watch;
 
 /// Changes kept in memory. Older ones are answered with `RESUME_TOKEN_COMPACTED`.
 const EVENTS_MAX: usize = 65_536;
+/// Workers in all placements of the changes kept: every change of a gang of thousands carries a
+/// placement of its own, some 50 bytes a worker, so that counting changes alone would not bound memory.
+const EVENT_WORKERS_MAX: usize = 4 << 20;
 /// Changes handed out at once.
 const BATCH_MAX: usize = 256;
 
@@ -55,12 +58,37 @@ pub struct Event {
     pub change: Change,
 }
 
+impl Event {
+    /// Workers whose states it holds.
+    fn workers(&self) -> usize {
+        match &self.change {
+            Change::Job { row, .. } => row.placement.as_ref().map_or(0, |placement| placement.slots.len()),
+            Change::Forgotten(_) | Change::Node(_) => 0,
+        }
+    }
+}
+
 struct Inner {
     /// Everything up to here has been dropped.
     floor: LogIndex,
     /// Everything up to here is in.
     end: LogIndex,
     events: VecDeque<Event>,
+    /// Sum of [`Event::workers`].
+    workers: usize,
+}
+
+impl Inner {
+    fn new(at: LogIndex) -> Inner {
+        Inner { floor: at, end: at, events: VecDeque::new(), workers: 0 }
+    }
+
+    fn drop_first(&mut self) {
+        if let Some(dropped) = self.events.pop_front() {
+            self.workers -= dropped.workers();
+            self.floor = dropped.position.log_index;
+        }
+    }
 }
 
 /// Recent changes.
@@ -71,23 +99,21 @@ pub(crate) struct WatchHub {
 
 impl WatchHub {
     pub(crate) fn new(at: LogIndex) -> WatchHub {
-        let inner = Inner { floor: at, end: at, events: VecDeque::new() };
-        WatchHub { inner: RwLock::new(inner), end: watch::Sender::new(at) }
+        WatchHub { inner: RwLock::new(Inner::new(at)), end: watch::Sender::new(at) }
     }
 
     /// Adds the changes of records up to `end`; waking the followers is the caller's next step.
     pub(crate) fn append(&self, end: LogIndex, events: Vec<Event>) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         inner.end = inner.end.max(end);
+        inner.workers += events.iter().map(Event::workers).sum::<usize>();
         inner.events.extend(events);
-        while inner.events.len() > EVENTS_MAX {
-            if let Some(dropped) = inner.events.pop_front() {
-                inner.floor = dropped.position.log_index;
-            }
+        while inner.events.len() > EVENTS_MAX || inner.workers > EVENT_WORKERS_MAX {
+            inner.drop_first();
         }
         // A record is kept whole or not at all.
         while inner.events.front().is_some_and(|e| e.position.log_index == inner.floor) {
-            inner.events.pop_front();
+            inner.drop_first();
         }
         drop(inner);
         self.end.send_replace(end);
@@ -96,7 +122,7 @@ impl WatchHub {
     /// A snapshot replaced the state: what led to it is not known here.
     pub(crate) fn reset(&self, at: LogIndex) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
-        *inner = Inner { floor: at, end: at, events: VecDeque::new() };
+        *inner = Inner::new(at);
         drop(inner);
         self.end.send_replace(at);
     }
@@ -160,5 +186,132 @@ impl Subscription {
                 return Err(Refusal::new(RefusalCode::NotLeader, text));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_state::{Phase, Placement, RankState};
+    use muster_types::{DeviceSet, FencingToken, LogTime, Name};
+
+    fn node(log_index: u64, ordinal: u32) -> Event {
+        let position = WatchPosition { log_index: LogIndex(log_index), ordinal };
+        Event { position, change: Change::Node(NodeId(ordinal)) }
+    }
+
+    fn record(log_index: u64, changes: u32) -> Vec<Event> {
+        (1..=changes).map(|ordinal| node(log_index, ordinal)).collect()
+    }
+
+    fn hub(records: &[(u64, u32)]) -> Arc<WatchHub> {
+        let hub = Arc::new(WatchHub::new(LogIndex::ZERO));
+        for (index, changes) in records {
+            hub.append(LogIndex(*index), record(*index, *changes));
+        }
+        hub
+    }
+
+    async fn read(hub: &Arc<WatchHub>, from: WatchPosition, count: usize) -> Vec<WatchPosition> {
+        let mut follower = hub.subscribe(from).expect("the place is kept");
+        let mut seen = Vec::new();
+        while seen.len() < count {
+            let (events, reached) = follower.next().await.expect("it is kept");
+            seen.extend(events.iter().map(|e| e.position));
+            assert!(events.last().is_none_or(|last| reached >= last.position));
+        }
+        seen
+    }
+
+    #[tokio::test]
+    async fn a_follower_goes_on_exactly_behind_any_change_of_a_large_record() {
+        let hub = hub(&[(1, 3), (2, 1_000), (4, 2)]);
+        let all: Vec<WatchPosition> = record(1, 3)
+            .into_iter()
+            .chain(record(2, 1_000))
+            .chain(record(4, 2))
+            .map(|e| e.position)
+            .collect();
+        assert_eq!(read(&hub, WatchPosition::after(LogIndex::ZERO), all.len()).await, all);
+        for seen in [1, 2, 3, 4, 258, 259, 260, 700, 1_003, 1_004] {
+            assert_eq!(read(&hub, all[seen - 1], all.len() - seen).await, all[seen..], "behind {seen}");
+        }
+        assert_eq!(read(&hub, WatchPosition::after(LogIndex(2)), 2).await, all[1_003..]);
+    }
+
+    #[tokio::test]
+    async fn the_place_moves_on_where_nothing_changed() {
+        let hub = hub(&[(1, 1)]);
+        hub.append(LogIndex(9), Vec::new());
+        let mut follower = hub.subscribe(WatchPosition::after(LogIndex(1))).expect("it is kept");
+        let (events, reached) = follower.next().await.expect("it is kept");
+        assert_eq!((events.len(), reached), (0, WatchPosition::after(LogIndex(9))));
+    }
+
+    #[test]
+    fn a_record_is_kept_whole_or_not_at_all() {
+        let hub = hub(&[(1, 1_000), (2, 1_000)]);
+        hub.append(LogIndex(3), record(3, (EVENTS_MAX - 1_500) as u32));
+        let code = |from| hub.subscribe(from).err().map(|refusal| refusal.code);
+        // Half of the first record had to go, so all of it has.
+        let inside = WatchPosition { log_index: LogIndex(1), ordinal: 999 };
+        assert_eq!(code(inside), Some(RefusalCode::ResumeTokenCompacted));
+        assert_eq!(code(WatchPosition::after(LogIndex::ZERO)), Some(RefusalCode::ResumeTokenCompacted));
+        assert_eq!(code(WatchPosition::after(LogIndex(1))), None);
+        assert_eq!(code(WatchPosition { log_index: LogIndex(2), ordinal: 0 }), None);
+    }
+
+    #[test]
+    fn large_gangs_are_bounded_by_their_workers() {
+        let hub = hub(&[]);
+        let name = |text: &str| Name::new(text).expect("it is a name");
+        let workers = 16_384;
+        let slot = muster_journal::WorkerSlot { node: NodeId(1), incarnation: 1, devices: DeviceSet::EMPTY };
+        let placement = Placement {
+            token: FencingToken::default(),
+            region: name("r"),
+            cluster: name("c"),
+            placed_at: LogTime(0),
+            slots: vec![slot; workers],
+            ranks: vec![RankState::Running; workers],
+            live: 1,
+            unstarted: 0,
+        };
+        let row = JobRow {
+            phase: Phase::Running,
+            attempt: 1,
+            failures: 0,
+            cancel_requested: false,
+            submitted_at: LogTime(0),
+            started_at: None,
+            finished_at: None,
+            changed_at: LogIndex(1),
+            placement: Some(Arc::new(placement)),
+            previous: None,
+        };
+        let (row, spec) = (Arc::new(row), Arc::new(crate::sample::job("large", 1)));
+        let fitting = EVENT_WORKERS_MAX / workers;
+        for index in 1..=fitting as u64 + 10 {
+            let change = Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec) };
+            let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
+            hub.append(LogIndex(index), vec![Event { position, change }]);
+        }
+        let inner = hub.inner.read().expect("nobody panicked");
+        assert_eq!((inner.events.len(), inner.workers), (fitting, fitting * workers));
+        assert_eq!(inner.floor, LogIndex(10));
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_sends_followers_back_to_the_list() {
+        let hub = hub(&[(1, 1), (2, 1)]);
+        let mut follower = hub.subscribe(WatchPosition::after(LogIndex(2))).expect("it is kept");
+        let mut level = hub.subscribe(WatchPosition::after(LogIndex(2))).expect("it is kept");
+        hub.reset(LogIndex(2));
+        hub.append(LogIndex(3), record(3, 1));
+        let (events, _) = level.next().await.expect("nothing was skipped for it");
+        assert_eq!(events.len(), 1);
+        hub.reset(LogIndex(50));
+        let refusal = follower.next().await.expect_err("what came between is not known here");
+        assert_eq!(refusal.code, RefusalCode::ResumeTokenCompacted);
     }
 }

@@ -54,7 +54,8 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
         Command::Server(args) => {
-            process::log_to_stderr("info");
+            // The protocol's own steps are for those who look for a fault in it.
+            process::log_to_stderr("info,openraft=warn");
             process::die_with_parent();
             process::run(|shutdown| async {
                 match server::run(args, shutdown).await {

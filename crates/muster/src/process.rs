@@ -2,9 +2,13 @@
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::quickstart::DIE_WITH_PARENT;
+
+/// How long calls that block may take to end when the work is over.
+const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 
 /// Sends log lines to standard error. `MUSTER_LOG` filters them (`info`, `muster_engine=debug`, …).
 pub fn log_to_stderr(usual: &str) {
@@ -34,13 +38,16 @@ pub fn run<F: Future<Output = ExitCode>>(work: impl FnOnce(CancellationToken) ->
         Ok(runtime) => runtime,
         Err(error) => return complain(&error),
     };
-    runtime.block_on(async {
+    let code = runtime.block_on(async {
         let shutdown = CancellationToken::new();
         if let Err(error) = cancel_on_signals(&shutdown) {
             return complain(&error);
         }
         work(shutdown).await
-    })
+    });
+    // Dropping it would wait for every blocking call, a snapshot being written among them.
+    runtime.shutdown_timeout(BLOCKING_CALLS_MAX);
+    code
 }
 
 fn cancel_on_signals(shutdown: &CancellationToken) -> std::io::Result<()> {

@@ -21,6 +21,7 @@ use crate::io_thread::contained;
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, LogId, Vote};
+use crate::store::SNAPSHOT_FOLDER;
 use bytes::{Bytes, BytesMut};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -114,10 +115,11 @@ impl SledBackend {
     /// When a file cannot be made, or entries of an earlier replica are in the folder.
     pub fn create(dir: &Path, options: &StoreOptions) -> Result<(), StoreError> {
         let folder = dir.join(LOG_FOLDER);
-        // An interrupted creation is started again; anything that was ever flushed stays.
-        if let Ok(high_water) = HighWaterFile::open(dir, options.sync.clone())
-            && high_water.value() != HighWater::default()
-        {
+        // An interrupted creation is started again; anything that was ever flushed stays. Snapshots
+        // get their folder after creation, so it too says that there was a replica.
+        let flushed = HighWaterFile::open(dir, options.sync.clone())
+            .is_ok_and(|high_water| high_water.value() != HighWater::default());
+        if flushed || dir.join(SNAPSHOT_FOLDER).exists() {
             let path = dir.join("IDENTITY");
             return Err(damaged(dir, Damage::FileMissing { path }));
         }

@@ -22,7 +22,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 pub(crate) enum Operation {
     Append { entries: Vec<Entry>, flushed: IOFlushed<RaftConfig> },
     SaveVote { vote: Vote, answer: Answer<()> },
-    Truncate { keep: Option<LogId> },
+    Truncate { keep: Option<LogId>, answer: Answer<()> },
     Purge { floor: LogId },
     Read { start: u64, end: u64, bytes_max: usize, answer: Answer<Vec<Entry>> },
     Close { answer: oneshot::Sender<()> },
@@ -98,10 +98,12 @@ impl<B: LogBackend> IoThread<B> {
     fn take(&mut self, operation: Operation, more_to_tidy: &mut bool) -> Option<Operation> {
         match operation {
             Operation::Append { .. } | Operation::SaveVote { .. } => return self.write_batch(operation),
-            Operation::Truncate { keep } => {
-                if self.guarded("truncating", |backend| backend.truncate_after(keep)).is_ok() {
+            Operation::Truncate { keep, answer } => {
+                let result = self.guarded("truncating", |backend| backend.truncate_after(keep));
+                if result.is_ok() {
                     self.shared.truncated(keep);
                 }
+                let _ = answer.send(result.map_err(|reason| StoreError::Stopped { reason }));
             }
             Operation::Purge { floor } => {
                 let _ = self.guarded("purging", |backend| backend.purge(LogFloor(floor)));

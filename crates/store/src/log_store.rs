@@ -404,8 +404,12 @@ impl RaftLogStorage<RaftConfig> for LogStore {
             }
             keep
         };
-        self.enqueue(Operation::Truncate { keep }).await?;
-        Ok(())
+        // Waited for: a snapshot that replaces what was truncated is published next, and with the
+        // lost branch beside it the replica would be refused at its next start. The entries that
+        // follow are appended only then, so none shares an index with one that still is in line.
+        let (answer, truncated) = oneshot::channel();
+        self.enqueue(Operation::Truncate { keep, answer }).await?;
+        Ok(truncated.await.map_err(|_| self.stopped())??)
     }
 
     async fn purge(&mut self, log_id: LogId) -> Result<(), std::io::Error> {

@@ -232,7 +232,12 @@ impl SnapshotStore {
             .collect();
         files.sort();
         let surplus = files.len().saturating_sub(self.0.kept);
+        // Ones that are not intact may be named as the newest; what is published stays all the same.
+        let kept: Vec<_> = published.iter().map(|handle| name_of(handle.meta())).collect();
         for path in files.drain(..surplus) {
+            if path.file_stem().is_some_and(|stem| kept.iter().any(|name| stem == name.as_str())) {
+                continue;
+            }
             std::fs::remove_file(&path).map_err(|source| file_error("removing", &path, source))?;
         }
         Ok(())

@@ -20,7 +20,8 @@ use crate::options::StoreOptions;
 use crate::snapshot::SnapshotStore;
 use std::path::Path;
 
-const SNAPSHOT_FOLDER: &str = "snapshots";
+/// Made after the folder was completely created.
+pub(crate) const SNAPSHOT_FOLDER: &str = "snapshots";
 
 /// One replica's storage.
 #[derive(Clone)]

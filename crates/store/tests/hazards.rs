@@ -213,6 +213,37 @@ async fn a_truncation_survives_and_lowers_the_mark() {
     }
 }
 
+/// Flushes slowly while told to, so that what is not waited for shows.
+#[derive(Default)]
+struct SlowSync {
+    slow: AtomicBool,
+}
+
+impl FileSync for SlowSync {
+    fn sync_data(&self, file: &File) -> std::io::Result<()> {
+        if self.slow.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        file.sync_data()
+    }
+}
+
+/// A snapshot that replaces a conflicting log is published right after the truncation returned:
+/// entries of the lost branch next to it would keep the replica from ever starting again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_truncation_is_durable_when_it_returns() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), 60, 100).await.log.close().await;
+    let sync = Arc::new(SlowSync::default());
+    let options = StoreOptions { sync: Arc::clone(&sync) as Arc<dyn FileSync>, ..options() };
+    let store = open_with(dir.path(), options).unwrap();
+    sync.slow.store(true, Ordering::SeqCst);
+    store.log.clone().truncate_after(Some(log_id(19))).await.unwrap();
+    let killed = copy_of(dir.path());
+    assert_eq!(indexes(&open(killed.path()).unwrap()).await, (0..=19).collect::<Vec<_>>());
+    store.log.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_files_are_said_to_be_damaged() {
     let dir = tempfile::tempdir().unwrap();
@@ -271,6 +302,14 @@ async fn missing_files_are_damage() {
     let copy = copy_of(dir.path());
     std::fs::remove_dir_all(copy.path().join("log")).unwrap();
     damage(open(copy.path()));
+    // Without both files it still is not a folder to begin afresh in.
+    let copy = copy_of(dir.path());
+    for missing in ["HIGHWATER", "IDENTITY"] {
+        std::fs::remove_file(copy.path().join(missing)).unwrap();
+    }
+    let found = damage(open(copy.path()));
+    assert!(matches!(&found, Damage::FileMissing { path } if path.ends_with("IDENTITY")), "{found:?}");
+    assert!(copy.path().join("log/db").exists());
 }
 
 /// A log that is older than what was acknowledged: the disk came back from a copy.
@@ -436,4 +475,26 @@ async fn a_corrupt_snapshot_falls_back_to_an_older_one() {
     newest.write_all_at(&[0xff], 2 << 20).unwrap();
     let store = open(dir.path()).unwrap();
     assert_eq!(store.snapshots.current().unwrap().meta().last_log_id, Some(log_id(10)));
+}
+
+/// The names of snapshots that are not intact may sort behind the one that was just published.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_intact_snapshot_is_never_the_one_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path(), 30, 50).await;
+    let publish = |store: &ReplicaStore, index| {
+        let meta = SnapshotMeta { last_log_id: Some(log_id(index)), ..Default::default() };
+        store.snapshots.publish(&store.snapshots.create(meta).unwrap().finish().unwrap()).unwrap();
+    };
+    publish(&store, 10);
+    publish(&store, 20);
+    store.log.close().await;
+    drop(store);
+    let newest = dir.path().join("snapshots").join(format!("{:020}-{:020}-1.snapshot", 20, 1));
+    std::fs::write(newest, b"rubbish").unwrap();
+    let store = open_with(dir.path(), StoreOptions { snapshots_kept: 1, ..options() }).unwrap();
+    publish(&store, 15);
+    store.log.close().await;
+    drop(store);
+    assert_eq!(open(dir.path()).unwrap().snapshots.current().unwrap().meta().last_log_id, Some(log_id(15)));
 }

@@ -82,8 +82,19 @@ pub(crate) fn append_to_wire(
     }
 }
 
-/// Decodes a request and checks what the protocol takes for granted: that a leader sends it, and
-/// that its entries follow one another.
+/// Far above any log; the protocol adds to an index without looking.
+const INDEX_MAX: u64 = u64::MAX / 2;
+
+/// Whether the log of the leader with this vote can hold such an entry. The protocol takes it for
+/// granted, and some of it panics otherwise.
+pub(crate) fn is_held_by(log_id: &LogId, vote: &Vote) -> bool {
+    let leader = log_id.committed_leader_id();
+    (leader.term, leader.node_id) <= (vote.leader_id.term, vote.leader_id.node_id)
+        && log_id.index() <= INDEX_MAX
+}
+
+/// Decodes a request and checks what the protocol takes for granted: that a leader sends it, that
+/// its log can hold what is named, and that its entries follow one another.
 pub(crate) fn append(
     message: wire::AppendRequest,
     source: u64,
@@ -106,6 +117,10 @@ pub(crate) fn append(
         entries.push(entry);
     }
     let leader_commit = message.leader_commit.map(log_id);
+    // Entries rise, so the last speaks for all of them.
+    if ![prev_log_id, last, leader_commit].iter().flatten().all(|log_id| is_held_by(log_id, &vote)) {
+        return Err(Status::invalid_argument("no log of this leader's can hold these entries"));
+    }
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
 }
 

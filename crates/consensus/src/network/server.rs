@@ -96,8 +96,9 @@ impl PeerService {
     ) -> Result<openraft::raft::VoteRequest<RaftConfig>, Status> {
         let source = self.check(message.peer.clone())?;
         let request = convert::vote_request(message)?;
-        if request.vote.leader_id.node_id != source {
-            return Err(Status::invalid_argument("a candidate asks in its own name"));
+        // A vote that says it was granted would be taken for a leader's.
+        if request.vote.leader_id.node_id != source || request.vote.committed {
+            return Err(Status::invalid_argument("a candidate asks in its own name, before it is elected"));
         }
         Ok(request)
     }
@@ -183,6 +184,12 @@ impl RaftService for PeerService {
         let meta = decode_snapshot_meta(&start.meta).map_err(|error| {
             Status::invalid_argument(format!("the description cannot be decoded: {error}"))
         })?;
+        let named = [meta.last_log_id, *meta.last_membership.log_id()];
+        if !named.iter().flatten().all(|log_id| convert::is_held_by(log_id, &vote)) {
+            return Err(Status::invalid_argument(
+                "no log of this leader's can hold what the snapshot covers",
+            ));
+        }
         let _turn = self
             .shared
             .receiving
@@ -213,8 +220,11 @@ impl RaftService for PeerService {
         request: Request<wire::TransferLeaderRequest>,
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
         let message = request.into_inner();
-        self.check(message.peer.clone())?;
+        let source = self.check(message.peer.clone())?;
         let request = convert::transfer(message)?;
+        if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
+            return Err(Status::invalid_argument("only a leader hands over, in its own name"));
+        }
         let response = self.shared.raft.handle_transfer_leader(request).await.map_err(stopped)?;
         Ok(Response::new(convert::transfer_response_to_wire(&response)))
     }

@@ -209,7 +209,8 @@ impl Fleet {
         let prefix = self.replica_in(region).map(|id| format!("replica {id}"));
         for (key, child) in &mut self.children {
             if key.starts_with(region) || Some(key) == prefix.as_ref() {
-                // It is dead; this only collects it.
+                // It is dead by now, and this only collects it; where it is not, waiting would hang.
+                let _ = child.kill();
                 let _ = child.wait();
             }
         }
@@ -278,14 +279,62 @@ fn kill_marked(mark: &[u8]) -> usize {
     killed.len()
 }
 
-/// Living processes whose command line or environment holds the mark.
+/// The parents of all processes.
+fn parents() -> BTreeMap<i32, i32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
+    let parent = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // `pid (name) state parent …`, and a name can hold anything.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    pids.filter_map(|pid| Some((pid, parent(pid)?))).collect()
+}
+
+/// Whether a process descends from another.
+fn descends(pid: i32, from: i32, parents: &BTreeMap<i32, i32>) -> bool {
+    let line = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+    // Read one by one, the table may hold a circle of reused numbers.
+    line.take(parents.len() + 1).skip(1).any(|ancestor| ancestor == from)
+}
+
+/// Living processes below this one whose command line or environment holds the mark. Orphans are
+/// below this one too; somebody who only looks at a log of the run is not.
 fn marked(mark: &[u8]) -> Vec<i32> {
     let own = std::process::id() as i32;
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
+    let parents = parents();
     let holds = |pid: i32, file: &str| {
         let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
         bytes.windows(mark.len()).any(|part| part == mark)
     };
-    pids.filter(|pid| *pid != own && (holds(*pid, "cmdline") || holds(*pid, "environ"))).collect()
+    let ours = parents.keys().copied().filter(|pid| descends(*pid, own, &parents));
+    ours.filter(|pid| holds(*pid, "cmdline") || holds(*pid, "environ")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_of_this_run_are_killed() {
+        let mark = format!("/marked-{}/regions/", std::process::id());
+        let mut ours = Command::new("sleep").arg("60").env("MARK", &mark).spawn().expect("sleep starts");
+        let pid = ours.id() as i32;
+        while std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.starts_with(b"sleep")) {
+            std::thread::yield_now();
+        }
+        assert_eq!(marked(mark.as_bytes()), [pid]);
+        assert!(marked(b"/another-run/regions/").is_empty());
+        ours.kill().expect("it runs");
+        ours.wait().expect("it ends");
+        assert!(marked(mark.as_bytes()).is_empty());
+    }
+
+    #[test]
+    fn a_descendant_is_told_from_a_neighbour() {
+        let parents = BTreeMap::from([(1, 0), (10, 1), (11, 10), (12, 11), (20, 1), (30, 31), (31, 30)]);
+        assert!(descends(11, 10, &parents) && descends(12, 10, &parents));
+        assert!(!descends(20, 10, &parents) && !descends(10, 10, &parents) && !descends(1, 10, &parents));
+        assert!(!descends(30, 10, &parents), "a circle ends");
+    }
 }

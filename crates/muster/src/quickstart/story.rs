@@ -253,6 +253,15 @@ impl Story<'_> {
     }
 
     async fn lose_region(&mut self) -> Result<(String, u64, RegionLoss)> {
+        // On a machine under load the change of leader may have cost gangs their leases: they are
+        // given the time to run again, so that there is something to lose.
+        let training = self.training.clone();
+        let runs = |job: &Job| job.phase() == JobPhase::Running;
+        let settled = |jobs: &Jobs| {
+            let known = || training.iter().filter_map(|id| jobs.get(id));
+            known().any(runs) && known().all(|job| runs(job) || is_finished(job))
+        };
+        self.tracker.wait(PATIENCE, settled).await.context("no training is running")?;
         let jobs = self.tracker.jobs();
         let mut here: BTreeMap<&str, Vec<&Job>> = BTreeMap::new();
         for job in self.training.iter().filter_map(|id| jobs.get(id)) {

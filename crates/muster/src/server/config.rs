@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 const MEMBERS_MAX: usize = 9;
 /// Bytes of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// A cluster without a leader for longer than this is broken whatever the distances.
+const ELECTION_TIMEOUT_MS_MAX: u64 = 600_000;
 
 /// Why a configuration was refused. Names file, key and reason.
 #[derive(Debug, thiserror::Error)]
@@ -171,6 +173,9 @@ impl ServerConfig {
             election_timeout_min_ms: t.election_timeout_min_ms,
             election_timeout_max_ms: t.election_timeout_max_ms,
         });
+        if let Some((key, reason)) = broken_timing(timing) {
+            return Err(refuse(&format!("timing.{key}"), reason));
+        }
         let parameters = parameters(&file.parameters);
         if let Some(violation) = parameters.violations().first() {
             return Err(refuse(&format!("parameters.{}", violation.field), violation.description.clone()));
@@ -192,6 +197,27 @@ impl ServerConfig {
             snapshots,
         })
     }
+}
+
+/// The first of the rules that elections need and that is broken: said here, before anything is written.
+fn broken_timing(timing: Timing) -> Option<(&'static str, String)> {
+    let (heartbeat, min, max) =
+        (timing.heartbeat_interval_ms, timing.election_timeout_min_ms, timing.election_timeout_max_ms);
+    if heartbeat == 0 {
+        return Some(("heartbeat_interval_ms", "must be 1 or more".into()));
+    }
+    if min <= heartbeat {
+        return Some((
+            "election_timeout_min_ms",
+            format!("must be above heartbeat_interval_ms, {heartbeat}, got {min}"),
+        ));
+    }
+    if max <= min || max > ELECTION_TIMEOUT_MS_MAX {
+        let rule =
+            format!("must be above election_timeout_min_ms, {min}, and at most {ELECTION_TIMEOUT_MS_MAX}");
+        return Some(("election_timeout_max_ms", format!("{rule}, got {max}")));
+    }
+    None
 }
 
 fn members(

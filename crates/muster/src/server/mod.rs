@@ -5,14 +5,24 @@ mod config;
 pub use config::{ConfigError, ServerConfig};
 
 use muster_api::ApiConfig;
-use muster_consensus::{Consensus, ConsensusConfig, StopReason};
+use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{Engine, EngineConfig, ReplicaInfo};
 use muster_store::{Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+/// How long a leader that stops may take to let another lead.
+const HAND_OVER_MAX: Duration = Duration::from_millis(1_500);
+/// How long calls in progress may take to end; open watches and sessions are told at once.
+const DRAIN_MAX: Duration = Duration::from_millis(1_000);
+/// How long consensus may take to put its storage away.
+const CONSENSUS_STOP_MAX: Duration = Duration::from_secs(5);
 
 /// Runs one replica of the scheduler.
 #[derive(Debug, clap::Args)]
@@ -76,6 +86,12 @@ pub enum ServerError {
     /// The replica stopped by itself.
     #[error("the replica stopped")]
     Stopped(#[source] StopReason),
+    /// The decision loop stopped on a broken invariant.
+    #[error("the decision loop stopped: {detail}; this is a bug, keep the log and the data directory")]
+    Decisions {
+        /// What it said.
+        detail: String,
+    },
     /// The client listener failed.
     #[error("serving failed")]
     Serve(#[source] muster_api::ServeError),
@@ -126,9 +142,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
     let consensus = Consensus::start(settings, store, replicated).await?;
-    let serving = {
-        let (consensus, shutdown) = (consensus.clone(), shutdown.clone());
-        tokio::spawn(async move { consensus.serve_peers(peers, shutdown.cancelled_owned()).await })
+    let peers = {
+        // Ends with the runtime: the others hear this replica until consensus has stopped.
+        let consensus = consensus.clone();
+        tokio::spawn(async move { consensus.serve_peers(peers, std::future::pending()).await })
     };
     if args.bootstrap {
         consensus.initialize(config.members.clone()).await?;
@@ -139,44 +156,91 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
-    let api = {
-        let shutdown = shutdown.clone();
-        tokio::spawn(muster_api::serve(
-            engine.clone(),
-            ApiConfig::DEFAULT,
-            clients,
-            shutdown.cancelled_owned(),
-        ))
-    };
-    let ended = wait(&consensus, &shutdown, serving, api).await;
-    shutdown.cancel();
-    engine.stop();
-    consensus.shutdown().await;
+    let stop_serving = CancellationToken::new();
+    let api = tokio::spawn(muster_api::serve(
+        engine.clone(),
+        ApiConfig::DEFAULT,
+        clients,
+        stop_serving.clone().cancelled_owned(),
+    ));
+    let mut parts = Parts { engine, consensus, peers, api, stop_serving };
+    let ended = parts.until_over(&shutdown).await;
+    parts.stop(ended.is_ok()).await;
     ended
 }
 
-async fn wait(
-    consensus: &Consensus,
-    shutdown: &CancellationToken,
-    peers: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
-    api: tokio::task::JoinHandle<Result<(), muster_api::ServeError>>,
-) -> Result<(), ServerError> {
-    let mut stopped = consensus.stopped();
-    tokio::select! {
-        () = shutdown.cancelled() => Ok(()),
-        reason = stopped.wait_for(Option::is_some) => match reason.as_deref() {
-            Ok(Some(reason)) => Err(ServerError::Stopped(reason.clone())),
-            _ => Err(ServerError::Stopped(StopReason::Shutdown)),
-        },
-        served = peers => match served {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(ServerError::ServePeers(error)),
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        },
-        served = api => match served {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(ServerError::Serve(error)),
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        },
+/// What runs, and what stops it.
+struct Parts {
+    engine: Engine,
+    consensus: Consensus,
+    peers: JoinHandle<Result<(), tonic::transport::Error>>,
+    api: JoinHandle<Result<(), muster_api::ServeError>>,
+    stop_serving: CancellationToken,
+}
+
+impl Parts {
+    /// Waits until it is told to stop or a part ends by itself; why, in that case.
+    async fn until_over(&mut self, shutdown: &CancellationToken) -> Result<(), ServerError> {
+        let mut stopped = self.consensus.stopped();
+        let mut failed = self.engine.failed();
+        tokio::select! {
+            // What has ended by itself is said, whatever else happens at the time.
+            biased;
+            reason = stopped.wait_for(Option::is_some) => {
+                let reason = reason.ok().and_then(|reason| reason.clone());
+                Err(ServerError::Stopped(reason.unwrap_or(StopReason::Shutdown)))
+            }
+            detail = failed.wait_for(Option::is_some) => {
+                let detail = detail.ok().and_then(|detail| detail.clone());
+                Err(ServerError::Decisions { detail: detail.unwrap_or_default() })
+            }
+            served = &mut self.peers => match served {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(ServerError::ServePeers(error)),
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            },
+            served = &mut self.api => match served {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(ServerError::Serve(error)),
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            },
+            () = shutdown.cancelled() => Ok(()),
+        }
+    }
+
+    /// Stops one part after the other. Every step is bounded: what does not end in its time is left
+    /// to the end of the process, which loses nothing that was acknowledged.
+    async fn stop(self, in_order: bool) {
+        if in_order {
+            within("handing over the leadership", HAND_OVER_MAX, hand_over(&self.consensus)).await;
+        }
+        self.engine.stop();
+        self.stop_serving.cancel();
+        if !self.api.is_finished() {
+            // Waits for open streams, which end with the engine, and for their clients to take it.
+            within("ending the calls in progress", DRAIN_MAX, async { drop(self.api.await) }).await;
+        }
+        within("stopping consensus", CONSENSUS_STOP_MAX, self.consensus.shutdown()).await;
+        self.peers.abort();
+    }
+}
+
+async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
+    if tokio::time::timeout(limit, step).await.is_err() {
+        tracing::warn!(limit_ms = limit.as_millis(), "{what} took too long; going on without");
+    }
+}
+
+/// Lets the voter that lacks least lead, so that a restart costs the cluster no election timeout.
+async fn hand_over(consensus: &Consensus) {
+    let status = consensus.status();
+    if status.role != Role::Leader {
+        return;
+    }
+    let others = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
+    let Some(next) = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))) else { return };
+    match consensus.transfer_leadership(next.replica).await {
+        Ok(()) => tracing::info!(to = %next.replica, "leadership handed over"),
+        Err(error) => tracing::info!(to = %next.replica, %error, "leadership was not handed over"),
     }
 }

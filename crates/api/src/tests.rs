@@ -1,0 +1,293 @@
+//! Calls on a whole replica, through a real listener.
+
+use muster_types::{JobId, LogIndex, RefusalCode};
+use muster_wire::status::Refused;
+use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
+use muster_wire::v1;
+use muster_wire::v1::cluster_service_client::ClusterServiceClient;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::{session_request, session_response, watch_jobs_response};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::sample::{self, CLUSTER};
+use crate::{ApiConfig, ServeError, serve};
+
+async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(Duration::from_secs(30), future).await {
+        Ok(value) => value,
+        Err(_) => panic!("nothing happened: {what}"),
+    }
+}
+
+struct Served {
+    engine: muster_engine::Engine,
+    channel: Channel,
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+impl Served {
+    async fn of(engine: muster_engine::Engine) -> Served {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address: SocketAddr = listener.local_addr().expect("it has one");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stopped = async move { drop(stopped.await) };
+        let task = tokio::spawn(serve(engine.clone(), ApiConfig::DEFAULT, listener, stopped));
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        let channel = guarded("a connection", endpoint.connect()).await.expect("it listens");
+        Served { engine, channel, stop, task }
+    }
+
+    async fn start() -> Served {
+        Served::of(sample::leader().await).await
+    }
+
+    fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel.clone())
+    }
+
+    /// Opens a session for a host and keeps the stream.
+    async fn agent(&self) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+        let (send, requests) = mpsc::channel(16);
+        let node = v1::NodeDescription {
+            name: "h1".to_owned(),
+            region: "eu".to_owned(),
+            cluster: "eu-1".to_owned(),
+            block: "b".to_owned(),
+            rack: "k".to_owned(),
+            address: "10.0.0.1".to_owned(),
+            accelerators: Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8 }),
+            cpu_milli: 64_000,
+            memory_bytes: 64 << 30,
+            ..Default::default()
+        };
+        let register =
+            v1::Register { node: Some(node), holder_id: format!("{:032x}", 7), ..Default::default() };
+        let message = Some(session_request::Message::Register(register));
+        send.send(v1::SessionRequest { message }).await.expect("it is taken");
+        let mut client = NodeServiceClient::new(self.channel.clone());
+        let session = client.session(ReceiverStream::new(requests));
+        let mut responses = guarded("a session", session).await.expect("it opens").into_inner();
+        let first = guarded("the registration", responses.message()).await.expect("it stands");
+        let first = first.and_then(|m| m.message);
+        assert!(matches!(first, Some(session_response::Message::Registered(_))), "{first:?}");
+        (send, responses)
+    }
+
+    async fn submit(&self, request: &str, name: &str) -> Result<v1::SubmitJobResponse, Status> {
+        let request = submission(request, name);
+        guarded("a submission", self.jobs().submit_job(request)).await.map(tonic::Response::into_inner)
+    }
+}
+
+fn submission(request: &str, name: &str) -> v1::SubmitJobRequest {
+    let group = v1::TaskGroup {
+        name: "main".to_owned(),
+        workers: 1,
+        command: vec!["true".to_owned()],
+        accelerators: Some(v1::Accelerators { r#type: "h100".to_owned(), count: 1 }),
+        cpu_milli: 100,
+        memory_bytes: 1 << 20,
+        ..Default::default()
+    };
+    let spec = v1::JobSpec {
+        name: name.to_owned(),
+        tenant: "lab".to_owned(),
+        groups: vec![group],
+        ..Default::default()
+    };
+    v1::SubmitJobRequest { request_id: request.to_owned(), spec: Some(spec), validate_only: false }
+}
+
+const ONE: &str = "00000000-0000-4000-8000-000000000001";
+const TWO: &str = "00000000-0000-4000-8000-000000000002";
+
+fn refused<T>(result: Result<T, Status>) -> Refused {
+    Refused::from_status(&result.err().expect("it is refused"))
+}
+
+#[tokio::test]
+async fn every_call_of_the_public_services_is_answered_by_this_server() {
+    use prost::Message;
+    let served = Served::start().await;
+    let all = prost_types::FileDescriptorSet::decode(muster_wire::DESCRIPTORS).expect("they are descriptors");
+    let mut methods = Vec::new();
+    for file in all.file.iter().filter(|file| file.package() == "muster.v1") {
+        for service in &file.service {
+            let method = |m: &prost_types::MethodDescriptorProto| {
+                format!("/{}.{}/{}", file.package(), service.name(), m.name())
+            };
+            methods.extend(service.method.iter().map(method));
+        }
+    }
+    assert!(methods.len() >= 14, "{methods:?}");
+    for method in methods {
+        let path = http::uri::PathAndQuery::try_from(method.as_str()).expect("a path");
+        let mut grpc = tonic::client::Grpc::new(served.channel.clone());
+        guarded("a connection", grpc.ready()).await.expect("it stands");
+        // An empty message: valid on the wire for every call, and refused or answered by the service.
+        let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
+        let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+        if let Err(status) = guarded(&method, call).await {
+            assert_ne!(status.code(), Code::Unimplemented, "{method}: {status}");
+        }
+    }
+    let path = http::uri::PathAndQuery::from_static("/muster.v1.JobService/Nothing");
+    let mut grpc = tonic::client::Grpc::new(served.channel.clone());
+    guarded("a connection", grpc.ready()).await.expect("it stands");
+    let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
+    let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+    let status = guarded("a call that is none", call).await.expect_err("it is none");
+    assert_eq!(status.code(), Code::Unimplemented, "so the test above can tell");
+}
+
+#[tokio::test]
+async fn a_write_is_read_at_once_and_its_repetition_is_its_answer() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let answer = served.submit(ONE, "a").await.expect("it is taken");
+    let again = served.submit(ONE, "a").await.expect("it is repeated");
+    assert_eq!(again.job_ids, answer.job_ids);
+    let at = answer.freshness.expect("it says").log_index;
+    let get = v1::GetJobRequest { job_id: answer.job_ids[0].clone(), min_log_index: at };
+    let job = guarded("a read", served.jobs().get_job(get)).await.expect("it is there").into_inner();
+    assert_eq!(job.job.map(|job| job.name), Some("a".to_owned()));
+    assert_eq!(refused(served.submit(ONE, "b").await).code, Some(RefusalCode::RequestIdReused));
+    let cancel = v1::CancelJobRequest { request_id: TWO.to_owned(), job_id: answer.job_ids[0].clone() };
+    let cancelled = guarded("a cancel", served.jobs().cancel_job(cancel)).await.expect("it is taken");
+    let phase = cancelled.into_inner().job.expect("it is shown").phase();
+    assert!(matches!(phase, v1::JobPhase::Stopping | v1::JobPhase::Cancelled), "{phase:?}");
+}
+
+#[tokio::test]
+async fn checking_only_says_what_a_submission_would_and_changes_nothing() {
+    let served = Served::start().await;
+    let check = || v1::SubmitJobRequest { validate_only: true, ..submission(ONE, "a") };
+    let verdict = guarded("a check", served.jobs().submit_job(check())).await;
+    assert_eq!(refused(verdict).code, Some(RefusalCode::NeverFits));
+    let (_send, _session) = served.agent().await;
+    let verdict = guarded("a check", served.jobs().submit_job(check())).await.expect("it would be taken");
+    assert!(verdict.into_inner().job_ids.is_empty());
+    assert_eq!(served.engine.view().jobs().len(), 0);
+    served.submit(ONE, "a").await.expect("the request id was not used up");
+}
+
+#[tokio::test]
+async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_not() {
+    let served = Served::start().await;
+    let filter = filter_digest(["|", ""]);
+    let generation = 1;
+    let watch = |resume_token: String| async {
+        let request = v1::WatchJobsRequest { resume_token, ..Default::default() };
+        guarded("a watch", served.jobs().watch_jobs(request)).await
+    };
+    let other = muster_types::ClusterId(CLUSTER.0 ^ 1);
+    let place = ResumeToken::behind(generation, LogIndex(1));
+    let unusable = [
+        "zz".to_owned(),
+        place.encode(other, filter),
+        place.encode(CLUSTER, filter ^ 1),
+        PageToken { after: String::new(), log_index: LogIndex(1) }.encode(CLUSTER, List::Jobs, filter),
+    ];
+    for token in unusable {
+        let refused = refused(watch(token.clone()).await);
+        assert_eq!((refused.grpc, refused.code), (Code::InvalidArgument, Some(RefusalCode::InvalidField)));
+        assert_eq!(refused.violations[0].field, "resume_token", "{token}");
+    }
+    let ahead = ResumeToken::behind(generation, LogIndex(1 << 40)).encode(CLUSTER, filter);
+    assert_eq!(refused(watch(ahead).await).code, Some(RefusalCode::ResumeTokenInvalid));
+    let before = ResumeToken::behind(generation + 1, LogIndex(1)).encode(CLUSTER, filter);
+    assert_eq!(refused(watch(before).await).code, Some(RefusalCode::ResumeTokenCompacted));
+    watch(place.encode(CLUSTER, filter)).await.expect("it is a place in this log");
+    let list = v1::ListJobsRequest { page_token: "zz".to_owned(), ..Default::default() };
+    let page = guarded("a list", served.jobs().list_jobs(list)).await;
+    assert_eq!(refused(page).code, Some(RefusalCode::PageTokenInvalid));
+}
+
+#[tokio::test]
+async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
+    let served = Served::start().await;
+    let far = v1::GetStatusRequest { min_log_index: 1 << 40 };
+    let mut cluster = ClusterServiceClient::new(served.channel.clone());
+    let refused = refused(guarded("a read", cluster.get_status(far)).await);
+    assert_eq!(refused.code, Some(RefusalCode::ResumeTokenInvalid));
+    assert!(refused.metadata.contains_key("applied_log_index"), "{refused:?}");
+    let caught_up = v1::GetStatusRequest { min_log_index: 1 };
+    guarded("a read", cluster.get_status(caught_up)).await.expect("it is reached");
+}
+
+#[tokio::test]
+async fn pages_hold_every_job_once() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    for n in 1..=7 {
+        let id = format!("00000000-0000-4000-8000-{n:012}");
+        served.submit(&id, &format!("job-{n}")).await.expect("it is taken");
+    }
+    let mut seen: Vec<String> = Vec::new();
+    let mut request = v1::ListJobsRequest { page_size: 3, ..Default::default() };
+    loop {
+        let page = guarded("a page", served.jobs().list_jobs(request.clone())).await.expect("it is there");
+        let page = page.into_inner();
+        seen.extend(page.jobs.into_iter().map(|job| job.id));
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    let ids: Vec<JobId> = seen.iter().map(|id| id.parse().expect("an id")).collect();
+    assert!(ids.is_sorted_by(|a, b| a > b) && ids.len() == 7, "{ids:?}");
+}
+
+#[tokio::test]
+async fn a_watch_shows_the_present_then_each_change_and_names_nodes_that_came_later() {
+    let served = Served::start().await;
+    let watch = guarded("a watch", served.jobs().watch_jobs(v1::WatchJobsRequest::default())).await;
+    let mut events = watch.expect("it opens").into_inner();
+    let first = guarded("the present", events.message()).await.expect("it stands").expect("an event");
+    assert_eq!(first.event, Some(watch_jobs_response::Event::SyncEnd(true)));
+    let (_send, _session) = served.agent().await;
+    served.submit(ONE, "a").await.expect("it is taken");
+    let named = guarded("a placement", async {
+        loop {
+            let event = events.message().await.expect("it stands").expect("an event");
+            assert!(!event.resume_token.is_empty());
+            if let Some(watch_jobs_response::Event::Changed(job)) = event.event
+                && let Some(placement) = job.placement
+            {
+                return placement.workers[0].node_name.clone();
+            }
+        }
+    });
+    assert_eq!(named.await, "h1");
+}
+
+#[tokio::test]
+async fn the_server_ends_although_watches_and_sessions_are_open() {
+    let served = Served::start().await;
+    let (_send, mut session) = served.agent().await;
+    let watch = guarded("a watch", served.jobs().watch_jobs(v1::WatchJobsRequest::default())).await;
+    let mut events = watch.expect("it opens").into_inner();
+    served.engine.stop();
+    served.stop.send(()).expect("it runs");
+    let told = guarded("the watch ends", async {
+        loop {
+            match events.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("without a word"),
+                Err(status) => return Refused::from_status(&status),
+            }
+        }
+    });
+    assert_eq!(told.await.code, Some(RefusalCode::NotLeader), "another replica can go on with it");
+    guarded("the session ends", async { while let Ok(Some(_)) = session.message().await {} }).await;
+    drop(served.channel);
+    guarded("the server ends", served.task).await.expect("it does not panic").expect("it ends well");
+}

@@ -1,0 +1,388 @@
+//! Nothing that comes in over a network or in a file harms a replica, and every refusal says why.
+
+use muster_types::{ClusterId, LogIndex, RefusalCode};
+use muster_wire::status::Refused;
+use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
+use muster_wire::v1;
+use muster_wire::v1::cluster_service_client::ClusterServiceClient;
+use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use crate::support::{Agents, Cluster, PATIENCE, Ran, job, node, registration, run_to_end, session};
+
+type Jobs = JobServiceClient<Channel>;
+
+/// A refusal of ours: with domain, stable name and number.
+#[track_caller]
+fn refusal(status: &Status) -> Refused {
+    let refused = Refused::from_status(status);
+    // `reason` is filled in only from details of our own domain.
+    assert!(refused.code.is_some() && !refused.reason.is_empty(), "without ErrorInfo: {status:?}");
+    assert!(refused.number().is_some_and(|number| number.starts_with("MS-")), "{status:?}");
+    refused
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(
+    result: Result<Response<T>, Status>,
+    code: RefusalCode,
+    field: &str,
+) -> Refused {
+    let refused = refusal(&result.expect_err(field));
+    assert_eq!(refused.code, Some(code), "{field}: {refused:?}");
+    if code == RefusalCode::InvalidField {
+        let named = refused.violations.iter().any(|violation| violation.field == field);
+        assert!(named, "{field} is not named: {refused:?}");
+    }
+    refused
+}
+
+fn request_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+fn submission(spec: v1::JobSpec) -> v1::SubmitJobRequest {
+    v1::SubmitJobRequest { request_id: request_id(), spec: Some(spec), validate_only: false }
+}
+
+/// A good job with something changed.
+fn changed(change: impl FnOnce(&mut v1::JobSpec)) -> v1::SubmitJobRequest {
+    let mut spec = job("fine", &["true"]);
+    change(&mut spec);
+    submission(spec)
+}
+
+/// Everything that can be wrong in a call about jobs.
+async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRequest) {
+    use RefusalCode::{InvalidField, JobNotFound, NeverFits, PageTokenInvalid, RequestIdReused};
+
+    for bad in ["", "no-uuid", "0123456789abcdef0123456789abcdef0", &"a".repeat(5_000), "ü", "\0"] {
+        let mut request = changed(|_| ());
+        request.request_id = bad.to_owned();
+        assert_refused(jobs.submit_job(request).await, InvalidField, "request_id");
+        let request =
+            v1::SubmitJobsRequest { request_id: bad.to_owned(), specs: vec![job("fine", &["true"])] };
+        assert_refused(jobs.submit_jobs(request).await, InvalidField, "request_id");
+        let request = v1::CancelJobRequest { request_id: bad.to_owned(), job_id: "job-1".to_owned() };
+        assert_refused(jobs.cancel_job(request).await, InvalidField, "request_id");
+    }
+
+    for bad in
+        ["", "job-", "job", "node-1", "job-x!", "JOB-1", "job--1", "job-fffffffffffffffffffff", "ü", "a\nb"]
+    {
+        let job_id = bad.to_owned();
+        let request = v1::GetJobRequest { job_id: job_id.clone(), min_log_index: 0 };
+        assert_refused(jobs.get_job(request).await, InvalidField, "job_id");
+        let request = v1::CancelJobRequest { request_id: request_id(), job_id: job_id.clone() };
+        assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
+        let request = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
+        assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "job_id");
+        let request = v1::WatchJobsRequest { job_ids: vec![job_id], ..Default::default() };
+        assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids[0]");
+    }
+    let nobody = "job-fffffffff".to_owned();
+    let request = v1::GetJobRequest { job_id: nobody.clone(), min_log_index: 0 };
+    assert_refused(jobs.get_job(request).await, JobNotFound, "");
+    let request = v1::CancelJobRequest { request_id: request_id(), job_id: nobody.clone() };
+    assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
+    let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };
+    assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), JobNotFound, "");
+    let request = v1::ReadLogsRequest { job_id: nobody, stream: "stdlog".to_owned(), ..Default::default() };
+    assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
+
+    let request = v1::ListJobsRequest { page_size: 1_001, ..Default::default() };
+    assert_refused(jobs.list_jobs(request).await, InvalidField, "page_size");
+    let request = v1::ListJobsRequest { phases: vec![99], ..Default::default() };
+    assert_refused(jobs.list_jobs(request).await, InvalidField, "phases");
+    let page = |cluster, list, filter: &[&str]| {
+        let token = PageToken { after: "job-1".to_owned(), log_index: LogIndex(1) };
+        token.encode(cluster, list, filter_digest(filter.iter().copied()))
+    };
+    let good = page(cluster, List::Jobs, &["|", "", ""]);
+    let request = v1::ListJobsRequest { page_token: good.clone(), ..Default::default() };
+    assert!(jobs.list_jobs(request).await.is_ok(), "the token that the bad ones are made from is good");
+    let resume = |cluster: ClusterId, filter: &[&str]| {
+        ResumeToken::behind(1, LogIndex(1)).encode(cluster, filter_digest(filter.iter().copied()))
+    };
+    let bad_pages = [
+        "x".to_owned(),
+        "00".to_owned(),
+        "ü".to_owned(),
+        "a".repeat(100_000),
+        good[..good.len() - 2].to_owned(),
+        page(ClusterId(cluster.0 ^ 1), List::Jobs, &["|", "", ""]),
+        page(cluster, List::Nodes, &["|", "", ""]),
+        page(cluster, List::Jobs, &["|", "somebody", ""]),
+        resume(cluster, &["|", ""]),
+    ];
+    for page_token in bad_pages {
+        let request = v1::ListJobsRequest { page_token, ..Default::default() };
+        assert_refused(jobs.list_jobs(request).await, PageTokenInvalid, "");
+    }
+    let bad_resumes = [
+        "x".to_owned(),
+        "00".to_owned(),
+        "ü".to_owned(),
+        "a".repeat(100_000),
+        resume(ClusterId(cluster.0 ^ 1), &["|", ""]),
+        resume(cluster, &["|", "somebody"]),
+        good,
+    ];
+    for resume_token in bad_resumes {
+        let request = v1::WatchJobsRequest { resume_token, ..Default::default() };
+        // Bad at every replica, unlike a place that one has not reached: a client must not go on asking.
+        assert_refused(
+            jobs.watch_jobs(request).await.map(|_| Response::new(())),
+            InvalidField,
+            "resume_token",
+        );
+    }
+    let request = v1::WatchJobsRequest { job_ids: vec!["job-1".to_owned(); 1_001], ..Default::default() };
+    assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids");
+
+    for count in [0, 1_001] {
+        let request =
+            v1::SubmitJobsRequest { request_id: request_id(), specs: vec![job("fine", &["true"]); count] };
+        assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs");
+    }
+    let half = v1::JobSpec { array_size: 501, ..job("fine", &["true"]) };
+    let request = v1::SubmitJobsRequest { request_id: request_id(), specs: vec![half.clone(), half] };
+    assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs");
+    let request = v1::SubmitJobRequest { request_id: request_id(), spec: None, validate_only: false };
+    assert_refused(jobs.submit_job(request).await, InvalidField, "spec");
+
+    for name in ["", "UPPER", "a b", "-a", "ü", "a\n", "a/b", &"a".repeat(64), &"a".repeat(100_000)] {
+        let request = changed(|spec| spec.name = name.to_owned());
+        assert_refused(jobs.submit_job(request).await, InvalidField, "spec.name");
+        let batch = vec![job("fine", &["true"]), job(name, &["true"])];
+        let request = v1::SubmitJobsRequest { request_id: request_id(), specs: batch };
+        assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs[1].name");
+    }
+    type Change = fn(&mut v1::JobSpec);
+    let changes: [(&str, Change); 11] = [
+        ("spec.groups[0].workers", |spec| spec.groups[0].workers = 0),
+        ("spec.groups[0].workers", |spec| spec.groups[0].workers = u32::MAX),
+        ("spec.groups[0].command", |spec| spec.groups[0].command.clear()),
+        ("spec.groups[0].command[1]", |spec| spec.groups[0].command.push("a".repeat(5_000))),
+        ("spec.groups[0].cpu_milli", |spec| spec.groups[0].cpu_milli = u64::MAX),
+        ("spec.groups", |spec| spec.groups.clear()),
+        ("spec.groups", |spec| spec.groups = vec![spec.groups[0].clone(); 17]),
+        ("spec.tier", |spec| spec.tier = "royal".to_owned()),
+        ("spec.tenant", |spec| spec.tenant = "No Name".to_owned()),
+        ("spec.regions[0]", |spec| spec.regions = vec!["No Name".to_owned()]),
+        ("spec.checkpoint_directory", |spec| spec.checkpoint_directory = "here".to_owned()),
+    ];
+    for (field, change) in changes {
+        assert_refused(jobs.submit_job(changed(change)).await, InvalidField, field);
+    }
+
+    // Nothing here is that large; what would fit is said.
+    let mut giant = changed(|spec| {
+        spec.groups[0].workers = 64;
+        spec.groups[0].accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 4 });
+    });
+    for validate_only in [false, true] {
+        giant.validate_only = validate_only;
+        let refused = assert_refused(jobs.submit_job(giant.clone()).await, NeverFits, "");
+        let shape = "closest that would: 1 worker x h100:4";
+        assert!(refused.message.contains("64 workers") && refused.message.contains(shape), "{refused:?}");
+    }
+
+    // The id of another request; the request itself is answered as before.
+    let mut reused = used.clone();
+    reused.spec = Some(job("another", &["true"]));
+    assert_refused(jobs.submit_job(reused).await, RequestIdReused, "");
+    let other_call = v1::CancelJobRequest { request_id: used.request_id.clone(), job_id: "job-1".to_owned() };
+    let refused = refusal(&jobs.cancel_job(other_call).await.expect_err("the id of another call"));
+    assert!(matches!(refused.code, Some(RequestIdReused | JobNotFound)), "{refused:?}");
+    assert!(jobs.submit_job(used.clone()).await.is_ok(), "a request under its own id");
+    let mut only_checked = changed(|_| ());
+    only_checked.validate_only = true;
+    assert!(jobs.submit_job(only_checked).await.is_ok());
+}
+
+/// More than a message may have, in every place a message can be large in.
+async fn oversized(jobs: &mut Jobs) {
+    let much = "x".repeat(5 << 20);
+    let answers = [
+        jobs.submit_job(changed(|spec| spec.name = much.clone())).await.map(drop),
+        jobs.get_job(v1::GetJobRequest { job_id: much.clone(), min_log_index: 0 }).await.map(drop),
+        jobs.list_jobs(v1::ListJobsRequest { page_token: much.clone(), ..Default::default() })
+            .await
+            .map(drop),
+    ];
+    for answer in answers {
+        // Refused by the framework while it reads: before there is a message to be judged.
+        let status = answer.expect_err("more than 4 MiB");
+        assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status:?}");
+    }
+}
+
+/// What the log has not reached is waited for a moment, then refused; never answered with less.
+async fn ahead_of_the_log(endpoint: &str) {
+    use RefusalCode::ResumeTokenInvalid;
+    let min_log_index = u64::MAX;
+    let connected = Channel::from_shared(endpoint.to_owned()).expect("an address").connect().await;
+    let channel = connected.expect("a replica takes connections");
+    let (mut jobs, mut again) = (Jobs::new(channel.clone()), Jobs::new(channel.clone()));
+    let mut fleet = FleetServiceClient::new(channel.clone());
+    let mut cluster = ClusterServiceClient::new(channel);
+    let (job, list, nodes, status) = tokio::join!(
+        jobs.get_job(v1::GetJobRequest { job_id: "job-1".to_owned(), min_log_index }),
+        again.list_jobs(v1::ListJobsRequest { min_log_index, ..Default::default() }),
+        fleet.list_nodes(v1::ListNodesRequest { min_log_index, ..Default::default() }),
+        cluster.get_status(v1::GetStatusRequest { min_log_index }),
+    );
+    assert_refused(job, ResumeTokenInvalid, "");
+    assert_refused(list, ResumeTokenInvalid, "");
+    assert_refused(nodes, ResumeTokenInvalid, "");
+    assert_refused(status, ResumeTokenInvalid, "");
+}
+
+async fn wrong_fleet_calls(endpoint: &str) {
+    use RefusalCode::{InvalidField, NodeHeldByAnother, NodeNotFound, PageTokenInvalid};
+    let mut fleet =
+        FleetServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
+    for nobody in ["", "nobody", "node-999", "ü", "a\nb", &"a".repeat(100_000)] {
+        let request = v1::GetNodeRequest { node: nobody.to_owned(), min_log_index: 0 };
+        assert_refused(fleet.get_node(request).await, NodeNotFound, "");
+        let request =
+            v1::SetNodeCordonRequest { request_id: request_id(), node: nobody.to_owned(), cordoned: true };
+        assert_refused(fleet.set_node_cordon(request).await, NodeNotFound, "");
+    }
+    let request =
+        v1::SetNodeCordonRequest { request_id: "x".to_owned(), node: "h1".to_owned(), cordoned: true };
+    assert_refused(fleet.set_node_cordon(request).await, InvalidField, "request_id");
+    let request = v1::ListNodesRequest { page_token: "x".to_owned(), ..Default::default() };
+    assert_refused(fleet.list_nodes(request).await, PageTokenInvalid, "");
+    let request = v1::ListNodesRequest { page_size: 1_001, ..Default::default() };
+    assert_refused(fleet.list_nodes(request).await, InvalidField, "page_size");
+
+    // Sessions.
+    let holder = "0123456789abcdef0123456789abcdef";
+    let heartbeat = v1::session_request::Message::Heartbeat(v1::Heartbeat { sequence: 1 });
+    let large = v1::NodeDescription { cpu_milli: u64::MAX, ..node("h9") };
+    let cases: [(&str, RefusalCode, v1::SessionRequest); 6] = [
+        ("message", InvalidField, v1::SessionRequest { message: Some(heartbeat) }),
+        ("message", InvalidField, v1::SessionRequest { message: None }),
+        ("holder_id", InvalidField, registration(node("h9"), "x")),
+        ("node.name", InvalidField, registration(node("No Name"), holder)),
+        ("node.cpu_milli", InvalidField, registration(large, holder)),
+        ("", NodeHeldByAnother, registration(node("h1"), holder)),
+    ];
+    for (field, code, message) in cases {
+        let answer = session(endpoint, vec![message]).await;
+        assert_refused(answer.map(Response::new), code, field);
+    }
+}
+
+/// Bytes that are no call at all. The connection may be answered or cut; the replica stays.
+async fn garbage(address: SocketAddr) {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let noise: Vec<u8> = (0..64 << 10).map(|_| rand::random()).collect();
+    let giant_frame = [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
+    let half_settings = [&preface[..], &[0, 0, 6, 4, 0, 0, 0, 0, 0, 0]].concat();
+    let cases = [
+        noise.clone(),
+        [&preface[..], &noise].concat(),
+        giant_frame,
+        half_settings,
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(),
+        vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01],
+        vec![0; 1 << 16],
+        Vec::new(),
+    ];
+    for bytes in cases {
+        let mut stream = TcpStream::connect(address).await.expect("a replica listens");
+        // It may have been cut before all was written.
+        let _ = stream.write_all(&bytes).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+        assert!(end.is_ok(), "a connection that carries nonsense is kept");
+    }
+}
+
+async fn command(cluster: &Cluster, args: &[&str], stdin: &str) -> Ran {
+    let endpoints = cluster.endpoints().join(",");
+    run_to_end(&[&["--endpoint", &endpoints], args].concat(), stdin).await
+}
+
+async fn wrong_commands(cluster: &Cluster, used: &v1::SubmitJobRequest) {
+    let yaml = |spec: &str| {
+        format!(
+            "apiVersion: muster.dev/v1\nkind: Job\nmetadata:\n  name: fine\nspec:\n  command: [\"true\"]\n{spec}"
+        )
+    };
+    let submit = ["submit", "-"];
+    let cases: [(String, i32, &[&str]); 7] = [
+        (yaml("  colour: red\n"), 2, &["colour"]),
+        (yaml("  workers: 0\n"), 2, &["workers"]),
+        (yaml("").replace("name: fine", "name: Not Fine"), 2, &["name"]),
+        (yaml("").replace("kind: Job", "kind: Jobs"), 2, &["kind"]),
+        ("[".to_owned(), 2, &[]),
+        (String::new(), 2, &[]),
+        (
+            yaml("  workers: 64\n  accelerators: h100:4\n"),
+            5,
+            &["MS-1002", "closest that would: 1 worker x h100:4"],
+        ),
+    ];
+    for (text, code, parts) in cases {
+        command(cluster, &submit, &text).await.assert_refused(code, parts);
+    }
+    let much = format!("{}#{}", yaml(""), "x".repeat(5 << 20));
+    command(cluster, &submit, &much).await.assert_refused(2, &[]);
+    let reuse = ["submit", "-", "--request-id", &used.request_id];
+    command(cluster, &reuse, &yaml("")).await.assert_refused(5, &["MS-1003"]);
+    command(cluster, &["submit", "-", "--request-id", "x"], &yaml(""))
+        .await
+        .assert_refused(2, &["request-id"]);
+    command(cluster, &["submit", "/nowhere/job.yaml"], "").await.assert_refused(2, &["/nowhere/job.yaml"]);
+    command(cluster, &["job", "show", "node-1"], "").await.assert_refused(2, &["job-"]);
+    command(cluster, &["job", "show", "job-fffffffff"], "").await.assert_refused(3, &["MS-2001"]);
+    command(cluster, &["job", "cancel", "job-fffffffff"], "").await.assert_refused(3, &["MS-2001"]);
+    command(cluster, &["node", "show", "nobody"], "").await.assert_refused(3, &["MS-3001"]);
+    command(cluster, &["job", "logs", "job-fffffffff"], "").await.assert_refused(3, &["MS-2001"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input() {
+    let mut cluster = Cluster::start(3).await;
+    let _agents = Agents::start(&cluster, &["h1"]).await;
+    let client = cluster.client();
+    // A fleet to judge by, on which nothing is placed: then the log stands still by itself.
+    let cordon =
+        v1::SetNodeCordonRequest { request_id: String::new(), node: "h1".to_owned(), cordoned: true };
+    client.set_node_cordon(cordon).await.unwrap();
+    let used = changed(|_| ());
+    client.submit_job(used.clone()).await.unwrap();
+
+    let leader = cluster.leader().await;
+    let follower = cluster.follower().await;
+    let before = cluster.status_of(leader).await.unwrap().freshness.unwrap().log_index;
+    for at in [leader, follower] {
+        let endpoint = cluster.replicas[at].endpoint();
+        // The bare client: what it sends is not checked on this side.
+        let mut jobs = Jobs::connect(endpoint.clone()).await.unwrap();
+        wrong_calls(&mut jobs, cluster.id, &used).await;
+        wrong_fleet_calls(&endpoint).await;
+        oversized(&mut jobs).await;
+        ahead_of_the_log(&endpoint).await;
+    }
+    wrong_commands(&cluster, &used).await;
+    for replica in &cluster.replicas {
+        garbage(replica.client).await;
+        garbage(replica.peer).await;
+    }
+    cluster.assert_alive();
+    assert_eq!(cluster.leader().await, leader, "nonsense moved the leadership");
+    let after = cluster.status_of(leader).await.unwrap().freshness.unwrap().log_index;
+    assert_eq!(after, before, "a refused request moved the log");
+    cluster.assert_digests_agree().await;
+}

@@ -1,0 +1,14 @@
+//! The promises of the house, held against real processes: replicas, agents and commands of the one
+//! binary, killed and stopped the way machines do it.
+//!
+//! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
+//! others run beside them. Every test of a cluster ends with `assert_digests_agree`.
+
+mod bad_input;
+mod durability;
+mod failover;
+mod quickstart;
+mod reflection;
+mod run_once;
+mod server_refusals;
+mod support;

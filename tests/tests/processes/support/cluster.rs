@@ -1,0 +1,273 @@
+//! A cluster of real replicas.
+
+use muster_client::{AttemptError, Client, Endpoints, Options};
+use muster_types::ClusterId;
+use muster_wire::v1;
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::process::Child;
+
+use super::{Scratch, eventually, signal, spawn};
+
+/// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold.
+const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n";
+
+/// A free port of a loopback address.
+pub fn free_address(address: Ipv4Addr) -> SocketAddr {
+    let listener = TcpListener::bind((address, 0)).unwrap_or_else(|e| panic!("a port of {address}: {e}"));
+    listener.local_addr().expect("a listener has an address")
+}
+
+/// What a replica is started with.
+#[derive(Clone, Debug)]
+pub struct ReplicaFiles {
+    pub id: u64,
+    pub client: SocketAddr,
+    pub peer: SocketAddr,
+    pub home: PathBuf,
+}
+
+impl ReplicaFiles {
+    pub fn config(&self) -> PathBuf {
+        self.home.join("server.toml")
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.client)
+    }
+
+    pub fn region(&self) -> String {
+        format!("region-{}", self.id)
+    }
+}
+
+/// Replicas, their folders and processes. Dropping it ends them and everything that names its folder.
+pub struct Cluster {
+    pub id: ClusterId,
+    /// Addresses 127.x.y.z of this test alone; z from 16 is for agents.
+    pub block: [u8; 2],
+    pub replicas: Vec<ReplicaFiles>,
+    children: BTreeMap<usize, Child>,
+    // Last, so that it is dropped after the processes.
+    pub scratch: Scratch,
+}
+
+impl Cluster {
+    /// Folders and configurations; nothing runs.
+    pub fn lay_out(count: usize) -> Cluster {
+        let scratch = Scratch::new();
+        let random = uuid::Uuid::new_v4();
+        // 127.0.y.z is where everything else on a machine listens.
+        let block = [random.as_bytes()[0].max(1), random.as_bytes()[1]];
+        let replicas: Vec<ReplicaFiles> = (0..count)
+            .map(|at| {
+                let address = Ipv4Addr::new(127, block[0], block[1], at as u8 + 1);
+                let home = scratch.path().join(format!("replica-{}", at + 1));
+                std::fs::create_dir_all(&home).expect("a folder can be made");
+                let (client, peer) = (free_address(address), free_address(address));
+                ReplicaFiles { id: at as u64 + 1, client, peer, home }
+            })
+            .collect();
+        let cluster =
+            Cluster { id: ClusterId(random.as_u128()), block, replicas, children: BTreeMap::new(), scratch };
+        for at in 0..count {
+            std::fs::write(cluster.replicas[at].config(), cluster.config_of(at)).expect("writing a config");
+        }
+        cluster
+    }
+
+    /// Starts `count` replicas for the first time and waits for their leader.
+    pub async fn start(count: usize) -> Cluster {
+        let mut cluster = Cluster::lay_out(count);
+        for at in 0..count {
+            cluster.start_replica_with(at, &["--bootstrap"]);
+        }
+        cluster.leader().await;
+        cluster
+    }
+
+    /// The configuration of a replica, as text.
+    pub fn config_of(&self, at: usize) -> String {
+        let own = &self.replicas[at];
+        let members: String = self.replicas.iter().map(member).collect();
+        format!(
+            "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{PARAMETERS}\n{members}",
+            self.id,
+            own.id,
+            own.data(),
+            own.client,
+            own.peer
+        )
+    }
+
+    fn start_replica_with(&mut self, at: usize, more: &[&str]) {
+        let files = &self.replicas[at];
+        let config = files.config();
+        let config = config.to_str().expect("the test's folder is text");
+        let args = [&["server", "--config", config], more].concat();
+        let old = self.children.insert(at, spawn(&files.home, &args));
+        assert!(old.is_none(), "replica {at} runs already");
+    }
+
+    /// Starts a replica again.
+    pub fn start_replica(&mut self, at: usize) {
+        self.start_replica_with(at, &[]);
+    }
+
+    /// SIGKILL for one replica.
+    pub async fn kill(&mut self, at: usize) {
+        self.end(at, Signal::SIGKILL).await;
+    }
+
+    /// SIGTERM for one replica; it has to end well.
+    pub async fn stop(&mut self, at: usize) {
+        let status = self.end(at, Signal::SIGTERM).await;
+        assert!(status.success(), "replica {at} ended with {status} on SIGTERM");
+    }
+
+    async fn end(&mut self, at: usize, what: Signal) -> std::process::ExitStatus {
+        let mut child = self.children.remove(&at).unwrap_or_else(|| panic!("replica {at} does not run"));
+        signal(&child, what);
+        let ended = tokio::time::timeout(super::PATIENCE, child.wait()).await;
+        ended
+            .unwrap_or_else(|_| panic!("replica {at} does not end on {what}"))
+            .expect("a child can be waited for")
+    }
+
+    /// SIGKILL for every replica, all before any is waited for: a power cut of the processes.
+    pub async fn kill_all_at_once(&mut self) {
+        for child in self.children.values() {
+            signal(child, Signal::SIGKILL);
+        }
+        for child in self.children.values_mut() {
+            child.wait().await.expect("a child can be waited for");
+        }
+        self.children.clear();
+    }
+
+    /// Starts every replica that does not run.
+    pub fn start_all(&mut self) {
+        for at in 0..self.replicas.len() {
+            if !self.children.contains_key(&at) {
+                self.start_replica(at);
+            }
+        }
+    }
+
+    /// The same, and waits for a leader.
+    pub async fn restart_all(&mut self) {
+        self.start_all();
+        self.leader().await;
+    }
+
+    /// Where clients connect.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.replicas.iter().map(ReplicaFiles::endpoint).collect()
+    }
+
+    fn client_at(endpoints: &[String]) -> Client {
+        let endpoints = Endpoints::parse(endpoints).expect("addresses are endpoints").spread();
+        let options = Options {
+            deadline: super::PATIENCE,
+            attempt_timeout: Duration::from_secs(4),
+            ..Options::STANDARD
+        };
+        Client::lazy(endpoints, options)
+    }
+
+    /// A client of the whole cluster; each begins with a replica of its own choice.
+    pub fn client(&self) -> Client {
+        Cluster::client_at(&self.endpoints())
+    }
+
+    /// A client that knows one replica only.
+    pub fn client_of(&self, at: usize) -> Client {
+        Cluster::client_at(&[self.replicas[at].endpoint()])
+    }
+
+    /// How one replica stands.
+    pub async fn status_of(&self, at: usize) -> Result<v1::GetStatusResponse, AttemptError> {
+        self.client_of(at).get_status_of(&self.replicas[at].endpoint()).await
+    }
+
+    /// Waits for a leader that a majority of the running replicas knows; its place in `replicas`.
+    pub async fn leader(&self) -> usize {
+        eventually("no leader was elected", || async {
+            let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
+            for at in self.children.keys() {
+                if let Ok(status) = self.status_of(*at).await
+                    && let Some(leader) = status.freshness.map(|f| f.leader_id).filter(|id| *id > 0)
+                    && !status.cluster_id.is_empty()
+                {
+                    *votes.entry(leader).or_default() += 1;
+                }
+            }
+            let (leader, known_by) = votes.into_iter().max_by_key(|(_, votes)| *votes)?;
+            let at = self.replicas.iter().position(|r| r.id == leader)?;
+            (known_by * 2 > self.replicas.len() && self.children.contains_key(&at)).then_some(at)
+        })
+        .await
+    }
+
+    /// Some running replica that does not lead.
+    pub async fn follower(&self) -> usize {
+        let leader = self.leader().await;
+        *self.children.keys().find(|at| **at != leader).expect("a cluster has followers")
+    }
+
+    /// Waits until a replica has applied everything up to `log_index` and knows a leader.
+    pub async fn caught_up(&self, at: usize, log_index: u64) {
+        eventually(&format!("replica {at} did not catch up"), || async {
+            let fresh = self.status_of(at).await.ok()?.freshness?;
+            (fresh.log_index >= log_index && fresh.leader_id > 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Every replica that was started still runs.
+    pub fn assert_alive(&mut self) {
+        for (at, child) in &mut self.children {
+            let ended = child.try_wait().expect("a child can be looked at");
+            assert!(ended.is_none(), "replica {at} ended by itself: {ended:?}");
+        }
+    }
+
+    /// Waits until all running replicas are at one log index; then their state digests are the same,
+    /// nothing was rejected, and none has panicked.
+    pub async fn assert_digests_agree(&mut self) {
+        let statuses = eventually("the replicas did not come to one log index", || async {
+            let mut statuses = Vec::new();
+            for at in self.children.keys() {
+                statuses.push(self.status_of(*at).await.ok()?);
+            }
+            let index = |s: &v1::GetStatusResponse| s.freshness.map(|f| f.log_index);
+            // At different positions the digests say nothing yet.
+            let first = index(statuses.first()?)?;
+            statuses.iter().all(|s| index(s) == Some(first)).then_some(statuses)
+        })
+        .await;
+        for status in &statuses {
+            assert_eq!(status.state_digest, statuses[0].state_digest, "the replicas disagree: {statuses:#?}");
+            assert_eq!(status.records_rejected, 0, "a guard refused a record: {status:#?}");
+        }
+        self.assert_alive();
+        self.scratch.assert_no_panics();
+    }
+}
+
+fn member(files: &ReplicaFiles) -> String {
+    format!(
+        "[[members]]\nid = {}\nregion = {:?}\npeer_endpoint = \"http://{}\"\nclient_endpoint = \"http://{}\"\n\n",
+        files.id,
+        files.region(),
+        files.peer,
+        files.client
+    )
+}
