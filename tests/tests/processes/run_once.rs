@@ -5,7 +5,9 @@ use muster_example::intervals::{self, Interval};
 use muster_wire::v1::{self, JobPhase};
 use std::path::Path;
 
-use crate::support::{Agents, Cluster, follow_until, heavy, is_finished, say, wait_for_job, work};
+use crate::support::{
+    Agents, Cluster, eventually, follow_until, heavy, is_finished, say, wait_for_job, work,
+};
 
 async fn submit(client: &Client, spec: v1::JobSpec) -> String {
     let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
@@ -63,7 +65,7 @@ async fn jobs_run_once() {
     let id = submit(&client, work("ends-alone", &evidence, 500, 0, (1, 1))).await;
     let host = node_of(&wait_for_job(&client, &id, is_running).await);
     agents.kill(&host).await;
-    crate::support::eventually("the worker did not end without its agent", || async {
+    eventually("the worker did not end without its agent", || async {
         intervals_of(&evidence, &id).first().filter(|interval| interval.stopped).map(|_| ())
     })
     .await;
@@ -90,6 +92,11 @@ async fn jobs_run_once() {
     // A running job is cancelled: its worker has ended when that is said.
     let id = submit(&client, work("cancelled", &evidence, 600_000, 0, (1, 1))).await;
     wait_for_job(&client, &id, is_running).await;
+    // Its process is there; it also has to have come so far as to write down that it is.
+    eventually("the worker did not begin", || async {
+        (!intervals_of(&evidence, &id).is_empty()).then_some(())
+    })
+    .await;
     client.cancel_job(v1::CancelJobRequest { job_id: id.clone(), ..Default::default() }).await.unwrap();
     let seen = follow_until(&client, &id, is_finished).await;
     let ended = seen.last().unwrap();
