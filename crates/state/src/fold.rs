@@ -309,6 +309,8 @@ impl State {
     fn fold_finished(&mut self, job: JobId, outcome: &Outcome) -> Vec<Effect> {
         let now = self.meta.log_time;
         self.change_job(job, |row| {
+            // The attempt that the job failed by counts like those before it.
+            row.failures += u32::from(matches!(outcome, Outcome::Failed { .. }));
             row.phase = Phase::Finished(outcome.clone());
             row.finished_at = Some(now);
         });
