@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 /// The rank of a report that no worker of a placement is here and none will start.
-pub const WHOLE_PLACEMENT: u32 = u32::MAX;
+pub const WHOLE_PLACEMENT: u32 = muster_wire::convert::WHOLE_PLACEMENT;
 
 /// An order, checked.
 #[derive(Debug)]

@@ -158,8 +158,7 @@ fn opening(register: &v1::Register) -> Result<Opening, Status> {
     }
 }
 
-/// Workers as the engine takes them. The rank after the last possible one says "none of this
-/// placement is here, and none will start".
+/// Workers as the engine takes them.
 fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerReport>, Vec<Violation>> {
     if messages.len() > WORKERS_MAX {
         return Err(vec![Violation::limit(at, messages.len() as u64, 0, WORKERS_MAX as u64)]);
@@ -167,13 +166,8 @@ fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerRe
     let mut found = Vec::new();
     let mut reports = Vec::with_capacity(messages.len());
     for (place, message) in messages.iter().enumerate() {
-        let none = message.rank == u32::MAX;
-        let checked = if none { v1::WorkerState { rank: 0, ..message.clone() } } else { message.clone() };
-        match worker_report_from_proto(&format!("{at}[{place}]"), &checked) {
-            Ok(report) => {
-                let rank = (!none).then_some(report.rank);
-                reports.push(WorkerReport { job: report.job, token: report.token, rank, exit: report.exit });
-            }
+        match worker_report_from_proto(&format!("{at}[{place}]"), message) {
+            Ok(r) => reports.push(WorkerReport { job: r.job, token: r.token, rank: r.rank, exit: r.exit }),
             Err(violations) => found.extend(violations),
         }
         if found.len() >= limits::BATCH_JOBS_MAX {

@@ -224,11 +224,6 @@ impl State {
         self.requests.get(&id)
     }
 
-    /// Pending jobs: highest tier first, then in order of submission.
-    pub fn pending(&self) -> impl Iterator<Item = JobId> {
-        self.indexes.pending.iter().map(|(_, id)| *id)
-    }
-
     /// Classes of pending gangs.
     pub fn pending_classes(&self) -> impl Iterator<Item = &GangClass> {
         self.indexes.pending_by_class.keys()
@@ -253,7 +248,7 @@ impl State {
     /// How many jobs are pending.
     #[must_use]
     pub fn pending_count(&self) -> usize {
-        self.indexes.pending.size()
+        self.indexes.pending
     }
 
     /// Jobs that hold devices, by id.

@@ -62,9 +62,9 @@ pub(crate) type Waiting = RedBlackTreeSetSync<(core::cmp::Reverse<PriorityTier>,
 /// All derived indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Indexes {
-    /// Pending jobs: highest tier first, then in order of submission.
-    pub(crate) pending: Waiting,
-    /// The same by class, so that a planning pass costs per class; no class is empty.
+    /// How many jobs are pending.
+    pub(crate) pending: usize,
+    /// Pending jobs by class, so that a planning pass costs per class; no class is empty.
     pub(crate) pending_by_class: RedBlackTreeMapSync<GangClass, Waiting>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: RedBlackTreeSetSync<JobId>,
@@ -89,7 +89,7 @@ impl Indexes {
         match &row.phase {
             Phase::Pending => {
                 let turn = (core::cmp::Reverse(spec.tier), id);
-                self.pending.insert_mut(turn);
+                self.pending += 1;
                 let class = GangClass::of(spec);
                 let mut waiting = self.pending_by_class.get(&class).cloned().unwrap_or_default();
                 waiting.insert_mut(turn);
@@ -112,7 +112,7 @@ impl Indexes {
         match &row.phase {
             Phase::Pending => {
                 let turn = (core::cmp::Reverse(spec.tier), id);
-                self.pending.remove_mut(&turn);
+                self.pending -= 1;
                 let class = GangClass::of(spec);
                 let mut waiting =
                     self.pending_by_class.get(&class).cloned().expect("a pending job's class is indexed");

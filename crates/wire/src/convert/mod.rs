@@ -19,7 +19,8 @@ use muster_types::Violation;
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{job_spec_to_proto, job_specs_from_proto, jobs_from_proto};
 pub use node::{
-    WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto, worker_report_to_proto,
+    WHOLE_PLACEMENT, WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
+    worker_report_to_proto,
 };
 pub(crate) use value::cut;
 pub use value::{

@@ -93,6 +93,9 @@ pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
     }
 }
 
+/// The rank in a message that stands for every worker of a placement on the node; see `StopOrder`.
+pub const WHOLE_PLACEMENT: u32 = u32::MAX;
+
 /// One worker as its agent sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerReport {
@@ -100,8 +103,9 @@ pub struct WorkerReport {
     pub job: JobId,
     /// The placement it belongs to.
     pub token: FencingToken,
-    /// Its place in the gang.
-    pub rank: u32,
+    /// Its place in the gang; none for "nothing of this placement is here, and none will start", which
+    /// a message says with the greatest rank there is.
+    pub rank: Option<u32>,
     /// None while it runs or is about to.
     pub exit: Option<ExitStatus>,
 }
@@ -114,15 +118,14 @@ pub fn worker_report_from_proto(at: &str, message: &v1::WorkerState) -> Result<W
     let mut found = Found::default();
     let job = found.take(job_id(&below(at, "job_id"), &message.job_id));
     let token = found.take(fencing_token_from_proto(&below(at, "token"), message.token.as_ref()));
-    if message.rank >= limits::GANG_WORKERS_MAX {
+    let rank = (message.rank != WHOLE_PLACEMENT).then_some(message.rank);
+    if rank.is_some_and(|rank| rank >= limits::GANG_WORKERS_MAX) {
         let max = u64::from(limits::GANG_WORKERS_MAX) - 1;
         found.push(Violation::limit(&below(at, "rank"), message.rank.into(), 0, max));
     }
     let exit = message.exit.as_ref().and_then(|e| found.take(exit_status_from_proto(&below(at, "exit"), e)));
     match (job, token) {
-        (Some(job), Some(token)) if found.is_empty() => {
-            Ok(WorkerReport { job, token, rank: message.rank, exit })
-        }
+        (Some(job), Some(token)) if found.is_empty() => Ok(WorkerReport { job, token, rank, exit }),
         _ => Err(found.into_violations()),
     }
 }
@@ -133,7 +136,7 @@ pub fn worker_report_to_proto(report: &WorkerReport) -> v1::WorkerState {
     v1::WorkerState {
         job_id: report.job.to_string(),
         token: Some(fencing_token_to_proto(report.token)),
-        rank: report.rank,
+        rank: report.rank.unwrap_or(WHOLE_PLACEMENT),
         exit: report.exit.as_ref().map(exit_status_to_proto),
     }
 }
