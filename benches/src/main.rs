@@ -1,6 +1,8 @@
-//! Load on a real cluster of processes, open loop, with percentiles and the machine they were taken on.
+//! Load on a real cluster of processes, open loop, with percentiles and the machine they were taken on; and
+//! the cost of the scheduler by itself.
 
 mod cluster;
+mod place;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -32,6 +34,21 @@ struct Arguments {
 enum Command {
     /// Submissions: peak, latency at half of it, batches, failover
     Submit(SubmitArgs),
+    /// The scheduler by itself, on one thread: placements, gangs, verdicts, growth, memory, peers' tests
+    Place(PlaceArgs),
+}
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "EXAMPLES:\n  muster-bench place\n  muster-bench place --only gang,never\n  muster-bench place --json benches/results/2026-01-31-place.json"
+)]
+struct PlaceArgs {
+    /// Only these, separated by commas; all when not given
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(place::names()))]
+    only: Vec<String>,
+    /// File to write everything to as one JSON object
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -313,8 +330,20 @@ fn show(report: &Report) {
     println!("leader killed -> next acknowledged submission: {:?} ms", report.failover_ms);
 }
 
+fn run_place(args: &PlaceArgs) -> Result<()> {
+    let report = place::run(&args.only).map_err(anyhow::Error::msg)?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
-    let Command::Submit(args) = Arguments::parse().command;
+    let args = match Arguments::parse().command {
+        Command::Submit(args) => args,
+        Command::Place(args) => return run_place(&args),
+    };
     let json = args.json;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;

@@ -3,9 +3,10 @@
 //! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
 
 use crate::discovery;
+use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The agent's configuration, as written.
@@ -63,6 +64,25 @@ pub struct NodeConfig {
     /// Free-form facts.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Only jobs that tolerate every one of these are placed here.
+    #[serde(default)]
+    pub taints: Vec<String>,
+    /// Its place in a TPU pod.
+    #[serde(default)]
+    pub pod: Option<PodConfig>,
+}
+
+/// Where a host is in a TPU pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodConfig {
+    /// Unique in the fleet cluster.
+    pub pod: String,
+    /// The cube in its pod, from 0; a grid pod has none.
+    #[serde(default)]
+    pub cube: u16,
+    /// Coordinates x, y, z of its first chip, inside the cube or on the grid.
+    pub at: [u8; 3],
 }
 
 /// Where the knowledge of accelerators comes from.
@@ -246,6 +266,18 @@ impl NodeConfig {
         for (key, value) in &self.labels {
             labels.insert(name("node.labels", key)?, value.clone());
         }
+        let mut taints = BTreeSet::new();
+        for (index, taint) in self.taints.iter().enumerate() {
+            if !taints.insert(name(&format!("node.taints[{index}]"), taint)?) {
+                return Err(broken(&format!("node.taints[{index}]"), format!("names {taint} again")));
+            }
+        }
+        let pod = match &self.pod {
+            None => None,
+            Some(PodConfig { pod, cube, at }) => {
+                Some(PodPosition { pod: name("node.pod.pod", pod)?, cube: *cube, at: *at })
+            }
+        };
         let draft = NodeDraft {
             name: name("node.name", &self.name)?,
             region: name("node.region", &self.region)?,
@@ -257,10 +289,12 @@ impl NodeConfig {
             cpu_milli: self.cpu_milli,
             memory_bytes: self.memory_bytes,
             labels,
+            taints,
+            pod,
         };
-        draft.check().map_err(|found| {
-            let first = found.first().map(ToString::to_string).unwrap_or_default();
-            broken("node", first)
+        draft.check().map_err(|found| match found.into_iter().next() {
+            Some(first) => broken(&format!("node.{}", first.field), first.description),
+            None => broken("node", "breaks a rule"),
         })
     }
 }
@@ -295,13 +329,36 @@ mod tests {
     }
 
     #[test]
+    fn taints_and_a_place_in_a_pod() {
+        let place = |at: [u8; 3]| {
+            check(move |v| {
+                v["node"]["accelerators"] = serde_json::json!({"type": "v5p", "count": 4});
+                v["node"]["taints"] = serde_json::json!(["spot"]);
+                v["node"]["pod"] = serde_json::json!({"pod": "pod-a", "cube": 3, "at": at});
+            })
+        };
+        let spec = place([2, 0, 1]).unwrap();
+        assert_eq!(spec.taints.iter().map(Name::as_str).collect::<Vec<_>>(), ["spot"]);
+        assert_eq!(spec.pod.as_ref().map(ToString::to_string).as_deref(), Some("pod-a/3/(2, 0, 1)"));
+        // Hosts of 2x2x1 chips lie side by side.
+        let error = place([1, 0, 0]).unwrap_err();
+        assert!(error.key.starts_with("node."), "{error}");
+        assert!(error.rule.contains("(1, 0, 0) is no place of a v5p host of 4 chips"), "{error}");
+        let gpu = check(|v| v["node"]["pod"] = serde_json::json!({"pod": "p", "at": [0, 0, 0]})).unwrap_err();
+        assert_eq!(gpu.key, "node.pod");
+        assert!(gpu.rule.contains("h100 is no TPU generation"), "{gpu}");
+    }
+
+    #[test]
     fn the_broken_key_is_named() {
         let key = |change: fn(&mut serde_json::Value)| check(change).unwrap_err().key;
         assert_eq!(key(|v| v["state_dir"] = "relative".into()), "state_dir");
         assert_eq!(key(|v| v["endpoints"] = serde_json::json!([])), "endpoints");
         assert_eq!(key(|v| v["shim_command"] = serde_json::json!(["muster"])), "shim_command");
         assert_eq!(key(|v| v["node"]["name"] = "No".into()), "node.name");
-        assert_eq!(key(|v| v["node"]["cpu_milli"] = 0.into()), "node");
+        assert_eq!(key(|v| v["node"]["cpu_milli"] = 0.into()), "node.cpu_milli");
+        assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["ok", "No"])), "node.taints[1]");
+        assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["a", "a"])), "node.taints[1]");
         assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
         assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_bytes_max": 1})), "logs.worker_bytes_max");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));

@@ -7,7 +7,9 @@ use muster_decider::{Answer, Command};
 use muster_engine::LogRequest;
 use muster_state::State;
 use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
-use muster_wire::convert::{job_id, job_specs_from_proto, jobs_from_proto, request_id};
+use muster_wire::convert::{
+    fencing_token_from_proto, job_id, job_specs_from_proto, jobs_from_proto, request_id,
+};
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
@@ -20,6 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
+use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
@@ -166,7 +169,7 @@ impl JobService for Jobs {
         let engine = self.router.engine();
         let local = || async {
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
-            let message = render::job_explained(engine, &engine.view(), job);
+            let message = render::job_explained(engine, &engine.view(), job).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -184,8 +187,67 @@ impl JobService for Jobs {
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
         let view = fresh(engine, message.min_log_index).await?;
-        let job = render::job_explained(engine, &view, id).ok_or_else(|| to_status(&no_such_job(id)))?;
+        let job = render::job_explained(engine, &view, id).await.map_err(|refusal| to_status(&refusal))?;
+        let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: Some(freshness(engine, &view)) }))
+    }
+
+    async fn plan_job(
+        &self,
+        request: Request<v1::PlanJobRequest>,
+    ) -> Result<Response<v1::PlanJobResponse>, Status> {
+        let message = request.into_inner();
+        let specs = job_specs_from_proto("spec", message.spec).map_err(invalid)?;
+        let engine = self.router.engine();
+        let view = fresh(engine, message.min_log_index).await?;
+        let Some(spec) = specs.into_iter().next() else {
+            return Err(invalid(vec![Violation::new("spec", "must be a job")]));
+        };
+        let explained = engine.explain_spec(Arc::clone(&view), spec).await;
+        let explained = explained.map_err(|refusal| to_status(&refusal))?;
+        let explanation = Some(explanation::waiting(&view, &explained));
+        Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))
+    }
+
+    async fn explain_job(
+        &self,
+        request: Request<v1::ExplainJobRequest>,
+    ) -> Result<Response<v1::ExplainJobResponse>, Status> {
+        let message = request.into_inner();
+        let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
+        let engine = self.router.engine();
+        let view = fresh(engine, message.min_log_index).await?;
+        let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
+        let explained = engine.explain_job(Arc::clone(&view), id).await;
+        let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
+            Some(explained) => explanation::waiting(&view, &explained),
+            None => explanation::placed(&view, row),
+        };
+        let freshness = Some(freshness(engine, &view));
+        Ok(Response::new(v1::ExplainJobResponse { explanation: Some(explanation), freshness }))
+    }
+
+    async fn commit_checkpoint(
+        &self,
+        request: Request<v1::CommitCheckpointRequest>,
+    ) -> Result<Response<v1::CommitCheckpointResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let mut violations = Vec::new();
+        let job = job_id("job_id", &message.job_id).map_err(|v| violations.push(v)).ok();
+        let token =
+            fencing_token_from_proto("token", message.token.as_ref()).map_err(|v| violations.push(v)).ok();
+        let (Some(job), Some(token)) = (job, token) else { return Err(invalid(violations)) };
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(Command::CommitCheckpoint { job, token }).await?;
+            Ok(v1::CommitCheckpointResponse { freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(onward_client(channel).commit_checkpoint(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
     }
 
     async fn list_jobs(

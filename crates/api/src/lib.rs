@@ -9,10 +9,12 @@
 //! **Invariant:** what a caller sends is bounded before it is looked at.
 
 mod cluster_service;
+mod explanation;
 mod fleet_service;
 mod forward;
 mod job_service;
 mod node_service;
+mod policy_service;
 mod read;
 mod render;
 #[cfg(test)]

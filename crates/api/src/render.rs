@@ -1,13 +1,14 @@
 //! State rows as messages.
 
 use muster_engine::{Engine, StartOrder};
-use muster_journal::{Outcome, StopCause};
-use muster_state::{JobRow, NodeRow, NodeStatus, Phase, Placement, RankState, State};
-use muster_types::{FencingToken, JobId, JobSpec, NodeId};
+use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
+use muster_state::{JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, State};
+use muster_types::{FencingToken, JobId, JobSpec, NodeId, Refusal};
 use muster_wire::convert::{
     device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto, node_spec_to_proto,
 };
 use muster_wire::v1;
+use std::sync::Arc;
 
 /// First port for rendezvous; above the range that systems give out by themselves.
 const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
@@ -45,20 +46,33 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         worker_count: spec.worker_count(),
         device_count: spec.device_count(),
         array_index: spec.array.map(|a| a.index),
+        estimate: Some(estimate(&row.estimate)),
+        preemptions: row.preemptions,
+        checkpointed_at_ms: row.checkpointed_at.map_or(0, |t| t.0),
+        released: row.released,
+        promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
     }
 }
 
-/// A job with the reason why it waits, when it does.
-pub(crate) fn job_explained(engine: &Engine, view: &State, id: JobId) -> Option<v1::Job> {
-    let (row, spec) = (view.job(id)?, view.spec(id)?);
+pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
+    v1::Estimate { run_ms: estimate.run_ms, run_high_ms: estimate.run_high_ms }
+}
+
+/// A job with the reason why it waits, when it does; none when there is no such job.
+pub(crate) async fn job_explained(
+    engine: &Engine,
+    view: &Arc<State>,
+    id: JobId,
+) -> Result<Option<v1::Job>, Refusal> {
+    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { return Ok(None) };
     let mut message = job(view, id, row, spec, Detail::Full);
     if row.phase == Phase::Pending
-        && let Some(reason) = engine.explain(view, id)
+        && let Some(explanation) = engine.explain_job(Arc::clone(view), id).await?
     {
-        message.status_reason = reason.code.to_owned();
-        message.status_detail = reason.text;
+        message.status_reason = explanation.reason.code().to_owned();
+        message.status_detail = explanation.sentence;
     }
-    Some(message)
+    Ok(Some(message))
 }
 
 pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
@@ -73,8 +87,11 @@ pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
     }
 }
 
-fn status_of(row: &JobRow) -> (String, String) {
+pub(crate) fn status_of(row: &JobRow) -> (String, String) {
     let (code, text) = match &row.phase {
+        Phase::Pending if row.promise.is_some() => {
+            ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
+        }
         Phase::Pending if row.attempt == 0 => ("PENDING", "waits for its turn".to_owned()),
         Phase::Pending => ("REQUEUED", format!("waits again after attempt {}", row.attempt)),
         Phase::Starting => ("STARTING", "its workers are being started".to_owned()),
@@ -88,6 +105,15 @@ fn status_of(row: &JobRow) -> (String, String) {
         }
         Phase::Stopping(StopCause::RunTimeLimit) => {
             ("STOPPING_TIME_LIMIT", "it reached its run-time limit".to_owned())
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Preempted { by })) => {
+            ("STOPPING_PREEMPTED", format!("it makes room for {by}, which goes before it"))
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Moved { by })) => {
+            ("STOPPING_MOVED", format!("it goes on elsewhere, so that {by} finds room"))
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Resized)) => {
+            ("STOPPING_RESIZED", "it goes on with another number of workers".to_owned())
         }
         Phase::Finished(Outcome::Succeeded) => ("SUCCEEDED", String::new()),
         Phase::Finished(Outcome::Failed { detail }) => ("FAILED", detail.clone()),
@@ -122,7 +148,24 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
     }
 }
 
-fn node_name(view: &State, node: NodeId) -> String {
+fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
+    let first = promise.slots.first().and_then(|slot| view.node(slot.node));
+    let worker = |(rank, slot): (usize, &WorkerSlot)| v1::PromisedWorker {
+        rank: rank as u32,
+        node_name: node_name(view, slot.node),
+        node_id: slot.node.to_string(),
+        devices: device_set_to_proto(slot.devices),
+    };
+    let workers = promise.slots.iter().enumerate().map(worker);
+    v1::Promise {
+        promised_at_index: promise.since.0,
+        region: promise.region.to_string(),
+        cluster: first.map(|row| row.spec.cluster.to_string()).unwrap_or_default(),
+        workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+    }
+}
+
+pub(crate) fn node_name(view: &State, node: NodeId) -> String {
     view.node(node).map_or_else(|| node.to_string(), |row| row.spec.name.to_string())
 }
 
@@ -131,15 +174,17 @@ pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
     };
+    // Nothing of a lost node can be had, whatever is not leased there.
+    let up = row.status == NodeStatus::Up;
     v1::Node {
         id: id.to_string(),
         description: Some(node_spec_to_proto(&row.spec)),
         status: status.into(),
         cordoned: row.cordoned,
         incarnation: row.incarnation,
-        free_devices: row.free_devices.count().into(),
-        free_cpu_milli: row.free_cpu_milli,
-        free_memory_bytes: row.free_memory_bytes,
+        free_devices: if up { row.free.devices.count().into() } else { 0 },
+        free_cpu_milli: if up { row.free.cpu_milli } else { 0 },
+        free_memory_bytes: if up { row.free.memory_bytes } else { 0 },
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: view.gangs_on(id).map(|job| job.to_string()).collect(),
@@ -166,11 +211,12 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
             command: group.command.clone(),
             environment: group.environment.clone().into_iter().collect(),
             devices: device_set_to_proto(slot.devices),
+            // Of several types that it can use, the one that its node has.
             accelerator_type: group
                 .request
                 .accelerators
                 .as_ref()
-                .map(|a| a.kind.to_string())
+                .and_then(|_| view.node(node)?.spec.accelerators.as_ref().map(|a| a.kind.to_string()))
                 .unwrap_or_default(),
             cpu_milli: group.request.cpu_milli,
             memory_bytes: group.request.memory_bytes,

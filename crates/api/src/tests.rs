@@ -7,6 +7,7 @@ use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::v1::{session_request, session_response, watch_jobs_response};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -92,7 +93,10 @@ fn submission(request: &str, name: &str) -> v1::SubmitJobRequest {
         name: "main".to_owned(),
         workers: 1,
         command: vec!["true".to_owned()],
-        accelerators: Some(v1::Accelerators { r#type: "h100".to_owned(), count: 1 }),
+        accelerators: Some(v1::AcceleratorRequest {
+            choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
+            amount: Some(v1::accelerator_request::Amount::Count(1)),
+        }),
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         ..Default::default()
@@ -127,7 +131,7 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
             methods.extend(service.method.iter().map(method));
         }
     }
-    assert!(methods.len() >= 14, "{methods:?}");
+    assert!(methods.len() >= 19, "{methods:?}");
     for method in methods {
         let path = http::uri::PathAndQuery::try_from(method.as_str()).expect("a path");
         let mut grpc = tonic::client::Grpc::new(served.channel.clone());
@@ -177,6 +181,147 @@ async fn checking_only_says_what_a_submission_would_and_changes_nothing() {
     assert!(verdict.into_inner().job_ids.is_empty());
     assert_eq!(served.engine.view().jobs().len(), 0);
     served.submit(ONE, "a").await.expect("the request id was not used up");
+}
+
+#[tokio::test]
+async fn a_policy_is_set_once_compared_and_shown() {
+    let served = Served::start().await;
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    let first = guarded("a read", policies.get_policy(v1::GetPolicyRequest::default())).await;
+    let first = first.expect("every cluster has one").into_inner();
+    assert_eq!((first.version, first.set_at_ms), (0, 0));
+    let mut policy = first.policy.expect("it is shown");
+    policy
+        .tenants
+        .insert("vision".to_owned(), v1::TenantPolicy { weight_milli: 2_000, ..Default::default() });
+    let request = |request_id: &str, expected_version, validate_only| v1::SetPolicyRequest {
+        request_id: request_id.to_owned(),
+        policy: Some(policy.clone()),
+        expected_version,
+        validate_only,
+    };
+    let stale = guarded("a check", policies.set_policy(request(ONE, Some(7), true))).await;
+    assert_eq!(refused(stale).code, Some(RefusalCode::PolicyChanged));
+    let checked = guarded("a check", policies.set_policy(request(ONE, Some(0), true))).await;
+    assert_eq!(checked.expect("it is right").into_inner().version, 0, "nothing was set");
+    let set = guarded("a change", policies.set_policy(request(ONE, Some(0), false))).await;
+    let set = set.expect("it is taken").into_inner();
+    let again = guarded("a change", policies.set_policy(request(ONE, Some(0), false))).await;
+    assert_eq!(again.expect("it is repeated").into_inner().version, set.version);
+    let stale = guarded("a change", policies.set_policy(request(TWO, Some(0), false))).await;
+    assert_eq!(refused(stale).code, Some(RefusalCode::PolicyChanged));
+    let read = v1::GetPolicyRequest { min_log_index: set.version };
+    let shown = guarded("a read", policies.get_policy(read)).await.expect("it is there").into_inner();
+    assert_eq!((shown.version, shown.policy.as_ref()), (set.version, Some(&policy)));
+    assert!(shown.set_at_ms > 0);
+    policy.tenants.insert("x".to_owned(), v1::TenantPolicy { parent: "y".to_owned(), ..Default::default() });
+    let wrong = v1::SetPolicyRequest { policy: Some(policy), ..Default::default() };
+    let wrong = refused(guarded("a change", policies.set_policy(wrong)).await);
+    let fields: Vec<&str> = wrong.violations.iter().map(|v| v.field.as_str()).collect();
+    assert_eq!(fields, ["request_id", "policy.tenants.x.parent"]);
+}
+
+#[tokio::test]
+async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
+    let served = Served::start().await;
+    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, min_log_index: 0 };
+    let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
+    let explanation = explained.into_inner().explanation.expect("it says");
+    assert!(explanation.placement.is_none() && !explanation.sentence.is_empty(), "{explanation:?}");
+    let (_send, _session) = served.agent().await;
+    let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
+    let explanation = explained.into_inner().explanation.expect("it says");
+    let place = explanation.placement.expect("there is room");
+    assert_eq!(
+        (place.region.as_str(), place.cluster.as_str(), place.accelerator_type.as_str()),
+        ("eu", "eu-1", "h100")
+    );
+    assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].workers), ("h1", 1));
+    assert!(!place.score.is_empty() && explanation.estimate.is_some());
+    let nodes = explanation.clusters[0].nodes.expect("they are counted");
+    assert_eq!((nodes.registered, nodes.fit, explanation.clusters[0].total_devices), (1, 1, 8));
+    assert_eq!(served.engine.view().jobs().len(), 0, "nothing was submitted");
+
+    // One that waits: it asks for more than is free beside the one that runs.
+    let wide = |id: &str, name: &str, count| {
+        let mut request = submission(id, name);
+        let groups = &mut request.spec.as_mut().expect("it has one").groups;
+        groups[0].accelerators.as_mut().expect("it asks for some").amount =
+            Some(v1::accelerator_request::Amount::Count(count));
+        request
+    };
+    let submit =
+        |request| async { served.jobs().submit_job(request).await.expect("it is taken").into_inner() };
+    let running = guarded("a submission", submit(wide(ONE, "runs", 6))).await.job_ids.remove(0);
+    guarded("a placement", async {
+        while served.engine.view().job(running.parse().expect("an id")).is_none_or(|row| row.attempt == 0) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let waiting = guarded("a submission", submit(wide(TWO, "waits", 4))).await;
+    let explain = |job_id: &str| {
+        let min_log_index = waiting.freshness.map_or(0, |f| f.log_index);
+        let request = v1::ExplainJobRequest { job_id: job_id.to_owned(), min_log_index };
+        let mut jobs = served.jobs();
+        async move { jobs.explain_job(request).await.expect("it is answered").into_inner().explanation }
+    };
+    let why = guarded("why", explain(&waiting.job_ids[0])).await.expect("it says");
+    assert_eq!((why.reason.as_str(), why.placement), ("WAITING_FOR_CAPACITY", None), "{}", why.sentence);
+    assert_eq!((why.clusters[0].free_devices, why.clusters[0].workers_that_fit), (2, 0));
+    let place = guarded("where", explain(&running)).await.expect("it says").placement.expect("it has one");
+    assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].devices), ("h1", 6));
+    let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), min_log_index: 0 };
+    let job = guarded("a read", served.jobs().get_job(job)).await.expect("it is there").into_inner().job;
+    let job = job.expect("it is shown");
+    assert_eq!(job.status_reason, "WAITING_FOR_CAPACITY");
+    assert!(
+        job.released && job.estimate.is_some_and(|e| e.run_ms > 0 && e.run_high_ms >= e.run_ms),
+        "{job:?}"
+    );
+    let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), min_log_index: 0 };
+    let nobody = guarded("why", served.jobs().explain_job(nobody)).await;
+    assert_eq!(refused(nobody).code, Some(RefusalCode::JobNotFound));
+}
+
+#[tokio::test]
+async fn only_the_current_placement_commits_a_checkpoint() {
+    let served = Served::start().await;
+    let (send, _session) = served.agent().await;
+    let job_id = served.submit(ONE, "a").await.expect("it is taken").job_ids.remove(0);
+    let id: JobId = job_id.parse().expect("an id");
+    let token = guarded("a placement", async {
+        loop {
+            if let Some(placement) = served.engine.view().job(id).and_then(|row| row.placement.clone()) {
+                return muster_wire::convert::fencing_token_to_proto(placement.token);
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let worker = v1::WorkerState { job_id: job_id.clone(), token: Some(token), rank: 0, exit: None };
+    let report = v1::Report { sequence: 1, workers: vec![worker] };
+    let message = Some(session_request::Message::Report(report));
+    send.send(v1::SessionRequest { message }).await.expect("it is taken");
+    guarded("a start", async {
+        while served.engine.view().job(id).is_none_or(|row| row.started_at.is_none()) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let commit = |token| {
+        let request = v1::CommitCheckpointRequest { job_id: job_id.clone(), token };
+        let mut jobs = served.jobs();
+        async move { jobs.commit_checkpoint(request).await }
+    };
+    let none = refused(guarded("a commit", commit(None)).await);
+    assert_eq!(none.violations.first().map(|v| v.field.as_str()), Some("token"));
+    let other = v1::FencingToken { log_index: token.log_index + 1, ..token };
+    assert_eq!(refused(guarded("a commit", commit(Some(other))).await).code, Some(RefusalCode::Fenced));
+    let done = guarded("a commit", commit(Some(token))).await.expect("it holds its devices").into_inner();
+    let read = v1::GetJobRequest { job_id, min_log_index: done.freshness.map_or(0, |f| f.log_index) };
+    let job = guarded("a read", served.jobs().get_job(read)).await.expect("it is there").into_inner().job;
+    assert!(job.is_some_and(|job| job.checkpointed_at_ms > 0));
 }
 
 #[tokio::test]

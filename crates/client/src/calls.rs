@@ -8,12 +8,14 @@ use tonic::transport::Channel;
 use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
 use v1::job_service_client::JobServiceClient;
+use v1::policy_service_client::PolicyServiceClient;
 
 use crate::Client;
 use crate::error::{AttemptError, CallError};
 use crate::repeat::Subject;
 
-/// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB.
+/// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
+/// policy about 4.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
@@ -26,6 +28,10 @@ fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
 
 fn cluster(channel: Channel) -> ClusterServiceClient<Channel> {
     ClusterServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn policy(channel: Channel) -> PolicyServiceClient<Channel> {
+    PolicyServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 /// A request id of this call's own, unless the caller brought one.
@@ -125,6 +131,94 @@ impl Client {
             async move { jobs(channel).list_jobs(request).await }
         };
         let answer: v1::ListJobsResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// What would become of a job if it were submitted now. Changes nothing.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn plan_job(&self, mut request: v1::PlanJobRequest) -> Result<v1::PlanJobResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("plan job", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).plan_job(request).await }
+        };
+        let answer: v1::PlanJobResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Why a job waits, what stands before it and when it will start.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn explain_job(
+        &self,
+        mut request: v1::ExplainJobRequest,
+    ) -> Result<v1::ExplainJobResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("explain job", request.min_log_index);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).explain_job(request).await }
+        };
+        let answer: v1::ExplainJobResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Says that the work of a gang is saved. The token makes repeating it harmless.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn commit_checkpoint(
+        &self,
+        request: v1::CommitCheckpointRequest,
+    ) -> Result<v1::CommitCheckpointResponse, CallError> {
+        let subject = Subject { operation: "commit checkpoint", request_id: None, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).commit_checkpoint(request).await }
+        };
+        let answer: v1::CommitCheckpointResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// The policy in force and its version.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_policy(
+        &self,
+        mut request: v1::GetPolicyRequest,
+    ) -> Result<v1::GetPolicyResponse, CallError> {
+        request.min_log_index = self.wanted_log_index(request.min_log_index);
+        let subject = read("get policy", request.min_log_index);
+        let send = |channel| async move { policy(channel).get_policy(request).await };
+        let answer: v1::GetPolicyResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Sets the policy, or only checks it.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_policy(
+        &self,
+        mut request: v1::SetPolicyRequest,
+    ) -> Result<v1::SetPolicyResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set policy", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { policy(channel).set_policy(request).await }
+        };
+        let answer: v1::SetPolicyResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }

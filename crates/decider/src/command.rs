@@ -1,13 +1,16 @@
 //! What the leader is asked to do, and what it answers.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
-use muster_state::{Phase, RequestAnswer, State};
+use muster_policy::estimates;
+use muster_state::{GangClass, Phase, RequestAnswer, State};
+use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, GangClass, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
+    FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
     RequestId, Violation, limits,
 };
 
@@ -16,6 +19,9 @@ use crate::{job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
+
+/// Violations that one refusal lists at most.
+const VIOLATIONS_MAX: usize = 32;
 
 /// An input for the leader.
 #[derive(Clone, Debug)]
@@ -42,6 +48,22 @@ pub enum Command {
         node: NodeId,
         /// Which way.
         cordoned: bool,
+    },
+    /// Set the policy.
+    SetPolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        policy: Box<Policy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
+    },
+    /// A gang has saved its work.
+    CommitCheckpoint {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
     },
     /// An agent opens a session.
     Register {
@@ -119,6 +141,10 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Submit { request, specs } => submit(speculation, *request, specs),
         Command::Cancel { request, job } => cancel(speculation, *request, *job),
         Command::SetCordon { request, node, cordoned } => cordon(speculation, *request, *node, *cordoned),
+        Command::SetPolicy { request, policy, expected_version } => {
+            set_policy(speculation, *request, policy, *expected_version)
+        }
+        Command::CommitCheckpoint { job, token } => commit_checkpoint(speculation, *job, *token),
         Command::Register { spec, holder, other_session_is_over } => {
             node::register(speculation, spec, *holder, *other_session_is_over)
         }
@@ -143,7 +169,9 @@ fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>
         RequestAnswer::Submitted { jobs } => {
             Answer::Submitted { jobs: (0..jobs as usize).map(|n| JobId::derive(at, n)).collect(), at }
         }
-        RequestAnswer::CancelRequested { .. } | RequestAnswer::CordonSet { .. } => Answer::Done { at },
+        RequestAnswer::CancelRequested { .. }
+        | RequestAnswer::CordonSet { .. }
+        | RequestAnswer::PolicySet => Answer::Done { at },
     }))
 }
 
@@ -163,6 +191,7 @@ pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal>
     }
     // Members of an array ask for the same: one look at the fleet answers for all.
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
+    check_dependencies(state, specs)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
             continue;
@@ -178,6 +207,21 @@ pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal>
     Ok(())
 }
 
+/// Every job that is waited for must exist: one that is gone cannot say how it ended.
+fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, spec) in specs.iter().enumerate() {
+        for (at, dependency) in spec.dependencies.iter().enumerate() {
+            if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
+                let field = format!("specs[{place}].dependencies[{at}]");
+                let text = format!("there is no {}; a job can wait for jobs submitted before it", dependency.job);
+                found.push(Violation::new(field, text));
+            }
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
 fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) -> Result<Answer, Refusal> {
     let bytes = canonical(specs);
     if bytes.len() > SUBMISSION_BYTES_MAX {
@@ -189,8 +233,16 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
         return Ok(answer);
     }
     check_submission(speculation.state(), specs)?;
-    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: specs.to_vec() });
-    Ok(Answer::Submitted { jobs: (0..specs.len()).map(|n| JobId::derive(at, n)).collect(), at })
+    let now = speculation.now();
+    let estimates = estimates(speculation.state(), specs, now);
+    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: specs.to_vec(), estimates });
+    let jobs: Vec<JobId> = (0..specs.len()).map(|n| JobId::derive(at, n)).collect();
+    for (job, spec) in jobs.iter().zip(specs) {
+        if !spec.dependencies.is_empty() || spec.not_before.is_some() {
+            job::settle(speculation, *job);
+        }
+    }
+    Ok(Answer::Submitted { jobs, at })
 }
 
 fn cancel(speculation: &mut Speculation, request: RequestId, job: JobId) -> Result<Answer, Refusal> {
@@ -228,5 +280,54 @@ fn cordon(
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
     }
     let at = speculation.push(Decision::NodeCordonSet { request: key, node, cordoned });
+    let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
+    job::settle_many(speculation, promised);
+    Ok(Answer::Done { at })
+}
+
+fn set_policy(
+    speculation: &mut Speculation,
+    request: RequestId,
+    policy: &Policy,
+    expected_version: Option<LogIndex>,
+) -> Result<Answer, Refusal> {
+    let key = RequestKey { id: request, fingerprint: hash(&("policy", policy, expected_version)) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    let bytes = canonical(policy).len();
+    if bytes > SUBMISSION_BYTES_MAX {
+        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
+        return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
+    }
+    let current = speculation.state().policy().version;
+    if let Some(expected) = expected_version.filter(|expected| *expected != current) {
+        let text = format!("the policy is at version {current}, not {expected}; read it again and apply the change to that");
+        return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
+    }
+    let before = speculation.state().policy().policy.clone();
+    let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.clone()) });
+    if before.order != policy.order || before.backfill != policy.backfill {
+        speculation.leave_turns_stale();
+    }
+    Ok(Answer::Done { at })
+}
+
+/// Late and repeated reports change nothing: the gang may be over, or another attempt be running.
+fn commit_checkpoint(
+    speculation: &mut Speculation,
+    job: JobId,
+    token: FencingToken,
+) -> Result<Answer, Refusal> {
+    let Some(row) = speculation.state().job(job) else {
+        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}")));
+    };
+    let runs = matches!(row.phase, Phase::Running | Phase::Stopping(_));
+    let current = row.placement.as_ref().is_some_and(|p| p.token == token && p.live > 0);
+    if !runs || !current {
+        let text = format!("{job} does not run under token {token}");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    let at = speculation.push(Decision::CheckpointCommitted { job, token });
     Ok(Answer::Done { at })
 }

@@ -1,23 +1,30 @@
 //! What follows from what has become of a gang's workers.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, StopCause};
-use muster_state::{JobRow, Phase, Placement, RankState};
-use muster_types::JobId;
+use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
+use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
 use crate::schedule::ROUND_BYTES_SOFT;
 use crate::speculation::Speculation;
 
-/// Pushes whatever the present state of the job calls for, until nothing does.
+/// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
+/// for its end to be settled.
 pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
-    // A job moves at most: stop requested, then over. Three rounds of this would be a loop.
-    for _ in 0..3 {
+    // A job moves at most: stop requested, waiting again, promise dropped or taken. More would be a loop.
+    for _ in 0..4 {
         let Some(decision) = next_step(speculation, job) else { return };
+        let over = matches!(decision, Decision::JobFinished { .. });
         speculation.push(decision);
+        if over {
+            let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
+            speculation.leave_unsettled(dependents);
+        }
     }
-    assert!(next_step(speculation, job).is_none(), "a job settles in three steps");
+    assert!(next_step(speculation, job).is_none(), "a job settles in four steps");
 }
 
 /// Settles jobs while the round has room, and leaves the others for the rounds after it: one node
@@ -39,8 +46,9 @@ pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
 /// Settles every job that holds devices: a new leader's first act, for the case that the one before
 /// stopped between an input and what follows from it.
 pub fn settle_all(speculation: &mut Speculation) {
-    let active: Vec<JobId> = speculation.state().active().collect();
-    settle_many(speculation, active);
+    let state = speculation.state();
+    let held: Vec<JobId> = state.active().chain(state.promised()).collect();
+    settle_many(speculation, held);
 }
 
 fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
@@ -51,7 +59,11 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
         Phase::Pending if row.cancel_requested => {
             Some(Decision::JobFinished { job, outcome: Outcome::Cancelled })
         }
-        Phase::Pending => None,
+        Phase::Pending if !row.released => after_waiting(state, job, speculation.now()),
+        Phase::Pending => {
+            let promise = row.promise.as_deref()?;
+            after_promise(state, job, promise)
+        }
         Phase::Starting | Phase::Running => {
             let placement = row.placement.as_deref()?;
             if placement.ranks.iter().all(succeeded) {
@@ -69,6 +81,44 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
             Some(after_stop(job, row, placement, cause, retries_max))
         }
     }
+}
+
+/// What follows once those a job waits for are over, or its time has come.
+fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
+    let spec = state.spec(job)?;
+    for dependency in &spec.dependencies {
+        // One that is gone from the state was over long before.
+        let Some(other) = state.job(dependency.job) else { continue };
+        let Phase::Finished(outcome) = &other.phase else { return None };
+        if dependency.rule == DependencyRule::Succeeded && *outcome != Outcome::Succeeded {
+            let detail = format!("{} did not succeed, and this job waits for that", dependency.job);
+            return Some(Decision::JobFinished { job, outcome: Outcome::Failed { detail } });
+        }
+    }
+    let due = spec.not_before.is_none_or(|time| time <= now);
+    due.then_some(Decision::JobReleased { job })
+}
+
+/// What follows for a job that room is promised to: it is placed once all of it is free, and in line again
+/// when part of it will not come.
+fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Decision> {
+    let spec = state.spec(job)?;
+    let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
+    let mut is_free = true;
+    for (rank, slot) in promise.slots.iter().enumerate() {
+        let node = state.node(slot.node)?;
+        if !node.is_placeable() || node.incarnation != slot.incarnation {
+            return Some(Decision::PromiseDropped { job });
+        }
+        let (group, _) = spec.group_of(rank as u32)?;
+        let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
+        if free.admits(&group.request, slot.devices) {
+            free.take(&group.request, slot.devices);
+        } else {
+            is_free = false;
+        }
+    }
+    is_free.then(|| Decision::GangPlaced { job, workers: promise.slots.clone() })
 }
 
 fn succeeded(rank: &RankState) -> bool {
@@ -129,6 +179,8 @@ fn after_stop(
                 Decision::JobRequeued { job, failed: true }
             }
         }
-        StopCause::Cancelled | StopCause::Evicted { .. } => Decision::JobRequeued { job, failed: false },
+        StopCause::Cancelled | StopCause::Evicted { .. } | StopCause::Rearranged(_) => {
+            Decision::JobRequeued { job, failed: false }
+        }
     }
 }

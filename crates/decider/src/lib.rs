@@ -13,13 +13,19 @@
 extern crate alloc;
 
 mod command;
+mod explain;
+mod future;
 mod job;
 mod node;
+mod rearrange;
 mod schedule;
 mod speculation;
 mod tick;
 
 pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handle};
+pub use explain::{
+    Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_job, explain_spec,
+};
 pub use job::settle_all;
 pub use schedule::{Pass, schedule};
 pub use speculation::{Founding, Speculation};

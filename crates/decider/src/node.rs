@@ -71,7 +71,8 @@ pub(crate) fn lost(
     if !current {
         return Answer::Done { at: speculation.last_index() };
     }
-    let gangs: Vec<JobId> = speculation.state().gangs_on(node).collect();
+    let state = speculation.state();
+    let gangs: Vec<JobId> = state.gangs_on(node).chain(state.promised_on(node)).collect();
     let at = speculation.push(Decision::NodeLost { node, incarnation, cause });
     settle_many(speculation, gangs);
     Answer::Done { at }
@@ -122,6 +123,9 @@ pub(crate) fn report(
     let updates: Vec<(u32, RankUpdate)> = news.into_iter().collect();
     let at = speculation.push(Decision::WorkersReported { node, incarnation, job, token, updates });
     settle(speculation, job);
+    // What has ended may be the room that others were promised.
+    let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
+    settle_many(speculation, promised);
     Ok(Answer::Done { at })
 }
 

@@ -1,12 +1,16 @@
 //! Placing waiting gangs.
 
-use alloc::collections::BTreeSet;
-use muster_journal::{Decision, WorkerSlot};
-use muster_planner::{Budget, Verdict, plan};
-use muster_policy::{Claims, Line, Turn};
-use muster_types::{GangClass, JobId};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use muster_journal::Decision;
+use muster_planner::{Budget, Holds, Terms, Verdict, plan};
+use muster_policy::{Candidate, Line, burst_turn};
+use muster_state::{JobRow, PoolKey, State};
+use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
+use crate::future::Future;
 use crate::job::settle_left_over;
+use crate::rearrange;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -27,67 +31,191 @@ pub enum Pass {
 /// Bytes of a round at which a pass stops, so that placements never make a round too large.
 pub(crate) const ROUND_BYTES_SOFT: usize = 256 << 10;
 
+/// Gangs that one pass looks for room for by having others make it: each looks at every gang it may stop.
+const REARRANGEMENTS_TRIED_MAX: u32 = 16;
+
 /// What a pass has found out so far. It goes on where it was interrupted: from the top it would
 /// spend its budget on the same gangs again, and the tail of a long queue would never have a turn.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct UnfinishedPass {
-    last: Option<Turn>,
-    claims: Claims,
-    waiting: BTreeSet<GangClass>,
+    line: Line,
+    future: Future,
+    /// Requests that were found to wait.
+    waits: u32,
+    /// Of these, gangs for whom others could not make room.
+    rearrangements_tried: u32,
+}
+
+impl UnfinishedPass {
+    pub(crate) fn begin(speculation: &Speculation) -> UnfinishedPass {
+        let state = speculation.state();
+        UnfinishedPass {
+            line: Line::form(state, speculation.now()),
+            future: Future::of(speculation.now()),
+            waits: 0,
+            rearrangements_tried: 0,
+        }
+    }
 }
 
 /// Gives every waiting gang its turn, in the policy's order, after what full rounds left undecided.
 pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
-    if !settle_left_over(speculation) {
+    if !settle_left_over(speculation) || !renew_turns(speculation) {
         return Pass::Interrupted { placed: 0 };
     }
     let mut pass = speculation.take_pass();
     let (finished, placed) = walk(speculation, &mut pass, budget);
-    if finished {
-        Pass::Complete { placed }
-    } else {
+    if !finished {
         speculation.keep_pass(pass);
-        Pass::Interrupted { placed }
+        return Pass::Interrupted { placed };
     }
+    // Nobody waits for what is free: running gangs that asked for more may have it.
+    if pass.waits == 0 {
+        rearrange::grow(speculation, &pass.future, budget);
+    }
+    Pass::Complete { placed }
+}
+
+/// Gives waiting bursts the turns that a changed policy and what was learned make for them, a record at a
+/// time; whether that is done.
+pub(crate) fn renew_turns(speculation: &mut Speculation) -> bool {
+    let now = speculation.now();
+    while let Some(from) = speculation.stale_turns() {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return false;
+        }
+        let state = speculation.state();
+        let mut bursts: Vec<(JobId, u64)> = Vec::new();
+        let mut next = None;
+        for burst in state.bursts_from(from) {
+            if bursts.len() == limits::TURNS_CHANGED_MAX {
+                next = Some(burst);
+                break;
+            }
+            let renewed = burst_turn(state, burst, now).filter(|turn| state.turn_of(burst) != Some(*turn));
+            bursts.extend(renewed.map(|turn| (burst, turn)));
+        }
+        if !bursts.is_empty() {
+            speculation.push(Decision::TurnsChanged { bursts });
+        }
+        speculation.set_stale_turns(next);
+    }
+    let bursts = speculation.changed_turns();
+    if !bursts.is_empty() {
+        speculation.push(Decision::TurnsChanged { bursts });
+    }
+    true
+}
+
+/// What became of a gang whose turn it was.
+enum Outcome {
+    Placed,
+    PromisedRoom,
+    Waits,
+    OutOfBudget,
 }
 
 /// Whether every turn was taken, and how many gangs were placed.
 fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
-    let mut line = Line::form(speculation.state(), pass.last, &pass.waiting);
+    let depth_max = speculation.state().policy().policy.backfill.depth_max;
     let mut placed = 0;
     let mut is_first = true;
-    while let Some((turn, class)) = line.next_turn() {
-        if !budget.visit() || speculation.round_bytes() > ROUND_BYTES_SOFT {
+    loop {
+        if budget.is_spent() || speculation.round_bytes() > ROUND_BYTES_SOFT {
             return (false, placed);
         }
-        let spec = speculation.state().spec(turn.job()).expect("a pending job has a spec").clone();
-        let claims = &pass.claims;
-        let is_open = |region: &_, cluster: &_| !claims.is_claimed(region, cluster);
-        match plan(speculation.state(), &spec, is_open, budget) {
-            Verdict::Fits(found) => {
-                place(speculation, turn.job(), found.workers);
+        let Some(candidate) = pass.line.take_next(speculation.state()) else { return (true, placed) };
+        match offer(speculation, pass, &candidate, budget) {
+            Outcome::Placed => {
                 placed += 1;
-                line.step_up(class, Some(turn));
+                pass.line.placed(speculation.state(), &candidate);
             }
-            // The rest of its class would get the same answer.
-            Verdict::Waits(explanation) => {
-                if let Some(open) = explanation.worth_claiming() {
-                    pass.claims.claim(&open.region, &open.cluster);
-                }
-                pass.waiting.insert(class);
-            }
+            Outcome::PromisedRoom => pass.line.placed(speculation.state(), &candidate),
             // A gang that a whole budget is too small for would stop every pass at itself.
-            Verdict::OutOfBudget if is_first => {
-                pass.waiting.insert(class);
+            Outcome::OutOfBudget if !is_first => {
+                pass.line.put_back(speculation.state(), candidate);
+                return (false, placed);
             }
-            Verdict::OutOfBudget => return (false, placed),
+            Outcome::Waits | Outcome::OutOfBudget => {
+                pass.line.waits(speculation.state(), &candidate);
+                pass.waits += 1;
+                if pass.waits >= depth_max {
+                    return (true, placed);
+                }
+            }
         }
-        pass.last = Some(turn);
         is_first = false;
     }
-    (true, placed)
 }
 
-fn place(speculation: &mut Speculation, job: JobId, workers: alloc::vec::Vec<WorkerSlot>) {
-    speculation.push(Decision::GangPlaced { job, workers });
+/// Offers capacity to one gang: what is free, else what others can make free, else a time when it will be.
+fn offer(
+    speculation: &mut Speculation,
+    pass: &mut UnfinishedPass,
+    candidate: &Candidate,
+    budget: &mut Budget,
+) -> Outcome {
+    speculation.refresh_valuation();
+    let (state, valuation) = (speculation.state(), speculation.valuation());
+    let job = candidate.turn.job;
+    let row = state.job(job).expect("a job in line has a row").clone();
+    let spec = state.spec(job).expect("a job in line has a spec").clone();
+    let holds = pass.future.holds_for(state, &spec.tenant);
+    let found = with_terms(state, speculation.now(), &spec, &row, &holds, |terms| {
+        let terms = Terms { valuation: Some(valuation), ..*terms };
+        plan(state, &spec, &terms, budget)
+    });
+    match found {
+        Verdict::Fits(found) => {
+            pass.future.changed(&found.region, &found.cluster);
+            speculation.push(Decision::GangPlaced { job, workers: found.workers });
+            return Outcome::Placed;
+        }
+        Verdict::OutOfBudget => return Outcome::OutOfBudget,
+        Verdict::Waits => {}
+    }
+    if pass.rearrangements_tried < REARRANGEMENTS_TRIED_MAX {
+        match rearrange::make_room(speculation, job, &spec, &row, &holds, budget) {
+            rearrange::Room::Promised { places } => {
+                for (region, cluster) in places {
+                    pass.future.changed(&region, &cluster);
+                }
+                return Outcome::PromisedRoom;
+            }
+            rearrange::Room::Coming | rearrange::Room::NobodyToAsk => {}
+            rearrange::Room::NotEnough => pass.rearrangements_tried += 1,
+        }
+    }
+    pass.future.reserve(speculation.state(), job, &spec, &row);
+    Outcome::Waits
+}
+
+/// The terms under which policy lets a job be planned in this state.
+pub(crate) fn with_terms<T>(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+    plan: impl FnOnce(&Terms<'_>) -> T,
+) -> T {
+    // Quota is asked once for each type and region.
+    let rooms: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
+    let room_milli = |pool: &PoolKey| -> u64 {
+        let Some(kind) = pool.kind.as_ref().filter(|_| state.has_quotas()) else { return u64::MAX };
+        let mut rooms = rooms.borrow_mut();
+        *rooms.entry((kind.clone(), pool.region.clone())).or_insert_with(|| {
+            let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+            state.quota_usage().room(capacity, &spec.tenant, kind, &pool.region).total_milli()
+        })
+    };
+    plan(&Terms {
+        now,
+        run_ms: row.estimate.run_high_ms,
+        room_milli: &room_milli,
+        holds,
+        policy: &state.policy().policy,
+        elastic: spec.is_elastic(),
+        valuation: None,
+    })
 }

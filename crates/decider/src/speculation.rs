@@ -3,7 +3,10 @@
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 use muster_journal::{Decision, Outcome, RankUpdate, Round, StopCause};
+use muster_planner::Valuation;
+use muster_policy::Refresh;
 use muster_state::{Leadership, State};
 use muster_types::{ClusterId, ExitStatus, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits};
 
@@ -33,10 +36,18 @@ pub struct Speculation {
     bytes: usize,
     last_digest: LogIndex,
     wants_schedule: bool,
+    /// When the last pass over the queue began.
+    last_pass: LogTime,
     /// A pass over the queue that ran out of budget, to be gone on with.
     pass: Option<UnfinishedPass>,
     /// Jobs whose next step is still to be decided, because the round was full.
     unsettled: BTreeSet<JobId>,
+    /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
+    stale_turns: Option<JobId>,
+    /// Which waiting bursts to look at again, and when.
+    refresh: Refresh,
+    /// What free devices are worth, by what was asked for so far.
+    valuation: RefCell<Valuation>,
 }
 
 impl Speculation {
@@ -58,8 +69,12 @@ impl Speculation {
             bytes: 0,
             last_digest: LogIndex::ZERO,
             wants_schedule: true,
+            last_pass: LogTime(0),
             pass: None,
             unsettled: BTreeSet::new(),
+            stale_turns: None,
+            refresh: Refresh::of(&state, now.max(state.log_time())),
+            valuation: RefCell::default(),
             state,
         };
         if speculation.state.leadership() != Some(leadership) {
@@ -116,9 +131,28 @@ impl Speculation {
             applied.rejection
         );
         self.wants_schedule |= changes_capacity_or_demand(&decision);
+        self.note_turns(index, &decision);
         self.bytes += bytes_max(&decision);
         self.decisions.push(decision);
         index
+    }
+
+    /// What a decision means for the turns of those who wait.
+    fn note_turns(&mut self, index: LogIndex, decision: &Decision) {
+        match decision {
+            Decision::JobsSubmitted { specs, .. } => {
+                for ordinal in 0..specs.len() {
+                    self.refresh.note(&self.state, JobId::derive(index, ordinal));
+                }
+            }
+            Decision::WorkersReported { job, .. }
+            | Decision::GangPlaced { job, .. }
+            | Decision::JobRequeued { job, .. }
+            | Decision::JobReleased { job }
+            | Decision::PromiseDropped { job }
+            | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
+            _ => {}
+        }
     }
 
     /// Adds the state's digest to the round being made.
@@ -145,19 +179,47 @@ impl Speculation {
     /// from a full round.
     #[must_use]
     pub fn wants_schedule(&self) -> bool {
-        self.wants_schedule || self.pass.is_some() || !self.unsettled.is_empty()
+        self.wants_schedule
+            || self.pass.is_some()
+            || !self.unsettled.is_empty()
+            || self.stale_turns.is_some()
+    }
+
+    /// Asks for a pass over the queue.
+    pub(crate) fn want_schedule(&mut self) {
+        self.wants_schedule = true;
+    }
+
+    /// When the last pass over the queue began.
+    pub(crate) fn last_pass(&self) -> LogTime {
+        self.last_pass
     }
 
     /// The pass to go on with, or a new one; changes from here on want another.
     pub(crate) fn take_pass(&mut self) -> UnfinishedPass {
-        self.pass.take().unwrap_or_else(|| {
-            self.wants_schedule = false;
-            UnfinishedPass::default()
-        })
+        if let Some(pass) = self.pass.take() {
+            return pass;
+        }
+        self.wants_schedule = false;
+        self.last_pass = self.now;
+        UnfinishedPass::begin(self)
     }
 
     pub(crate) fn keep_pass(&mut self, pass: UnfinishedPass) {
         self.pass = Some(pass);
+    }
+
+    /// What free devices are worth.
+    pub(crate) fn valuation(&self) -> &RefCell<Valuation> {
+        &self.valuation
+    }
+
+    /// Learns anew what free devices are worth when it is time.
+    pub(crate) fn refresh_valuation(&mut self) {
+        let demand = self.state.demand();
+        if self.valuation.get_mut().is_stale(demand) {
+            self.valuation = RefCell::new(Valuation::learn(demand));
+        }
     }
 
     /// Jobs whose next step is to be decided when a round has room.
@@ -171,6 +233,26 @@ impl Speculation {
 
     pub(crate) fn next_unsettled(&mut self) -> Option<JobId> {
         self.unsettled.pop_first()
+    }
+
+    /// The order has changed: waiting jobs need new turns.
+    pub(crate) fn leave_turns_stale(&mut self) {
+        self.stale_turns = Some(JobId(0));
+        self.refresh = Refresh::of(&self.state, self.now);
+    }
+
+    /// Bursts whose turn is to change by what was learned while they wait.
+    pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, u64)> {
+        self.refresh.due(&self.state, self.now)
+    }
+
+    /// The first job whose turn is still to be renewed.
+    pub(crate) fn stale_turns(&self) -> Option<JobId> {
+        self.stale_turns
+    }
+
+    pub(crate) fn set_stale_turns(&mut self, from: Option<JobId>) {
+        self.stale_turns = from;
     }
 
     /// Position of the last record decided.
@@ -207,12 +289,18 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::WorkersReported { .. }
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
+        | Decision::PolicySet { .. }
+        | Decision::PromiseDropped { .. }
+        | Decision::JobReleased { .. }
+        | Decision::TurnsChanged { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted
         | Decision::JobCancelRequested { .. }
         | Decision::GangPlaced { .. }
         | Decision::GangStopRequested { .. }
+        | Decision::Rearranged { .. }
+        | Decision::CheckpointCommitted { .. }
         | Decision::HistoryPruned { .. }
         | Decision::DigestRecorded { .. } => false,
     }
@@ -222,7 +310,14 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
 /// counted with their longest encoding; a test compares this with real encodings.
 fn bytes_max(decision: &Decision) -> usize {
     match decision {
-        Decision::JobsSubmitted { specs, .. } => 64 + specs.iter().map(spec_bytes_max).sum::<usize>(),
+        Decision::JobsSubmitted { specs, .. } => {
+            64 + specs.iter().map(spec_bytes_max).sum::<usize>() + specs.len() * 42
+        }
+        Decision::Rearranged { stops, promises } => {
+            64 + stops.len() * 48 + promises.iter().map(|p| 32 + p.workers.len() * 20).sum::<usize>()
+        }
+        Decision::TurnsChanged { bursts } => 32 + bursts.len() * 20,
+        Decision::PolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
         Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
         Decision::WorkersReported { updates, .. } => {
             let update = |update: &RankUpdate| match update {
@@ -237,8 +332,9 @@ fn bytes_max(decision: &Decision) -> usize {
         Decision::JobFinished { outcome: Outcome::Failed { detail }, .. } => 64 + detail.len(),
         Decision::NodeRegistered { spec, .. } => {
             let labels: usize = spec.labels.iter().map(|(key, value)| key.len() + value.len() + 10).sum();
-            // Six names, and the numbers.
-            6 * (limits::NAME_BYTES_MAX + 5) + spec.address.len() + labels + 96
+            let taints: usize = spec.taints.iter().map(|taint| taint.len() + 5).sum();
+            // Seven names, and the numbers.
+            7 * (limits::NAME_BYTES_MAX + 5) + spec.address.len() + labels + taints + 128
         }
         _ => 128,
     }
@@ -249,9 +345,15 @@ fn spec_bytes_max(spec: &JobSpec) -> usize {
     let group = |group: &TaskGroup| {
         let command: usize = group.command.iter().map(|word| word.len() + 5).sum();
         let environment: usize = group.environment.iter().map(|(k, v)| k.len() + v.len() + 10).sum();
-        // Two names, and the numbers.
-        command + environment + 2 * (limits::NAME_BYTES_MAX + 5) + 64
+        let choices = group.request.accelerators.as_ref().map_or(0, |a| a.choices.len());
+        // The group's name and those of the types, and the numbers.
+        command + environment + (1 + choices) * (limits::NAME_BYTES_MAX + 10) + 112
     };
+    let values = |values: &BTreeSet<String>| values.iter().map(|v| v.len() + 5).sum::<usize>() + 5;
+    let selector: usize =
+        spec.node_selector.iter().map(|(label, of_label)| label.len() + 5 + values(of_label)).sum();
+    let tolerations: usize = spec.tolerations.iter().map(|name| name.len() + 5).sum();
+    let datasets: usize = spec.datasets.iter().map(|name| name.len() + 5).sum();
     let regions: usize = spec.regions.iter().map(|region| region.len() + 5).sum();
     spec.name.len()
         + spec.tenant.len()
@@ -259,7 +361,11 @@ fn spec_bytes_max(spec: &JobSpec) -> usize {
         + path(&spec.checkpoint_directory)
         + path(&spec.working_directory)
         + spec.groups.iter().map(group).sum::<usize>()
-        + 96
+        + selector
+        + tolerations
+        + datasets
+        + spec.dependencies.len() * 12
+        + 192
 }
 
 fn exit_bytes_max(exit: &ExitStatus) -> usize {

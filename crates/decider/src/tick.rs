@@ -3,18 +3,81 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::JobId;
+use muster_types::policy::{Window, WindowPurpose};
+use muster_types::{JobId, NodeId};
 
 use crate::job::settle;
+use crate::schedule::renew_turns;
 use crate::speculation::Speculation;
 
 /// Jobs stopped for their limit in one tick.
 const LIMITS_PER_TICK: usize = 1_000;
 
-/// Stops gangs that have run for their limit, and drops history that has been kept for its time.
+/// Time from one pass over the queue to the next, when nothing happens.
+const RECONSIDER_MS: u64 = 10_000;
+
+/// Jobs released in one tick.
+const RELEASES_PER_TICK: usize = 1_000;
+
+/// Stops gangs that have run for their limit or are in the way of maintenance, releases jobs whose time has
+/// come, and drops history that has been kept for its time.
 pub fn tick(speculation: &mut Speculation) {
     stop_overdue(speculation);
+    clear_windows(speculation);
+    release(speculation);
     prune(speculation);
+    reconsider(speculation);
+}
+
+/// Waiting jobs are looked at again now and then even if nothing has happened: rights to a reservation, to
+/// room of others and the ends of windows come about by time alone.
+fn reconsider(speculation: &mut Speculation) {
+    renew_turns(speculation);
+    let state = speculation.state();
+    let waits = state.classes_in_line() > 0 || state.growable().next().is_some();
+    if waits && speculation.now().since_ms(speculation.last_pass()) >= RECONSIDER_MS {
+        speculation.want_schedule();
+    }
+}
+
+/// Jobs that were not to start before now.
+fn release(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let due = speculation.state().not_before().take_while(|(time, _)| *time <= now);
+    let due: Vec<JobId> = due.map(|(_, job)| job).take(RELEASES_PER_TICK).collect();
+    for job in due {
+        settle(speculation, job);
+    }
+}
+
+/// Evicts what still runs where maintenance has begun.
+fn clear_windows(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let state = speculation.state();
+    let policy = state.policy().policy.clone();
+    let open: Vec<&Window> = policy
+        .windows
+        .iter()
+        .filter(|window| window.purpose == WindowPurpose::Maintenance)
+        .filter(|window| window.from <= now && now < window.until)
+        .collect();
+    if open.is_empty() {
+        return;
+    }
+    let mut stops: Vec<(JobId, NodeId)> = Vec::new();
+    for (id, node) in state.nodes().iter() {
+        if open.iter().any(|window| window.scope.covers(&node.spec)) {
+            stops.extend(state.gangs_on(*id).map(|job| (job, *id)));
+        }
+    }
+    for (job, node) in stops.into_iter().take(LIMITS_PER_TICK) {
+        let row = speculation.state().job(job).expect("an indexed job has a row");
+        if matches!(row.phase, Phase::Starting | Phase::Running) {
+            let token = row.placement.as_ref().expect("a running job has a placement").token;
+            speculation.push(Decision::GangStopRequested { job, token, cause: StopCause::Evicted { node } });
+            settle(speculation, job);
+        }
+    }
 }
 
 fn stop_overdue(speculation: &mut Speculation) {

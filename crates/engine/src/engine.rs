@@ -1,16 +1,18 @@
 //! The engine: one replica's services, put together.
 
 use muster_consensus::{Consensus, Leader, LeadershipView};
-use muster_decider::{Answer, Command, Founding};
-use muster_planner::{Budget, Verdict, plan};
-use muster_state::{NodeStatus, Phase, State};
-use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode, ReplicaId};
+use muster_decider::{Answer, Command, Founding, JobExplanation};
+use muster_state::{NodeStatus, State};
+use muster_types::{
+    FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
+use crate::clock;
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
@@ -38,17 +40,9 @@ pub struct ReplicaInfo {
     pub region: Name,
 }
 
-/// Why a job waits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WaitReason {
-    /// Stable code.
-    pub code: &'static str,
-    /// One sentence with numbers.
-    pub text: String,
-}
-
-/// Work one explanation may cost, in visits.
-const EXPLAIN_VISITS: u64 = 50_000;
+/// Explanations that are made at a time. Each takes a processor for a moment, and none of them is in a
+/// hurry beside heartbeats and decisions.
+const EXPLANATIONS_MAX: usize = 2;
 /// Memory that commands waiting for the decision loop may take together, in KiB. Their number alone
 /// bounds nothing: one submission can be a thousand times another.
 const CLIENT_ROOM_KIB: u32 = 64 << 10;
@@ -64,6 +58,7 @@ pub(crate) struct Inner {
     clients: mpsc::Sender<Intake>,
     nodes: mpsc::Sender<Intake>,
     client_room: Arc<Semaphore>,
+    explainers: Arc<Semaphore>,
     logs: LogRelay,
     info: ReplicaInfo,
     shutdown: CancellationToken,
@@ -104,6 +99,7 @@ impl Engine {
                 clients,
                 nodes,
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
+                explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
                 info,
                 shutdown,
@@ -248,28 +244,36 @@ impl Engine {
         muster_decider::check_submission(view, specs)
     }
 
-    /// Why a pending job waits, by the state of `view`; none when it does not wait.
-    #[must_use]
-    pub fn explain(&self, view: &State, job: JobId) -> Option<WaitReason> {
-        if view.job(job)?.phase != Phase::Pending {
-            return None;
-        }
-        let mut budget = Budget::new(EXPLAIN_VISITS);
-        Some(match plan(view, view.spec(job)?, |_, _| true, &mut budget) {
-            Verdict::Waits(explanation) => {
-                WaitReason { code: explanation.code(), text: explanation.to_string() }
-            }
-            Verdict::Fits(plan) => WaitReason {
-                code: "BEHIND_OTHER_GANGS",
-                text: format!(
-                    "it would fit in {}/{}; gangs before it have their turn first",
-                    plan.region, plan.cluster
-                ),
-            },
-            Verdict::OutOfBudget => {
-                WaitReason { code: "WAITING_FOR_CAPACITY", text: "the fleet is being searched".to_owned() }
-            }
-        })
+    /// Why a pending job waits, by the state of `view`; none when it does not wait. Takes a moment of one
+    /// processor: apart from the threads that serve, and only so many at a time.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_job(&self, view: Arc<State>, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
+        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job)).await
+    }
+
+    /// What would become of a job if it were submitted now, by the state of `view`.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_spec(&self, view: Arc<State>, spec: JobSpec) -> Result<JobExplanation, Refusal> {
+        self.explaining(view, move |view, now| muster_decider::explain_spec(view, now, &spec)).await
+    }
+
+    async fn explaining<T: Send + 'static>(
+        &self,
+        view: Arc<State>,
+        explain: impl FnOnce(&State, LogTime) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
+        let explained = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            // Like the leader's: never before what is in the log.
+            let now = clock::now().max(view.log_time());
+            explain(&view, now)
+        });
+        explained.await.map_err(|_| stopping())
     }
 
     /// Follows the changes behind a position of the log.

@@ -32,7 +32,7 @@ mod tests;
 mod waiters;
 mod watch;
 
-pub use engine::{Engine, EngineConfig, ReplicaInfo, WaitReason};
+pub use engine::{Engine, EngineConfig, ReplicaInfo};
 pub use logs::{LogChunk, LogRequest};
 pub use orders::{Order, StartOrder, StopOrder};
 pub use replicated::{Replicated, View, replicated};

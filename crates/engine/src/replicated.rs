@@ -71,7 +71,7 @@ impl Replicated {
         let mut seen = 0;
         for effect in &applied.effects {
             let change = match effect {
-                Effect::ClusterChanged => continue,
+                Effect::ClusterChanged | Effect::PolicyChanged => continue,
                 Effect::OrdersChanged(node) => {
                     self.shared.orders.mark(*node);
                     continue;

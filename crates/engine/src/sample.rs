@@ -1,9 +1,10 @@
 //! Jobs and hosts for tests.
 
 use muster_types::{
-    Accelerators, JobDraft, JobSpec, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
+    Accelerators, JobDraft, JobSpec, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup, TopologyRule,
+    WorkerRequest,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("it is a name")
@@ -12,16 +13,18 @@ pub(crate) fn name(text: &str) -> Name {
 /// A job of so many workers with one accelerator each.
 pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
     let request = WorkerRequest {
-        accelerators: Some(Accelerators { kind: name("h100"), count: 1 }),
+        accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 100,
         memory_bytes: 1 << 20,
     };
     let group = TaskGroup {
         name: name("main"),
         workers,
+        workers_min: workers,
         command: vec!["true".to_owned()],
         environment: BTreeMap::new(),
         request,
+        slice: None,
     };
     let draft = JobDraft {
         name: name(text),
@@ -35,6 +38,15 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         checkpoint_directory: None,
         working_directory: None,
         array: None,
+        topology: TopologyRule::default(),
+        node_selector: BTreeMap::new(),
+        tolerations: BTreeSet::new(),
+        preemptible: true,
+        dependencies: Vec::new(),
+        not_before: None,
+        deadline: None,
+        expected_run_ms: None,
+        datasets: Vec::new(),
     };
     draft.check().expect("it is a job")
 }
@@ -52,6 +64,8 @@ pub(crate) fn host(text: &str) -> NodeSpec {
         cpu_milli: 64_000,
         memory_bytes: 64 << 30,
         labels: BTreeMap::new(),
+        taints: BTreeSet::new(),
+        pod: None,
     };
     draft.check().expect("it is a host")
 }

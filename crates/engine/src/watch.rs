@@ -276,20 +276,17 @@ mod tests {
             ranks: vec![RankState::Running; workers],
             live: 1,
             unstarted: 0,
+            charge: muster_state::Charge::default(),
         };
+        let spec = crate::sample::job("large", 1);
         let row = JobRow {
             phase: Phase::Running,
             attempt: 1,
-            failures: 0,
-            cancel_requested: false,
-            submitted_at: LogTime(0),
-            started_at: None,
-            finished_at: None,
             changed_at: LogIndex(1),
             placement: Some(Arc::new(placement)),
-            previous: None,
+            ..JobRow::submitted(LogTime(0), muster_journal::Estimate::default(), &spec)
         };
-        let (row, spec) = (Arc::new(row), Arc::new(crate::sample::job("large", 1)));
+        let (row, spec) = (Arc::new(row), Arc::new(spec));
         let fitting = EVENT_WORKERS_MAX / workers;
         for index in 1..=fitting as u64 + 10 {
             let change = Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec) };

@@ -4,12 +4,14 @@
 //! requeued, finished, pruned) are separate variants: a what-if replays the inputs and makes the
 //! decisions anew.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId,
     NodeSpec, Parameters, ReplicaId, RequestId,
 };
+use muster_types::policy::Policy;
 use serde::{Deserialize, Serialize};
 
 /// The record format this binary writes, and the highest it can read.
@@ -53,6 +55,59 @@ pub struct WorkerSlot {
     pub devices: DeviceSet,
 }
 
+/// What the leader expects of a job, and its place among those that wait. Made by the policy of the
+/// leader that admitted it, and never made again in apply: a later release may expect otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// How long one attempt will run: as likely longer as shorter.
+    pub run_ms: u64,
+    /// How long with nine chances in ten at most.
+    pub run_high_ms: u64,
+    /// Its turn among the jobs of its tier and tenant; the smaller goes first. For a job that joins a burst
+    /// it is the turn of the burst from then on.
+    pub turn: u64,
+    /// The burst it joins, by the id of the burst's first job; none begins one of its own. Jobs of one
+    /// burst have one turn and go in the order of their ids.
+    pub burst: Option<JobId>,
+}
+
+/// A running gang that has to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stop {
+    /// Which job.
+    pub job: JobId,
+    /// Which placement.
+    pub token: FencingToken,
+    /// For what.
+    pub cause: RearrangeCause,
+}
+
+/// Why a running gang has to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum RearrangeCause {
+    /// For a job that goes before it.
+    Preempted {
+        /// That job.
+        by: JobId,
+    },
+    /// It goes on elsewhere, so that a gang that waits finds room.
+    Moved {
+        /// That gang.
+        by: JobId,
+    },
+    /// It goes on with more or fewer workers.
+    Resized,
+}
+
+/// Room that is kept for a job until what runs there has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promise {
+    /// Which job.
+    pub job: JobId,
+    /// By rank; the incarnations are those of now.
+    pub workers: Vec<WorkerSlot>,
+}
+
 /// Why a node's session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeLostCause {
@@ -90,6 +145,8 @@ pub enum StopCause {
     },
     /// The attempt ran longer than its limit.
     RunTimeLimit,
+    /// Policy gave its room away, moved it or changed its size.
+    Rearranged(RearrangeCause),
 }
 
 /// How a job ended.
@@ -127,6 +184,8 @@ pub enum Decision {
         request: RequestKey,
         /// Their ids derive from the record's index.
         specs: Vec<JobSpec>,
+        /// What the leader expects of each.
+        estimates: Vec<Estimate>,
     },
     /// Input: a user asked to cancel a job.
     JobCancelRequested {
@@ -216,6 +275,47 @@ pub enum Decision {
         /// The digest.
         digest: u64,
     },
+    /// Input: an operator set the policy; the record's index is its version.
+    PolicySet {
+        /// By which request.
+        request: RequestKey,
+        /// All of it.
+        policy: Box<Policy>,
+    },
+    /// Decision: running gangs make room, and the room is promised, in one record: nobody else can
+    /// take it in between, so preemption cannot go round in circles. A gang that is moved or resized
+    /// is in both lists.
+    Rearranged {
+        /// Who stops; each waits again once nothing of it runs.
+        stops: Vec<Stop>,
+        /// Who gets which room; each is placed there once it is free.
+        promises: Vec<Promise>,
+    },
+    /// Decision: promised room will not come, because a node of it was lost or cordoned; the job is in
+    /// line again.
+    PromiseDropped {
+        /// Which job.
+        job: JobId,
+    },
+    /// Decision: what the job waited for besides capacity has come about; it is in line from now on.
+    JobReleased {
+        /// Which job.
+        job: JobId,
+    },
+    /// Decision: waiting jobs have other places in the order, because the policy has changed or because
+    /// more is known of how long they will run.
+    TurnsChanged {
+        /// Burst and turn; bursts ascending. A burst goes by the id of its first job, and a job that is
+        /// alone is a burst by itself.
+        bursts: Vec<(JobId, u64)>,
+    },
+    /// Input: a gang has saved its work; should it be stopped, only what comes after is lost.
+    CheckpointCommitted {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
 }
 
 impl Decision {
@@ -237,6 +337,12 @@ impl Decision {
             Decision::JobFinished { .. } => "job_finished",
             Decision::HistoryPruned { .. } => "history_pruned",
             Decision::DigestRecorded { .. } => "digest_recorded",
+            Decision::PolicySet { .. } => "policy_set",
+            Decision::Rearranged { .. } => "rearranged",
+            Decision::PromiseDropped { .. } => "promise_dropped",
+            Decision::JobReleased { .. } => "job_released",
+            Decision::TurnsChanged { .. } => "turns_changed",
+            Decision::CheckpointCommitted { .. } => "checkpoint_committed",
         }
     }
 }

@@ -20,5 +20,6 @@ pub mod frame;
 
 pub use codec::{DecodeError, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical, hash};
 pub use decision::{
-    Decision, FORMAT, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+    Decision, Estimate, FORMAT, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
+    Round, Stop, StopCause, WorkerSlot,
 };

@@ -1,357 +1,826 @@
-//! Why a gang waits, and whether it could ever run.
+//! Why a gang waits, and what would help. Made on demand: a pass over the line makes no report.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
-use muster_state::{Pool, Shape, State, fit};
-use muster_types::{JobSpec, Name, TaskGroup, WorkerRequest};
+use muster_state::{NodeRow, NodeStatus, PoolKey, State};
+use muster_types::policy::PlacementWeights;
+use muster_types::{DeviceAmount, JobSpec, Level, Name, NodeId, TopologyRule};
 
-use crate::gang::{Candidate, candidates};
+use crate::Budget;
+use crate::ever::{Reach, holds_somewhere, workers_on_empty};
+use crate::fill::{Attempt, Scope};
+use crate::gang::{Plan, plans_by_site, try_plan};
+use crate::score::Score;
+use crate::sites::{self, Site};
+use crate::terms::{Holds, Terms};
 
-/// One fleet cluster, for a gang that does not fit now.
+/// Visits that one of the plans made for an explanation may take.
+const VISITS_MAX: u64 = 1_000_000;
+
+/// Why a job waits: a closed set with stable codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WaitReason {
+    /// No cluster of the fleet is in its regions.
+    NoClusterAllowed,
+    /// No cluster it may use could hold it, even if it were empty and all of it up.
+    NoClusterLargeEnough,
+    /// Only lost or cordoned nodes would make a cluster large enough.
+    WaitingForNodes,
+    /// There are not enough free devices.
+    WaitingForCapacity,
+    /// There are enough free devices in one cluster, but too few on each host, or too little else there.
+    Fragmented,
+    /// There is room in one cluster, but not as near or as far apart as required.
+    Topology,
+    /// There are enough free hosts, but they do not form its slices.
+    SliceFragmented,
+    /// It would fit, but its tenant's quota does not allow as much.
+    QuotaExceeded,
+    /// It would fit on what is kept for gangs before it.
+    BehindOtherGangs,
+    /// It would not be over before a window of maintenance or of a reservation.
+    Window,
+    /// It waits for another job.
+    Dependency,
+    /// It may not start before a time.
+    NotBefore,
+    /// Its room is promised; gangs that run there are making it.
+    MakingRoom,
+    /// It fits; its turn has not come yet.
+    InLine,
+}
+
+impl WaitReason {
+    /// Every reason.
+    pub const ALL: [WaitReason; 14] = [
+        WaitReason::NoClusterAllowed,
+        WaitReason::NoClusterLargeEnough,
+        WaitReason::WaitingForNodes,
+        WaitReason::WaitingForCapacity,
+        WaitReason::Fragmented,
+        WaitReason::Topology,
+        WaitReason::SliceFragmented,
+        WaitReason::QuotaExceeded,
+        WaitReason::BehindOtherGangs,
+        WaitReason::Window,
+        WaitReason::Dependency,
+        WaitReason::NotBefore,
+        WaitReason::MakingRoom,
+        WaitReason::InLine,
+    ];
+
+    /// Stable code.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            WaitReason::NoClusterAllowed => "NO_CLUSTER_ALLOWED",
+            WaitReason::NoClusterLargeEnough => "NO_CLUSTER_LARGE_ENOUGH",
+            WaitReason::WaitingForNodes => "WAITING_FOR_NODES",
+            WaitReason::WaitingForCapacity => "WAITING_FOR_CAPACITY",
+            WaitReason::Fragmented => "FRAGMENTED",
+            WaitReason::Topology => "TOPOLOGY",
+            WaitReason::SliceFragmented => "SLICE_FRAGMENTED",
+            WaitReason::QuotaExceeded => "QUOTA_EXCEEDED",
+            WaitReason::BehindOtherGangs => "BEHIND_OTHER_GANGS",
+            WaitReason::Window => "WINDOW",
+            WaitReason::Dependency => "DEPENDENCY",
+            WaitReason::NotBefore => "NOT_BEFORE",
+            WaitReason::MakingRoom => "MAKING_ROOM",
+            WaitReason::InLine => "IN_LINE",
+        }
+    }
+}
+
+impl fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.code())
+    }
+}
+
+/// A reason with its numbers.
+#[derive(Clone, Debug)]
+enum Finding {
+    NoClusterAllowed,
+    NoClusterLargeEnough { wanted: u32 },
+    WaitingForNodes { place: (Name, Name), missing: u32, wanted: u32 },
+    WaitingForCapacity(Closest),
+    Fragmented(Closest),
+    Topology { closest: Closest, largest_domain_workers: u32 },
+    SliceFragmented(Closest),
+    QuotaExceeded { place: (Name, Name), wanted_milli: u64, room_milli: u64 },
+    BehindOtherGangs { place: (Name, Name), reserved_devices: u64 },
+    Window { place: (Name, Name), nodes: u32 },
+    InLine,
+}
+
+/// The cluster that is closest to holding a gang.
+#[derive(Clone, Debug)]
+struct Closest {
+    /// Region and cluster.
+    place: (Name, Name),
+    /// Workers it needs.
+    wanted: u32,
+    /// Workers that fit there now.
+    fit: u32,
+    /// Idle devices of the type there.
+    free_devices: u64,
+    /// All devices of the type there.
+    total_devices: u64,
+}
+
+impl Closest {
+    fn of(report: &ClusterReport, wanted: u32) -> Closest {
+        Closest {
+            place: report.place(),
+            wanted,
+            fit: report.workers_that_fit,
+            free_devices: report.free_devices,
+            total_devices: report.total_devices,
+        }
+    }
+}
+
+impl fmt::Display for Closest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Closest { place: (region, cluster), wanted, fit, free_devices, total_devices } = self;
+        write!(
+            f,
+            "{fit} of {wanted} workers fit now in {region}/{cluster}, which is closest ({free_devices} of \
+             {total_devices} devices free)"
+        )
+    }
+}
+
+impl Finding {
+    fn reason(&self) -> WaitReason {
+        match self {
+            Finding::NoClusterAllowed => WaitReason::NoClusterAllowed,
+            Finding::NoClusterLargeEnough { .. } => WaitReason::NoClusterLargeEnough,
+            Finding::WaitingForNodes { .. } => WaitReason::WaitingForNodes,
+            Finding::WaitingForCapacity(_) => WaitReason::WaitingForCapacity,
+            Finding::Fragmented(_) => WaitReason::Fragmented,
+            Finding::Topology { .. } => WaitReason::Topology,
+            Finding::SliceFragmented(_) => WaitReason::SliceFragmented,
+            Finding::QuotaExceeded { .. } => WaitReason::QuotaExceeded,
+            Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
+            Finding::Window { .. } => WaitReason::Window,
+            Finding::InLine => WaitReason::InLine,
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::NoClusterAllowed => f.write_str("no cluster of the fleet is in its regions"),
+            Finding::NoClusterLargeEnough { wanted } => {
+                write!(f, "no cluster it may use could hold its {}, even if it were empty", Workers(*wanted))
+            }
+            Finding::WaitingForNodes { place: (region, cluster), missing, wanted } => write!(
+                f,
+                "{missing} nodes of {region}/{cluster}, which is closest, are lost or cordoned, and the others could not hold its {}",
+                Workers(*wanted)
+            ),
+            Finding::WaitingForCapacity(closest) => closest.fmt(f),
+            Finding::Fragmented(closest) => {
+                write!(f, "{closest}: free devices are enough, but not together on hosts as it needs them")
+            }
+            Finding::Topology {
+                closest: Closest { place: (region, cluster), wanted, .. },
+                largest_domain_workers,
+            } => {
+                write!(
+                    f,
+                    "its {} would fit in {region}/{cluster}, but not as its topology rule says; one domain holds at most {largest_domain_workers} now",
+                    Workers(*wanted)
+                )
+            }
+            Finding::SliceFragmented(closest) => {
+                write!(f, "{closest}: free hosts are enough, but they do not form its slices")
+            }
+            Finding::QuotaExceeded { place: (region, cluster), wanted_milli, room_milli } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but needs {} devices and quota leaves {}",
+                Milli(*wanted_milli),
+                Milli(*room_milli)
+            ),
+            Finding::BehindOtherGangs { place: (region, cluster), reserved_devices } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but {reserved_devices} devices there are kept for gangs before it"
+            ),
+            Finding::Window { place: (region, cluster), nodes } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but would not end before a window that {nodes} nodes there are set aside for"
+            ),
+            Finding::InLine => f.write_str("it fits now, and its turn has not come yet"),
+        }
+    }
+}
+
+/// Workers as people write them.
+struct Workers(u32);
+
+impl fmt::Display for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, if self.0 == 1 { "worker" } else { "workers" })
+    }
+}
+
+/// Thousandths of devices as people write them.
+struct Milli(u64);
+
+impl fmt::Display for Milli {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0 / 1_000, self.0 % 1_000);
+        if rest == 0 {
+            return write!(f, "{whole}");
+        }
+        let digits = format!("{rest:03}");
+        write!(f, "{whole}.{}", digits.trim_end_matches('0'))
+    }
+}
+
+/// Registered nodes by the first thing that keeps the gang from them, in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// All; the sum of the others.
+    pub registered: u32,
+    /// Lost.
+    pub not_up: u32,
+    /// Taken out of placement by an operator.
+    pub cordoned: u32,
+    /// Without the labels that the job selects.
+    pub wrong_labels: u32,
+    /// With a taint that the job does not tolerate.
+    pub tainted: u32,
+    /// Too small for one worker, even when empty.
+    pub too_small: u32,
+    /// In a window that begins before the gang would end.
+    pub in_window: u32,
+    /// Kept for gangs before it.
+    pub held: u32,
+    /// Without room for one worker now.
+    pub full: u32,
+    /// With room for one worker at least.
+    pub fit: u32,
+}
+
+/// One fleet cluster and type, for a gang that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterReport {
     /// Where.
     pub region: Name,
     /// The fleet cluster there.
     pub cluster: Name,
-    /// Workers that would fit now.
-    pub workers_that_fit: u32,
-    /// Free devices of the types asked for.
+    /// The type of accelerator; none for a job without.
+    pub kind: Option<Name>,
+    /// What keeps the gang from its nodes.
+    pub nodes: NodeCounts,
+    /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
     pub total_devices: u64,
-    /// Whether the cluster could hold the gang if it were empty and all of it up.
+    /// Devices that are kept for gangs before it: promised, or reserved for a start before its end.
+    pub reserved_devices: u64,
+    /// Workers that would fit now, without its topology rule.
+    pub workers_that_fit: u32,
+    /// Most workers that would fit into one domain of its rule now: of the required level, else racks for
+    /// a gang in segments or balanced, else of the preferred level, else the cluster.
+    pub largest_domain_workers: u32,
+    /// Whether it could hold the gang if it were empty and all of it up.
     pub could_hold: bool,
-    /// Whether its placeable nodes alone could, if they were empty: only then is it worth keeping
-    /// others out of it. Nodes that are lost or cordoned may never come back.
+    /// Whether its placeable nodes alone could, if they were empty.
     pub could_hold_placeable: bool,
-    /// Whether a gang before this one waits for the cluster.
-    pub claimed: bool,
+    /// Thousandths of devices that quota leaves; `u64::MAX` for no limit.
+    pub room_milli: u64,
+    /// How good the plan would be, where the gang fits now.
+    pub score: Option<Score>,
 }
 
 impl ClusterReport {
-    /// `fit` is how many workers fit now; none where a gang before this one waits.
-    pub(crate) fn new(candidate: &Candidate<'_>, spec: &JobSpec, fit: Option<u32>) -> ClusterReport {
-        let asks = |kind: &Name| spec.groups.iter().any(|g| kind_of(g) == Some(kind));
-        let mut report = ClusterReport {
-            region: candidate.region.clone(),
-            cluster: candidate.cluster.clone(),
-            workers_that_fit: fit.unwrap_or(0),
-            free_devices: 0,
-            total_devices: 0,
-            could_hold: holds_when_empty(candidate, spec, |pool| pool.shapes.iter()),
-            could_hold_placeable: holds_when_empty(candidate, spec, |pool| pool.placeable_shapes.iter()),
-            claimed: fit.is_none(),
-        };
-        for (key, pool) in &candidate.pools {
-            if key.kind.as_ref().is_some_and(asks) {
-                report.free_devices += pool.free_devices;
-                report.total_devices += pool.total_devices;
-            }
-        }
-        report
+    fn place(&self) -> (Name, Name) {
+        (self.region.clone(), self.cluster.clone())
     }
-}
-
-fn kind_of(group: &TaskGroup) -> Option<&Name> {
-    group.request.accelerators.as_ref().map(|a| &a.kind)
 }
 
 /// Why a gang waits, cluster by cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Workers of the gang.
+    /// The reason, in one.
+    pub reason: WaitReason,
+    /// The same with its numbers, as a sentence without a full stop.
+    pub sentence: String,
+    /// Workers of the gang; the fewest it can start with if it may have fewer than all.
     pub workers_wanted: u32,
-    /// Clusters it may use.
+    /// Weights of the placement score in the policy.
+    pub weights: PlacementWeights,
+    /// Clusters and types it may use.
     pub clusters: Vec<ClusterReport>,
+    /// What would let it start now. Each was tried.
+    pub would_help: Vec<String>,
 }
 
 impl Explanation {
-    /// The unclaimed cluster that could hold it where most of it fits now; then where most devices
-    /// are; then by name.
-    #[must_use]
-    pub fn closest(&self) -> Option<&ClusterReport> {
-        let open = self.clusters.iter().filter(|c| !c.claimed && c.could_hold);
-        // max_by_key returns the last maximum; reversing makes it the first by name.
-        open.rev().max_by_key(|c| (c.workers_that_fit, c.total_devices))
-    }
-
-    /// The cluster to keep open for it: like [`Explanation::closest`], but only one that will have
-    /// room once what runs there has ended. Without that, a gang that waits for a dead host would
-    /// keep the rest of its cluster idle.
-    #[must_use]
-    pub fn worth_claiming(&self) -> Option<&ClusterReport> {
-        let open = self.clusters.iter().filter(|c| !c.claimed && c.could_hold_placeable);
-        open.rev().max_by_key(|c| (c.workers_that_fit, c.total_devices))
-    }
-
     /// Stable code of the reason.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        if self.clusters.is_empty() {
-            "NO_CLUSTER_ALLOWED"
-        } else if !self.clusters.iter().any(|c| c.could_hold) {
-            "NO_CLUSTER_LARGE_ENOUGH"
-        } else if self.clusters.iter().filter(|c| c.could_hold).all(|c| c.claimed) {
-            "BEHIND_OTHER_GANGS"
-        } else if !self.clusters.iter().any(|c| c.could_hold_placeable) {
-            "WAITING_FOR_NODES"
-        } else {
-            "WAITING_FOR_CAPACITY"
-        }
+        self.reason.code()
+    }
+
+    /// The report where most of it fits now, of those that could hold it if possible; then where most
+    /// devices are; then by name.
+    #[must_use]
+    pub fn closest(&self) -> Option<&ClusterReport> {
+        closest(&self.clusters)
     }
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let wanted = self.workers_wanted;
-        match self.closest() {
-            Some(c) if self.code() == "WAITING_FOR_NODES" => write!(
-                f,
-                "nodes of {}/{}, which is closest, are lost or cordoned, and the others could not hold its {wanted} workers",
-                c.region, c.cluster
-            ),
-            Some(c) => write!(
-                f,
-                "{} of {wanted} workers fit now in {}/{}, which is closest ({} of {} devices free)",
-                c.workers_that_fit, c.region, c.cluster, c.free_devices, c.total_devices
-            ),
-            None if self.clusters.is_empty() => f.write_str("no cluster of the fleet is in its regions"),
-            None if !self.clusters.iter().any(|c| c.could_hold) => {
-                write!(f, "no cluster it may use could hold its {wanted} workers, even if it were empty")
+        f.write_str(&self.sentence)
+    }
+}
+
+fn closest(reports: &[ClusterReport]) -> Option<&ClusterReport> {
+    let rank =
+        |r: &&ClusterReport| (r.could_hold_placeable, r.could_hold, r.workers_that_fit, r.total_devices);
+    // The last maximum of the reverse is the first by name.
+    reports.iter().rev().max_by_key(rank)
+}
+
+/// Says why a gang does not start now, with full counts.
+#[must_use]
+pub fn explain(state: &State, spec: &JobSpec, terms: &Terms<'_>) -> Explanation {
+    let wanted = if terms.elastic { spec.worker_count_min() } else { spec.worker_count() };
+    let pools = sites::pools(state, spec);
+    let mut clusters = Vec::new();
+    let mut counting: Vec<Counting<'_>> = Vec::new();
+    let all_sites: Vec<Vec<Site<'_>>> =
+        sites::clusters(&pools).map(|cluster| Site::of_cluster(cluster, spec)).collect();
+    let mut budget = Budget::new(u64::MAX);
+    for site in all_sites.iter().flatten() {
+        counting.push(Counting::new(state, spec, terms, site, &mut budget.clone()));
+    }
+    count_nodes(state, spec, terms, &all_sites, &mut counting);
+    let scores = plans_by_site(state, spec, terms, &mut budget);
+    for (counting, site) in counting.into_iter().zip(all_sites.iter().flatten()) {
+        let mut report = counting.report(state, spec, terms, site, wanted);
+        let of_site = scores.iter().find(|(kind, plan)| {
+            kind.as_ref() == site.kind && plan.region == *site.region && plan.cluster == *site.cluster
+        });
+        report.score = of_site.map(|(_, plan)| plan.score.clone());
+        clusters.push(report);
+    }
+    let variations = Variations { state, spec, terms };
+    let finding = variations.reason(&clusters, wanted, !pools.is_empty());
+    let would_help = match finding {
+        Finding::InLine => Vec::new(),
+        _ => variations.would_help(&clusters, wanted),
+    };
+    Explanation {
+        reason: finding.reason(),
+        sentence: finding.to_string(),
+        workers_wanted: wanted,
+        weights: terms.policy.weights.clone(),
+        clusters,
+        would_help,
+    }
+}
+
+/// Block, rack and host, as far down as the level that is counted.
+type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
+
+/// A report in the making.
+struct Counting<'a> {
+    nodes: NodeCounts,
+    reserved_devices: u64,
+    workers_that_fit: u32,
+    /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
+    /// ones, now.
+    domains: BTreeMap<DomainKey<'a>, [u64; 3]>,
+}
+
+/// The level whose domains are counted.
+fn counted_level(rule: &TopologyRule) -> Option<Level> {
+    let by_rack = rule.balanced || rule.segment_workers > 0;
+    rule.required.or(by_rack.then_some(Level::Rack)).or(rule.preferred)
+}
+
+/// Whether the workers that fit are the sum of what fits on each node.
+fn is_counted_by_node(spec: &JobSpec) -> bool {
+    spec.groups.len() == 1 && spec.groups.iter().all(|group| group.slice.is_none())
+}
+
+impl<'a> Counting<'a> {
+    fn new(
+        state: &'a State,
+        spec: &JobSpec,
+        terms: &Terms<'_>,
+        site: &Site<'_>,
+        budget: &mut Budget,
+    ) -> Counting<'a> {
+        let mut counting = Counting {
+            nodes: NodeCounts::default(),
+            reserved_devices: 0,
+            workers_that_fit: 0,
+            domains: BTreeMap::new(),
+        };
+        if is_counted_by_node(spec) {
+            return counting;
+        }
+        let mut attempt = Attempt::new(state, spec, terms, site, budget);
+        let has_slice = spec.groups.iter().any(|group| group.slice.is_some());
+        for wants_devices in [true, false] {
+            for (number, group) in spec.groups.iter().enumerate() {
+                if group.request.accelerators.is_some() != wants_devices {
+                    continue;
+                }
+                let left = if has_slice {
+                    attempt.fill(number, group.workers, Scope::Cluster)
+                } else {
+                    attempt.fullest_first(number, group.workers, Scope::Cluster)
+                };
+                counting.workers_that_fit += group.workers - left.unwrap_or(group.workers).min(group.workers);
             }
-            None => write!(f, "gangs before it wait for every cluster it may use ({})", self.clusters.len()),
+        }
+        counting
+    }
+
+    fn report(
+        self,
+        state: &State,
+        spec: &JobSpec,
+        terms: &Terms<'_>,
+        site: &Site<'_>,
+        wanted: u32,
+    ) -> ClusterReport {
+        let key =
+            PoolKey { region: site.region.clone(), cluster: site.cluster.clone(), kind: site.kind.cloned() };
+        let most = |of: usize| self.domains.values().map(|counts| counts[of]).max().unwrap_or(0);
+        let rule = &spec.topology;
+        let is_counted = spec.groups.len() == 1
+            && spec.groups.iter().all(|group| group.slice.is_none())
+            && !rule.balanced
+            && rule.segment_workers == 0
+            && rule.spread.is_none()
+            && (rule.required.is_none() || terms.policy.spare_hosts_per_rack.is_empty());
+        let by_cluster = |of: usize| self.domains.values().map(|counts| counts[of]).sum::<u64>();
+        let enough = |of: usize| {
+            let have = if rule.required.is_some() { most(of) } else { by_cluster(of) };
+            have >= u64::from(wanted)
+        };
+        let (could_hold, could_hold_placeable) = if is_counted {
+            (enough(0), enough(1))
+        } else {
+            let holds = |reach| holds_somewhere(state, spec, reach, Some(&key));
+            (holds(Reach::Registered), holds(Reach::Placeable))
+        };
+        let mut workers_that_fit = self.workers_that_fit;
+        if is_counted_by_node(spec) {
+            let everywhere = by_cluster(2).min(u64::from(spec.worker_count()));
+            workers_that_fit = u32::try_from(everywhere).unwrap_or(u32::MAX);
+        }
+        ClusterReport {
+            region: key.region.clone(),
+            cluster: key.cluster.clone(),
+            kind: key.kind.clone(),
+            nodes: self.nodes,
+            free_devices: site.idle_devices,
+            total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
+            reserved_devices: self.reserved_devices,
+            workers_that_fit,
+            largest_domain_workers: u32::try_from(most(2)).unwrap_or(u32::MAX),
+            could_hold,
+            could_hold_placeable,
+            room_milli: if key.kind.is_some() { (terms.room_milli)(&key) } else { u64::MAX },
+            score: None,
         }
     }
 }
 
-/// Verdict on a job that no state of the registered fleet could hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Never {
-    /// The group that does not fit.
-    pub group: Name,
-    /// What was asked for, in words.
-    pub wanted: String,
-    /// The closest shape that would fit, in words.
-    pub closest: String,
-}
-
-impl fmt::Display for Never {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "group {}: {} can never fit; {}", self.group, self.wanted, self.closest)
+/// Looks once at every node.
+fn count_nodes<'a>(
+    state: &'a State,
+    spec: &'a JobSpec,
+    terms: &'a Terms<'a>,
+    all_sites: &'a [Vec<Site<'a>>],
+    counting: &mut [Counting<'a>],
+) {
+    let mut budget = Budget::new(u64::MAX);
+    let mut budgets: Vec<Budget> = all_sites.iter().flatten().map(|_| budget).collect();
+    let mut attempts: Vec<Attempt<'_, '_>> = Vec::new();
+    let mut of_place: BTreeMap<(&Name, &Name, Option<&Name>), usize> = BTreeMap::new();
+    for (number, (site, budget)) in all_sites.iter().flatten().zip(&mut budgets).enumerate() {
+        of_place.insert((site.region, site.cluster, site.kind), number);
+        attempts.push(Attempt::new(state, spec, terms, site, budget));
     }
-}
-
-/// Whether an empty fleet, everything registered being up, could hold the job in one cluster.
-///
-/// Exact for one group. Several groups are checked one by one, and their devices together: a job
-/// that passes this and still never fits is admitted and waits with its reason, but keeps nobody
-/// from a cluster.
-///
-/// # Errors
-/// The verdict with the closest shape.
-pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
-    let clusters = candidates(state, spec);
-    let holds =
-        |c: &Candidate<'_>, group: &TaskGroup| workers_when_empty(c, group) >= u64::from(group.workers);
-    if clusters.iter().any(|c| has_enough_devices(c, spec) && spec.groups.iter().all(|g| holds(c, g))) {
-        return Ok(());
-    }
-    // Name the group that fails everywhere, or else the first that fails in the best cluster.
-    let everywhere = spec.groups.iter().find(|g| !clusters.iter().any(|c| holds(c, g)));
-    if everywhere.is_none() && spec.groups.len() > 1 {
-        return Err(never_together(&clusters, spec));
-    }
-    let group = everywhere.or_else(|| spec.groups.last()).expect("a checked job has a group");
-    Err(Never {
-        group: group.name.clone(),
-        wanted: describe(group, group.workers),
-        closest: closest(state, spec, &clusters, group),
-    })
-}
-
-/// Whether a cluster has as many devices of every type as all groups ask for together.
-fn has_enough_devices(candidate: &Candidate<'_>, spec: &JobSpec) -> bool {
-    let mut wanted: BTreeMap<&Name, u64> = BTreeMap::new();
-    for group in &spec.groups {
-        if let Some(accelerators) = &group.request.accelerators {
-            *wanted.entry(&accelerators.kind).or_default() +=
-                u64::from(group.workers) * u64::from(accelerators.count);
-        }
-    }
-    let total = |kind: &Name| -> u64 {
-        let pools = candidate.pools.iter().filter(|(key, _)| key.kind.as_ref() == Some(kind));
-        pools.map(|(_, pool)| pool.total_devices).sum()
-    };
-    wanted.into_iter().all(|(kind, count)| count <= total(kind))
-}
-
-/// Every group alone has room somewhere, but not in one cluster.
-fn never_together(clusters: &[Candidate<'_>], spec: &JobSpec) -> Never {
-    let asks = |kind: &Name| spec.groups.iter().any(|g| kind_of(g) == Some(kind));
-    let devices = |c: &Candidate<'_>| -> u64 {
-        let pools = c.pools.iter().filter(|(key, _)| key.kind.as_ref().is_some_and(asks));
-        pools.map(|(_, pool)| pool.total_devices).sum()
-    };
-    let best = clusters.iter().rev().max_by_key(|c| devices(c)).expect("a group has room in some cluster");
-    let parts: Vec<String> = spec.groups.iter().map(|g| describe(g, g.workers)).collect();
-    Never {
-        group: spec.groups.last().expect("a checked job has a group").name.clone(),
-        wanted: format!("{} together in one cluster", parts.join(" and ")),
-        closest: format!(
-            "the most devices of these types in one cluster are {}, in {}/{}",
-            devices(best),
-            best.region,
-            best.cluster
-        ),
-    }
-}
-
-fn describe(group: &TaskGroup, workers: u32) -> String {
-    let plural = if workers == 1 { "worker" } else { "workers" };
-    let devices = group.request.accelerators.as_ref().map_or_else(String::new, |a| format!(" x {a}"));
-    format!(
-        "{workers} {plural}{devices} ({} mCPU, {} MiB each)",
-        group.request.cpu_milli,
-        group.request.memory_bytes >> 20
-    )
-}
-
-/// Whether hosts of these sizes, all empty, hold every group at once. Groups are filled one after
-/// the other, like the planner does it; exact for one group.
-fn holds_when_empty<'a, S>(candidate: &Candidate<'a>, spec: &JobSpec, shapes: impl Fn(&'a Pool) -> S) -> bool
-where
-    S: Iterator<Item = (&'a Shape, &'a u32)>,
-{
-    let mut hosts: BTreeMap<(Option<&Name>, Shape), u64> = BTreeMap::new();
-    for (key, pool) in &candidate.pools {
-        for (shape, count) in shapes(pool) {
-            *hosts.entry((key.kind.as_ref(), *shape)).or_default() += u64::from(*count);
-        }
-    }
-    spec.groups.iter().all(|group| take_group(&mut hosts, group))
-}
-
-/// Takes a group's workers from the hosts; whether all found room. Devices go last for workers that
-/// need none: the map's order has plain hosts and small ones first.
-fn take_group(hosts: &mut BTreeMap<(Option<&Name>, Shape), u64>, group: &TaskGroup) -> bool {
-    let request = &group.request;
-    let kind = kind_of(group);
-    let mut rest = u64::from(group.workers);
-    let fitting: Vec<(Option<&Name>, Shape)> =
-        hosts.keys().filter(|(has, _)| kind.is_none() || *has == kind).copied().collect();
-    for place in fitting {
-        let (has, shape) = place;
-        let each =
-            u64::from(fit::workers_per_host(shape.devices, shape.cpu_milli, shape.memory_bytes, request));
-        if each == 0 {
+    budget.visit();
+    let is_plain = spec.groups.iter().all(|group| group.request.accelerators.is_none());
+    let level = counted_level(&spec.topology);
+    for (id, row) in state.nodes().iter() {
+        let node = &row.spec;
+        let kind = node.accelerators.as_ref().map(|a| &a.kind).filter(|_| !is_plain);
+        let Some(number) = of_place.get(&(&node.region, &node.cluster, kind)) else { continue };
+        let (attempt, counting) = (&attempts[*number], &mut counting[*number]);
+        let (mut now, mut empty) = (0, 0);
+        count_node(*id, row, attempt, counting, &mut now, &mut empty);
+        if empty == 0 {
             continue;
         }
-        let there = hosts.remove(&place).unwrap_or(0);
-        // So many hosts are filled; at most one more is begun.
-        let full = there.min(rest / each);
-        let partial = if full < there { rest % each } else { 0 };
-        let begun = u64::from(partial > 0);
-        for (count, workers) in [(there - full - begun, 0), (full, each), (begun, partial)] {
-            if count > 0 {
-                *hosts.entry((has, less(shape, request, workers))).or_default() += count;
+        let domain = (
+            level.map(|_| &node.block),
+            level.filter(|level| *level >= Level::Rack).map(|_| &node.rack),
+            level.filter(|level| *level == Level::Host).map(|_| *id),
+        );
+        let counts = counting.domains.entry(domain).or_default();
+        counts[0] += u64::from(empty);
+        counts[1] += if row.is_placeable() { u64::from(empty) } else { 0 };
+        counts[2] += u64::from(now);
+    }
+}
+
+/// Counts one node; `now` and `empty` are workers of the first group with devices that it holds.
+fn count_node(
+    id: NodeId,
+    row: &NodeRow,
+    attempt: &Attempt<'_, '_>,
+    counting: &mut Counting<'_>,
+    now: &mut u32,
+    empty: &mut u32,
+) {
+    let (spec, counts) = (attempt.spec, &mut counting.nodes);
+    counts.registered += 1;
+    let needs_devices = spec.groups.iter().any(|group| group.request.accelerators.is_some());
+    let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
+    let labelled = attempt.has_labels(row);
+    let tolerated = attempt.is_tolerated(row);
+    let groups = || spec.groups.iter().filter(concerned);
+    if labelled && tolerated {
+        *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
+    }
+    if row.status != NodeStatus::Up {
+        counts.not_up += 1;
+        return;
+    }
+    if row.cordoned {
+        counts.cordoned += 1;
+        return;
+    }
+    let offer = row.offer();
+    let spare = attempt.spare(id);
+    let idle = u64::from(offer.devices.count());
+    let kept = spare.map_or(0, |spare| idle.saturating_sub(u64::from(spare.devices)));
+    counting.reserved_devices += kept + u64::from(row.promised.devices.count());
+    let (mut fits_empty, mut fits_hold, mut fits_now) = (false, false, false);
+    let mut first = None;
+    for group in groups() {
+        let request = &group.request;
+        let by_hold = spare.map_or(u32::MAX, |spare| spare.workers(request, muster_types::DeviceSet::EMPTY));
+        let by_free =
+            if muster_state::fit::has_kind(&row.spec, request) { offer.workers(request) } else { 0 };
+        fits_empty |= workers_on_empty(&row.spec, request) > 0;
+        fits_hold |= by_hold > 0;
+        let fits = by_hold.min(by_free);
+        fits_now |= fits > 0;
+        first.get_or_insert(fits);
+    }
+    let place = if !labelled {
+        &mut counts.wrong_labels
+    } else if !tolerated {
+        &mut counts.tainted
+    } else if !fits_empty {
+        &mut counts.too_small
+    } else if attempt.is_in_window(row) {
+        &mut counts.in_window
+    } else if !fits_hold {
+        &mut counts.held
+    } else if !fits_now {
+        &mut counts.full
+    } else {
+        let most = spec.topology.spread.filter(|spread| spread.level == Level::Host);
+        *now = first.unwrap_or(0).min(most.map_or(u32::MAX, |spread| spread.workers_max));
+        &mut counts.fit
+    };
+    *place += 1;
+}
+
+/// The gang with something about it changed, planned again.
+struct Variations<'a> {
+    state: &'a State,
+    spec: &'a JobSpec,
+    terms: &'a Terms<'a>,
+}
+
+impl Variations<'_> {
+    fn plan(&self, spec: &JobSpec, terms: &Terms<'_>) -> Option<Plan> {
+        try_plan(self.state, spec, terms, &mut Budget::new(VISITS_MAX)).ok().flatten()
+    }
+
+    fn with_holds(&self, holds: &Holds) -> Option<Plan> {
+        self.plan(self.spec, &Terms { holds, ..*self.terms })
+    }
+
+    fn without_quota(&self) -> Option<Plan> {
+        self.plan(self.spec, &Terms { room_milli: &|_| u64::MAX, ..*self.terms })
+    }
+
+    /// The job without any rule about how its workers lie to each other.
+    fn without_rule(&self) -> Option<Plan> {
+        let mut draft = self.spec.clone().into_draft();
+        draft.topology = TopologyRule::default();
+        for group in &mut draft.groups {
+            group.slice = None;
+        }
+        self.plan(&draft.check().ok()?, self.terms)
+    }
+
+    fn reason(&self, clusters: &[ClusterReport], wanted: u32, has_pools: bool) -> Finding {
+        if !has_pools {
+            return Finding::NoClusterAllowed;
+        }
+        if clusters.iter().any(|report| report.score.is_some()) {
+            return Finding::InLine;
+        }
+        let Some(best) = closest(clusters) else { return Finding::NoClusterLargeEnough { wanted } };
+        if !best.could_hold {
+            return Finding::NoClusterLargeEnough { wanted };
+        }
+        if !best.could_hold_placeable {
+            let missing = best.nodes.not_up + best.nodes.cordoned;
+            return Finding::WaitingForNodes { place: best.place(), missing, wanted };
+        }
+        let report_of = |plan: &Plan| {
+            clusters.iter().find(|r| r.region == plan.region && r.cluster == plan.cluster).unwrap_or(best)
+        };
+        if let Some(plan) = self.without_quota() {
+            let (place, room_milli) =
+                ((plan.region.clone(), plan.cluster.clone()), report_of(&plan).room_milli);
+            return Finding::QuotaExceeded { place, wanted_milli: self.milli(&plan), room_milli };
+        }
+        if let Some(plan) = self.with_holds(&self.terms.holds.without_nodes()) {
+            let reserved_devices = report_of(&plan).reserved_devices;
+            return Finding::BehindOtherGangs { place: (plan.region, plan.cluster), reserved_devices };
+        }
+        if let Some(plan) = self.with_holds(&self.terms.holds.without_windows()) {
+            let nodes = report_of(&plan).nodes.in_window;
+            return Finding::Window { place: (plan.region, plan.cluster), nodes };
+        }
+        let has_slice = self.spec.groups.iter().any(|group| group.slice.is_some());
+        if (has_slice || !self.spec.topology.is_free())
+            && let Some(plan) = self.without_rule()
+        {
+            let report = report_of(&plan);
+            let closest = Closest::of(report, wanted);
+            if has_slice {
+                return Finding::SliceFragmented(closest);
+            }
+            return Finding::Topology { closest, largest_domain_workers: report.largest_domain_workers };
+        }
+        let need = self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * u64::from(wanted);
+        let is_enough = |report: &&ClusterReport| {
+            report.could_hold_placeable && need > 0 && report.free_devices.saturating_mul(1_000) >= need
+        };
+        match clusters.iter().find(is_enough) {
+            Some(report) => Finding::Fragmented(Closest::of(report, wanted)),
+            None => Finding::WaitingForCapacity(Closest::of(best, wanted)),
+        }
+    }
+
+    /// Thousandths of devices of a plan.
+    fn milli(&self, plan: &Plan) -> u64 {
+        let workers = plan.workers.len() as u64;
+        self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * workers
+    }
+
+    fn would_help(&self, clusters: &[ClusterReport], wanted: u32) -> Vec<String> {
+        let mut help = Vec::new();
+        help.extend(self.other_regions());
+        help.extend(self.other_types());
+        help.extend(self.fewer_workers(wanted));
+        help.extend(self.more_quota());
+        help.extend(self.more_nodes(clusters, wanted));
+        help
+    }
+
+    fn other_regions(&self) -> Option<String> {
+        if self.spec.regions.is_empty() {
+            return None;
+        }
+        let mut draft = self.spec.clone().into_draft();
+        draft.regions = Vec::new();
+        let plan = self.plan(&draft.check().ok()?, self.terms)?;
+        Some(format!("allow region {} (fits now)", plan.region))
+    }
+
+    fn other_types(&self) -> Vec<String> {
+        let mut help = Vec::new();
+        let asks = |kind: &Name| {
+            let mut requests = self.spec.groups.iter().filter_map(|g| g.request.accelerators.as_ref());
+            requests.any(|request| !request.accepts(kind))
+        };
+        let kinds: alloc::collections::BTreeSet<&Name> =
+            sites::pools(self.state, self.spec).iter().filter_map(|(key, _)| key.kind.as_ref()).collect();
+        for kind in kinds.into_iter().filter(|kind| asks(kind)) {
+            let mut draft = self.spec.clone().into_draft();
+            let mut shown = None;
+            for request in draft.groups.iter_mut().filter_map(|g| g.request.accelerators.as_mut()) {
+                if !request.accepts(kind) {
+                    let throughput_milli = muster_types::demand::THROUGHPUT_MILLI;
+                    let choice = muster_types::AcceleratorChoice { kind: kind.clone(), throughput_milli };
+                    request.choices.push(choice);
+                    let names: Vec<String> = request.choices.iter().map(|c| c.kind.to_string()).collect();
+                    shown.get_or_insert(names.join("|"));
+                }
+            }
+            let Ok(varied) = draft.check() else { continue };
+            if let (Some(shown), Some(_)) = (shown, self.plan(&varied, self.terms)) {
+                help.push(format!("{shown} (fits now on {kind})"));
             }
         }
-        rest -= full * each + partial;
-        if rest == 0 {
-            return true;
+        help
+    }
+
+    fn fewer_workers(&self, wanted: u32) -> Option<String> {
+        let [group] = self.spec.groups.as_slice() else { return None };
+        if group.slice.is_some() || wanted < 2 {
+            return None;
         }
-    }
-    false
-}
-
-/// What is left of a host under so many workers, which fit on it.
-fn less(shape: Shape, request: &WorkerRequest, workers: u64) -> Shape {
-    let devices = request.accelerators.as_ref().map_or(0, |a| u64::from(a.count)) * workers;
-    Shape {
-        devices: shape.devices - u16::try_from(devices).expect("no more devices are taken than a host has"),
-        cpu_milli: shape.cpu_milli - request.cpu_milli * workers,
-        memory_bytes: shape.memory_bytes - request.memory_bytes * workers,
-    }
-}
-
-fn workers_when_empty(candidate: &Candidate<'_>, group: &TaskGroup) -> u64 {
-    let kind = kind_of(group);
-    let pools = candidate.pools.iter().filter(|(key, _)| kind.is_none() || key.kind.as_ref() == kind);
-    pools.map(|(_, pool)| workers_in_empty_pool(pool, group)).sum()
-}
-
-fn workers_in_empty_pool(pool: &Pool, group: &TaskGroup) -> u64 {
-    let per_shape = pool.shapes.iter().map(|(shape, hosts)| {
-        let each = fit::workers_per_host(shape.devices, shape.cpu_milli, shape.memory_bytes, &group.request);
-        u64::from(each) * u64::from(*hosts)
-    });
-    per_shape.sum()
-}
-
-fn closest(state: &State, spec: &JobSpec, clusters: &[Candidate<'_>], group: &TaskGroup) -> String {
-    if clusters.is_empty() {
-        let regions: alloc::collections::BTreeSet<&Name> =
-            state.pools().map(|(key, _)| &key.region).collect();
-        return format!(
-            "no node is registered in the regions it allows; regions with nodes: {}",
-            list(regions.iter())
-        );
-    }
-    // max_by_key returns the last maximum; reversing makes it the first by name.
-    let best =
-        clusters.iter().rev().max_by_key(|c| workers_when_empty(c, group)).expect("there is a cluster");
-    let most = workers_when_empty(best, group);
-    if most > 0 && spec.groups.len() == 1 {
-        let workers = u32::try_from(most).unwrap_or(u32::MAX);
-        return format!(
-            "closest that would: {} in {}/{}",
-            describe(group, workers),
-            best.region,
-            best.cluster
-        );
-    }
-    if most > 0 {
-        return format!(
-            "the most of this group in one cluster is {most}, in {}/{}",
-            best.region, best.cluster
-        );
-    }
-    largest_hosts(clusters, group)
-}
-
-/// No host holds even one worker: say what hosts there are.
-fn largest_hosts(clusters: &[Candidate<'_>], group: &TaskGroup) -> String {
-    let mut largest: BTreeMap<Option<&Name>, (u16, u64, u64)> = BTreeMap::new();
-    for (key, pool) in clusters.iter().flat_map(|c| &c.pools) {
-        let entry = largest.entry(key.kind.as_ref()).or_default();
-        for (shape, _) in pool.shapes.iter() {
-            *entry =
-                (entry.0.max(shape.devices), entry.1.max(shape.cpu_milli), entry.2.max(shape.memory_bytes));
+        let mut draft = self.spec.clone().into_draft();
+        let unit = draft.topology.segment_workers.max(1);
+        for group in &mut draft.groups {
+            group.workers_min = unit;
         }
+        let plan = self.plan(&draft.check().ok()?, &Terms { elastic: true, ..*self.terms })?;
+        Some(format!("{} would fit now", Workers(plan.workers.len() as u32)))
     }
-    let Some(kind) = kind_of(group) else {
-        // A worker without accelerators may go to any host.
-        let cpu = largest.values().map(|l| l.1).max().unwrap_or(0);
-        let memory = largest.values().map(|l| l.2).max().unwrap_or(0);
-        return format!("the largest host it may use has {cpu} mCPU and {} MiB", memory >> 20);
-    };
-    match largest.get(&Some(kind)) {
-        None => {
-            let known = list(largest.keys().flatten());
-            format!("no node it may use has {kind}; accelerator types there: {known}")
-        }
-        Some((devices, cpu, memory)) => {
-            let memory = memory >> 20;
-            format!("the largest host it may use has {devices} x {kind}, {cpu} mCPU and {memory} MiB")
-        }
-    }
-}
 
-fn list<T: ToString>(items: impl Iterator<Item = T>) -> String {
-    let texts: Vec<String> = items.map(|i| i.to_string()).collect();
-    if texts.is_empty() { "none".to_string() } else { texts.join(", ") }
+    fn more_quota(&self) -> Option<String> {
+        let plan = self.without_quota()?;
+        let node = self.state.node(plan.workers.first()?.node)?;
+        let key = PoolKey::of(&node.spec);
+        let extra = self.milli(&plan).saturating_sub((self.terms.room_milli)(&key));
+        if extra == 0 {
+            return None;
+        }
+        let raised = |pool: &PoolKey| {
+            let room = (self.terms.room_milli)(pool);
+            let concerned = pool.kind == key.kind && pool.region == key.region;
+            if concerned { room.saturating_add(extra) } else { room }
+        };
+        self.plan(self.spec, &Terms { room_milli: &raised, ..*self.terms })?;
+        let kind = key.kind.as_ref().map_or("", |kind| kind.as_str());
+        Some(format!("quota {} devices higher for {kind} in {}", Milli(extra), key.region))
+    }
+
+    /// Nodes of the usual size that would be enough if they came free, where no rule says how they have to
+    /// lie to the others.
+    fn more_nodes(&self, clusters: &[ClusterReport], wanted: u32) -> Option<String> {
+        let [group] = self.spec.groups.as_slice() else { return None };
+        let best = closest(clusters)?;
+        let whole = matches!(group.request.accelerators.as_ref()?.amount, DeviceAmount::Whole(_));
+        if !whole || group.slice.is_some() || !self.spec.topology.is_free() || !best.could_hold_placeable {
+            return None;
+        }
+        let key =
+            PoolKey { region: best.region.clone(), cluster: best.cluster.clone(), kind: best.kind.clone() };
+        let (_, pool) = self.state.pools().find(|(pool, _)| **pool == key)?;
+        let (shape, _) = pool.placeable_shapes.iter().max_by_key(|(_, hosts)| **hosts)?;
+        let by_devices = u32::from(shape.devices / group.request.device_count().max(1));
+        let by_cpu = shape.cpu_milli / group.request.cpu_milli.max(1);
+        let by_memory = shape.memory_bytes / group.request.memory_bytes.max(1);
+        let each = by_devices.min(u32::try_from(by_cpu.min(by_memory)).unwrap_or(u32::MAX));
+        let missing = wanted.checked_sub(best.workers_that_fit).filter(|missing| *missing > 0)?;
+        if each == 0 {
+            return None;
+        }
+        let nodes = missing.div_ceil(each);
+        // The others have to fit beside them: tried with as many workers less.
+        let rest = wanted.saturating_sub(nodes.saturating_mul(each));
+        let quota = u64::from(wanted) * group.request.device_milli() <= best.room_milli;
+        if best.nodes.full < nodes || !quota || (rest > 0 && !self.fits_there(&key, rest)) {
+            return None;
+        }
+        let plural = if nodes == 1 { "node" } else { "nodes" };
+        let kind = best.kind.as_ref()?;
+        Some(format!(
+            "{nodes} more {plural} of {} {kind} in {}/{} becoming free",
+            shape.devices, best.region, best.cluster
+        ))
+    }
+
+    /// Whether so many workers fit in one pool now.
+    fn fits_there(&self, key: &PoolKey, workers: u32) -> bool {
+        let mut draft = self.spec.clone().into_draft();
+        draft.regions = alloc::vec![key.region.clone()];
+        for group in &mut draft.groups {
+            group.workers = workers;
+            group.workers_min = workers;
+        }
+        let Ok(varied) = draft.check() else { return false };
+        let room_milli = |pool: &PoolKey| if pool == key { (self.terms.room_milli)(pool) } else { 0 };
+        self.plan(&varied, &Terms { room_milli: &room_milli, ..*self.terms }).is_some()
+    }
 }

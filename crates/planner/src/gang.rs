@@ -1,13 +1,16 @@
 //! The gang plan.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
-use muster_state::{NodeRow, Pool, PoolKey, State, fit};
-use muster_types::{JobSpec, Name, NodeId, WorkerRequest};
+use muster_state::State;
+use muster_types::{JobSpec, Name};
 
-use crate::Budget;
-use crate::explain::{ClusterReport, Explanation};
+use crate::fill::Attempt;
+use crate::score::{self, Score, Values};
+use crate::single;
+use crate::sites::{self, KeyedPool, Site};
+use crate::terms::Terms;
+use crate::{Budget, Spent};
 
 /// A proposal: not yet logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +19,10 @@ pub struct Plan {
     pub region: Name,
     /// The fleet cluster there.
     pub cluster: Name,
-    /// By rank.
+    /// By rank. Fewer than the job asks for only when it may have fewer.
     pub workers: Vec<WorkerSlot>,
+    /// How good it is.
+    pub score: Score,
 }
 
 /// What planning came to.
@@ -25,235 +30,217 @@ pub struct Plan {
 pub enum Verdict {
     /// It fits so.
     Fits(Plan),
-    /// It does not fit now.
-    Waits(Explanation),
+    /// It does not fit now; [`crate::explain`] says why.
+    Waits,
     /// The budget ran out before an answer.
     OutOfBudget,
 }
 
-/// Nodes as they are while a plan takes from them.
-type Scratch = BTreeMap<NodeId, NodeRow>;
-
-/// One fleet cluster as the planner sees it: its pools, plain hosts first.
+/// A site where the counters leave room, and how good it is apart from nearness.
 pub(crate) struct Candidate<'a> {
-    pub(crate) region: &'a Name,
-    pub(crate) cluster: &'a Name,
-    pub(crate) pools: Vec<(&'a PoolKey, &'a Pool)>,
+    pub(crate) site: Site<'a>,
+    /// The most workers that counters and quota allow.
+    bound: u32,
+    pub(crate) values: Values,
+    total_max: i64,
+    /// Its place by region, cluster and type.
+    order: usize,
 }
 
-/// The clusters a job may use, by region and name.
-pub(crate) fn candidates<'a>(state: &'a State, spec: &JobSpec) -> Vec<Candidate<'a>> {
-    let mut found: Vec<Candidate<'a>> = Vec::new();
-    for (key, pool) in state.pools() {
-        if !spec.regions.is_empty() && !spec.regions.contains(&key.region) {
-            continue;
-        }
-        match found.last_mut() {
-            Some(last) if *last.region == key.region && *last.cluster == key.cluster => {
-                last.pools.push((key, pool))
-            }
-            _ => found.push(Candidate {
-                region: &key.region,
-                cluster: &key.cluster,
-                pools: alloc::vec![(key, pool)],
-            }),
-        }
-    }
-    found
+/// The best plan so far, and what makes it the best.
+struct Best {
+    workers: u32,
+    total: i64,
+    order: usize,
+    plan: Plan,
 }
 
-/// Plans a gang over every cluster that is open to it.
+/// Plans a gang over every cluster and type that is open to it.
 #[must_use]
-pub fn plan(
+pub fn plan(state: &State, spec: &JobSpec, terms: &Terms<'_>, budget: &mut Budget) -> Verdict {
+    match try_plan(state, spec, terms, budget) {
+        Ok(Some(plan)) => Verdict::Fits(plan),
+        Ok(None) => Verdict::Waits,
+        Err(Spent) => Verdict::OutOfBudget,
+    }
+}
+
+pub(crate) fn try_plan(
     state: &State,
     spec: &JobSpec,
-    is_open: impl Fn(&Name, &Name) -> bool,
+    terms: &Terms<'_>,
     budget: &mut Budget,
-) -> Verdict {
-    let mut best: Option<(u64, Plan)> = None;
-    // Workers that fit where the gang does not; none where a gang before waits.
-    let mut short: Vec<(Candidate<'_>, Option<u32>)> = Vec::new();
-    for candidate in candidates(state, spec) {
-        if !budget.visit() {
-            return Verdict::OutOfBudget;
-        }
-        if !is_open(candidate.region, candidate.cluster) {
-            short.push((candidate, None));
+) -> Result<Option<Plan>, Spent> {
+    let pools = sites::pools(state, spec);
+    let (mut candidates, cheapest) = candidates(&pools, spec, terms, budget)?;
+    // The most promising first: most need not be tried then.
+    candidates.sort_by_key(|c| (u32::MAX - c.bound, -c.total_max, c.order));
+    if let Some(valuation) = terms.valuation
+        && single::is_single(spec)
+    {
+        return single::plan_single(state, spec, terms, &candidates, valuation, budget);
+    }
+    let mut best: Option<Best> = None;
+    for candidate in &candidates {
+        let at_most = (candidate.bound, candidate.total_max);
+        if best.as_ref().is_some_and(|b| !is_better(at_most, candidate.order, b)) {
             continue;
         }
-        match plan_in(state, spec, &candidate, budget) {
-            Some((workers, true)) => {
-                let left = free_of_kinds(&candidate, spec).saturating_sub(spec.device_count());
-                if best.as_ref().is_none_or(|(least, _)| left < *least) {
-                    let (region, cluster) = (candidate.region.clone(), candidate.cluster.clone());
-                    best = Some((left, Plan { region, cluster, workers }));
-                }
-            }
-            Some((workers, false)) => {
-                let fit = workers.len() as u32;
-                short.push((candidate, Some(fit)));
-            }
-            None => return Verdict::OutOfBudget,
+        let Some(found) = place(state, spec, terms, candidate, cheapest, budget)? else { continue };
+        let rank = (found.workers.len() as u32, found.score.total);
+        if best.as_ref().is_none_or(|b| is_better(rank, candidate.order, b)) {
+            best = Some(Best { workers: rank.0, total: rank.1, order: candidate.order, plan: found });
         }
     }
-    if let Some((_, plan)) = best {
-        return Verdict::Fits(plan);
-    }
-    // Reports look at every host size of a cluster, so they are made only for a gang that waits.
-    let reports = short.into_iter().map(|(candidate, fit)| ClusterReport::new(&candidate, spec, fit));
-    Verdict::Waits(Explanation { workers_wanted: spec.worker_count(), clusters: reports.collect() })
+    Ok(best.map(|best| best.plan))
 }
 
-/// Free devices of the types the job asks for.
-fn free_of_kinds(candidate: &Candidate<'_>, spec: &JobSpec) -> u64 {
-    let wanted = |kind: &Name| {
-        spec.groups.iter().any(|g| g.request.accelerators.as_ref().is_some_and(|a| a.kind == *kind))
-    };
-    let pools = candidate.pools.iter().filter(|(key, _)| key.kind.as_ref().is_some_and(wanted));
-    pools.map(|(_, pool)| pool.free_devices).sum()
-}
-
-/// Workers placed in this cluster and whether they are all; none when the budget ran out.
-fn plan_in(
+/// The best plan at every site where the gang fits now, with the type there.
+pub(crate) fn plans_by_site(
     state: &State,
     spec: &JobSpec,
-    candidate: &Candidate<'_>,
+    terms: &Terms<'_>,
     budget: &mut Budget,
-) -> Option<(Vec<WorkerSlot>, bool)> {
-    let mut scratch = Scratch::new();
-    let mut workers = Vec::with_capacity(spec.worker_count() as usize);
-    for group in &spec.groups {
-        let mut rest = group.workers;
-        let kind = group.request.accelerators.as_ref().map(|a| &a.kind);
-        for (key, pool) in &candidate.pools {
-            // A worker without accelerators may go anywhere, to plain hosts first.
-            if kind.is_some() && key.kind.as_ref() != kind {
-                continue;
-            }
-            let mut fill =
-                Fill { state, pool, request: &group.request, scratch: &mut scratch, workers: &mut workers };
-            rest = match kind {
-                Some(_) => fill.devices_first(rest, budget)?,
-                None => fill.fullest_first(rest, budget)?,
-            };
-            if rest == 0 {
-                break;
-            }
-        }
-        if rest > 0 {
-            return Some((workers, false));
+) -> Vec<(Option<Name>, Plan)> {
+    let pools = sites::pools(state, spec);
+    let Ok((candidates, cheapest)) = candidates(&pools, spec, terms, budget) else { return Vec::new() };
+    let mut plans = Vec::new();
+    for candidate in &candidates {
+        if let Ok(Some(plan)) = place(state, spec, terms, candidate, cheapest, budget) {
+            plans.push((candidate.site.kind.cloned(), plan));
         }
     }
-    Some((workers, true))
+    plans
 }
 
-/// Takes workers of one group from one pool.
-struct Fill<'a> {
-    state: &'a State,
-    pool: &'a Pool,
-    request: &'a WorkerRequest,
-    scratch: &'a mut Scratch,
-    workers: &'a mut Vec<WorkerSlot>,
+/// The sites where counters leave room, by region, cluster and type, and the lowest price of work at any
+/// site.
+fn candidates<'a>(
+    pools: &'a [KeyedPool<'a>],
+    spec: &JobSpec,
+    terms: &Terms<'_>,
+    budget: &mut Budget,
+) -> Result<(Vec<Candidate<'a>>, Option<u64>), Spent> {
+    let mut candidates = Vec::new();
+    let mut order = 0;
+    let mut cheapest: Option<u64> = None;
+    for cluster in sites::clusters(pools) {
+        budget.spend()?;
+        for site in Site::of_cluster(cluster, spec) {
+            order += 1;
+            if terms.policy.weights.cost > 0
+                && let Some(price) = score::work_price(terms.policy, &site)
+            {
+                cheapest = Some(cheapest.map_or(price, |least| least.min(price)));
+            }
+            if let Some(bound) = site.workers_bound(spec, terms) {
+                candidates.push(Candidate { site, bound, values: Values::default(), total_max: 0, order });
+            }
+        }
+    }
+    for candidate in &mut candidates {
+        candidate.values = score::values(spec, terms, &candidate.site, cheapest, candidate.bound);
+        candidate.total_max = candidate.values.total(&terms.policy.weights);
+    }
+    Ok((candidates, cheapest))
 }
 
-impl Fill<'_> {
-    /// For workers with accelerators: best fit for the rest of the group, else the emptiest node.
-    /// Returns how many are left over.
-    fn devices_first(&mut self, mut rest: u32, budget: &mut Budget) -> Option<u32> {
-        let per_worker = self.request.accelerators.as_ref().map_or(1, |a| a.count);
-        let mut emptiest = self.pool.by_free.last().and_then(|(free, _)| self.first_of_level(*free));
-        while rest > 0 {
-            // All of the rest on one node, the fullest that holds it.
-            let wanted = u64::from(rest) * u64::from(per_worker);
-            if let Ok(wanted) = u16::try_from(wanted) {
-                for (_, node) in self.pool.by_free.range((wanted, NodeId(0))..) {
-                    if !budget.visit() {
-                        return None;
-                    }
-                    if self.capacity_of(*node) >= rest {
-                        self.take(*node, rest);
-                        return Some(0);
-                    }
-                }
-            }
-            // No node holds it all: fill the emptiest that is left.
-            let Some((free, node)) = emptiest else { return Some(rest) };
-            if free < per_worker {
-                return Some(rest);
-            }
-            if !budget.visit() {
-                return None;
-            }
-            let count = self.capacity_of(node).min(rest);
-            self.take(node, count);
-            rest -= count;
-            emptiest = self.after(free, node);
+/// More workers first: only an elastic gang can have fewer than it asks for.
+fn is_better((workers, total): (u32, i64), order: usize, than: &Best) -> bool {
+    (workers, total) > (than.workers, than.total)
+        || ((workers, total) == (than.workers, than.total) && order < than.order)
+}
+
+/// The gang at one site, with as many workers as fit.
+pub(crate) fn place(
+    state: &State,
+    spec: &JobSpec,
+    terms: &Terms<'_>,
+    candidate: &Candidate<'_>,
+    cheapest: Option<u64>,
+    budget: &mut Budget,
+) -> Result<Option<Plan>, Spent> {
+    let site = &candidate.site;
+    let mut attempt = Attempt::new(state, spec, terms, site, budget);
+    let workers = if terms.elastic && spec.is_elastic() {
+        most_workers(&mut attempt, candidate.bound)?
+    } else {
+        attempt.arrange()?.then_some(candidate.bound)
+    };
+    let Some(workers) = workers else { return Ok(None) };
+    let mut values = candidate.values;
+    if workers != candidate.bound {
+        values = score::values(spec, terms, site, cheapest, workers);
+    }
+    Ok(Some(finished(attempt, values)))
+}
+
+/// What an attempt that has placed all workers came to.
+pub(crate) fn finished(mut attempt: Attempt<'_, '_>, mut values: Values) -> Plan {
+    let (slots, [blocks, racks, nodes]) = attempt.finish();
+    values.topology = score::nearness(blocks, racks, nodes);
+    if attempt.site.kind.is_none() {
+        let rows = slots.iter().map(|slot| attempt.row(slot.node));
+        let plain = rows.filter(|row| row.spec.accelerators.is_none()).count();
+        values.packing = score::on_plain_hosts(plain, slots.len());
+    }
+    let score = values.score(&attempt.terms.policy.weights);
+    let (region, cluster) = (attempt.site.region.clone(), attempt.site.cluster.clone());
+    Plan { region, cluster, workers: slots, score }
+}
+
+/// Places as many workers of an elastic gang as fit, at most `bound`; returns how many. Found by bisection
+/// from a guess: where more workers could fit although fewer do not (an even split), it may stay below.
+fn most_workers(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>, Spent> {
+    if attempt.spec.topology.is_free() {
+        // Every worker that fits anywhere is placed, whether or not they are all.
+        attempt.wanted = alloc::vec![bound];
+        attempt.arrange()?;
+        let placed = attempt.placed();
+        return Ok((placed >= attempt.spec.worker_count_min()).then_some(placed));
+    }
+    let unit = attempt.spec.topology.segment_workers.max(1);
+    let mut low = attempt.spec.worker_count_min().div_ceil(unit).max(1);
+    let mut fails = bound / unit + 1;
+    let mut works = None;
+    let mut next = bound / unit;
+    let mut last = 0;
+    let mut is_guess = true;
+    while low < fails {
+        let (placed, seen) = try_workers(attempt, next * unit)?;
+        last = next;
+        if placed {
+            works = Some(next);
+            low = next + 1;
+        } else {
+            fails = next;
         }
-        Some(0)
-    }
-
-    /// The next node in the order most free devices first, smaller id first.
-    fn after(&self, free: u16, node: NodeId) -> Option<(u16, NodeId)> {
-        let by_free = &self.pool.by_free;
-        let level = (free, NodeId(node.0.checked_add(1)?))..=(free, NodeId(u32::MAX));
-        if let Some(next) = by_free.range(level).next() {
-            return Some(*next);
+        if low >= fails {
+            break;
         }
-        let (lower, _) = by_free.range(..(free, NodeId(0))).next_back()?;
-        self.first_of_level(*lower)
-    }
-
-    /// The smallest id with this many free devices: the tie order is by id at every level.
-    fn first_of_level(&self, free: u16) -> Option<(u16, NodeId)> {
-        self.pool.by_free.range((free, NodeId(0))..).next().copied()
-    }
-
-    /// For workers without accelerators: the nodes with the fewest free devices first, so that
-    /// whole hosts stay free for gangs.
-    fn fullest_first(&mut self, mut rest: u32, budget: &mut Budget) -> Option<u32> {
-        for (_, node) in self.pool.by_free.iter() {
-            if rest == 0 {
-                break;
-            }
-            if !budget.visit() {
-                return None;
-            }
-            let count = self.capacity_of(*node).min(rest);
-            self.take(*node, count);
-            rest -= count;
-        }
-        Some(rest)
-    }
-
-    /// How many such workers the node still holds, after what the plan took already.
-    fn capacity_of(&self, node: NodeId) -> u32 {
-        let row = match self.scratch.get(&node) {
-            Some(row) => row,
-            None => self.state.node(node).expect("an indexed node has a row"),
+        // What fitted of the whole gang is the first guess; if it is right, one more does not fit.
+        next = match (is_guess, placed) {
+            (true, false) if next == bound / unit => (seen / unit).clamp(low, fails - 1),
+            (true, true) => low,
+            _ => low.midpoint(fails - 1),
         };
-        if fit::devices_for(row, self.request).is_none() {
-            return 0;
-        }
-        fit::workers_per_host(
-            row.free_devices.count(),
-            row.free_cpu_milli,
-            row.free_memory_bytes,
-            self.request,
-        )
+        is_guess = last == bound / unit;
     }
+    let Some(units) = works else { return Ok(None) };
+    if last != units {
+        try_workers(attempt, units * unit)?;
+    }
+    Ok(Some(units * unit))
+}
 
-    fn take(&mut self, node: NodeId, count: u32) {
-        let state = self.state;
-        let row = self
-            .scratch
-            .entry(node)
-            .or_insert_with(|| state.node(node).expect("an indexed node has a row").clone());
-        for _ in 0..count {
-            let devices = fit::devices_for(row, self.request).expect("the capacity was counted before");
-            row.free_devices = row.free_devices.difference(devices);
-            row.free_cpu_milli -= self.request.cpu_milli;
-            row.free_memory_bytes -= self.request.memory_bytes;
-            self.workers.push(WorkerSlot { node, incarnation: row.incarnation, devices });
-        }
+/// Whether so many workers of the one group fit, and how many did.
+fn try_workers(attempt: &mut Attempt<'_, '_>, workers: u32) -> Result<(bool, u32), Spent> {
+    attempt.reset();
+    attempt.most_placed = 0;
+    attempt.wanted = alloc::vec![workers];
+    let placed = attempt.arrange()?;
+    if !placed {
+        attempt.reset();
     }
+    Ok((placed, attempt.most_placed))
 }

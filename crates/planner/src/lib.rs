@@ -1,25 +1,54 @@
-//! Where it goes: filter, score and gang plan over the topology, under a work budget counted in
-//! visits.
+//! Where a gang goes, and why not: filter, score and gang plan over the topology, under a work budget
+//! counted in visits.
 //!
-//! A gang goes into one fleet cluster, all or nothing. In a cluster, the rest of a group goes to
-//! the fullest node that still holds all of it; while no node does, the emptiest node is filled
-//! first, which keeps a gang on few nodes. Among clusters the tightest wins: the one with the
-//! fewest free devices left of the types asked for. Ties fall to the smaller name and the smaller
-//! node id, the same on every replica and for every leader.
+//! A gang goes into one fleet cluster, all or nothing, and the workers of a group get one type of
+//! accelerator. [`plan`] looks at every cluster and type that is open to it in all regions at once:
+//!
+//! 1. *Sites.* One for every cluster and type that the job accepts, with what is known without looking at
+//!    a node: idle devices, quota, throughput, price, data to move ([`score`]). Most gangs that do not
+//!    fit are refused here.
+//! 2. *Placing*, the most promising site first. Without a topology rule the rest of a group goes to the
+//!    fullest node that still holds all of it; while no node does, the emptiest node is filled first,
+//!    which keeps a gang on few nodes. With a rule, racks and blocks are tried by the tightest fit.
+//! 3. *Choice.* The highest score wins, by the weights of the replicated policy; ties fall to region,
+//!    cluster and type by name. An elastic gang goes where most of its workers fit; then the score counts.
+//!
+//! Ranks are in the order of block, rack, node and device, so neighbours have neighbouring ranks; TPU
+//! slices keep the order of the slice. All ties fall to the smaller name and the smaller node id, the same
+//! on every replica and for every leader.
+//!
+//! [`explain`] says why a gang waits and what would help, [`could_ever`] refuses what no state of the fleet
+//! could hold, and [`Outlook`] says when and where a gang would fit if what runs ends as expected.
 //!
 //! **Invariant:** proposes only; nothing here changes state. Feasibility is
 //! [`muster_state::fit`]'s, the guard's own.
-//! **Invariant:** never looks at a tenant.
+//! **Invariant:** never looks at a tenant. What policy allows a gang is in its [`Terms`].
 #![no_std]
 #![deny(missing_docs, clippy::float_arithmetic)]
 
 extern crate alloc;
 
+mod domains;
+mod ever;
 mod explain;
+mod fill;
 mod gang;
+mod outlook;
+mod score;
+mod single;
+mod sites;
+mod slices;
+mod terms;
+mod valuation;
 
-pub use explain::{ClusterReport, Explanation, Never, could_ever};
+pub use ever::{Never, could_ever};
+pub use explain::{ClusterReport, Explanation, NodeCounts, WaitReason, explain};
 pub use gang::{Plan, Verdict, plan};
+pub use outlook::{Outlook, Start};
+pub use score::{Score, ScorePart};
+pub use slices::{Shortfall, SliceVerdict, find_slices};
+pub use terms::{Hold, Holds, Terms};
+pub use valuation::Valuation;
 
 /// Work that one planning pass may do, counted in nodes and pools looked at.
 #[derive(Clone, Copy, Debug)]
@@ -48,4 +77,22 @@ impl Budget {
     pub fn is_spent(&self) -> bool {
         self.visits == 0
     }
+
+    /// Visits that are left.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.visits
+    }
+
+    /// Spends one visit.
+    ///
+    /// # Errors
+    /// When there is none left.
+    pub(crate) fn spend(&mut self) -> Result<(), Spent> {
+        if self.visit() { Ok(()) } else { Err(Spent) }
+    }
 }
+
+/// The budget ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spent;

@@ -2,17 +2,23 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, Round, hash};
 use muster_types::{
-    GangClass, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+    JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::burst::BurstRow;
+use crate::demand::Demand;
 use crate::guard::GuardError;
-use crate::index::{Indexes, Pool, PoolKey};
-use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, RequestRow};
+use crate::history::{HistoryKey, HistoryRow};
+use crate::index::{GangClass, Indexes, LinePlace, Pool, PoolKey, Turn};
+use crate::quota::QuotaUsage;
+use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
+use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +47,8 @@ pub enum Effect {
     NodeChanged(NodeId),
     /// What a node is asked to do has changed.
     OrdersChanged(NodeId),
+    /// The policy was set.
+    PolicyChanged,
     /// This replica's state is not the leader's: stop serving.
     Diverged {
         /// The digest in the log.
@@ -70,6 +78,15 @@ pub struct State {
     /// Apart from the rows: hashed once, shared by every version of the row.
     pub(crate) specs: Table<JobId, Arc<JobSpec>>,
     pub(crate) requests: Table<RequestId, RequestRow>,
+    /// What tenants have used, decayed.
+    pub(crate) tenants: Table<Name, TenantUsage>,
+    /// Bursts of two or more jobs.
+    pub(crate) bursts: Table<JobId, BurstRow>,
+    /// What run times were seen.
+    pub(crate) history: Table<HistoryKey, HistoryRow>,
+    /// What workers asked for.
+    pub(crate) demand: Demand,
+    pub(crate) policy: PolicyRow,
     pub(crate) indexes: Indexes,
 }
 
@@ -120,13 +137,24 @@ impl State {
     #[must_use]
     pub fn digest(&self) -> u64 {
         // The binary's own format stays out: two versions in one cluster have one digest.
-        hash(&(
-            &self.meta,
+        hash(&(&self.meta, self.table_digests()))
+    }
+
+    pub(crate) fn table_digests(&self) -> [u64; 10] {
+        let [demand_sample, demand_sums] = self.demand.digests();
+        [
             self.nodes.digest(),
             self.jobs.digest(),
             self.specs.digest(),
             self.requests.digest(),
-        ))
+            self.tenants.digest(),
+            self.bursts.digest(),
+            self.history.digest(),
+            demand_sample,
+            demand_sums,
+            // Hashed when asked: it is one row and changes by hand.
+            hash(&self.policy),
+        ]
     }
 
     /// Position of the last record.
@@ -224,25 +252,133 @@ impl State {
         self.requests.get(&id)
     }
 
-    /// Classes of pending gangs.
-    pub fn pending_classes(&self) -> impl Iterator<Item = &GangClass> {
-        self.indexes.pending_by_class.keys()
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> &PolicyRow {
+        &self.policy
     }
 
-    /// The pending job of a class whose turn comes first behind that of `job` in `tier`; the first of
-    /// all when none is given.
+    /// Tenants with jobs of a tier in line, with the first turn of each.
+    pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
+        let of_tier = self.indexes.heads.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
+        of_tier.filter_map(|(tenant, heads)| heads.first().map(|(turn, _)| (tenant, *turn)))
+    }
+
+    /// The next behind `after` among the first of every class that a tenant has in line; the very first
+    /// without it.
     #[must_use]
-    pub fn pending_behind(
+    pub fn head_behind(
         &self,
-        class: &GangClass,
-        turn: Option<(PriorityTier, JobId)>,
-    ) -> Option<(PriorityTier, JobId)> {
-        let waiting = self.indexes.pending_by_class.get(class)?;
-        let from = match turn {
-            Some((tier, job)) => Bound::Excluded((core::cmp::Reverse(tier), job)),
+        tier: PriorityTier,
+        tenant: &Name,
+        after: Option<Turn>,
+    ) -> Option<(Turn, GangClass)> {
+        let heads = self.indexes.heads.get(&Reverse(tier))?.get(tenant)?;
+        let from = match after {
+            Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
             None => Bound::Unbounded,
         };
-        waiting.range((from, Bound::Unbounded)).next().map(|(tier, id)| (tier.0, *id))
+        heads.range((from, Bound::Unbounded)).next().copied()
+    }
+
+    /// Bursts in line behind a place, or from the front of all lanes; at most so many, and where to go on,
+    /// unless that was all. A place that is gone still says where to go on.
+    #[must_use]
+    pub fn in_line_behind(&self, place: Option<&LinePlace>, count: usize) -> (Vec<JobId>, Option<LinePlace>) {
+        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.lane.clone()));
+        let mut found = Vec::new();
+        for (lane, turns) in self.indexes.lanes.range((from, Bound::Unbounded)) {
+            let behind = match place.filter(|place| place.lane == *lane) {
+                Some(place) => Bound::Excluded(place.turn),
+                None => Bound::Unbounded,
+            };
+            for turn in turns.range((behind, Bound::Unbounded)) {
+                found.push(self.burst_of(turn.job).expect("a job in line has a row"));
+                if found.len() >= count {
+                    return (found, Some(LinePlace { lane: lane.clone(), turn: *turn }));
+                }
+            }
+        }
+        (found, None)
+    }
+
+    /// How many different requests are in line.
+    #[must_use]
+    pub fn classes_in_line(&self) -> usize {
+        self.indexes.lanes.size()
+    }
+
+    /// Jobs that may not start before a time, by that time.
+    pub fn not_before(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.not_before.iter().copied()
+    }
+
+    /// Jobs that wait for a job.
+    pub fn dependents(&self, job: JobId) -> impl Iterator<Item = JobId> {
+        let range = (job, JobId(0))..=(job, JobId(u64::MAX));
+        self.indexes.dependents.range(range).map(|(_, dependent)| *dependent)
+    }
+
+    /// Jobs that room is promised to.
+    pub fn promised(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.promised.iter().copied()
+    }
+
+    /// Jobs that room on a node is promised to.
+    pub fn promised_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
+        let range = (node, JobId(0))..=(node, JobId(u64::MAX));
+        self.indexes.promises_by_node.range(range).map(|(_, job)| *job)
+    }
+
+    /// Jobs that hold devices, by the time they are expected to end.
+    pub fn ends(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.ends.iter().copied()
+    }
+
+    /// Gangs that are being stopped.
+    pub fn stopping(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.stopping.iter().copied()
+    }
+
+    /// Running gangs that policy may stop, up to a tier, lowest tier first.
+    pub fn preemptible(&self, tier_max: PriorityTier) -> impl Iterator<Item = JobId> {
+        let up_to = (tier_max, JobId(u64::MAX));
+        self.indexes.preemptible.range(..=up_to).map(|(_, job)| *job)
+    }
+
+    /// What a tenant has used.
+    #[must_use]
+    pub fn usage(&self, tenant: &Name) -> Option<&TenantUsage> {
+        self.tenants.get(tenant)
+    }
+
+    /// Whether the policy has quotas at all.
+    #[must_use]
+    pub fn has_quotas(&self) -> bool {
+        self.indexes.has_quotas
+    }
+
+    /// Running gangs with fewer workers than they asked for.
+    pub fn growable(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.growable.iter().copied()
+    }
+
+    /// What quotas are used, by tenant, type and region.
+    #[must_use]
+    pub fn quota_usage(&self) -> &QuotaUsage {
+        &self.indexes.quota
+    }
+
+    /// What run times were seen.
+    #[must_use]
+    pub fn history(&self) -> &Table<HistoryKey, HistoryRow> {
+        &self.history
+    }
+
+    /// What workers asked for lately.
+    #[must_use]
+    pub fn demand(&self) -> &Demand {
+        &self.demand
     }
 
     /// How many jobs are pending.

@@ -1,40 +1,165 @@
-//! Whether a worker fits on a node: the one feasibility function, used by the planner and the guard.
+//! Whether a worker fits on a node and whether placed workers are the gang that was asked for: the one
+//! feasibility function, used by the planner and the guard.
 
-use muster_types::{DeviceSet, WorkerRequest};
+use alloc::collections::BTreeMap;
+use muster_types::tpu::{Generation, PodPosition, forms_slice};
+use muster_types::{DeviceSet, JobSpec, Level, Name, NodeSpec, TaskGroup, WorkerRequest};
 
 use crate::rows::NodeRow;
 
-/// The devices of `node` that a worker could have right now, lowest numbers first; none when it
+/// Why placed workers are not the gang that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GangFault {
+    /// A node has not the type asked for, or the workers of a group have several.
+    Kind,
+    /// A node has not the labels asked for, or a taint that is not tolerated.
+    Node,
+    /// Outside the regions, or in several clusters.
+    Place,
+    /// The workers are not as close together or as far apart as asked for.
+    Topology,
+    /// The hosts of a group do not form its slices.
+    Slice,
+}
+
+/// The devices of `node` that a worker could have right now beside what is promised; none when it
 /// does not fit. Status and cordon are the caller's to check.
 #[must_use]
 pub fn devices_for(node: &NodeRow, request: &WorkerRequest) -> Option<DeviceSet> {
-    if node.free_cpu_milli < request.cpu_milli || node.free_memory_bytes < request.memory_bytes {
+    if !has_kind(&node.spec, request) {
         return None;
     }
-    match &request.accelerators {
-        None => Some(DeviceSet::EMPTY),
-        Some(wanted) => {
-            let has = node.spec.accelerators.as_ref()?;
-            if has.kind == wanted.kind { node.free_devices.lowest(wanted.count) } else { None }
-        }
+    node.offer().pick(request)
+}
+
+/// Whether exactly these devices of `node` satisfy the request right now, beside what is promised.
+#[must_use]
+pub fn admits(node: &NodeRow, request: &WorkerRequest, devices: DeviceSet) -> bool {
+    has_kind(&node.spec, request) && node.offer().admits(request, devices)
+}
+
+/// Whether the node's accelerators are of a type the worker accepts.
+#[must_use]
+pub fn has_kind(node: &NodeSpec, request: &WorkerRequest) -> bool {
+    match (&request.accelerators, &node.accelerators) {
+        (None, _) => true,
+        (Some(wanted), Some(has)) => wanted.accepts(&has.kind),
+        (Some(_), None) => false,
     }
 }
 
-/// Whether exactly these devices of `node` satisfy the request right now.
+/// Whether a job may be on a node at all: labels, taints, region.
 #[must_use]
-pub fn admits(node: &NodeRow, request: &WorkerRequest, devices: DeviceSet) -> bool {
-    let wanted = request.accelerators.as_ref().map_or(0, |a| a.count);
-    devices_for(node, request).is_some() && devices.count() == wanted && node.free_devices.contains(devices)
+pub fn allows(node: &NodeSpec, spec: &JobSpec) -> bool {
+    let selected = spec
+        .node_selector
+        .iter()
+        .all(|(label, values)| node.labels.get(label).is_some_and(|value| values.contains(value)));
+    let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
+    let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
+    selected && tolerated && region
 }
 
-/// How many such workers a host of this size holds when it is empty.
+/// The domain of a node at a level; hosts are told apart by their name.
 #[must_use]
-pub fn workers_per_host(devices: u16, cpu_milli: u64, memory_bytes: u64, request: &WorkerRequest) -> u32 {
-    let by_device = match &request.accelerators {
-        Some(wanted) => u64::from(devices / wanted.count.max(1)),
-        None => u64::MAX,
+pub fn domain(node: &NodeSpec, level: Level) -> (&Name, Option<&Name>, Option<&Name>) {
+    match level {
+        Level::Block => (&node.block, None, None),
+        Level::Rack => (&node.block, Some(&node.rack), None),
+        Level::Host => (&node.block, Some(&node.rack), Some(&node.name)),
+    }
+}
+
+/// Whether workers on these nodes, by rank, are what the job asks for, apart from capacity.
+///
+/// # Errors
+/// What is wrong first.
+pub fn forms_gang(spec: &JobSpec, nodes: &[&NodeSpec]) -> Result<(), GangFault> {
+    let Some(first) = nodes.first() else { return Err(GangFault::Place) };
+    if nodes.iter().any(|node| node.region != first.region || node.cluster != first.cluster) {
+        return Err(GangFault::Place);
+    }
+    if nodes.iter().any(|node| !allows(node, spec)) {
+        return Err(GangFault::Node);
+    }
+    let mut begin = 0;
+    for group in &spec.groups {
+        // An elastic job has one group, which may be shorter than it asks for.
+        let end = (begin + group.workers as usize).min(nodes.len());
+        let Some(of_group) = nodes.get(begin..end) else { return Err(GangFault::Kind) };
+        check_kinds(group, of_group)?;
+        check_slices(group, of_group)?;
+        begin = end;
+    }
+    check_topology(spec, nodes)
+}
+
+/// Workers of a group have accelerators of one type that they accept.
+fn check_kinds(group: &TaskGroup, nodes: &[&NodeSpec]) -> Result<(), GangFault> {
+    if group.request.accelerators.is_none() {
+        return Ok(());
+    }
+    let kind = |node: &NodeSpec| node.accelerators.as_ref().map(|a| a.kind.clone());
+    let first = nodes.first().and_then(|node| kind(node));
+    let good = nodes.iter().all(|node| has_kind(node, &group.request) && kind(node) == first);
+    if good { Ok(()) } else { Err(GangFault::Kind) }
+}
+
+fn check_slices(group: &TaskGroup, nodes: &[&NodeSpec]) -> Result<(), GangFault> {
+    let Some(slice) = &group.slice else { return Ok(()) };
+    let Some(accelerators) = nodes.first().and_then(|node| node.accelerators.as_ref()) else {
+        return Err(GangFault::Slice);
     };
-    let by_cpu = cpu_milli / request.cpu_milli.max(1);
-    let by_memory = memory_bytes / request.memory_bytes.max(1);
-    u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+    let generation = Generation::of_kind(&accelerators.kind).ok_or(GangFault::Slice)?;
+    let chips_per_host = accelerators.count;
+    let positions: Option<alloc::vec::Vec<PodPosition>> = nodes.iter().map(|node| node.pod.clone()).collect();
+    let positions = positions.ok_or(GangFault::Slice)?;
+    let hosts = positions.len() / usize::from(slice.count.max(1));
+    if hosts == 0 || hosts * usize::from(slice.count) != positions.len() {
+        return Err(GangFault::Slice);
+    }
+    let formed = positions
+        .chunks(hosts)
+        .all(|of_slice| forms_slice(generation, slice.shape, chips_per_host, of_slice).is_ok());
+    if formed { Ok(()) } else { Err(GangFault::Slice) }
+}
+
+fn check_topology(spec: &JobSpec, nodes: &[&NodeSpec]) -> Result<(), GangFault> {
+    let rule = &spec.topology;
+    let one = |nodes: &[&NodeSpec], level: Level| {
+        nodes.windows(2).all(|pair| domain(pair[0], level) == domain(pair[1], level))
+    };
+    if let Some(level) = rule.required
+        && !one(nodes, level)
+    {
+        return Err(GangFault::Topology);
+    }
+    let segment = rule.segment_workers as usize;
+    if segment > 0 && !nodes.chunks(segment).all(|segment| one(segment, Level::Rack)) {
+        return Err(GangFault::Topology);
+    }
+    if rule.balanced {
+        let counts = counts(nodes, Level::Rack);
+        let most = counts.values().max().copied().unwrap_or(0);
+        let least = counts.values().min().copied().unwrap_or(0);
+        if most - least > rule.segment_workers.max(1) {
+            return Err(GangFault::Topology);
+        }
+    }
+    if let Some(spread) = rule.spread
+        && counts(nodes, spread.level).values().any(|count| *count > spread.workers_max)
+    {
+        return Err(GangFault::Topology);
+    }
+    Ok(())
+}
+
+type Domain<'a> = (&'a Name, Option<&'a Name>, Option<&'a Name>);
+
+fn counts<'a>(nodes: &[&'a NodeSpec], level: Level) -> BTreeMap<Domain<'a>, u32> {
+    let mut counts = BTreeMap::new();
+    for node in nodes {
+        *counts.entry(domain(node, level)).or_insert(0) += 1;
+    }
+    counts
 }

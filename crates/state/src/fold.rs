@@ -4,13 +4,18 @@
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, WorkerSlot};
-use muster_types::{DeviceSet, FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
+use muster_journal::{
+    Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
+};
+use muster_types::policy::Policy;
+use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, State};
+use crate::burst::BurstKey;
+use crate::free::{Free, Promised};
 use crate::rows::{
-    ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState, RequestAnswer,
-    RequestRow,
+    Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
+    RankState, RequestAnswer, RequestRow,
 };
 
 impl State {
@@ -25,7 +30,9 @@ impl State {
                 self.meta.leadership = Some(leadership);
                 vec![Effect::ClusterChanged]
             }
-            Decision::JobsSubmitted { request, specs } => self.fold_submitted(*request, specs),
+            Decision::JobsSubmitted { request, specs, estimates } => {
+                self.fold_submitted(*request, specs, estimates)
+            }
             Decision::JobCancelRequested { request, job } => {
                 self.remember(*request, RequestAnswer::CancelRequested { job: *job });
                 self.change_job(*job, |row| row.cancel_requested = true);
@@ -51,8 +58,12 @@ impl State {
             }
             Decision::JobRequeued { job, failed } => {
                 self.change_job(*job, |row| {
+                    if matches!(row.phase, Phase::Stopping(StopCause::Rearranged(_))) {
+                        row.preemptions += 1;
+                    }
                     row.phase = Phase::Pending;
                     row.started_at = None;
+                    row.checkpointed_at = None;
                     row.failures += u32::from(*failed);
                 });
                 vec![Effect::JobChanged(*job)]
@@ -62,6 +73,27 @@ impl State {
                 self.fold_pruned(*requests_before, *jobs_before)
             }
             Decision::DigestRecorded { digest } => self.fold_digest(*digest),
+            Decision::PolicySet { request, policy } => self.fold_policy(*request, policy),
+            Decision::Rearranged { stops, promises } => self.fold_rearranged(stops, promises),
+            Decision::PromiseDropped { job } => {
+                self.drop_promise(*job);
+                vec![Effect::JobChanged(*job)]
+            }
+            Decision::JobReleased { job } => {
+                self.change_job(*job, |row| row.released = true);
+                vec![Effect::JobChanged(*job)]
+            }
+            Decision::TurnsChanged { bursts } => {
+                for (burst, turn) in bursts {
+                    self.set_turn(*burst, *turn);
+                }
+                Vec::new()
+            }
+            Decision::CheckpointCommitted { job, .. } => {
+                let now = self.meta.log_time;
+                self.change_job(*job, |row| row.checkpointed_at = Some(now));
+                vec![Effect::JobChanged(*job)]
+            }
         }
     }
 
@@ -74,8 +106,7 @@ impl State {
     /// Digest of the rows alone, without position and time: what `DigestRecorded` carries.
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
-        let tables = [self.nodes.digest(), self.jobs.digest(), self.specs.digest(), self.requests.digest()];
-        muster_journal::hash(&(tables, &self.meta.cluster, self.meta.rejected))
+        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, self.meta.rejected))
     }
 
     fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -90,18 +121,25 @@ impl State {
     }
 
     /// Changes a job's row and moves it between the indexes.
-    fn change_job(&mut self, id: JobId, change: impl FnOnce(&mut JobRow)) {
+    pub(crate) fn change_job(&mut self, id: JobId, change: impl FnOnce(&mut JobRow)) {
         let spec = self.specs.get(&id).expect("the guard has seen the job").clone();
         let mut row = self.jobs.get(&id).expect("the guard has seen the job").clone();
-        self.indexes.remove_job(id, &row, &spec);
+        let burst = self.burst_turn(id, &row);
+        self.indexes.remove_job(id, &row, &spec, burst);
+        let before = row.charge().map(|(region, charge)| (region.clone(), charge.clone()));
         change(&mut row);
         row.changed_at = self.meta.log_index;
-        self.indexes.add_job(id, &row, &spec);
+        let after = row.charge();
+        if before.as_ref().map(|(region, charge)| (region, charge)) != after {
+            let after = after.map(|(region, charge)| (region.clone(), charge.clone()));
+            self.change_charge(&spec.tenant, before, after);
+        }
+        self.indexes.add_job(id, &row, &spec, burst);
         self.jobs.insert(id, row);
     }
 
     /// Changes a node's row and moves it between the indexes. `is_transition` stamps it.
-    fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
+    pub(crate) fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
         let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
         self.indexes.remove_free(id, &row);
         self.indexes.nodes_up -= u64::from(row.status == NodeStatus::Up);
@@ -122,24 +160,27 @@ impl State {
         self.nodes.insert(id, row);
     }
 
-    fn fold_submitted(&mut self, request: RequestKey, specs: &[JobSpec]) -> Vec<Effect> {
+    fn fold_submitted(
+        &mut self,
+        request: RequestKey,
+        specs: &[JobSpec],
+        estimates: &[Estimate],
+    ) -> Vec<Effect> {
         self.remember(request, RequestAnswer::Submitted { jobs: specs.len() as u32 });
         let mut effects = Vec::with_capacity(specs.len());
-        for (ordinal, spec) in specs.iter().enumerate() {
+        for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let id = JobId::derive(self.meta.log_index, ordinal);
             let row = JobRow {
-                phase: Phase::Pending,
-                attempt: 0,
-                failures: 0,
-                cancel_requested: false,
-                submitted_at: self.meta.log_time,
-                started_at: None,
-                finished_at: None,
                 changed_at: self.meta.log_index,
-                placement: None,
-                previous: None,
+                ..JobRow::submitted(self.meta.log_time, *estimate, spec)
             };
-            self.indexes.add_job(id, &row, spec);
+            match estimate.burst {
+                Some(burst) => self.join_burst(burst, estimate.turn),
+                None => self.indexes.bursts_by_key.insert_mut((BurstKey::of(spec), id)),
+            }
+            let burst = self.burst_turn(id, &row);
+            self.indexes.add_job(id, &row, spec, burst);
+            self.demand.observe(spec);
             self.jobs.insert(id, row);
             self.specs.insert(id, Arc::new(spec.clone()));
             effects.push(Effect::JobChanged(id));
@@ -147,9 +188,87 @@ impl State {
         effects
     }
 
+    /// The version is the record's own index.
+    fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::PolicySet);
+        self.policy = PolicyRow {
+            version: self.meta.log_index,
+            set_at: self.meta.log_time,
+            policy: Arc::new(policy.clone()),
+        };
+        let mut indexes = self.indexes.clone();
+        self.count_quotas(&mut indexes);
+        self.indexes = indexes;
+        self.rehome_usage();
+        vec![Effect::PolicyChanged]
+    }
+
+    /// Stops first: those who are moved are in both lists, and what they hold makes the room.
+    fn fold_rearranged(&mut self, stops: &[Stop], promises: &[Promise]) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for stop in stops {
+            self.change_job(stop.job, |row| row.phase = Phase::Stopping(StopCause::Rearranged(stop.cause)));
+            effects.extend(self.gang_effects(stop.job));
+        }
+        for promise in promises {
+            let spec = self.specs.get(&promise.job).expect("the guard has seen the job").clone();
+            for (rank, slot) in promise.workers.iter().enumerate() {
+                let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
+            }
+            let row = PromiseRow {
+                since: self.meta.log_index,
+                region: self.region_of(&promise.workers),
+                slots: promise.workers.clone(),
+                charge: self.charge_for(&spec, &promise.workers),
+            };
+            self.change_job(promise.job, |job| job.promise = Some(Arc::new(row)));
+            effects.push(Effect::JobChanged(promise.job));
+        }
+        effects
+    }
+
+    /// Takes a job's promise from its nodes and its row.
+    fn drop_promise(&mut self, job: JobId) {
+        let promise = self.jobs.get(&job).and_then(|row| row.promise.clone());
+        let promise = promise.expect("the guard has seen the promise");
+        let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
+        for (rank, slot) in promise.slots.iter().enumerate() {
+            let (group, _) = spec.group_of(rank as u32).expect("a promised rank has a group");
+            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
+        }
+        self.change_job(job, |row| row.promise = None);
+    }
+
+    pub(crate) fn region_of(&self, workers: &[WorkerSlot]) -> muster_types::Name {
+        let first = workers.first().expect("a gang has a worker");
+        self.nodes.get(&first.node).expect("the guard has seen the node").spec.region.clone()
+    }
+
+    /// What workers on these nodes are charged for.
+    pub(crate) fn charge_for(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Charge {
+        let mut charge = Charge::default();
+        for (rank, slot) in workers.iter().enumerate() {
+            let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+            charge.cpu_milli += group.request.cpu_milli;
+            charge.memory_bytes += group.request.memory_bytes;
+            let milli = group.request.device_milli();
+            let node = self.nodes.get(&slot.node).expect("the guard has seen the node");
+            let Some(kind) = node.spec.accelerators.as_ref().map(|a| &a.kind).filter(|_| milli > 0) else {
+                continue;
+            };
+            match charge.devices_milli.iter_mut().find(|(known, _)| known == kind) {
+                Some((_, sum)) => *sum += milli,
+                None => charge.devices_milli.push((kind.clone(), milli)),
+            }
+        }
+        charge.devices_milli.sort_unstable();
+        charge
+    }
+
     fn fold_registered(&mut self, spec: &NodeSpec, holder: HolderId) -> Vec<Effect> {
         let spec = Arc::new(spec.clone());
-        let all = DeviceSet::first(spec.device_count());
+        let all = Free::all_of(&spec);
         let id = match self.node_named(&spec.name) {
             Some(id) => {
                 let old = self.nodes.get(&id).expect("a named node has a row").spec.clone();
@@ -158,9 +277,7 @@ impl State {
                 self.indexes.remove_shape(&old);
                 self.indexes.add_shape(&spec);
                 self.change_node(id, true, |row| {
-                    row.free_devices = all;
-                    row.free_cpu_milli = spec.cpu_milli;
-                    row.free_memory_bytes = spec.memory_bytes;
+                    row.free = all;
                     row.spec = spec;
                     row.holder = holder;
                     row.incarnation += 1;
@@ -177,9 +294,8 @@ impl State {
                     incarnation: 1,
                     status: NodeStatus::Up,
                     cordoned: false,
-                    free_devices: all,
-                    free_cpu_milli: spec.cpu_milli,
-                    free_memory_bytes: spec.memory_bytes,
+                    free: all,
+                    promised: Promised::default(),
                     changed_at: self.meta.log_time,
                     changed_index: self.meta.log_index,
                     spec,
@@ -230,19 +346,14 @@ impl State {
     fn set_ranks(&mut self, job: JobId, node: NodeId, states: Vec<(u32, RankState)>) {
         let spec = self.specs.get(&job).expect("a placed job has a spec").clone();
         let mut placement = self.placement_of(job).clone();
-        let mut freed = DeviceSet::EMPTY;
-        let (mut freed_cpu_milli, mut freed_memory_bytes) = (0u64, 0u64);
+        let mut freed = Vec::new();
         for (rank, state) in states {
             let at = rank as usize;
             assert!(placement.slots[at].node == node, "a rank is reported by its own node");
             assert!(!placement.ranks[at].is_over(), "what is over stays over");
             placement.unstarted -= u32::from(placement.ranks[at] == RankState::Assigned);
             if state.is_over() {
-                let (group, _) = spec.group_of(rank).expect("a placed rank has a group");
-                assert!(freed.is_disjoint(placement.slots[at].devices), "no device is held twice");
-                freed = freed.union(placement.slots[at].devices);
-                freed_cpu_milli += group.request.cpu_milli;
-                freed_memory_bytes += group.request.memory_bytes;
+                freed.push((rank, placement.slots[at].devices));
                 placement.live -= 1;
             }
             placement.ranks[at] = state;
@@ -252,14 +363,16 @@ impl State {
         if !remains {
             self.indexes.gangs_by_node.remove_mut(&(node, job));
         }
-        self.change_node(node, false, |row| {
-            assert!(row.free_devices.is_disjoint(freed), "what is freed was held");
-            row.free_devices = row.free_devices.union(freed);
-            row.free_cpu_milli += freed_cpu_milli;
-            row.free_memory_bytes += freed_memory_bytes;
-            assert!(row.free_cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
-            assert!(row.free_memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
-        });
+        if !freed.is_empty() {
+            self.change_node(node, false, |row| {
+                for (rank, devices) in freed {
+                    let (group, _) = spec.group_of(rank).expect("a placed rank has a group");
+                    row.free.give(&group.request, devices);
+                }
+                assert!(row.free.cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
+                assert!(row.free.memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
+            });
+        }
         let now = self.meta.log_time;
         let all_started = placement.unstarted == 0 && placement.ranks.iter().all(RankState::has_started);
         self.change_job(job, |row| {
@@ -272,19 +385,26 @@ impl State {
     }
 
     fn fold_placed(&mut self, job: JobId, workers: &[WorkerSlot]) -> Vec<Effect> {
+        // Promised room is what it is placed in.
+        if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
+            self.drop_promise(job);
+        }
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
         let generation = self.meta.cluster.expect("the guard has seen the cluster").generation;
         let first = workers.first().expect("a gang has a worker");
         let first_spec = self.nodes.get(&first.node).expect("the guard has seen the node").spec.clone();
-        for (rank, slot) in workers.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
-            self.change_node(slot.node, false, |row| {
-                assert!(row.free_devices.contains(slot.devices), "a leased device was free");
-                row.free_devices = row.free_devices.difference(slot.devices);
-                row.free_cpu_milli -= group.request.cpu_milli;
-                row.free_memory_bytes -= group.request.memory_bytes;
+        let mut rank = 0u32;
+        // Neighbours on one node are one change of it.
+        for of_node in workers.chunk_by(|a, b| a.node == b.node) {
+            let node = of_node[0].node;
+            self.change_node(node, false, |row| {
+                for slot in of_node {
+                    let (group, _) = spec.group_of(rank).expect("the guard has counted the workers");
+                    row.free.take(&group.request, slot.devices);
+                    rank += 1;
+                }
             });
-            self.indexes.gangs_by_node.insert_mut((slot.node, job));
+            self.indexes.gangs_by_node.insert_mut((node, job));
         }
         let count = workers.len() as u32;
         let placement = Placement {
@@ -296,6 +416,7 @@ impl State {
             ranks: vec![RankState::Assigned; workers.len()],
             live: count,
             unstarted: count,
+            charge: self.charge_for(&spec, workers),
         };
         self.change_job(job, |row| {
             row.previous = row.placement.take();
@@ -308,12 +429,18 @@ impl State {
 
     fn fold_finished(&mut self, job: JobId, outcome: &Outcome) -> Vec<Effect> {
         let now = self.meta.log_time;
+        if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
+            self.drop_promise(job);
+        }
+        let run_ms = self.learn(job);
         self.change_job(job, |row| {
             // The attempt that the job failed by counts like those before it.
-            row.failures += u32::from(matches!(outcome, Outcome::Failed { .. }));
+            let ran = row.phase != Phase::Pending;
+            row.failures += u32::from(ran && matches!(outcome, Outcome::Failed { .. }));
             row.phase = Phase::Finished(outcome.clone());
             row.finished_at = Some(now);
         });
+        self.leave_burst(job, run_ms);
         vec![Effect::JobChanged(job)]
     }
 
@@ -330,7 +457,7 @@ impl State {
         for (_, id) in old {
             let row = self.jobs.get(&id).expect("an indexed job has a row").clone();
             let spec = self.specs.get(&id).expect("an indexed job has a spec").clone();
-            self.indexes.remove_job(id, &row, &spec);
+            self.indexes.remove_job(id, &row, &spec, None);
             self.jobs.remove(&id);
             self.specs.remove(&id);
             effects.push(Effect::JobForgotten(id));

@@ -3,16 +3,19 @@
 //! The leader ran the same checks on its speculative state, so a refusal whose leadership and
 //! sequence were current is a bug of that leader; it is counted the same on every replica.
 
-use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
-use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, StopCause, WorkerSlot};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use muster_journal::{
+    Decision, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
+};
 use muster_types::{
     ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId, NodeSpec, limits,
 };
 
 use crate::apply::State;
 use crate::fit;
-use crate::index::PoolKey;
+use crate::free::Free;
 use crate::rows::{JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState};
 
 /// Why a record was not folded in.
@@ -44,8 +47,12 @@ pub enum GuardError {
     RankNotCurrent,
     /// A worker does not fit where it was put.
     DoesNotFit,
-    /// The gang is spread over several fleet clusters or outside its regions.
-    PlaceNotAllowed,
+    /// The workers are not the gang that was asked for: type, labels, place, topology or slice.
+    NotTheGang(fit::GangFault),
+    /// A job does not belong to the burst it is to join, or there is no such burst.
+    BurstNotCurrent,
+    /// A quota of the tenant, or of one above it, would be exceeded.
+    QuotaExceeded,
     /// Workers still run.
     WorkersRemain,
     /// Nothing would change.
@@ -81,9 +88,11 @@ impl State {
             Decision::LeaderStarted | Decision::DigestRecorded { .. } | Decision::HistoryPruned { .. } => {
                 Ok(())
             }
-            Decision::JobsSubmitted { request, specs } => {
+            Decision::JobsSubmitted { request, specs, estimates } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-                require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)
+                require(specs.len() == estimates.len(), GuardError::Limit)?;
+                require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
+                self.check_bursts(specs, estimates)
             }
             Decision::JobCancelRequested { request, job } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
@@ -111,6 +120,31 @@ impl State {
                 require(placement.live == 0, GuardError::WorkersRemain)
             }
             Decision::JobFinished { job, outcome } => self.check_finish(*job, outcome),
+            Decision::PolicySet { request, .. } => {
+                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)
+            }
+            Decision::Rearranged { stops, promises } => self.check_rearranged(stops, promises),
+            Decision::PromiseDropped { job } => {
+                let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
+                require(row.promise.is_some(), GuardError::NothingToDo)
+            }
+            Decision::JobReleased { job } => {
+                let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
+                require(row.phase == Phase::Pending && !row.released, GuardError::JobPhase)
+            }
+            Decision::TurnsChanged { bursts } => {
+                require(!bursts.is_empty() && bursts.len() <= limits::TURNS_CHANGED_MAX, GuardError::Limit)?;
+                require(bursts.is_sorted_by(|a, b| a.0 < b.0), GuardError::Limit)?;
+                let is_alone = |job: &JobId| self.jobs.get(job).is_some_and(|row| row.burst(*job) == *job);
+                let known = bursts.iter().all(|(id, _)| self.bursts.contains(id) || is_alone(id));
+                require(known, GuardError::JobUnknown)
+            }
+            Decision::CheckpointCommitted { job, token } => {
+                let (row, placement) = self.placed(*job)?;
+                let runs = matches!(row.phase, Phase::Running | Phase::Stopping(_)) && placement.live > 0;
+                require(runs, GuardError::JobPhase)?;
+                require(placement.token == *token, GuardError::TokenNotCurrent)
+            }
         }
     }
 
@@ -190,38 +224,129 @@ impl State {
         Ok(())
     }
 
-    /// All-or-nothing: every worker of the gang fits where it was put, on live nodes of one fleet
-    /// cluster in an allowed region, with devices nobody holds.
+    /// All-or-nothing: every worker of the gang fits where it was put, on live nodes, with devices nobody
+    /// holds; together they are the gang that was asked for, and no quota is exceeded. A job with a promise
+    /// gets exactly that.
     fn check_placement(&self, job: JobId, workers: &[WorkerSlot]) -> Check {
         let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
-        require(row.phase == Phase::Pending && !row.cancel_requested, GuardError::JobPhase)?;
-        require(workers.len() == spec.worker_count() as usize, GuardError::Limit)?;
-        self.check_gang(spec, workers)
+        let may_start = row.phase == Phase::Pending && row.released && !row.cancel_requested;
+        require(may_start, GuardError::JobPhase)?;
+        self.check_gang(spec, workers)?;
+        let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
+        match &row.promise {
+            // It was charged when it was promised.
+            Some(promise) => {
+                require(promise.slots == workers, GuardError::DoesNotFit)?;
+                self.take_all(spec, workers, &mut left, |node| node.free.clone())
+            }
+            None => {
+                self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
+                self.check_quota(&[], &[(spec, workers)])
+            }
+        }
     }
 
+    /// The workers are the gang that was asked for, on nodes that take new work.
     fn check_gang(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
-        // Workers of one gang may share a node: each is checked against what the ones before left.
-        let mut touched: BTreeMap<NodeId, NodeRow> = BTreeMap::new();
-        let mut place: Option<PoolKey> = None;
+        let count = u32::try_from(workers.len()).map_err(|_| GuardError::Limit)?;
+        require((spec.worker_count_min()..=spec.worker_count()).contains(&count), GuardError::Limit)?;
+        let mut nodes: Vec<&NodeSpec> = Vec::with_capacity(workers.len());
+        for slot in workers {
+            let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
+            require(row.is_placeable() && row.incarnation == slot.incarnation, GuardError::NodeNotCurrent)?;
+            nodes.push(&row.spec);
+        }
+        fit::forms_gang(spec, &nodes).map_err(GuardError::NotTheGang)
+    }
+
+    /// Takes the workers from what is left of their nodes. Workers of one gang may share a node: each is
+    /// checked against what the ones before left.
+    fn take_all(
+        &self,
+        spec: &JobSpec,
+        workers: &[WorkerSlot],
+        left: &mut BTreeMap<NodeId, Free>,
+        free_of: impl Fn(&NodeRow) -> Free,
+    ) -> Check {
         for (rank, slot) in workers.iter().enumerate() {
             let (group, _) = spec.group_of(rank as u32).ok_or(GuardError::Limit)?;
-            let row = match touched.entry(slot.node) {
-                Entry::Occupied(row) => row.into_mut(),
+            let free = match left.entry(slot.node) {
+                Entry::Occupied(free) => free.into_mut(),
                 Entry::Vacant(place) => {
-                    place.insert(self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.clone())
+                    place.insert(free_of(self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?))
                 }
             };
-            require(row.is_placeable() && row.incarnation == slot.incarnation, GuardError::NodeNotCurrent)?;
-            let here = PoolKey::of(&row.spec);
-            let same = place.as_ref().is_none_or(|p| p.region == here.region && p.cluster == here.cluster);
-            let allowed = spec.regions.is_empty() || spec.regions.contains(&here.region);
-            require(same && allowed, GuardError::PlaceNotAllowed)?;
-            place.get_or_insert(here);
-            require(fit::admits(row, &group.request, slot.devices), GuardError::DoesNotFit)?;
-            row.free_devices = row.free_devices.difference(slot.devices);
-            row.free_cpu_milli -= group.request.cpu_milli;
-            row.free_memory_bytes -= group.request.memory_bytes;
+            require(free.admits(&group.request, slot.devices), GuardError::DoesNotFit)?;
+            free.take(&group.request, slot.devices);
+        }
+        Ok(())
+    }
+
+    /// Stops concern running gangs; what is promised fits into what they will leave, beside what others
+    /// were promised before; no quota is exceeded once all is done.
+    fn check_rearranged(&self, stops: &[Stop], promises: &[Promise]) -> Check {
+        require(!stops.is_empty() && stops.len() <= limits::REARRANGED_STOPS_MAX, GuardError::Limit)?;
+        let promised: usize = promises.iter().map(|p| p.workers.len()).sum();
+        require(!promises.is_empty() && promises.len() <= limits::REARRANGED_PROMISES_MAX, GuardError::Limit)?;
+        require(promised <= limits::REARRANGED_WORKERS_MAX, GuardError::Limit)?;
+        // What the stopped gangs will leave, by node.
+        let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
+        let mut stopped: BTreeSet<JobId> = BTreeSet::new();
+        for stop in stops {
+            require(stopped.insert(stop.job), GuardError::NothingToDo)?;
+            let (row, placement) = self.placed(stop.job)?;
+            let spec = self.specs.get(&stop.job).ok_or(GuardError::JobUnknown)?;
+            require(matches!(row.phase, Phase::Starting | Phase::Running), GuardError::JobPhase)?;
+            require(placement.token == stop.token && !row.cancel_requested, GuardError::TokenNotCurrent)?;
+            let moves = promises.iter().any(|promise| promise.job == stop.job);
+            let so = match stop.cause {
+                RearrangeCause::Preempted { by } | RearrangeCause::Moved { by } => {
+                    by != stop.job && promises.iter().any(|promise| promise.job == by)
+                }
+                RearrangeCause::Resized => moves,
+            };
+            require(so && spec.preemptible, GuardError::JobPhase)?;
+            for (rank, slot) in placement.slots.iter().enumerate() {
+                let (group, _) = spec.group_of(rank as u32).ok_or(GuardError::Limit)?;
+                if placement.ranks.get(rank).is_none_or(RankState::is_over) {
+                    continue;
+                }
+                let node = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
+                let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
+                free.give(&group.request, slot.devices);
+            }
+        }
+        // Less what others were promised before.
+        for (node, free) in &mut left {
+            let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
+            *free = free.beside(&row.promised);
+        }
+        self.check_promises(promises, &stopped, &mut left)?;
+        let jobs: Vec<JobId> = stopped.into_iter().collect();
+        let mut gangs: Vec<(&JobSpec, &[WorkerSlot])> = Vec::with_capacity(promises.len());
+        for promise in promises {
+            let spec = self.specs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
+            gangs.push((spec, &promise.workers));
+        }
+        self.check_quota(&jobs, &gangs)
+    }
+
+    fn check_promises(
+        &self,
+        promises: &[Promise],
+        stopped: &BTreeSet<JobId>,
+        left: &mut BTreeMap<NodeId, Free>,
+    ) -> Check {
+        let mut seen: BTreeSet<JobId> = BTreeSet::new();
+        for promise in promises {
+            require(seen.insert(promise.job), GuardError::NothingToDo)?;
+            let row = self.jobs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
+            let spec = self.specs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
+            let waits = row.is_in_line() && !row.cancel_requested;
+            require(waits || stopped.contains(&promise.job), GuardError::JobPhase)?;
+            self.check_gang(spec, &promise.workers)?;
+            self.take_all(spec, &promise.workers, left, |node| node.offer().into_owned())?;
         }
         Ok(())
     }
@@ -240,6 +365,8 @@ impl State {
             StopCause::Evicted { node } => {
                 require(placement.slots.iter().any(|slot| slot.node == *node), GuardError::RankNotCurrent)
             }
+            // Only together with what is promised to others.
+            StopCause::Rearranged(_) => Err(GuardError::JobPhase),
             StopCause::RunTimeLimit => {
                 let limit = self.specs.get(&job).and_then(|spec| spec.run_time_limit_ms);
                 require(row.started_at.is_some() && limit.is_some(), GuardError::JobPhase)

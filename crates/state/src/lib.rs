@@ -15,8 +15,14 @@
 extern crate alloc;
 
 mod apply;
+mod burst;
+mod charge;
+mod demand;
 mod fold;
+mod forecast;
+mod free;
 mod guard;
+mod history;
 mod index;
 mod rows;
 mod snapshot;
@@ -24,13 +30,23 @@ mod table;
 mod verify;
 
 pub mod fit;
+pub mod quota;
+pub mod usage;
 
 pub use apply::{Applied, Effect, State};
+pub use burst::{BURST_GAP_MS, BurstKey, BurstRow};
+pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
+pub use forecast::Forecast;
+pub use free::{DeviceShare, Free, FreeKey, Promised};
 pub use guard::GuardError;
-pub use index::{Pool, PoolKey, Shape};
+pub use history::{
+    HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
+    bucket_of,
+};
+pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use rows::{
-    ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState, RequestAnswer,
-    RequestRow,
+    Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
+    RankState, RequestAnswer, RequestRow,
 };
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use table::Table;

@@ -1,13 +1,17 @@
 //! What the state keeps of clusters, nodes, jobs and requests.
 
+use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Outcome, StopCause, WorkerSlot};
+use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot};
+use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, LogIndex, LogTime, Name, NodeId,
-    NodeSpec, Parameters, ReplicaId,
+    ClusterId, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
+    Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::free::{Free, Promised};
 
 /// Who decides: term and replica, because two replicas can lead in one term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,12 +55,10 @@ pub struct NodeRow {
     pub status: NodeStatus,
     /// Whether an operator took it out of placement.
     pub cordoned: bool,
-    /// Devices that no worker holds.
-    pub free_devices: DeviceSet,
-    /// Milli-CPUs that no worker holds.
-    pub free_cpu_milli: u64,
-    /// Memory that no worker holds.
-    pub free_memory_bytes: u64,
+    /// What no worker holds.
+    pub free: Free,
+    /// What is kept for gangs that wait for others to make room; part of it may still be held.
+    pub promised: Promised,
     /// Log time of the last change of status or cordon.
     pub changed_at: LogTime,
     /// Record of the last change of status or cordon.
@@ -68,6 +70,16 @@ impl NodeRow {
     #[must_use]
     pub fn is_placeable(&self) -> bool {
         self.status == NodeStatus::Up && !self.cordoned
+    }
+
+    /// What a new gang could have of it.
+    #[must_use]
+    pub fn offer(&self) -> Cow<'_, Free> {
+        if self.promised.is_empty() {
+            Cow::Borrowed(&self.free)
+        } else {
+            Cow::Owned(self.free.beside(&self.promised))
+        }
     }
 }
 
@@ -117,6 +129,43 @@ pub struct Placement {
     pub live: u32,
     /// Ranks that are still [`RankState::Assigned`].
     pub unstarted: u32,
+    /// What it is charged for while it holds its devices.
+    pub charge: Charge,
+}
+
+/// What a gang is charged for: against quota, and in its tenant's share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Charge {
+    /// Thousandths of devices by type; types ascending.
+    pub devices_milli: Vec<(Name, u64)>,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
+/// Room that is kept for a job until those who hold it have made it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromiseRow {
+    /// The record that promised it.
+    pub since: LogIndex,
+    /// Where.
+    pub region: Name,
+    /// By rank.
+    pub slots: Vec<WorkerSlot>,
+    /// What it is charged for from now on.
+    pub charge: Charge,
+}
+
+/// The policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRow {
+    /// The record that set it; zero for the one every cluster begins with.
+    pub version: LogIndex,
+    /// When.
+    pub set_at: LogTime,
+    /// All of it.
+    pub policy: Arc<Policy>,
 }
 
 /// Where a job is in its life.
@@ -145,6 +194,16 @@ pub struct JobRow {
     pub failures: u32,
     /// Whether a user asked to cancel it.
     pub cancel_requested: bool,
+    /// Whether it is in line as far as dependencies and times are concerned.
+    pub released: bool,
+    /// What the leader expected of it when it was admitted.
+    pub estimate: Estimate,
+    /// Times that policy stopped it to make room.
+    pub preemptions: u32,
+    /// When it last saved its work in this attempt.
+    pub checkpointed_at: Option<LogTime>,
+    /// Room that is kept for it.
+    pub promise: Option<Arc<PromiseRow>>,
     /// When it was submitted.
     pub submitted_at: LogTime,
     /// When every worker of the last attempt had started.
@@ -157,6 +216,69 @@ pub struct JobRow {
     pub placement: Option<Arc<Placement>>,
     /// The placement before that, for its logs.
     pub previous: Option<Arc<Placement>>,
+}
+
+impl JobRow {
+    /// Its burst: the one it joined, or the one that began with it.
+    #[must_use]
+    pub fn burst(&self, own: JobId) -> JobId {
+        self.estimate.burst.unwrap_or(own)
+    }
+
+    /// A job that was submitted just now.
+    #[must_use]
+    pub fn submitted(now: LogTime, estimate: Estimate, spec: &JobSpec) -> JobRow {
+        JobRow {
+            phase: Phase::Pending,
+            attempt: 0,
+            failures: 0,
+            cancel_requested: false,
+            released: spec.dependencies.is_empty() && spec.not_before.is_none(),
+            estimate,
+            preemptions: 0,
+            checkpointed_at: None,
+            promise: None,
+            submitted_at: now,
+            started_at: None,
+            finished_at: None,
+            changed_at: LogIndex::ZERO,
+            placement: None,
+            previous: None,
+        }
+    }
+
+    /// Whether it waits for capacity and may be offered some.
+    #[must_use]
+    pub fn is_in_line(&self) -> bool {
+        self.phase == Phase::Pending && self.released && self.promise.is_none()
+    }
+
+    /// What it is charged for now: what it was promised, or what it holds. A gang that makes room is
+    /// not charged any more: those are who it makes room for.
+    #[must_use]
+    pub fn charge(&self) -> Option<(&Name, &Charge)> {
+        if let Some(promise) = &self.promise {
+            return Some((&promise.region, &promise.charge));
+        }
+        let placement = self.placement.as_ref()?;
+        let holds = match &self.phase {
+            Phase::Starting | Phase::Running => true,
+            Phase::Stopping(cause) => !matches!(cause, StopCause::Rearranged(_)),
+            Phase::Pending | Phase::Finished(_) => false,
+        };
+        holds.then_some((&placement.region, &placement.charge))
+    }
+
+    /// When it is expected to end, by the estimate it was admitted with; none while it holds nothing.
+    #[must_use]
+    pub fn expected_end(&self, run_time_limit_ms: Option<u64>) -> Option<LogTime> {
+        if !matches!(self.phase, Phase::Starting | Phase::Running | Phase::Stopping(_)) {
+            return None;
+        }
+        let begun = self.started_at.or(self.placement.as_ref().map(|p| p.placed_at))?;
+        let run_ms = self.estimate.run_ms.min(run_time_limit_ms.unwrap_or(u64::MAX));
+        Some(begun.plus_ms(run_ms))
+    }
 }
 
 /// What a request led to.
@@ -172,6 +294,8 @@ pub enum RequestAnswer {
         /// Which.
         job: JobId,
     },
+    /// The policy was set.
+    PolicySet,
     /// A node was cordoned or put back.
     CordonSet {
         /// Which.

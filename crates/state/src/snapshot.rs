@@ -10,13 +10,17 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT, canonical, from_canonical};
-use muster_types::{JobId, JobSpec, NodeId, RequestId};
+use muster_types::{JobId, JobSpec, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::apply::{Meta, State};
-use crate::rows::{JobRow, NodeRow, RequestRow};
+use crate::burst::BurstRow;
+use crate::demand::{DemandSums, WorkerDemand};
+use crate::history::{HistoryKey, HistoryRow};
+use crate::rows::{JobRow, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
+use crate::usage::TenantUsage;
 
 const HEAD: u8 = 1;
 const NODES: u8 = 2;
@@ -24,6 +28,10 @@ const JOBS: u8 = 3;
 const SPECS: u8 = 4;
 const REQUESTS: u8 = 5;
 const TAIL: u8 = 6;
+const TENANTS: u8 = 7;
+const HISTORY: u8 = 8;
+const BURSTS: u8 = 10;
+const DEMAND: u8 = 9;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -32,6 +40,8 @@ const BATCH_BYTES: usize = 256 << 10;
 struct Head {
     format: u16,
     meta: Meta,
+    policy: PolicyRow,
+    demand: DemandSums,
     digest: u64,
 }
 
@@ -78,6 +88,10 @@ enum Step {
     Jobs(Option<JobId>),
     Specs(Option<JobId>),
     Requests(Option<RequestId>),
+    Tenants(Option<Name>),
+    History(Option<HistoryKey>),
+    Bursts(Option<JobId>),
+    Demand(Option<u16>),
     Tail,
     Done,
 }
@@ -113,8 +127,13 @@ impl Iterator for SnapshotChunks {
         loop {
             match &mut self.step {
                 Step::Head => {
-                    let head =
-                        Head { format: FORMAT, meta: self.state.meta.clone(), digest: self.state.digest() };
+                    let head = Head {
+                        format: FORMAT,
+                        meta: self.state.meta.clone(),
+                        policy: self.state.policy.clone(),
+                        demand: self.state.demand.sums().clone(),
+                        digest: self.state.digest(),
+                    };
                     self.step = Step::Nodes(None);
                     return Some(encode_frame(HEAD, &canonical(&head)));
                 }
@@ -140,6 +159,34 @@ impl Iterator for SnapshotChunks {
                     None => self.step = Step::Requests(None),
                 },
                 Step::Requests(after) => match batch(REQUESTS, &self.state.requests, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Tenants(None),
+                },
+                Step::Tenants(after) => match batch(TENANTS, &self.state.tenants, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::History(None),
+                },
+                Step::History(after) => match batch(HISTORY, &self.state.history, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Bursts(None),
+                },
+                Step::Bursts(after) => match batch(BURSTS, &self.state.bursts, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Demand(None),
+                },
+                Step::Demand(after) => match batch(DEMAND, self.state.demand.sample_table(), after.as_ref()) {
                     Some((frame, last)) => {
                         *after = Some(last);
                         return Some(frame);
@@ -202,6 +249,13 @@ impl State {
                     JOBS => load::<JobId, JobRow>(&payload, &mut state.jobs, "job row")?,
                     SPECS => load::<JobId, Arc<JobSpec>>(&payload, &mut state.specs, "job spec")?,
                     REQUESTS => load::<RequestId, RequestRow>(&payload, &mut state.requests, "request row")?,
+                    TENANTS => load::<Name, TenantUsage>(&payload, &mut state.tenants, "tenant row")?,
+                    HISTORY => load::<HistoryKey, HistoryRow>(&payload, &mut state.history, "history row")?,
+                    BURSTS => load::<JobId, BurstRow>(&payload, &mut state.bursts, "burst row")?,
+                    DEMAND => {
+                        let table = state.demand.sample_table_mut();
+                        load::<u16, WorkerDemand>(&payload, table, "row of demand")?;
+                    }
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -212,6 +266,8 @@ impl State {
             return Err(RestoreError::Content("end: it is not complete"));
         };
         state.meta = head.meta;
+        state.policy = head.policy;
+        state.demand.set_sums(head.demand);
         if state.digest() != head.digest {
             return Err(RestoreError::Digest);
         }

@@ -4,9 +4,11 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_types::{DeviceSet, NodeId};
+use muster_types::{JobId, NodeId};
 
 use crate::apply::State;
+use crate::burst::BurstKey;
+use crate::free::{Free, Promised};
 use crate::index::Indexes;
 use crate::rows::{NodeStatus, Phase, Placement, RankState};
 
@@ -22,18 +24,21 @@ impl State {
     pub fn verify(&self) -> Result<(), BrokenInvariant> {
         self.verify_leases()?;
         self.verify_jobs()?;
+        self.verify_bursts()?;
+        self.demand.verify().map_err(BrokenInvariant)?;
         self.verify_indexes()
     }
 
     /// Capacity is conserved: what is free and what is held make up the host, and no device is held
     /// twice.
     fn verify_leases(&self) -> Result<(), BrokenInvariant> {
-        let mut held: alloc::collections::BTreeMap<NodeId, (DeviceSet, u64, u64)> = Default::default();
+        let mut held: alloc::collections::BTreeMap<NodeId, Free> = Default::default();
         for (id, row) in self.jobs.iter() {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
-            if ranks != placement.slots.len() || ranks != spec.worker_count() as usize {
+            let sizes = spec.worker_count_min() as usize..=spec.worker_count() as usize;
+            if ranks != placement.slots.len() || !sizes.contains(&ranks) {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }
             let unstarted = placement.ranks.iter().filter(|r| **r == RankState::Assigned).count();
@@ -48,20 +53,18 @@ impl State {
                 live += 1;
                 let (group, _) =
                     spec.group_of(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
-                let entry = held.entry(slot.node).or_default();
-                if !entry.0.is_disjoint(slot.devices) {
+                let Some(node) = self.nodes.get(&slot.node) else {
+                    return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
+                };
+                let free = held.entry(slot.node).or_insert_with(|| Free::all_of(&node.spec));
+                if !free.admits(&group.request, slot.devices) {
                     return Err(broken(format!(
-                        "{id} rank {rank}: a device of {} is leased twice",
+                        "{id} rank {rank}: more of {} is leased than there is",
                         slot.node
                     )));
                 }
-                entry.0 = entry.0.union(slot.devices);
-                // Saturating: the rows may come from a snapshot, and nothing has checked them yet.
-                entry.1 = entry.1.saturating_add(group.request.cpu_milli);
-                entry.2 = entry.2.saturating_add(group.request.memory_bytes);
-                let node = self.nodes.get(&slot.node);
-                let current =
-                    node.is_some_and(|n| n.status == NodeStatus::Up && n.incarnation == slot.incarnation);
+                free.take(&group.request, slot.devices);
+                let current = node.status == NodeStatus::Up && node.incarnation == slot.incarnation;
                 if !current {
                     return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
                 }
@@ -71,14 +74,41 @@ impl State {
             }
         }
         for (id, row) in self.nodes.iter() {
-            let (devices, cpu_milli, memory_bytes) = held.remove(id).unwrap_or_default();
-            let all = DeviceSet::first(row.spec.device_count());
-            let sums = row.free_devices.is_disjoint(devices)
-                && row.free_devices.union(devices) == all
-                && row.free_cpu_milli.checked_add(cpu_milli) == Some(row.spec.cpu_milli)
-                && row.free_memory_bytes.checked_add(memory_bytes) == Some(row.spec.memory_bytes);
-            if !sums {
+            let free = held.remove(id).unwrap_or_else(|| Free::all_of(&row.spec));
+            if row.free != free {
                 return Err(broken(format!("{id}: free and held do not make up the host")));
+            }
+        }
+        self.verify_promises()
+    }
+
+    /// What is promised on every node is what the promises say, nothing is promised twice, and only to
+    /// jobs that may still be placed.
+    fn verify_promises(&self) -> Result<(), BrokenInvariant> {
+        let mut sums: alloc::collections::BTreeMap<NodeId, Promised> = Default::default();
+        for (id, row) in self.jobs.iter() {
+            let Some(promise) = &row.promise else { continue };
+            let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
+            if matches!(row.phase, Phase::Finished(_) | Phase::Starting | Phase::Running) {
+                return Err(broken(format!("{id} has a promise and is {:?}", row.phase)));
+            }
+            for (rank, slot) in promise.slots.iter().enumerate() {
+                let (group, _) =
+                    spec.group_of(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
+                let sum = sums.entry(slot.node).or_default();
+                let twice = group.request.accelerators.as_ref().is_some_and(|a| {
+                    matches!(a.amount, muster_types::DeviceAmount::Whole(_))
+                        && !sum.devices.is_disjoint(slot.devices)
+                });
+                if twice {
+                    return Err(broken(format!("{id} rank {rank}: a device is promised twice")));
+                }
+                sum.add(&group.request, slot.devices);
+            }
+        }
+        for (id, row) in self.nodes.iter() {
+            if row.promised != sums.remove(id).unwrap_or_default() {
+                return Err(broken(format!("{id}: what is promised is not what the promises say")));
             }
         }
         Ok(())
@@ -110,6 +140,31 @@ impl State {
         Ok(())
     }
 
+    /// A burst has as many members as name it, at least one, and what they have in common; a job that is
+    /// not over has joined a burst that is there.
+    fn verify_bursts(&self) -> Result<(), BrokenInvariant> {
+        let mut members: alloc::collections::BTreeMap<JobId, u32> = Default::default();
+        for (id, row) in self.jobs.iter().filter(|(_, row)| !matches!(row.phase, Phase::Finished(_))) {
+            let burst = row.burst(*id);
+            if let Some(of_burst) = self.bursts.get(&burst) {
+                *members.entry(burst).or_default() += 1;
+                let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
+                if of_burst.key != BurstKey::of(spec) {
+                    return Err(broken(format!("{id} is unlike the rest of its burst {burst}")));
+                }
+            } else if burst != *id {
+                return Err(broken(format!("{id} has joined {burst}, which is not there")));
+            }
+        }
+        for (burst, row) in self.bursts.iter() {
+            let counted = members.get(burst).copied().unwrap_or(0);
+            if counted != row.members || counted == 0 {
+                return Err(broken(format!("burst {burst} counts {} members, has {counted}", row.members)));
+            }
+        }
+        Ok(())
+    }
+
     /// The indexes are what a rebuild from the rows makes them.
     fn verify_indexes(&self) -> Result<(), BrokenInvariant> {
         let fresh = self.rebuilt_indexes();
@@ -118,18 +173,32 @@ impl State {
         let same_pools = |a: &Indexes, b: &Indexes| {
             a.pools.size() == b.pools.size()
                 && a.pools.iter().all(|(key, pool)| {
-                    b.pools.get(key).is_some_and(|other| {
-                        pool.by_free == other.by_free
-                            && pool.free_devices == other.free_devices
-                            && pool.total_devices == other.total_devices
-                            && pool.shapes == other.shapes
-                            && pool.placeable_shapes == other.placeable_shapes
-                    })
+                    b.pools.get(key).is_some_and(|other| pool == other)
                 })
         };
+        // A tier whose last job left keeps an empty map, which a rebuild does not make.
+        let heads = |i: &Indexes| -> Vec<_> {
+            let tiers = i.heads.iter().filter(|(_, tenants)| !tenants.is_empty());
+            tiers.map(|(tier, tenants)| (*tier, tenants.clone())).collect()
+        };
+        let same_heads = |a: &Indexes, b: &Indexes| heads(a) == heads(b);
         let checks = [
             ("pending", fresh.pending == ours.pending),
-            ("pending_by_class", fresh.pending_by_class == ours.pending_by_class),
+            ("lanes", fresh.lanes == ours.lanes),
+            ("heads", same_heads(&fresh, ours)),
+            ("waiting", fresh.waiting == ours.waiting),
+            ("running", fresh.running == ours.running),
+            ("bursts_by_key", fresh.bursts_by_key == ours.bursts_by_key),
+            ("not_before", fresh.not_before == ours.not_before),
+            ("dependents", fresh.dependents == ours.dependents),
+            ("promised", fresh.promised == ours.promised),
+            ("promises_by_node", fresh.promises_by_node == ours.promises_by_node),
+            ("stopping", fresh.stopping == ours.stopping),
+            ("preemptible", fresh.preemptible == ours.preemptible),
+            ("growable", fresh.growable == ours.growable),
+            ("ends", fresh.ends == ours.ends),
+            ("history_by_time", fresh.history_by_time == ours.history_by_time),
+            ("quota", fresh.quota == ours.quota),
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
@@ -158,9 +227,16 @@ impl State {
             }
             fresh.add_free(*id, row);
         }
+        for (key, row) in self.history.iter() {
+            fresh.history_by_time.insert_mut((row.last, *key));
+        }
         for (id, row) in self.jobs.iter() {
             if let Some(spec) = self.specs.get(id) {
-                fresh.add_job(*id, row, spec);
+                fresh.add_job(*id, row, spec, self.burst_turn(*id, row));
+                let is_alone = row.burst(*id) == *id && !self.bursts.contains(id);
+                if is_alone && !matches!(row.phase, Phase::Finished(_)) {
+                    fresh.bursts_by_key.insert_mut((BurstKey::of(spec), *id));
+                }
             }
             let Some(placement) = &row.placement else { continue };
             for (slot, state) in placement.slots.iter().zip(&placement.ranks) {
@@ -169,9 +245,13 @@ impl State {
                 }
             }
         }
+        for (burst, row) in self.bursts.iter() {
+            fresh.bursts_by_key.insert_mut((row.key, *burst));
+        }
         for (id, row) in self.requests.iter() {
             fresh.requests_by_time.insert_mut((row.log_time, *id));
         }
+        self.count_quotas(&mut fresh);
         fresh
     }
 }

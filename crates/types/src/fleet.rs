@@ -1,6 +1,6 @@
 //! The fleet: region, cluster, block, rack, host and its devices.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::limits;
 use crate::name::{NAME_RULE, Name};
 use crate::reason::Violation;
+use crate::tpu::{Generation, PodPosition};
 
 /// A set of the devices of one host, by their local number.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -141,8 +142,12 @@ pub struct NodeDraft {
     pub cpu_milli: u64,
     /// Bytes of memory for workers.
     pub memory_bytes: u64,
-    /// Free-form facts.
+    /// Free-form facts, which jobs can select by.
     pub labels: BTreeMap<Name, String>,
+    /// Only jobs that tolerate every one of these are placed here.
+    pub taints: BTreeSet<Name>,
+    /// Its place in a TPU pod.
+    pub pod: Option<PodPosition>,
 }
 
 /// A checked description of a host.
@@ -185,11 +190,38 @@ impl NodeDraft {
             ));
         }
         for (key, value) in &self.labels {
-            if value.len() > 256 {
-                found.push(Violation::new(format!("labels.{key}"), "must be at most 256 bytes"));
+            let max = limits::LABEL_BYTES_MAX;
+            if value.len() > max {
+                found.push(Violation::new(format!("labels.{key}"), format!("must be at most {max} bytes")));
             }
         }
+        if self.taints.len() > limits::NODE_TAINTS_MAX {
+            let max = limits::NODE_TAINTS_MAX as u64;
+            found.push(Violation::limit("taints", self.taints.len() as u64, 0, max));
+        }
+        self.check_pod(&mut found);
         if found.is_empty() { Ok(NodeSpec(self)) } else { Err(found) }
+    }
+}
+
+impl NodeDraft {
+    fn check_pod(&self, found: &mut Vec<Violation>) {
+        let Some(pod) = &self.pod else { return };
+        let Some(accelerators) = &self.accelerators else {
+            found.push(Violation::new("pod", "only a host with TPU chips has a place in a pod"));
+            return;
+        };
+        match Generation::of_kind(&accelerators.kind) {
+            None => found.push(Violation::new(
+                "pod",
+                format!("{} is no TPU generation: v4, v5e, v5p, v6e or tpu7x", accelerators.kind),
+            )),
+            Some(generation) => {
+                if let Err(violation) = pod.check(generation, accelerators.count) {
+                    found.push(violation.under("pod"));
+                }
+            }
+        }
     }
 }
 

@@ -8,10 +8,14 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::fleet::Accelerators;
+use crate::demand::{AcceleratorRequest, DeviceAmount};
+use crate::ids::JobId;
 use crate::limits;
 use crate::name::Name;
 use crate::reason::Violation;
+use crate::time::LogTime;
+use crate::topology::TopologyRule;
+use crate::tpu::{Generation, SliceRequest};
 
 /// Coarse class of importance. Higher goes first; order is the declaration's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -67,8 +71,8 @@ impl fmt::Display for PriorityTier {
 /// What each worker of a group needs on its host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerRequest {
-    /// Whole accelerators of one type; none for a worker without.
-    pub accelerators: Option<Accelerators>,
+    /// Accelerators; none for a worker without.
+    pub accelerators: Option<AcceleratorRequest>,
     /// Milli-CPUs, from 1.
     pub cpu_milli: u64,
     /// Bytes of memory, from 1.
@@ -82,31 +86,34 @@ pub struct TaskGroup {
     pub name: Name,
     /// How many; ranks run through the groups in order.
     pub workers: u32,
+    /// Fewest it can start and go on with; below `workers` only for the one group of an elastic job.
+    pub workers_min: u32,
     /// Program and arguments; not passed through a shell.
     pub command: Vec<String>,
     /// Variables of the user's own.
     pub environment: BTreeMap<String, String>,
     /// What each worker needs.
     pub request: WorkerRequest,
+    /// The TPU slices that the group's workers form, one worker to a host, in rank order.
+    pub slice: Option<SliceRequest>,
 }
 
-/// What decides where a gang can go: gangs of one class get the same answer, so a deep queue costs
-/// per class and not per job.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GangClass {
-    groups: Vec<(u32, WorkerRequest)>,
-    regions: Vec<Name>,
+/// When a job may start that waits for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DependencyRule {
+    /// The other has succeeded; should it fail or be cancelled, so does this one.
+    Succeeded,
+    /// The other is over, however.
+    Finished,
 }
 
-impl GangClass {
-    /// The class of a job.
-    #[must_use]
-    pub fn of(spec: &JobSpec) -> GangClass {
-        GangClass {
-            groups: spec.groups.iter().map(|g| (g.workers, g.request.clone())).collect(),
-            regions: spec.regions.clone(),
-        }
-    }
+/// A job that this one waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dependency {
+    /// Which; submitted before.
+    pub job: JobId,
+    /// What must have become of it.
+    pub rule: DependencyRule,
 }
 
 /// Place of a job in an array of like jobs.
@@ -143,6 +150,24 @@ pub struct JobDraft {
     pub working_directory: Option<String>,
     /// Its place in an array.
     pub array: Option<ArrayMember>,
+    /// How close together or how far apart its workers have to be.
+    pub topology: TopologyRule,
+    /// Labels that its nodes must have, each with one of the values.
+    pub node_selector: BTreeMap<Name, BTreeSet<String>>,
+    /// Taints that it may be placed in spite of.
+    pub tolerations: BTreeSet<Name>,
+    /// Whether policy may stop it to make room; it then starts again from its last checkpoint.
+    pub preemptible: bool,
+    /// Jobs it waits for.
+    pub dependencies: Vec<Dependency>,
+    /// Not to be started before.
+    pub not_before: Option<LogTime>,
+    /// When it has to be over; it goes before its like as the time draws near.
+    pub deadline: Option<LogTime>,
+    /// How long its owner expects it to run; none leaves it to what was learned.
+    pub expected_run_ms: Option<u64>,
+    /// Data sets it reads, by the names policy has for them.
+    pub datasets: Vec<Name>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -175,13 +200,36 @@ impl JobSpec {
         self.groups.iter().map(|g| g.workers).sum()
     }
 
-    /// Devices over all workers.
+    /// Thousandths of devices over all workers.
+    #[must_use]
+    pub fn device_milli(&self) -> u64 {
+        let per_group = |g: &TaskGroup| u64::from(g.workers) * g.request.device_milli();
+        self.groups.iter().map(per_group).sum()
+    }
+
+    /// Devices over all workers; a share of one counts as one.
     #[must_use]
     pub fn device_count(&self) -> u64 {
-        let per_group = |g: &TaskGroup| {
-            u64::from(g.workers) * u64::from(g.request.accelerators.as_ref().map_or(0, |a| a.count))
-        };
+        let per_group = |g: &TaskGroup| u64::from(g.workers) * u64::from(g.request.device_count());
         self.groups.iter().map(per_group).sum()
+    }
+
+    /// Fewest workers it can start with.
+    #[must_use]
+    pub fn worker_count_min(&self) -> u32 {
+        self.groups.iter().map(|g| g.workers_min).sum()
+    }
+
+    /// Whether it may run with fewer workers than it asks for.
+    #[must_use]
+    pub fn is_elastic(&self) -> bool {
+        self.groups.iter().any(|g| g.workers_min < g.workers)
+    }
+
+    /// Whether it loses only what came after its last checkpoint when it is stopped.
+    #[must_use]
+    pub fn is_checkpointed(&self) -> bool {
+        self.checkpoint_directory.is_some()
     }
 
     /// The group of a rank, and the rank's number in it.
@@ -205,6 +253,34 @@ impl JobSpec {
 }
 
 impl JobDraft {
+    /// A job that says nothing but who it is for and what it runs: of the standard tier, anywhere, without
+    /// limit, stopped within half a minute, preemptible, never retried.
+    #[must_use]
+    pub fn new(name: Name, tenant: Name, groups: Vec<TaskGroup>) -> JobDraft {
+        JobDraft {
+            name,
+            tenant,
+            tier: PriorityTier::default(),
+            groups,
+            regions: Vec::new(),
+            run_time_limit_ms: None,
+            stop_grace_ms: 30_000,
+            failure_retries_max: 0,
+            checkpoint_directory: None,
+            working_directory: None,
+            array: None,
+            topology: TopologyRule::default(),
+            node_selector: BTreeMap::new(),
+            tolerations: BTreeSet::new(),
+            preemptible: true,
+            dependencies: Vec::new(),
+            not_before: None,
+            deadline: None,
+            expected_run_ms: None,
+            datasets: Vec::new(),
+        }
+    }
+
     /// The job, or every rule it breaks.
     ///
     /// # Errors
@@ -254,7 +330,67 @@ impl JobDraft {
                 format!("must have an index below its size and a size of at most {max}"),
             ));
         }
+        self.check_place(&mut found);
+        self.check_order(&mut found);
         if found.is_empty() { Ok(JobSpec(self)) } else { Err(found) }
+    }
+
+    /// Rules about where it may go.
+    fn check_place(&self, found: &mut Vec<Violation>) {
+        let workers = self.groups.iter().map(|g| g.workers).fold(0, u32::saturating_add);
+        self.topology.check(workers, found);
+        let mut bound = |field: &str, count: usize, max: usize| {
+            if count > max {
+                found.push(Violation::limit(field, count as u64, 0, max as u64));
+            }
+        };
+        bound("node_selector", self.node_selector.len(), limits::NODE_LABELS_MAX);
+        bound("tolerations", self.tolerations.len(), limits::NODE_TAINTS_MAX);
+        bound("datasets", self.datasets.len(), limits::JOB_DATASETS_MAX);
+        for (label, values) in &self.node_selector {
+            let long = values.iter().any(|value| value.len() > limits::LABEL_BYTES_MAX);
+            if values.is_empty() || values.len() > limits::SELECTOR_VALUES_MAX || long {
+                let (max, bytes) = (limits::SELECTOR_VALUES_MAX, limits::LABEL_BYTES_MAX);
+                found.push(Violation::new(
+                    format!("node_selector.{label}"),
+                    format!("must have 1 to {max} values of at most {bytes} bytes"),
+                ));
+            }
+        }
+        let distinct: BTreeSet<&Name> = self.datasets.iter().collect();
+        if distinct.len() != self.datasets.len() {
+            found.push(Violation::new("datasets", "must not name a data set twice"));
+        }
+        let elastic = self.groups.iter().any(|g| g.workers_min < g.workers);
+        if elastic && (self.groups.len() > 1 || self.groups.iter().any(|g| g.slice.is_some())) {
+            found.push(Violation::new(
+                "groups[0].workers_min",
+                "may be below workers only in a job of one group that forms no slice",
+            ));
+        }
+    }
+
+    /// Rules about when it may go.
+    fn check_order(&self, found: &mut Vec<Violation>) {
+        if self.dependencies.len() > limits::JOB_DEPENDENCIES_MAX {
+            let max = limits::JOB_DEPENDENCIES_MAX as u64;
+            found.push(Violation::limit("dependencies", self.dependencies.len() as u64, 0, max));
+        }
+        let distinct: BTreeSet<JobId> = self.dependencies.iter().map(|d| d.job).collect();
+        if distinct.len() != self.dependencies.len() {
+            found.push(Violation::new("dependencies", "must not name a job twice"));
+        }
+        if let (Some(start), Some(end)) = (self.not_before, self.deadline)
+            && start >= end
+        {
+            found.push(Violation::new("deadline", "must be after not_before"));
+        }
+        if let Some(expected) = self.expected_run_ms
+            && (expected == 0 || expected > limits::RUN_TIME_LIMIT_MS_MAX)
+        {
+            let max = limits::RUN_TIME_LIMIT_MS_MAX;
+            found.push(Violation::limit("expected_run_ms", expected, 1, max));
+        }
     }
 
     fn check_groups(&self, found: &mut Vec<Violation>) {
@@ -299,6 +435,20 @@ fn check_directory(field: &str, path: &str, found: &mut Vec<Violation>) {
 }
 
 impl TaskGroup {
+    /// Workers of a fixed number, with no variables of their own and no slice.
+    #[must_use]
+    pub fn new(name: Name, workers: u32, command: Vec<String>, request: WorkerRequest) -> TaskGroup {
+        TaskGroup {
+            name,
+            workers,
+            workers_min: workers,
+            command,
+            environment: BTreeMap::new(),
+            request,
+            slice: None,
+        }
+    }
+
     fn text_bytes(&self) -> usize {
         let words: usize = self.command.iter().map(String::len).sum();
         let variables: usize = self.environment.iter().map(|(k, v)| k.len() + v.len()).sum();
@@ -309,7 +459,11 @@ impl TaskGroup {
         if self.workers == 0 || self.workers > limits::GANG_WORKERS_MAX {
             let max = limits::GANG_WORKERS_MAX.into();
             found.push(Violation::limit(&format!("{at}.workers"), self.workers.into(), 1, max));
+        } else if self.workers_min == 0 || self.workers_min > self.workers {
+            let max = self.workers.into();
+            found.push(Violation::limit(&format!("{at}.workers_min"), self.workers_min.into(), 1, max));
         }
+        self.check_slice(at, found);
         let words = self.command.len();
         if words == 0 || words > limits::COMMAND_WORDS_MAX {
             found.push(Violation::limit(
@@ -360,18 +514,69 @@ impl TaskGroup {
     }
 }
 
+impl TaskGroup {
+    /// A slice says how many workers there are and what each has: all chips of a host, or one worker
+    /// for a slice of less than a host.
+    fn check_slice(&self, at: &str, found: &mut Vec<Violation>) {
+        let Some(slice) = &self.slice else { return };
+        let fault = |text: String| Violation::new(format!("{at}.slice"), text);
+        let one_kind = self.request.accelerators.as_ref().and_then(|a| match a.choices.as_slice() {
+            [choice] => Some((&choice.kind, a.amount)),
+            _ => None,
+        });
+        let Some((kind, DeviceAmount::Whole(chips))) = one_kind else {
+            found.push(fault("needs whole accelerators of one TPU type".to_string()));
+            return;
+        };
+        let Some(generation) = Generation::of_kind(kind) else {
+            found.push(fault(format!("{kind} is no TPU generation: v4, v5e, v5p, v6e or tpu7x")));
+            return;
+        };
+        let broken = slice.check(generation);
+        if !broken.is_empty() {
+            found.extend(broken.into_iter().map(|violation| violation.under(&format!("{at}.slice"))));
+            return;
+        }
+        let fits = generation.chips_per_host().iter().any(|per_host| {
+            slice.chips_per_worker(*per_host) == chips && slice.workers(*per_host) == Some(self.workers)
+        });
+        if !fits {
+            let forms = generation.chips_per_host().iter().filter_map(|per_host| {
+                let workers = slice.workers(*per_host)?;
+                Some(format!("{workers} workers with {} chips", slice.chips_per_worker(*per_host)))
+            });
+            let forms: BTreeSet<String> = forms.collect();
+            let forms: Vec<String> = forms.into_iter().collect();
+            let text = format!(
+                "{} x {} of {generation} is {}, not {} workers with {chips} chips",
+                slice.count,
+                slice.shape,
+                forms.join(" or "),
+                self.workers
+            );
+            found.push(fault(text));
+        }
+    }
+}
+
 impl WorkerRequest {
+    /// Thousandths of devices.
+    #[must_use]
+    pub fn device_milli(&self) -> u64 {
+        self.accelerators.as_ref().map_or(0, |a| a.amount.milli())
+    }
+
+    /// Devices; a share of one counts as one.
+    #[must_use]
+    pub fn device_count(&self) -> u16 {
+        self.accelerators.as_ref().map_or(0, |a| a.amount.devices())
+    }
+
     fn check(&self, at: &str, found: &mut Vec<Violation>) {
         if let Some(accelerators) = &self.accelerators {
-            let max = limits::HOST_DEVICES_MAX;
-            if accelerators.count == 0 || accelerators.count > max {
-                found.push(Violation::limit(
-                    &format!("{at}.request.accelerators.count"),
-                    accelerators.count.into(),
-                    1,
-                    max.into(),
-                ));
-            }
+            let mut broken = Vec::new();
+            accelerators.check(&mut broken);
+            found.extend(broken.into_iter().map(|v| v.under(&format!("{at}.request.accelerators"))));
         }
         if self.cpu_milli == 0 || self.cpu_milli > limits::CPU_MILLI_MAX {
             found.push(Violation::limit(

@@ -11,19 +11,27 @@
 
 extern crate alloc;
 
+pub mod demand;
 pub mod fleet;
 pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod name;
+pub mod policy;
 pub mod reason;
 pub mod time;
+pub mod tpu;
+pub mod topology;
 
+pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
-pub use job::{GangClass, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
+pub use job::{
+    Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest,
+};
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::Name;
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use time::LogTime;
+pub use topology::{Level, Spread, TopologyRule};

@@ -29,6 +29,28 @@ pub const CPU_MILLI_MAX: u64 = 4_096_000;
 pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
 /// Labels of one node.
 pub const NODE_LABELS_MAX: usize = 64;
+/// Bytes of a label's value.
+pub const LABEL_BYTES_MAX: usize = 256;
+/// Taints of one node, and tolerations of one job.
+pub const NODE_TAINTS_MAX: usize = 32;
+/// Values of one label that a job accepts.
+pub const SELECTOR_VALUES_MAX: usize = 32;
+/// Accelerator types that one worker accepts.
+pub const ACCELERATOR_CHOICES_MAX: usize = 16;
+/// Highest throughput of an accelerator type against another: a thousand times.
+pub const THROUGHPUT_MILLI_MAX: u32 = 1_000_000;
+/// Data sets that one job reads.
+pub const JOB_DATASETS_MAX: usize = 32;
+/// Jobs that one job waits for.
+pub const JOB_DEPENDENCIES_MAX: usize = 64;
+/// Gangs that one record stops to make room.
+pub const REARRANGED_STOPS_MAX: usize = 256;
+/// Gangs that one record gives room to.
+pub const REARRANGED_PROMISES_MAX: usize = 64;
+/// Workers over all gangs that one record gives room to.
+pub const REARRANGED_WORKERS_MAX: usize = 2 * GANG_WORKERS_MAX as usize;
+/// Waiting jobs that one record moves to other places in the order.
+pub const TURNS_CHANGED_MAX: usize = 8_192;
 /// Nodes of one cluster.
 pub const NODES_MAX: u32 = 1 << 20;
 /// Longest run-time limit: one year.

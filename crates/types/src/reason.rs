@@ -75,6 +75,8 @@ refusal_codes! {
     NeverFits = "MS-1002", "NEVER_FITS";
     /// The request id was used before for a different request.
     RequestIdReused = "MS-1003", "REQUEST_ID_REUSED";
+    /// The policy has changed since the version that the request meant to replace.
+    PolicyChanged = "MS-1004", "POLICY_CHANGED";
     /// No such job.
     JobNotFound = "MS-2001", "JOB_NOT_FOUND";
     /// The job has already finished.

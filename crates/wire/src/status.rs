@@ -52,6 +52,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
     match code {
         RefusalCode::InvalidField | RefusalCode::PageTokenInvalid => Code::InvalidArgument,
         RefusalCode::NeverFits
+        | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged => Code::FailedPrecondition,
@@ -80,6 +81,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
         | RefusalCode::RequestIdReused
+        | RefusalCode::PolicyChanged
         | RefusalCode::JobNotFound
         | RefusalCode::JobFinished
         | RefusalCode::NodeNotFound

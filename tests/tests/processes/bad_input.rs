@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use crate::support::{Agents, Cluster, PATIENCE, Ran, job, node, registration, run_to_end, session};
+use crate::support::{Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session};
 
 type Jobs = JobServiceClient<Channel>;
 
@@ -184,7 +184,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     // Nothing here is that large; what would fit is said.
     let mut giant = changed(|spec| {
         spec.groups[0].workers = 64;
-        spec.groups[0].accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 4 });
+        spec.groups[0].accelerators = Some(accelerators("h100", 4));
     });
     for validate_only in [false, true] {
         giant.validate_only = validate_only;

@@ -137,6 +137,27 @@ impl JobService for Service {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn plan_job(
+        &self,
+        _: Request<v1::PlanJobRequest>,
+    ) -> Result<Response<v1::PlanJobResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn explain_job(
+        &self,
+        _: Request<v1::ExplainJobRequest>,
+    ) -> Result<Response<v1::ExplainJobResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn commit_checkpoint(
+        &self,
+        _: Request<v1::CommitCheckpointRequest>,
+    ) -> Result<Response<v1::CommitCheckpointResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn cancel_job(
         &self,
         _: Request<v1::CancelJobRequest>,

@@ -41,7 +41,7 @@ fn a_round_is_never_larger_than_counted() {
     draft.tenant = name(&long(63));
     for n in 0..limits::TASK_GROUPS_MAX {
         let mut group = group(&format!("{}{n:02}", long(61)), 1, None);
-        group.request.accelerators = Some(accelerators("h100", 1));
+        group.request.accelerators = Some(accelerators("h100", 1).into());
         group.command = vec![long(1); limits::COMMAND_WORDS_MAX];
         group.environment =
             (0..limits::ENVIRONMENT_MAX).map(|n| (format!("K{n}"), long(2))).collect::<BTreeMap<_, _>>();
@@ -92,7 +92,7 @@ fn a_submission_is_bounded() {
     submit(&mut speculation, 2, vec![wordy; many - 3]);
     submit(&mut speculation, 3, vec![job("j", 1, None); limits::BATCH_JOBS_MAX]);
     let bytes = encode_round(&speculation.take_round().unwrap()).len();
-    assert!(bytes < ROUND_BYTES_MAX / 2);
+    assert!(bytes < ROUND_BYTES_MAX / 4 * 3, "{bytes} bytes");
 }
 
 #[test]

@@ -11,7 +11,8 @@ use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::{Decision, FORMAT, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
 use muster_state::{Phase, State};
-use muster_types::{ExitStatus, JobId, LogTime, NodeId, PriorityTier};
+use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
+use muster_types::{Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, PriorityTier};
 
 use crate::support::{
     FOUNDING, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
@@ -69,7 +70,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(lines.next(), None);
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
-        assert_eq!(variants.len(), 14, "{variants:?}");
+        assert_eq!(variants.len(), 20, "{variants:?}");
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
         let snapshot = read("snapshot.bin");
@@ -205,6 +206,7 @@ fn scenario() -> Vec<Round> {
     run.schedule();
     run.end_round(8 * 24 * 3_600_000);
     tick(&mut run.speculation);
+    make_room(&mut run);
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -221,6 +223,60 @@ fn scenario() -> Vec<Round> {
     run.submit(job("waits", 1, Some(accelerators("h100", 8))));
     run.end_round(1);
     run.rounds
+}
+
+/// A policy, a gang that has room made for it and loses it, jobs that wait for others, a checkpoint.
+fn make_room(run: &mut Run) {
+    let mut policy = PolicyDraft::default();
+    policy.preemption.minimum_run_ms = 0;
+    policy.order.order = Order::Submission;
+    let quota = Quota {
+        kind: name("h100"),
+        region: None,
+        nominal_milli: 8_000,
+        borrowing_limit_milli: Some(4_000),
+        lending_limit_milli: None,
+    };
+    let research = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    policy.tenants.insert(name("research"), research);
+    run.set_policy(policy.clone());
+    let mut low = job_draft("low", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    low.tier = PriorityTier::Batch;
+    low.checkpoint_directory = Some("/shared/checkpoints".into());
+    let low = run.submit(low.check().unwrap());
+    run.schedule();
+    run.report(low, RankUpdate::Running);
+    run.end_round(1_000);
+    let token = run.speculation.state().job(low).unwrap().placement.as_ref().unwrap().token;
+    handle(&mut run.speculation, &Command::CommitCheckpoint { job: low, token }).unwrap();
+    let mut high = job_draft("high", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    high.tier = PriorityTier::Critical;
+    let high = run.submit(high.check().unwrap());
+    run.schedule();
+    let (node, incarnation) = {
+        let state = run.speculation.state();
+        let slot = state.job(high).unwrap().promise.as_ref().expect("room was made").slots[0];
+        (slot.node, slot.incarnation)
+    };
+    handle(&mut run.speculation, &Command::SessionOver { node, incarnation }).unwrap();
+    run.end_round(1_000);
+    run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
+
+    let first = run.submit(job("first", 1, None));
+    let mut second = job_draft("second", vec![group("main", 1, None)]);
+    second.dependencies = vec![Dependency { job: first, rule: DependencyRule::Finished }];
+    let second = run.submit(second.check().unwrap());
+    run.cancel(first);
+    run.cancel(second);
+    // Another order: what waits gets other turns.
+    policy.order.order = Order::Predicted;
+    run.set_policy(policy);
+    run.schedule();
+    for job in [low, high] {
+        run.cancel(job);
+        run.report(job, RankUpdate::Exited(ExitStatus::Signal(15)));
+    }
+    run.end_round(10);
 }
 
 fn full_spec() -> muster_types::JobSpec {
@@ -278,6 +334,13 @@ impl Run {
             muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),
         }
+    }
+
+    fn set_policy(&mut self, policy: PolicyDraft) {
+        let request = self.next_request();
+        let policy = Box::new(policy.check().expect("a policy"));
+        let command = Command::SetPolicy { request, policy, expected_version: None };
+        handle(&mut self.speculation, &command).unwrap();
     }
 
     fn cancel(&mut self, job: JobId) {

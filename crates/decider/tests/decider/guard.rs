@@ -6,6 +6,7 @@ use muster_journal::{
     Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
 };
 use muster_planner::Budget;
+use muster_state::fit::GangFault;
 use muster_state::{Effect, GuardError, State};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, limits,
@@ -13,7 +14,7 @@ use muster_types::{
 
 use crate::support::{
     FOUNDING, accelerators, commit, founded, group, holder, job, job_draft, leadership, name, node_draft,
-    node_spec, request, rows,
+    node_spec, request, rows, submitted,
 };
 
 struct Scene {
@@ -96,11 +97,15 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
                 parameters: Parameters::DEFAULT,
             },
         ),
-        (E::RequestRepeated, Decision::JobsSubmitted { request: key(1), specs: vec![spec.clone()] }),
-        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![] }),
+        (E::RequestRepeated, submitted(key(1), vec![spec.clone()])),
+        (E::Limit, submitted(key(99), vec![])),
         (
             E::Limit,
-            Decision::JobsSubmitted { request: key(99), specs: vec![spec; limits::BATCH_JOBS_MAX + 1] },
+            submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1]),
+        ),
+        (
+            E::Limit,
+            Decision::JobsSubmitted { request: key(99), specs: vec![spec], estimates: vec![] },
         ),
         (E::RequestRepeated, Decision::JobCancelRequested { request: key(1), job: pending }),
         (E::JobUnknown, Decision::JobCancelRequested { request: key(99), job: unknown }),
@@ -180,7 +185,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
                 WorkerSlot { incarnation: 2, ..slot(1, 0xf) },
             ]),
         ),
-        (E::PlaceNotAllowed, place(vec![slot(2, 0xf), slot(2, 0xf0)])),
+        (E::NotTheGang(GangFault::Node), place(vec![slot(2, 0xf), slot(2, 0xf0)])),
         // One device twice, too few, too many, and ones the host does not have.
         (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0xf0)])),
         (E::DoesNotFit, place(vec![slot(1, 0xf0), slot(1, 0x7)])),
@@ -253,7 +258,7 @@ fn refused_records_change_nothing() {
 #[test]
 fn a_refused_record_does_not_stop_its_round() {
     let scene = scene();
-    let good = |n| Decision::JobsSubmitted { request: key(n), specs: vec![job("more", 1, None)] };
+    let good = |n| submitted(key(n), vec![job("more", 1, None)]);
     let bad = Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true };
     let mut state = scene.state.clone();
     let applied = state.apply_round(&round(&scene, vec![good(50), bad, good(51)]));

@@ -11,7 +11,7 @@ use muster_types::{
 };
 
 use crate::random::Random;
-use crate::support::{accelerators, carried, check, group, holder, job_draft, node_draft, request, rows};
+use crate::support::{accelerators, carried, check, group, holder, job_draft, node_draft, request, rows, submitted};
 
 const SEEDS: u64 = 16;
 const STEPS: u64 = 300;
@@ -132,7 +132,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let mut draft = job_draft("job", vec![group("main", 1 + random.below(3) as u32, wants)]);
             draft.run_time_limit_ms = random.once_in(2).then_some(5_000);
             let specs = vec![draft.check().expect("a job"); random.below(3) as usize];
-            Decision::JobsSubmitted { request: key, specs }
+            submitted(key, specs)
         }
         8..10 => Decision::JobCancelRequested { request: key, job },
         10..14 => {
@@ -214,10 +214,10 @@ fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
     let count = state.nodes().len() as u64;
     for rank in 0..spec.worker_count() {
         let wanted =
-            spec.group_of(rank).expect("a rank").0.request.accelerators.as_ref().map_or(0, |a| a.count);
+            spec.group_of(rank).expect("a rank").0.request.device_count();
         let node = NodeId(random.below(count.max(1)) as u32);
         let row = state.node(node);
-        let free = row.map_or(DeviceSet::EMPTY, |row| row.free_devices);
+        let free = row.map_or(DeviceSet::EMPTY, |row| row.free.devices);
         let mut devices = free.lowest(wanted).unwrap_or_default();
         if random.once_in(8) {
             devices = DeviceSet(random.next() & 0x1ff);

@@ -1,11 +1,17 @@
 //! Random commands through the decider, over leader changes that lose rounds and let them arrive
 //! late. The seed in a failure's message is the whole bug report.
 
+use std::collections::BTreeSet;
+
 use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::{RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, State};
-use muster_types::{ExitStatus, JobId, JobSpec, LogTime, NodeId, NodeSpec, PriorityTier};
+use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::{
+    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, ExitStatus, JobDraft, JobId, JobSpec, Level,
+    LogTime, NodeId, NodeSpec, PriorityTier, Spread, TaskGroup,
+};
 
 use crate::random::Random;
 use crate::support::{
@@ -27,12 +33,15 @@ struct Model {
     now: LogTime,
     requests: u128,
     term: u64,
+    /// Names of decisions that were made.
+    made: BTreeSet<&'static str>,
 }
 
 #[test]
 fn random_commands_keep_every_invariant() {
     let mut placed = 0;
     let mut stale = 0;
+    let mut made: BTreeSet<&str> = BTreeSet::new();
     for seed in 0..SEEDS {
         let result = std::panic::catch_unwind(|| {
             let mut model = Model::new(seed);
@@ -43,10 +52,12 @@ fn random_commands_keep_every_invariant() {
             (
                 model.replica.jobs().iter().map(|(_, row)| u64::from(row.attempt)).sum::<u64>(),
                 model.replica.stale(),
+                model.made,
             )
         });
         match result {
-            Ok((attempts, late)) => {
+            Ok((attempts, late, of_seed)) => {
+                made.extend(of_seed);
                 placed += attempts;
                 stale += late;
             }
@@ -59,6 +70,9 @@ fn random_commands_keep_every_invariant() {
     // The generator must reach what it is there for.
     assert!(placed > SEEDS * 10, "{placed} gangs were placed");
     assert!(stale > SEEDS, "{stale} records came too late");
+    for rare in ["rearranged", "promise_dropped", "job_released", "policy_set", "checkpoint_committed"] {
+        assert!(made.contains(rare), "{rare} never came about: {made:?}");
+    }
 }
 
 #[test]
@@ -87,6 +101,7 @@ impl Model {
             now: LogTime(1_000),
             requests: 0,
             term: 1,
+            made: BTreeSet::new(),
         }
     }
 
@@ -101,7 +116,9 @@ impl Model {
             70..82 => self.schedule(),
             82..87 => self.tick(),
             87..96 => self.commit_some(),
-            96..98 => self.change_leader(),
+            96..97 => self.change_leader(),
+            97 => self.set_policy(),
+            98 => self.checkpoint(),
             _ => self.speculation.push_digest_if_due(),
         }
         if self.random.once_in(3) {
@@ -111,6 +128,7 @@ impl Model {
 
     fn take(&mut self) {
         if let Some(round) = self.speculation.take_round() {
+            self.made.extend(round.decisions.iter().map(|decision| decision.name()));
             self.in_flight.push(round);
             self.now = self.now.plus_ms(self.random.below(1_000));
             self.speculation.set_now(self.now);
@@ -211,7 +229,9 @@ impl Model {
             groups.push(second);
         }
         groups[0].request.cpu_milli = 1_000 * (1 + self.random.below(12));
+        self.vary_devices(&mut groups[0]);
         let mut draft = job_draft("job", groups);
+        self.vary(&mut draft);
         draft.tier = PriorityTier::ALL[self.random.below(5) as usize];
         draft.failure_retries_max = self.random.below(3) as u32;
         if self.random.once_in(3) {
@@ -221,6 +241,109 @@ impl Model {
             draft.regions = vec![name(["eu", "us"][self.random.below(2) as usize])];
         }
         draft.check().expect("a job")
+    }
+
+    /// Shares of devices, and choices of types.
+    fn vary_devices(&mut self, group: &mut TaskGroup) {
+        let Some(request) = &mut group.request.accelerators else { return };
+        match self.random.below(5) {
+            0 => request.amount = DeviceAmount::Share(1 + self.random.below(999) as u16),
+            1 => request.choices.clear(),
+            2 => {
+                request.choices.push(AcceleratorChoice { kind: name("v100"), throughput_milli: 2_000 });
+            }
+            _ => {}
+        }
+    }
+
+    /// What else a job may say.
+    fn vary(&mut self, draft: &mut JobDraft) {
+        draft.tenant = name(["a", "b", "c", "d"][self.random.below(4) as usize]);
+        draft.preemptible = !self.random.once_in(5);
+        if self.random.once_in(2) {
+            draft.checkpoint_directory = Some("/checkpoints".into());
+        }
+        if draft.groups.len() == 1 && self.random.once_in(4) {
+            draft.groups[0].workers_min = 1 + self.random.below(draft.groups[0].workers.into()) as u32;
+        }
+        if self.random.once_in(6) {
+            draft.topology.required = Some(Level::ALL[self.random.below(3) as usize]);
+        } else if self.random.once_in(6) {
+            let level = Level::ALL[self.random.below(3) as usize];
+            draft.topology.spread = Some(Spread { level, workers_max: 1 + self.random.below(3) as u32 });
+        } else if self.random.once_in(6) {
+            draft.topology.balanced = true;
+        }
+        let jobs: Vec<JobId> = self.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
+        if !jobs.is_empty() && self.random.once_in(8) {
+            let job = jobs[self.random.below(jobs.len() as u64) as usize];
+            let rules = [DependencyRule::Succeeded, DependencyRule::Finished];
+            draft.dependencies = vec![Dependency { job, rule: rules[self.random.below(2) as usize] }];
+        }
+        if self.random.once_in(12) {
+            draft.not_before = Some(self.now.plus_ms(self.random.below(20_000)));
+        }
+        if self.random.once_in(3) {
+            draft.expected_run_ms = Some(1 + self.random.below(100_000));
+        }
+    }
+
+    /// Quotas, limits and rules at random; times are short so that all of them come about.
+    fn set_policy(&mut self) {
+        let mut draft = PolicyDraft::default();
+        draft.preemption.minimum_run_ms = self.random.below(3_000);
+        draft.preemption.defragment_wait_ms = self.random.below(5_000);
+        draft.backfill.reserve_after_ms = self.random.below(3_000);
+        draft.backfill.reservations_max = self.random.below(4) as u32;
+        draft.order.fair_share = self.random.once_in(2);
+        if self.random.once_in(2) {
+            draft.order.order = Order::Submission;
+        }
+        if self.random.once_in(2) {
+            let mut quota = |nominal: u64| Quota {
+                kind: name("h100"),
+                region: None,
+                nominal_milli: nominal * 1_000,
+                borrowing_limit_milli: self.random.once_in(2).then(|| self.random.below(16) * 1_000),
+                lending_limit_milli: self.random.once_in(3).then(|| self.random.below(nominal + 1) * 1_000),
+            };
+            let tenant = |parent: Option<&str>, quotas| TenantPolicy {
+                parent: parent.map(name),
+                quotas,
+                ..TenantPolicy::default()
+            };
+            draft.tenants.insert(name("top"), tenant(None, vec![quota(32)]));
+            draft.tenants.insert(name("a"), tenant(Some("top"), vec![quota(16)]));
+            draft.tenants.insert(name("b"), tenant(Some("top"), vec![quota(8)]));
+            draft.tenants.insert(name("c"), tenant(None, vec![]));
+        }
+        if self.random.once_in(4) {
+            let scope = WindowScope { region: Some(name("eu")), ..WindowScope::default() };
+            let from = self.now.plus_ms(self.random.below(10_000));
+            let until = from.plus_ms(1 + self.random.below(10_000));
+            let purpose = match self.random.below(2) {
+                0 => WindowPurpose::Maintenance,
+                _ => WindowPurpose::ReservedFor { tenant: name("b") },
+            };
+            draft.windows.push(Window { name: name("w"), from, until, scope, purpose });
+        }
+        let policy = Box::new(draft.check().expect("a policy"));
+        let request = self.request();
+        let _ = handle(
+            &mut self.speculation,
+            &Command::SetPolicy { request, policy, expected_version: None },
+        );
+    }
+
+    fn checkpoint(&mut self) {
+        let state = self.speculation.state();
+        let active: Vec<JobId> = state.active().collect();
+        if active.is_empty() {
+            return;
+        }
+        let job = active[self.random.below(active.len() as u64) as usize];
+        let token = state.job(job).and_then(|row| row.placement.as_ref()).expect("a placed job").token;
+        let _ = handle(&mut self.speculation, &Command::CommitCheckpoint { job, token });
     }
 
     fn submit(&mut self) {

@@ -8,12 +8,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use muster_decider::{Answer, Command, Pass, Speculation, handle, schedule, settle_all, tick};
-use muster_journal::{Decision, Outcome, RankUpdate, StopCause, WorkerSlot};
-use muster_planner::{Budget, Verdict, plan};
+use muster_decider::{Answer, Command, Pass, Speculation, explain_job, handle, schedule, settle_all, tick};
+use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
+use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::job::ArrayMember;
-use muster_types::{Accelerators, ExitStatus, JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup};
+use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::{
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, ExitStatus,
+    JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup,
+};
 
 use crate::support::{
     self, FOUNDING, accelerators, commit, holder, job_draft, leadership, name, node_draft, request,
@@ -126,6 +130,12 @@ impl World {
                 let request = self.request(rest);
                 self.carry_out(&Command::Cancel { request, job })
             }
+            "checkpoint" => {
+                let job = self.job_id(rest[0]);
+                let token = self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                self.carry_out(&Command::CommitCheckpoint { job, token })
+            }
+            "policy" => self.policy(rest),
             "report" => {
                 let command = self.report(rest);
                 self.carry_out(&command)
@@ -192,9 +202,9 @@ impl World {
     fn submit(&mut self, words: &[&str]) -> String {
         let mut groups: Vec<TaskGroup> = Vec::new();
         for (place, part) in words[1..].split(|word| *word == "+").enumerate() {
-            let wants = part.iter().find_map(|word| asked(word));
             let workers = self.number(part, "workers=").map_or(1, |text| text.parse().unwrap());
-            let mut group = support::group(&format!("g{place}"), workers, wants);
+            let mut group = support::group(&format!("g{place}"), workers, None);
+            group.request.accelerators = part.iter().find_map(|word| wanted(word));
             if let Some(cpu) = self.number(part, "cpu=") {
                 group.request.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
             }
@@ -211,6 +221,27 @@ impl World {
             draft.failure_retries_max = retries.parse().unwrap();
         }
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
+        if let Some(tenant) = self.number(words, "tenant=") {
+            draft.tenant = name(tenant);
+        }
+        draft.preemptible = !words.contains(&"not-preemptible");
+        if words.contains(&"checkpointed") {
+            draft.checkpoint_directory = Some("/checkpoints".into());
+        }
+        if let Some(min) = self.number(words, "min=") {
+            draft.groups[0].workers_min = min.parse().unwrap();
+        }
+        draft.expected_run_ms = self.number(words, "runs=").map(duration_ms);
+        draft.not_before =
+            self.number(words, "not-before=+").map(|after| self.now.plus_ms(duration_ms(after)));
+        draft.deadline = self.number(words, "deadline=+").map(|after| self.now.plus_ms(duration_ms(after)));
+        for after in words.iter().filter_map(|word| word.strip_prefix("after=")) {
+            let (job, rule) = match after.strip_suffix("!") {
+                Some(job) => (job, DependencyRule::Finished),
+                None => (after, DependencyRule::Succeeded),
+            };
+            draft.dependencies.push(Dependency { job: self.job_id(job), rule });
+        }
         let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
         let mut specs = Vec::new();
         if size == 0 {
@@ -281,6 +312,73 @@ impl World {
             job,
             token: placement.token,
             updates: ranks.into_iter().map(|rank| (rank, update.clone())).collect(),
+        }
+    }
+
+    /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
+    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`,
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING`,
+    /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. All of it is set anew.
+    fn policy(&mut self, words: &[&str]) -> String {
+        let mut draft = PolicyDraft::default();
+        for word in words.iter().filter(|word| !word.starts_with("request=")) {
+            let (key, value) = word.split_once('=').expect("key=value");
+            let times = |from: &str, until: &str| {
+                let time = |text: &str| self.now.plus_ms(duration_ms(text.strip_prefix('+').unwrap()));
+                (time(from), time(until))
+            };
+            let window = |node: &str, from: &str, until: &str, purpose| {
+                let (from, until) = times(from, until);
+                let scope = WindowScope { node: Some(name(node)), ..WindowScope::default() };
+                Window { name: name(&format!("w-{node}")), from, until, scope, purpose }
+            };
+            let parts: Vec<&str> = value.split(',').collect();
+            match key {
+                "preemption" => draft.preemption.enabled = value == "on",
+                "order" => {
+                    draft.order.order = if value == "predicted" { Order::Predicted } else { Order::Submission }
+                }
+                "fair-share" => draft.order.fair_share = value == "on",
+                "reservations" => draft.backfill.reservations_max = value.parse().unwrap(),
+                "reserve-after" => {
+                    draft.backfill.reserve_after_ms = duration_ms(value);
+                    draft.backfill.reserve_after_runs_milli = 0;
+                }
+                "minimum-run" => draft.preemption.minimum_run_ms = duration_ms(value),
+                "defragment-after" => draft.preemption.defragment_wait_ms = duration_ms(value),
+                "maintenance" => {
+                    let purpose = WindowPurpose::Maintenance;
+                    draft.windows.push(window(parts[0], parts[1], parts[2], purpose));
+                }
+                "reserved" => {
+                    let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
+                    draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
+                }
+                "tenant" => {
+                    let mut tenant = TenantPolicy::default();
+                    for part in &parts[1..] {
+                        let (what, value) = part.split_once('=').expect("what=value");
+                        match what {
+                            "parent" => tenant.parent = Some(name(value)),
+                            "weight" => tenant.weight_milli = value.parse::<u32>().unwrap() * 1_000,
+                            kind => tenant.quotas.push(quota(kind, value)),
+                        }
+                    }
+                    draft.tenants.insert(name(parts[0]), tenant);
+                }
+                other => panic!("no policy {other}"),
+            }
+        }
+        let request = self.request(words);
+        match draft.check() {
+            Ok(policy) => self.carry_out(&Command::SetPolicy {
+                request,
+                policy: Box::new(policy),
+                expected_version: None,
+            }),
+            Err(violations) => {
+                violations.iter().map(|violation| format!("refused: {violation}\n")).collect()
+            }
         }
     }
 
@@ -389,6 +487,25 @@ impl World {
                 format!(" {}: {}", self.label(*job), outcome_text(outcome))
             }
             Decision::HistoryPruned { .. } => String::new(),
+            Decision::PolicySet { .. } => String::new(),
+            Decision::Rearranged { stops, promises } => {
+                let mut text = String::new();
+                for stop in stops {
+                    let cause = self.cause(&StopCause::Rearranged(stop.cause));
+                    write!(text, " stop {} ({cause});", self.label(stop.job)).unwrap();
+                }
+                for promise in promises {
+                    let slots = self.slots(&promise.workers);
+                    write!(text, " promise {} {slots};", self.label(promise.job)).unwrap();
+                }
+                text.trim_end_matches(';').to_string()
+            }
+            Decision::PromiseDropped { job }
+            | Decision::JobReleased { job }
+            | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
+            Decision::TurnsChanged { bursts } => {
+                bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
+            }
         }
     }
 
@@ -409,16 +526,39 @@ impl World {
             StopCause::WorkerFailed { rank, exit } => format!("rank {rank} failed ({exit})"),
             StopCause::Evicted { node } => format!("evicted from {}", self.node_label(*node)),
             StopCause::RunTimeLimit => "run-time limit".into(),
+            StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
+                format!("preempted by {}", self.label(*by))
+            }
+            StopCause::Rearranged(RearrangeCause::Moved { by }) => format!("moved for {}", self.label(*by)),
+            StopCause::Rearranged(RearrangeCause::Resized) => "resized".into(),
         }
     }
 
     fn why(&self, job: &str) -> String {
-        let spec = self.state().spec(self.job_id(job)).expect("a job");
-        match plan(self.state(), spec, |_, _| true, &mut Budget::new(100_000)) {
-            Verdict::Fits(found) => format!("would fit in {}/{}\n", found.region, found.cluster),
-            Verdict::Waits(explanation) => format!("{}: {explanation}\n", explanation.code()),
-            Verdict::OutOfBudget => "out of budget\n".into(),
+        let explained = explain_job(self.state(), self.now, self.job_id(job)).expect("a job");
+        let mut text = format!("{explained}\n");
+        if let Some(start) = explained.start {
+            let after = |at: LogTime| format!("+{}m", at.since_ms(self.now) / 60_000);
+            let q90 = start.q90.map_or("unknown".to_string(), after);
+            writeln!(text, "  starts {} to {q90}, as likely before {} as after", after(start.q10), after(start.q50))
+                .unwrap();
         }
+        for blocker in &explained.blockers {
+            writeln!(text, "  room is kept for {}", blocker.name).unwrap();
+        }
+        for quota in &explained.quotas {
+            let tenant = quota.blocked_by.tenant.as_ref().map_or("the fleet", |name| name.as_str());
+            writeln!(
+                text,
+                "  quota of {tenant}: {} of {} thousandths of {} left",
+                quota.room_milli, quota.wanted_milli, quota.kind
+            )
+            .unwrap();
+        }
+        for help in &explained.places.would_help {
+            writeln!(text, "  would help: {help}").unwrap();
+        }
+        text
     }
 
     fn show_jobs(&self) -> String {
@@ -456,7 +596,7 @@ impl World {
                 row.spec.name,
                 row.holder.0,
                 row.incarnation,
-                row.free_devices.count(),
+                row.free.devices.count(),
                 row.spec.device_count()
             )
             .unwrap();
@@ -482,7 +622,33 @@ fn outcome_text(outcome: &Outcome) -> String {
     }
 }
 
-/// `h100:8`, when the word is one.
+/// `NOMINAL/BORROWING/LENDING` in devices; `-` or nothing for no limit.
+fn quota(kind: &str, text: &str) -> Quota {
+    let mut parts = text.split('/').map(|part| part.parse::<u64>().ok().map(|devices| devices * 1_000));
+    Quota {
+        kind: name(kind),
+        region: None,
+        nominal_milli: parts.next().flatten().expect("a nominal quota"),
+        borrowing_limit_milli: parts.next().flatten(),
+        lending_limit_milli: parts.next().flatten(),
+    }
+}
+
+/// What a worker asks for: `h100:8`, `h100|a100:1`, `any:0.25`.
+fn wanted(word: &str) -> Option<AcceleratorRequest> {
+    let (kinds, amount) = word.split_once(':')?;
+    let amount = match amount.strip_prefix("0.") {
+        Some(digits) => DeviceAmount::Share(format!("{digits:0<3}").parse().ok()?),
+        None => DeviceAmount::Whole(amount.parse().ok()?),
+    };
+    let choices = kinds.split('|').filter(|kind| *kind != "any").map(|kind| AcceleratorChoice {
+        kind: name(kind),
+        throughput_milli: 1_000,
+    });
+    Some(AcceleratorRequest { choices: choices.collect(), amount })
+}
+
+/// What a node has: `h100:8`.
 fn asked(word: &str) -> Option<Accelerators> {
     let (kind, count) = word.split_once(':')?;
     Some(accelerators(kind, count.parse().ok()?))

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::frame::{FRAME_BYTES_MAX, FrameReader, encode_frame};
-use muster_journal::{Outcome, ROUND_BYTES_MAX, RankUpdate, WorkerSlot, canonical, from_canonical};
+use muster_journal::{Estimate, Outcome, ROUND_BYTES_MAX, RankUpdate, WorkerSlot, canonical, from_canonical};
 use muster_planner::Budget;
-use muster_state::{JobRow, Phase, Placement, RankState, RestoreError, State};
+use muster_state::{Charge, JobRow, Phase, Placement, RankState, RestoreError, State};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, limits};
 
 use crate::support::{
@@ -146,8 +146,14 @@ fn the_largest_row_is_within_bounds() {
         ranks: vec![RankState::Exited(why); count],
         live: 0,
         unstarted: 0,
+        charge: Charge::default(),
     });
     let row = JobRow {
+        released: true,
+        estimate: Estimate { run_ms: u64::MAX, run_high_ms: u64::MAX, turn: u64::MAX, ..Estimate::default() },
+        preemptions: u32::MAX,
+        checkpointed_at: Some(LogTime(u64::MAX)),
+        promise: None,
         phase: Phase::Finished(Outcome::Failed { detail: "x".repeat(limits::OUTCOME_BYTES_MAX) }),
         attempt: u32::MAX,
         failures: u32::MAX,

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Founding, Speculation};
-use muster_journal::{Round, decode_round, encode_round};
+use muster_journal::{Decision, Estimate, RequestKey, Round, decode_round, encode_round};
 use muster_state::{Leadership, NodeStatus, State};
 use muster_types::{
-    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, Parameters,
-    PriorityTier, ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters,
+    ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -42,6 +42,8 @@ pub fn node_draft(node: &str, region: &str, cluster: &str, has: Option<Accelerat
         cpu_milli: 64_000,
         memory_bytes: 512 * GIB,
         labels: BTreeMap::new(),
+        taints: BTreeSet::new(),
+        pod: None,
     }
 }
 
@@ -50,33 +52,23 @@ pub fn node_spec(node: &str, region: &str, cluster: &str, has: Option<Accelerato
 }
 
 pub fn group(group: &str, workers: u32, wants: Option<Accelerators>) -> TaskGroup {
-    TaskGroup {
-        name: name(group),
-        workers,
-        command: vec!["train".into()],
-        environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
-    }
+    let request =
+        WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 1_000, memory_bytes: GIB };
+    TaskGroup::new(name(group), workers, vec!["train".into()], request)
 }
 
 pub fn job_draft(job: &str, groups: Vec<TaskGroup>) -> JobDraft {
-    JobDraft {
-        name: name(job),
-        tenant: name("research"),
-        tier: PriorityTier::Standard,
-        groups,
-        regions: Vec::new(),
-        run_time_limit_ms: None,
-        stop_grace_ms: 30_000,
-        failure_retries_max: 1,
-        checkpoint_directory: None,
-        working_directory: None,
-        array: None,
-    }
+    JobDraft { failure_retries_max: 1, ..JobDraft::new(name(job), name("research"), groups) }
 }
 
 pub fn job(job: &str, workers: u32, wants: Option<Accelerators>) -> JobSpec {
     job_draft(job, vec![group("main", workers, wants)]).check().expect("a job")
+}
+
+/// A submission with estimates of nothing.
+pub fn submitted(request: RequestKey, specs: Vec<JobSpec>) -> Decision {
+    let estimates = vec![Estimate::default(); specs.len()];
+    Decision::JobsSubmitted { request, specs, estimates }
 }
 
 pub fn holder(n: u128) -> HolderId {
@@ -122,32 +114,66 @@ pub fn check(state: &State) {
     if let Err(broken) = state.verify() {
         panic!("at {}: {}", state.log_index(), broken.0);
     }
-    let mut leased = BTreeSet::new();
-    let mut per_node: BTreeMap<_, u16> = BTreeMap::new();
+    // Thousandths of every device that are leased.
+    let mut leased: BTreeMap<(NodeId, u16), u64> = BTreeMap::new();
     for (id, row) in state.jobs().iter() {
         if let Some(previous) = &row.previous {
             assert!(previous.ranks.iter().all(|r| r.is_over()), "{id} has two live placements");
         }
         let Some(placement) = &row.placement else { continue };
-        let regions = &state.spec(*id).expect("a job has a spec").regions;
+        let spec = state.spec(*id).expect("a job has a spec");
+        let regions = &spec.regions;
         assert!(regions.is_empty() || regions.contains(&placement.region), "{id} is out of its regions");
-        for (slot, rank) in placement.slots.iter().zip(&placement.ranks) {
-            if rank.is_over() {
+        for (rank, (slot, state_of_rank)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+            if state_of_rank.is_over() {
                 continue;
             }
             let node = state.node(slot.node).expect("a leased node exists");
             assert_eq!(node.status, NodeStatus::Up, "{id} holds devices of a lost node");
             assert_eq!(node.incarnation, slot.incarnation);
             assert_eq!((&node.spec.region, &node.spec.cluster), (&placement.region, &placement.cluster));
+            let (group, _) = spec.group_of(rank as u32).expect("a rank has a group");
+            let each = group.request.device_milli() / u64::from(slot.devices.count().max(1));
             for device in slot.devices.iter() {
-                assert!(leased.insert((slot.node, device)), "{id}: device {device} is leased twice");
+                let sum = leased.entry((slot.node, device)).or_default();
+                *sum += each;
+                assert!(*sum <= 1_000, "{id}: device {device} of {} is leased beyond what it is", slot.node);
             }
-            *per_node.entry(slot.node).or_default() += slot.devices.count();
         }
     }
     for (id, node) in state.nodes().iter() {
-        let held = per_node.get(id).copied().unwrap_or(0);
-        assert_eq!(held + node.free_devices.count(), node.spec.device_count(), "capacity of {id}");
+        let held: u64 = leased.range((*id, 0)..=(*id, u16::MAX)).map(|(_, milli)| milli).sum();
+        let all = u64::from(node.spec.device_count()) * 1_000;
+        assert_eq!(held + node.free.device_milli(), all, "capacity of {id}");
+    }
+    check_quotas(state);
+}
+
+/// No tenant came to use more than its quotas allow, counted from the rows alone. Those that did before
+/// the policy was set may go on.
+fn check_quotas(state: &State) {
+    let policy = &state.policy().policy;
+    let version = state.policy().version;
+    let mut used: BTreeMap<(Name, Name), (u64, bool)> = BTreeMap::new();
+    for (id, row) in state.jobs().iter() {
+        let Some((_, charge)) = row.charge() else { continue };
+        let since = row.promise.as_ref().map(|p| p.since).or(row.placement.as_ref().map(|p| p.token.log_index));
+        let tenant = &state.spec(*id).expect("a job has a spec").tenant;
+        for above in policy.ancestry(tenant) {
+            for (kind, milli) in &charge.devices_milli {
+                let (sum, is_new) = used.entry((above.clone(), kind.clone())).or_default();
+                *sum += milli;
+                *is_new |= since.is_some_and(|since| since > version);
+            }
+        }
+    }
+    for ((tenant, kind), (used, is_new)) in used {
+        let Some(rules) = policy.tenants.get(&tenant) else { continue };
+        for quota in rules.quotas.iter().filter(|quota| quota.kind == kind && quota.region.is_none()) {
+            let limit = quota.borrowing_limit_milli.map(|more| quota.nominal_milli + more);
+            let within = limit.is_none_or(|limit| used <= limit);
+            assert!(within || !is_new, "{tenant} uses {used} of {limit:?} thousandths of {kind}");
+        }
     }
 }
 

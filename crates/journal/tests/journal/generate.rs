@@ -1,15 +1,17 @@
 //! Rounds of any content, every variant of every enum among them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+    Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey, Round, Stop,
+    StopCause, WorkerSlot,
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec,
-    LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId,
-    TaskGroup, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, Dependency, DependencyRule, DeviceAmount,
+    DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name,
+    NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId, Spread, TaskGroup,
+    TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -23,23 +25,69 @@ fn accelerators() -> impl Strategy<Value = Option<Accelerators>> {
     option::of((name(), 1..=limits::HOST_DEVICES_MAX).prop_map(|(kind, count)| Accelerators { kind, count }))
 }
 
+fn wanted() -> impl Strategy<Value = AcceleratorRequest> {
+    let choices = btree_map(name(), 1..=limits::THROUGHPUT_MILLI_MAX, 0..4);
+    let amount = prop_oneof![
+        (1..=limits::HOST_DEVICES_MAX).prop_map(DeviceAmount::Whole),
+        (1..=999u16).prop_map(DeviceAmount::Share),
+    ];
+    (choices, amount).prop_map(|(choices, amount)| AcceleratorRequest {
+        choices: choices
+            .into_iter()
+            .map(|(kind, throughput_milli)| AcceleratorChoice { kind, throughput_milli })
+            .collect(),
+        amount,
+    })
+}
+
+/// Everything a job may say besides what it runs.
+fn wishes() -> impl Strategy<Value = JobDraft> {
+    let level = || prop::sample::select(Level::ALL.to_vec());
+    let spread =
+        (level(), 1..100u32).prop_map(|(level, workers_max)| Spread { level, workers_max });
+    let topology = prop_oneof![
+        option::of(level()).prop_map(|required| TopologyRule { required, ..TopologyRule::default() }),
+        any::<bool>().prop_map(|balanced| TopologyRule { balanced, ..TopologyRule::default() }),
+        option::of(spread).prop_map(|spread| TopologyRule { spread, ..TopologyRule::default() }),
+    ];
+    let values = prop::collection::btree_set("[ -~é]{0,8}", 1..3);
+    let names = || prop::collection::btree_set(name(), 0..3);
+    let rule = prop::sample::select(vec![DependencyRule::Succeeded, DependencyRule::Finished]);
+    let dependencies = btree_map(any::<u64>(), rule, 0..3);
+    let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
+    let places = (btree_map(name(), values, 0..3), names(), names());
+    (topology, places, any::<bool>(), dependencies, times).prop_map(
+        |(topology, places, preemptible, dependencies, times)| JobDraft {
+            topology,
+            node_selector: places.0,
+            tolerations: places.1,
+            preemptible,
+            dependencies: dependencies
+                .into_iter()
+                .map(|(job, rule)| Dependency { job: JobId(job), rule })
+                .collect(),
+            not_before: times.0.map(LogTime),
+            deadline: times.1.map(LogTime),
+            expected_run_ms: times.2,
+            datasets: places.2.into_iter().collect(),
+            ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
+        },
+    )
+}
+
 fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     (
         1..1_000u32,
         vec("[a-zé]{1,8}", 1..4),
         btree_map("[A-L_][A-Z0-9_]{0,6}", "[ -~é]{0,8}", 0..3),
-        accelerators(),
+        option::of(wanted()),
         1..=limits::CPU_MILLI_MAX,
         1..=limits::MEMORY_BYTES_MAX,
     )
         .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes)| {
-            TaskGroup {
-                name: Name::new(&format!("g{n}")).expect("a name"),
-                workers,
-                command,
-                environment,
-                request: WorkerRequest { accelerators, cpu_milli, memory_bytes },
-            }
+            let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+            let name = Name::new(&format!("g{n}")).expect("a name");
+            TaskGroup { environment, ..TaskGroup::new(name, workers, command, request) }
         })
 }
 
@@ -58,8 +106,10 @@ pub fn spec() -> impl Strategy<Value = JobSpec> {
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let numbers =
         (option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX), 0..=limits::STOP_GRACE_MS_MAX, 0..=1_000u32);
-    (name(), name(), tier, groups, regions, numbers, path(), path(), array).prop_map(
-        |(name, tenant, tier, groups, regions, numbers, checkpoint_directory, working_directory, array)| {
+    let paths = (path(), path());
+    (name(), name(), tier, groups, regions, numbers, paths, array, wishes()).prop_map(
+        |(name, tenant, tier, groups, regions, numbers, paths, array, wishes)| {
+            let (checkpoint_directory, working_directory) = paths;
             let draft = JobDraft {
                 name,
                 tenant,
@@ -72,6 +122,7 @@ pub fn spec() -> impl Strategy<Value = JobSpec> {
                 checkpoint_directory,
                 working_directory,
                 array,
+                ..wishes
             };
             draft.check().expect("the generator keeps the rules")
         },
@@ -94,6 +145,8 @@ pub fn node() -> impl Strategy<Value = NodeSpec> {
             cpu_milli: sizes.1,
             memory_bytes: sizes.2,
             labels: labels.into_iter().collect::<BTreeMap<_, _>>(),
+            taints: BTreeSet::new(),
+            pod: None,
         };
         draft.check().expect("the generator keeps the rules")
     })
@@ -138,14 +191,35 @@ fn parameters() -> impl Strategy<Value = Parameters> {
     })
 }
 
+fn estimate() -> impl Strategy<Value = Estimate> {
+    (any::<[u64; 3]>(), option::of(any::<u64>())).prop_map(|(n, burst)| Estimate {
+        run_ms: n[0],
+        run_high_ms: n[1],
+        turn: n[2],
+        burst: burst.map(JobId),
+    })
+}
+
+fn rearrange_cause() -> impl Strategy<Value = RearrangeCause> {
+    prop_oneof![
+        any::<u64>().prop_map(|by| RearrangeCause::Preempted { by: JobId(by) }),
+        any::<u64>().prop_map(|by| RearrangeCause::Moved { by: JobId(by) }),
+        Just(RearrangeCause::Resized),
+    ]
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
     let node_id = || any::<u32>().prop_map(NodeId);
     let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
-        (request(), vec(spec(), 0..3))
-            .prop_map(|(request, specs)| Decision::JobsSubmitted { request, specs }),
+        (request(), vec((spec(), estimate()), 0..3)).prop_map(|(request, jobs)| {
+            let (specs, estimates) = jobs.into_iter().unzip();
+            Decision::JobsSubmitted { request, specs, estimates }
+        }),
+        (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
+        request().prop_map(|request| Decision::PolicySet { request, policy: Box::default() }),
         (request(), job()).prop_map(|(request, job)| Decision::JobCancelRequested { request, job }),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
@@ -178,7 +252,11 @@ fn decisions() -> impl Strategy<Value = Decision> {
         (any::<u32>(), exit()).prop_map(|(rank, exit)| StopCause::WorkerFailed { rank, exit }),
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
+        rearrange_cause().prop_map(StopCause::Rearranged),
     ];
+    let stop =
+        (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
+    let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });
     let outcome = prop_oneof![
         Just(Outcome::Succeeded),
         "[ -~é]{0,20}".prop_map(|detail| Outcome::Failed { detail }),
@@ -202,6 +280,11 @@ fn decisions() -> impl Strategy<Value = Decision> {
             jobs_before: LogTime(jobs)
         }),
         any::<u64>().prop_map(|digest| Decision::DigestRecorded { digest }),
+        (vec(stop, 0..3), vec(promise, 0..3))
+            .prop_map(|(stops, promises)| Decision::Rearranged { stops, promises }),
+        job().prop_map(|job| Decision::PromiseDropped { job }),
+        job().prop_map(|job| Decision::JobReleased { job }),
+        vec((job(), any::<u64>()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
     ]
 }
 

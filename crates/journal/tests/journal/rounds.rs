@@ -1,13 +1,13 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use muster_journal::{
-    Decision, DecodeError, FORMAT, ROUND_BYTES_MAX, RequestKey, Round, WorkerSlot, canonical, decode_round,
-    encode_round, from_canonical, hash,
+    Decision, DecodeError, Estimate, FORMAT, ROUND_BYTES_MAX, RequestKey, Round, WorkerSlot, canonical,
+    decode_round, encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
-    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier,
-    ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, ReplicaId, RequestId,
+    TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -100,7 +100,7 @@ fn the_generator_reaches_every_variant() {
     for _ in 0..500 {
         seen.insert(decision().new_tree(&mut runner).unwrap().current().name());
     }
-    assert_eq!(seen.len(), 14, "{seen:?}");
+    assert_eq!(seen.len(), 20, "{seen:?}");
 }
 
 #[test]
@@ -175,35 +175,26 @@ fn one(decision: Decision) -> Round {
 
 fn typical() -> JobSpec {
     let name = |text: &str| Name::new(text).unwrap();
+    let request = WorkerRequest {
+        accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
+        cpu_milli: 8_000,
+        memory_bytes: 64 << 30,
+    };
+    let command = ["python", "train.py", "--epochs", "10"].map(String::from).to_vec();
+    let group = TaskGroup::new(name("main"), 1, command, request);
     let draft = JobDraft {
-        name: name("train-resnet"),
-        tenant: name("research"),
-        tier: PriorityTier::Standard,
-        groups: vec![TaskGroup {
-            name: name("main"),
-            workers: 1,
-            command: ["python", "train.py", "--epochs", "10"].map(String::from).to_vec(),
-            environment: BTreeMap::new(),
-            request: WorkerRequest {
-                accelerators: Some(Accelerators { kind: name("h100"), count: 1 }),
-                cpu_milli: 8_000,
-                memory_bytes: 64 << 30,
-            },
-        }],
-        regions: vec![],
         run_time_limit_ms: Some(86_400_000),
-        stop_grace_ms: 30_000,
         failure_retries_max: 3,
-        checkpoint_directory: None,
-        working_directory: None,
-        array: None,
+        ..JobDraft::new(name("train-resnet"), name("research"), vec![group])
     };
     draft.check().unwrap()
 }
 
 fn submitted() -> Decision {
     let request = RequestKey { id: RequestId(u128::MAX / 3), fingerprint: u64::MAX / 5 };
-    Decision::JobsSubmitted { request, specs: vec![typical()] }
+    let estimate =
+        Estimate { run_ms: 3_600_000, run_high_ms: 7_200_000, turn: 1_800_000_000_000, burst: None };
+    Decision::JobsSubmitted { request, specs: vec![typical()], estimates: vec![estimate] }
 }
 
 /// Growth of a record is growth of every log and every snapshot: a change here is a decision.
@@ -216,7 +207,7 @@ fn sizes_of_typical_records() {
     };
     let sizes = [
         ("round around a decision", encode_round(&one(Decision::LeaderStarted)).len() - 1, 36),
-        ("jobs_submitted, one worker", canonical(&submitted()).len(), 121),
+        ("jobs_submitted, one worker", canonical(&submitted()).len(), 162),
         ("gang_placed, one worker", canonical(&placed(1)).len(), 12),
         ("gang_placed, 64 workers", canonical(&placed(64)).len(), 327),
     ];

@@ -36,6 +36,11 @@ impl Console {
         Console { format, colour: wanted && !no_color && io::stdout().is_terminal(), quiet }
     }
 
+    /// The same console with another form of output.
+    pub fn with_format(&self, format: Format) -> Console {
+        Console { format, colour: self.colour, quiet: self.quiet }
+    }
+
     /// Whether the output is for programs.
     pub fn is_structured(&self) -> bool {
         matches!(self.format, Format::Json | Format::Yaml)
@@ -119,6 +124,22 @@ impl Grid {
         // An empty cell would shift the fields of whoever splits at blanks.
         let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { one_line(&cell) };
         self.rows.push(cells.into_iter().map(shown).collect());
+    }
+
+    /// As a part of a longer text: without colours and unwrapped.
+    pub fn plain(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+            cells.chain([self.header.get(column).map_or(0, |title| title.len())]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
+        let line = |cells: Vec<&str>| {
+            let padded: Vec<String> =
+                cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            padded.join("  ").trim_end().to_owned() + "\n"
+        };
+        let rows = self.rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
+        [line(self.header.clone())].into_iter().chain(rows).collect()
     }
 
     /// Only the last column is ever wrapped: the others hold ids and numbers that people copy.

@@ -131,6 +131,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::NeverFits => {
             "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet"
         }
+        RefusalCode::PolicyChanged => {
+            "`muster policy show -o yaml` shows the present one; put your change into that and set it again"
+        }
         RefusalCode::RequestIdReused => "leave out --request-id to make this a new request",
         RefusalCode::JobNotFound => {
             "`muster job list` shows the ids; `muster job list --name PREFIX` finds them by name"

@@ -7,11 +7,13 @@ use muster_wire::v1;
 
 use super::Global;
 use super::console::{Console, Format, Grid, one_line};
+use super::explanation;
 use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
 use super::list::{self, ListArgs, age};
 use super::logs::{self, LogsArgs};
 use super::view::{self, Document, Items};
+use crate::manifest::quantity;
 
 /// Commands about jobs.
 #[derive(Subcommand)]
@@ -21,6 +23,17 @@ pub enum JobCommand {
     /// Show one job: where it runs, or why it waits
     #[command(after_help = "Examples:\n  muster job show job-3f0\n  muster job show job-3f0 -o yaml")]
     Show {
+        /// Its id
+        id: String,
+    },
+    /// Say why a job waits, what stands before it, what would help and when it will start
+    #[command(after_help = "\
+Examples:
+  muster job explain job-3f0
+  muster job explain job-3f0 -o json | jq .start
+
+`muster plan FILE` says the same of a job that has not been submitted.")]
+    Explain {
         /// Its id
         id: String,
     },
@@ -71,6 +84,10 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
         JobCommand::Show { id } => {
             let id = checked(&id)?;
             show(&global.client().await?, console, id).await
+        }
+        JobCommand::Explain { id } => {
+            let id = checked(&id)?;
+            explanation::explain(&global.client().await?, console, id).await
         }
         JobCommand::Logs(args) => logs::run(global, console, args).await,
         JobCommand::Cancel { ids } => {
@@ -144,9 +161,14 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     say("phase", job.phase.to_owned());
     say("reason", reason(job));
     say("workers", format!("{} with {} devices", job.workers, job.devices));
+    say("estimate", job.estimate.as_ref().map(estimate).unwrap_or_default());
     say("array index", job.array_index.map(|i| i.to_string()).unwrap_or_default());
     say("attempt", job.attempt.to_string());
     say("failures", job.failures.to_string());
+    if job.preemptions > 0 {
+        say("preemptions", job.preemptions.to_string());
+    }
+    say("checkpointed", job.checkpointed_at.clone().unwrap_or_default());
     say("submitted", job.submitted_at.clone().unwrap_or_default());
     say("started", job.started_at.clone().unwrap_or_default());
     say("finished", job.finished_at.clone().unwrap_or_default());
@@ -154,6 +176,10 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     if let Some(placement) = &job.placement {
         say("placed in", format!("{} / {}", placement.region, placement.cluster));
         say("fencing token", placement.fencing_token.clone());
+    }
+    if let Some(promise) = &job.promise {
+        say("room kept in", format!("{} / {}", promise.region, promise.cluster));
+        say("room kept at", format!("log index {}", promise.promised_at_index));
     }
     for group in job.spec.iter().flat_map(|spec| &spec.groups) {
         say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command));
@@ -164,10 +190,31 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     match &job.placement {
         Some(placement) if !placement.workers.is_empty() => {
             console.line("")?;
-            console.table(&workers(placement))
+            console.table(&workers(placement))?;
+        }
+        _ => {}
+    }
+    match &job.promise {
+        Some(promise) if !promise.workers.is_empty() => {
+            console.line("")?;
+            console.table(&promised(promise))
         }
         _ => Ok(()),
     }
+}
+
+fn estimate(estimate: &view::Estimate) -> String {
+    let (likely, high) = (quantity::show_about(estimate.run_ms), quantity::show_about(estimate.run_high_ms));
+    format!("runs about {likely}, with nine chances in ten at most {high}")
+}
+
+fn promised(promise: &view::Promise) -> Grid {
+    let mut grid = Grid::new(vec!["RANK", "WILL BE ON", "DEVICES"]);
+    for worker in &promise.workers {
+        let devices: Vec<String> = worker.devices.iter().map(u32::to_string).collect();
+        grid.row(vec![worker.rank.to_string(), worker.node.clone(), devices.join(",")]);
+    }
+    grid
 }
 
 fn workers(placement: &view::Placement) -> Grid {

@@ -10,12 +10,16 @@
 mod cluster;
 mod config;
 mod console;
+mod explanation;
 pub mod failure;
 mod follow;
 mod job;
 mod list;
 mod logs;
 mod node;
+mod policy;
+mod policy_view;
+mod sim;
 mod submit;
 pub mod view;
 
@@ -35,7 +39,9 @@ use failure::{Exit, Failure};
 pub const ROOT_AFTER_HELP: &str = "\
 Examples:
   muster --endpoint replica-1:7401,replica-2:7401 cluster status
+  muster plan train.yaml
   muster submit train.yaml --watch
+  muster job explain job-3f0
   muster job list --phase pending
   muster job logs job-3f0 --rank 0 -f
 
@@ -79,15 +85,23 @@ fn timeout(text: &str) -> Result<Duration, String> {
 pub enum ClientCommand {
     /// Submit the jobs of a file
     Submit(submit::SubmitArgs),
+    /// Say what would become of a job if it were submitted now: where, when, and why not
+    Plan(explanation::PlanArgs),
     /// Look at jobs, follow and cancel them
     #[command(subcommand, visible_alias = "jobs")]
     Job(job::JobCommand),
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
+    #[command(subcommand)]
+    Sim(sim::SimCommand),
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
@@ -123,9 +137,12 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
 async fn dispatch(global: &Global, console: &Console, command: ClientCommand) -> Result<Exit, Failure> {
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,
+        ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
     }

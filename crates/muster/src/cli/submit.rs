@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::time::SystemTime;
 
 use clap::Args;
 use muster_client::{CallError, Client};
@@ -56,7 +57,13 @@ pub struct SubmitArgs {
 }
 
 pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result<Exit, Failure> {
-    let manifests = read_manifests(&args)?;
+    let overrides = Overrides {
+        name: args.name.clone(),
+        tenant: args.tenant.clone(),
+        tier: args.tier.clone(),
+        regions: args.region.clone(),
+    };
+    let manifests = read_manifests(&args.file, &overrides)?;
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
     let submission = if args.validate_only {
@@ -149,7 +156,7 @@ async fn validate(client: &Client, file: &str, manifests: &[Manifest]) -> Result
 }
 
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
-fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
+pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
     let CallError::Refuse { refused, .. } = &error else {
         return Failure::from(error);
     };
@@ -166,7 +173,7 @@ fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<us
 }
 
 /// `file:line: field: what is wrong`, as compilers write it.
-fn located(file: &str, problem: &Problem) -> String {
+pub fn located(file: &str, problem: &Problem) -> String {
     let file = if file == "-" { "stdin" } else { file };
     let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
     match problem.line {
@@ -175,23 +182,18 @@ fn located(file: &str, problem: &Problem) -> String {
     }
 }
 
-fn read_manifests(args: &SubmitArgs) -> Result<Vec<Manifest>, Failure> {
-    let bytes = read(&args.file)?;
+/// The jobs of a file, each checked as the server would.
+pub fn read_manifests(file: &str, overrides: &Overrides) -> Result<Vec<Manifest>, Failure> {
+    let bytes = read(file)?;
     let wrong = |problems: Vec<Problem>| {
         Failure::usage("the job file is not valid")
-            .with_details(problems.iter().map(|p| located(&args.file, p)))
+            .with_details(problems.iter().map(|p| located(file, p)))
             .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
     };
-    let mut manifests = manifest::parse(&bytes).map_err(|e| wrong(e.0))?;
-    let overrides = Overrides {
-        name: args.name.clone(),
-        tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
-        regions: args.region.clone(),
-    };
+    let mut manifests = manifest::parse(&bytes, now_ms()).map_err(|e| wrong(e.0))?;
     let mut problems = Vec::new();
     for manifest in &mut manifests {
-        manifest.apply(&overrides);
+        manifest.apply(overrides);
         if let Err(error) = manifest.check() {
             problems.extend(error.0);
         }
@@ -200,10 +202,17 @@ fn read_manifests(args: &SubmitArgs) -> Result<Vec<Manifest>, Failure> {
     if problems.is_empty() { Ok(manifests) } else { Err(wrong(problems)) }
 }
 
-fn read(file: &str) -> Result<Vec<u8>, Failure> {
+/// Milliseconds since the Unix epoch, by this machine's clock: what `+2h` in a file counts from.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The bytes of a file, or of stdin; one more than is allowed when there are more.
+pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
     let failed = |error: std::io::Error| {
         Failure::usage(format!("{file} could not be read: {error}"))
-            .with_next("name a job file, or - to read one from stdin")
+            .with_next("name a file, or - to read one from stdin")
     };
     // One byte more than is allowed shows that there is more than is allowed.
     let limit = FILE_BYTES_MAX as u64 + 1;

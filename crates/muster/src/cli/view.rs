@@ -3,7 +3,7 @@
 //! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
-//! `ClusterStatus`, `Version`.
+//! `ClusterStatus`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
 
 use std::collections::BTreeMap;
 
@@ -82,14 +82,58 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<String>,
     pub changed_at_index: u64,
+    /// Whether it is in line as far as dependencies and times are concerned.
+    pub released: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Estimate>,
+    /// Times that policy stopped it to make room.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub preemptions: u32,
+    /// When it last saved its work in this attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpointed_at: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status_reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status_detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
+    /// Room that is kept for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promise>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
+}
+
+/// What the cluster expects of a job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Estimate {
+    pub run_ms: u64,
+    /// With nine chances in ten at most.
+    pub run_high_ms: u64,
+}
+
+/// Room that is kept for a job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Promise {
+    pub promised_at_index: u64,
+    pub region: String,
+    pub cluster: String,
+    /// By rank; left out in lists.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<PromisedWorker>,
+}
+
+/// One worker of a promise.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PromisedWorker {
+    pub rank: u32,
+    pub node: String,
+    pub node_id: String,
+    pub devices: Vec<u32>,
 }
 
 /// The current or last placement of a job.
@@ -140,6 +184,52 @@ pub struct Spec {
     pub working_directory: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, Vec<String>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<String>,
+    pub preemptible: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<Dependency>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_run_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub datasets: Vec<String>,
+}
+
+/// How close together or how far apart workers have to be.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Topology {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub required: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub preferred: String,
+    pub balanced: bool,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub segment_workers: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
+}
+
+/// At most so many workers in one domain.
+#[derive(Serialize)]
+pub struct Spread {
+    pub level: String,
+    pub max: u32,
+}
+
+/// A job that another one waits for.
+#[derive(Serialize)]
+pub struct Dependency {
+    pub job: String,
+    pub when: String,
 }
 
 /// A task group of a spec.
@@ -148,13 +238,64 @@ pub struct Spec {
 pub struct Group {
     pub name: String,
     pub workers: u32,
+    pub workers_min: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Slice>,
     pub command: Vec<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub accelerators: Option<Accelerators>,
+    pub accelerators: Option<AcceleratorRequest>,
     pub cpu_milli: u64,
     pub memory_bytes: u64,
+}
+
+/// Slices of a group.
+#[derive(Serialize)]
+pub struct Slice {
+    pub shape: String,
+    pub count: u32,
+}
+
+/// Accelerators of a worker.
+#[derive(Serialize)]
+pub struct AcceleratorRequest {
+    /// Types with their throughput; empty for any type.
+    pub types: BTreeMap<String, Decimal>,
+    /// Whole devices, or a share of one below 1.
+    pub count: Decimal,
+}
+
+/// A number with so many decimals, as people write it: `8`, `0.25`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decimal {
+    value: u64,
+    places: u32,
+}
+
+impl Decimal {
+    pub fn milli(value: u64) -> Decimal {
+        Decimal { value, places: 3 }
+    }
+
+    pub fn micro(value: u64) -> Decimal {
+        Decimal { value, places: 6 }
+    }
+}
+
+impl Serialize for Decimal {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let scale = 10u64.pow(self.places);
+        if self.value.is_multiple_of(scale) {
+            return serializer.serialize_u64(self.value / scale);
+        }
+        // The shortest digits that mean the same double are those that were written.
+        serializer.serialize_f64(self.value as f64 / scale as f64)
+    }
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 /// Accelerators of one type.
@@ -188,6 +329,11 @@ pub struct Node {
     pub free_memory_bytes: u64,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<String>,
+    /// `<pod>/<cube>/(x, y, z)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_at: Option<String>,
     pub changed_at_index: u64,
@@ -328,10 +474,32 @@ impl From<v1::Job> for Job {
             started_at: time(job.started_at_ms),
             finished_at: time(job.finished_at_ms),
             changed_at_index: job.changed_at_index,
+            released: job.released,
+            estimate: job.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            preemptions: job.preemptions,
+            checkpointed_at: time(job.checkpointed_at_ms),
             status_reason: job.status_reason,
             status_detail: job.status_detail,
             placement: job.placement.map(Placement::from),
+            promise: job.promise.map(Promise::from),
             spec: job.spec.map(Spec::from),
+        }
+    }
+}
+
+impl From<v1::Promise> for Promise {
+    fn from(promise: v1::Promise) -> Promise {
+        let worker = |worker: v1::PromisedWorker| PromisedWorker {
+            rank: worker.rank,
+            node: worker.node_name,
+            node_id: worker.node_id,
+            devices: worker.devices,
+        };
+        Promise {
+            promised_at_index: promise.promised_at_index,
+            region: promise.region,
+            cluster: promise.cluster,
+            workers: promise.workers.into_iter().map(worker).collect(),
         }
     }
 }
@@ -380,6 +548,47 @@ impl From<v1::JobSpec> for Spec {
             checkpoint_directory: spec.checkpoint_directory,
             working_directory: spec.working_directory,
             array: Some(spec.array_size).filter(|size| *size > 0),
+            topology: spec.topology.map(Topology::from),
+            node_selector: spec.node_selector.into_iter().map(|(label, v)| (label, v.values)).collect(),
+            tolerations: spec.tolerations,
+            preemptible: spec.preemptible.unwrap_or(true),
+            after: spec
+                .dependencies
+                .into_iter()
+                .map(|d| Dependency { job: d.job_id, when: d.rule })
+                .collect(),
+            not_before: time(spec.not_before_ms),
+            deadline: time(spec.deadline_ms),
+            expected_run_ms: Some(spec.expected_run_ms).filter(|ms| *ms > 0),
+            datasets: spec.datasets,
+        }
+    }
+}
+
+impl From<v1::TopologyRule> for Topology {
+    fn from(rule: v1::TopologyRule) -> Topology {
+        Topology {
+            required: rule.required,
+            preferred: rule.preferred,
+            balanced: rule.balanced,
+            segment_workers: rule.segment_workers,
+            spread: rule.spread.map(|spread| Spread { level: spread.level, max: spread.workers_max }),
+        }
+    }
+}
+
+impl From<v1::AcceleratorRequest> for AcceleratorRequest {
+    fn from(request: v1::AcceleratorRequest) -> AcceleratorRequest {
+        use v1::accelerator_request::Amount;
+        let milli = match request.amount {
+            Some(Amount::Count(count)) => u64::from(count) * 1_000,
+            Some(Amount::ShareMilli(milli)) => milli.into(),
+            None => 0,
+        };
+        let choice = |c: v1::AcceleratorChoice| (c.r#type, Decimal::milli(c.throughput_milli.into()));
+        AcceleratorRequest {
+            types: request.choices.into_iter().map(choice).collect(),
+            count: Decimal::milli(milli),
         }
     }
 }
@@ -389,9 +598,11 @@ impl From<v1::TaskGroup> for Group {
         Group {
             name: group.name,
             workers: group.workers,
+            workers_min: group.workers_min,
+            slice: group.slice.map(|slice| Slice { shape: slice.shape, count: slice.count }),
             command: group.command,
             environment: group.environment.into_iter().collect(),
-            accelerators: group.accelerators.map(accelerators),
+            accelerators: group.accelerators.map(AcceleratorRequest::from),
             cpu_milli: group.cpu_milli,
             memory_bytes: group.memory_bytes,
         }
@@ -420,6 +631,11 @@ impl From<v1::Node> for Node {
             cpu_milli: description.cpu_milli,
             memory_bytes: description.memory_bytes,
             labels: description.labels.into_iter().collect(),
+            taints: description.taints,
+            pod: description.pod.map(|pod| {
+                let at: Vec<String> = pod.at.iter().map(u32::to_string).collect();
+                format!("{}/{}/({})", pod.pod, pod.cube, at.join(", "))
+            }),
             free_devices: node.free_devices,
             free_cpu_milli: node.free_cpu_milli,
             free_memory_bytes: node.free_memory_bytes,
@@ -468,7 +684,7 @@ mod tests {
         let document = Document::new("Job", Some(9), Job::from(job));
         assert_eq!(
             serde_json::to_string(&document).unwrap(),
-            r#"{"schema":"muster.dev/v1","kind":"Job","logIndex":9,"id":"job-1","name":"train","tenant":"","tier":"","phase":"running","attempt":0,"failures":0,"workers":2,"devices":4,"changedAtIndex":7,"placement":{"fencingToken":"1.6","region":"eu","cluster":"","workers":[{"rank":0,"node":"n0","nodeId":"","devices":[0,1],"state":"exited","exit":"exit code 3","exitCode":3}]}}"#
+            r#"{"schema":"muster.dev/v1","kind":"Job","logIndex":9,"id":"job-1","name":"train","tenant":"","tier":"","phase":"running","attempt":0,"failures":0,"workers":2,"devices":4,"changedAtIndex":7,"released":false,"placement":{"fencingToken":"1.6","region":"eu","cluster":"","workers":[{"rank":0,"node":"n0","nodeId":"","devices":[0,1],"state":"exited","exit":"exit code 3","exitCode":3}]}}"#
         );
     }
 }

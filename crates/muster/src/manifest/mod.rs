@@ -8,6 +8,7 @@
 //! **Invariant:** pure, and no bytes panic. A file that passes [`Manifest::check`] is refused by a
 //! server of the same version only for what the file cannot show (capacity, quota, permission).
 
+mod policy;
 pub mod quantity;
 mod read;
 mod shape;
@@ -18,6 +19,8 @@ use std::fmt;
 
 use muster_types::Violation;
 use muster_wire::{convert, v1};
+
+pub use policy::{PolicyFile, parse_policy};
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
@@ -82,25 +85,43 @@ pub struct Overrides {
     pub regions: Vec<String>,
 }
 
-/// Reads a job file.
-pub fn parse(bytes: &[u8]) -> Result<Vec<Manifest>, ManifestError> {
+/// Reads a job file. `now_ms` is what times like `+2h` count from, since the Unix epoch.
+pub fn parse(bytes: &[u8], now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
+    let manifests = read::documents(text(bytes)?, now_ms)?;
+    if manifests.is_empty() {
+        return Err(ManifestError::whole("the file holds no job (expected kind: Job)"));
+    }
+    Ok(manifests)
+}
+
+/// The text of a file, when it is one and not too long.
+fn text(bytes: &[u8]) -> Result<&str, ManifestError> {
     if bytes.len() > FILE_BYTES_MAX {
         let mib = FILE_BYTES_MAX >> 20;
         return Err(ManifestError::whole(format!("the file is larger than {mib} MiB")));
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| {
+    std::str::from_utf8(bytes).map_err(|error| {
         let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
         ManifestError(vec![Problem {
             line: Some(line as u64),
             field: String::new(),
             description: "the file is not UTF-8 text".into(),
         }])
-    })?;
-    let manifests = read::documents(text)?;
-    if manifests.is_empty() {
-        return Err(ManifestError::whole("the file holds no job (expected kind: Job)"));
+    })
+}
+
+/// The line of a field, or of the nearest one around it; else the first.
+fn line_of(field: &str, lines: &BTreeMap<String, u64>, first_line: u64) -> Option<u64> {
+    let mut path = field;
+    loop {
+        if let Some(line) = lines.get(path) {
+            return Some(*line);
+        }
+        match path.rfind(['.', '[']) {
+            Some(end) => path = &path[..end],
+            None => return Some(first_line).filter(|line| *line > 0),
+        }
     }
-    Ok(manifests)
 }
 
 impl Manifest {
@@ -135,16 +156,20 @@ impl Manifest {
     /// A violation in the message, as a problem of the file. The path starts with `spec`.
     pub fn explain(&self, violation: &Violation) -> Problem {
         let field = self.path_in_file(&violation.field);
-        let line = self.line_of(&field);
+        let line = line_of(&field, &self.lines, self.first_line);
         let description = match field.as_str() {
             "metadata.name" if self.message.name.is_empty() => "must be given (or --name)".to_owned(),
-            _ => violation.description.clone(),
+            // Sentences name other fields as the messages do.
+            _ => violation
+                .description
+                .replace("not_before", "notBefore")
+                .replace("segment_workers", "segmentWorkers"),
         };
         Problem { line, field, description }
     }
 
     fn path_in_file(&self, path: &str) -> String {
-        const RENAMED: [(&str, &str); 9] = [
+        const RENAMED: [(&str, &str); 15] = [
             ("name", "metadata.name"),
             ("tenant", "metadata.tenant"),
             ("run_time_limit_ms", "spec.runTimeLimit"),
@@ -154,6 +179,12 @@ impl Manifest {
             ("working_directory", "spec.workingDirectory"),
             ("array_size", "spec.array"),
             ("array", "spec.array"),
+            ("not_before_ms", "spec.notBefore"),
+            ("deadline_ms", "spec.deadline"),
+            ("expected_run_ms", "spec.expectedRun"),
+            ("topology.segment_workers", "spec.topology.segmentWorkers"),
+            ("topology.spread.workers_max", "spec.topology.spread.max"),
+            ("dependencies", "spec.after"),
         ];
         let Some(rest) = path.strip_prefix("spec.") else {
             return path.to_owned();
@@ -161,26 +192,27 @@ impl Manifest {
         if let Some((_, renamed)) = RENAMED.iter().find(|(name, _)| *name == rest) {
             return (*renamed).to_owned();
         }
+        if let Some(label) = rest.strip_prefix("node_selector") {
+            return format!("spec.nodeSelector{label}");
+        }
+        if let Some(place) = rest.strip_prefix("dependencies[") {
+            return format!("spec.after[{}", place.replace(".job_id", ".job").replace(".rule", ".when"));
+        }
         let mut path = format!("spec.{rest}");
         // Names of variables are the user's own and stay as they are.
         if !path.contains(".environment.") {
-            path = path.replace(".cpu_milli", ".cpu").replace(".memory_bytes", ".memory");
+            for (name, renamed) in
+                [(".cpu_milli", ".cpu"), (".memory_bytes", ".memory"), (".workers_min", ".workersMin")]
+            {
+                path = path.replace(name, renamed);
+            }
+            // The types of accelerators have no numbers in a file, and the short form has no fields.
+            if let Some((group, field)) = path.split_once(".accelerators.") {
+                let field = if field == "count" { ".count" } else { "" };
+                path = format!("{group}.accelerators{field}");
+            }
         }
         if self.shorthand { path.replacen("spec.groups[0].", "spec.", 1) } else { path }
-    }
-
-    /// The line of a field, or of the nearest one around it.
-    fn line_of(&self, field: &str) -> Option<u64> {
-        let mut path = field;
-        loop {
-            if let Some(line) = self.lines.get(path) {
-                return Some(*line);
-            }
-            match path.rfind(['.', '[']) {
-                Some(end) => path = &path[..end],
-                None => return Some(self.first_line).filter(|line| *line > 0),
-            }
-        }
     }
 }
 

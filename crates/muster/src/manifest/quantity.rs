@@ -1,9 +1,11 @@
-//! Durations, CPUs, memory and counts as people write them.
+//! Durations, times, CPUs, memory, devices, money and counts as people write them, and back.
 //!
 //! **Invariant:** exact or refused. `1.5Gi` is a whole number of bytes and fine; what would have to be
 //! rounded is not guessed at.
 
 use std::fmt;
+
+use muster_wire::v1::accelerator_request::Amount;
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +87,119 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
         .and_then(|value| u32::try_from(value).ok())
         .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
+}
+
+/// A position in the log.
+pub fn index(text: &str) -> Result<u64, QuantityError> {
+    whole(text).ok_or_else(|| refuse("a log index", text))
+}
+
+/// `true` or `false`.
+pub fn flag(text: &str) -> Result<bool, QuantityError> {
+    match text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(refuse("true or false", text)),
+    }
+}
+
+/// Devices of a worker: so many whole ones, or a share of one.
+pub fn devices(text: &str) -> Result<Amount, QuantityError> {
+    const EXPECTED: &str = "a whole number of devices, or a share of one like 0.25";
+    if let Some(count) = whole(text) {
+        return u32::try_from(count).map(Amount::Count).map_err(|_| refuse(EXPECTED, text));
+    }
+    match scaled(text, 1_000) {
+        Some(milli @ 0..1_000) => Ok(Amount::ShareMilli(u32::try_from(milli).unwrap_or_default())),
+        _ => Err(refuse(EXPECTED, text)),
+    }
+}
+
+/// Throughput of an accelerator type against the one a job was written for, in thousandths.
+pub fn throughput_milli(text: &str) -> Result<u32, QuantityError> {
+    const EXPECTED: &str = "a number like 1.0 or 0.45, against the type the job was written for";
+    small(text, 1_000, EXPECTED)
+}
+
+/// Thousandths of whatever has no unit: devices of a quota, the weight of a tenant.
+pub fn milli(text: &str) -> Result<u64, QuantityError> {
+    scaled(text, 1_000).ok_or_else(|| refuse("a number like 64 or 0.5, with at most three decimals", text))
+}
+
+/// The same, for what fits into 32 bits.
+pub fn milli_small(text: &str) -> Result<u32, QuantityError> {
+    small(text, 1_000, "a number like 2 or 0.5, with at most three decimals")
+}
+
+/// Millionths of a dollar.
+pub fn micro_dollars(text: &str) -> Result<u64, QuantityError> {
+    const EXPECTED: &str = "dollars like 2 or 1.45, with at most six decimals and no sign";
+    scaled(text, 1_000_000).ok_or_else(|| refuse(EXPECTED, text))
+}
+
+fn small(text: &str, scale: u64, expected: &str) -> Result<u32, QuantityError> {
+    scaled(text, scale).and_then(|value| u32::try_from(value).ok()).ok_or_else(|| refuse(expected, text))
+}
+
+/// A moment as milliseconds since the Unix epoch: RFC 3339, or so long from now.
+pub fn time_ms(text: &str, now_ms: u64) -> Result<u64, QuantityError> {
+    const EXPECTED: &str = "a time like 2027-01-31T18:00:00Z, or +2h for two hours from now";
+    let error = || refuse(EXPECTED, text);
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(error());
+    }
+    if let Some(duration) = text.strip_prefix('+') {
+        let ms = duration_ms(duration).map_err(|_| error())?;
+        return now_ms.checked_add(ms).ok_or_else(error);
+    }
+    let time: jiff::Timestamp = text.parse().map_err(|_| error())?;
+    // The epoch itself stands for "no such time" in the messages.
+    u64::try_from(time.as_millisecond()).ok().filter(|ms| *ms > 0).ok_or_else(error)
+}
+
+/// A duration as [`duration_ms`] reads it.
+pub fn show_duration(ms: u64) -> String {
+    const UNITS: [(&str, u64); 5] =
+        [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+    if ms == 0 {
+        return "0s".to_owned();
+    }
+    let mut rest = ms;
+    let mut text = String::new();
+    for (unit, length) in UNITS {
+        if rest >= length {
+            text.push_str(&format!("{}{unit}", rest / length));
+            rest %= length;
+        }
+    }
+    text
+}
+
+/// A duration for people: its two largest units.
+pub fn show_about(ms: u64) -> String {
+    let units = [86_400_000, 3_600_000, 60_000, 1_000, 1];
+    // What is smaller than the unit behind the largest says nothing any more.
+    let largest = units.iter().position(|unit| ms >= *unit).unwrap_or(units.len() - 1);
+    let smallest = units.get(largest + 1).copied().unwrap_or(1);
+    show_duration(ms - ms % smallest)
+}
+
+/// Bytes as [`memory_bytes`] reads them, in the largest unit that says it exactly.
+pub fn show_bytes(bytes: u64) -> String {
+    let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let fits = |(_, shift): &(&str, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    match units.into_iter().find(fits) {
+        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+/// A number of thousandths or millionths (`places` 3 or 6), without the zeros at its end.
+pub fn show_scaled(value: u64, places: usize) -> String {
+    let scale = 10u64.pow(u32::try_from(places).unwrap_or(0));
+    let (units, fraction) = (value / scale, value % scale);
+    let text = format!("{units}.{fraction:0places$}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Splits behind the leading characters that fit.
@@ -186,12 +301,62 @@ mod tests {
         }
     }
 
+    #[test]
+    fn amounts_of_devices() {
+        for (text, amount) in
+            [("8", Amount::Count(8)), ("0.25", Amount::ShareMilli(250)), ("0.001", Amount::ShareMilli(1))]
+        {
+            assert_eq!(devices(text), Ok(amount), "{text}");
+        }
+        for text in ["", "1.5", "0.0005", "-1", "4294967296", "half"] {
+            assert!(devices(text).is_err(), "{text}");
+        }
+        assert_eq!(
+            (throughput_milli("0.45"), milli("64"), micro_dollars("2.5")),
+            (Ok(450), Ok(64_000), Ok(2_500_000))
+        );
+        assert!(throughput_milli("4294968").is_err() && micro_dollars("-1").is_err());
+        assert_eq!((flag("true"), flag("false")), (Ok(true), Ok(false)));
+        assert!(flag("yes").is_err());
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(time_ms("+1h30m", 1_000), Ok(5_401_000));
+        assert_eq!(time_ms("1970-01-01T00:01:00Z", 9), Ok(60_000));
+        assert_eq!(time_ms("1970-01-01T02:00:00+01:00", 9), Ok(3_600_000));
+        for text in
+            ["", "+", "+90", "tomorrow", "2027-01-31", "1970-01-01T00:00:00Z", "1960-01-01T00:00:00Z", "-2h"]
+        {
+            assert!(time_ms(text, 1_000).is_err(), "{text}");
+        }
+        assert!(time_ms("+1d", u64::MAX).is_err());
+    }
+
+    #[test]
+    fn what_is_shown_is_what_was_meant() {
+        assert_eq!([0, 7_200_000, 90_061_001].map(show_duration), ["0s", "2h", "1d1h1m1s1ms"]);
+        assert_eq!([0, 59_999, 7_265_000, 90_061_001].map(show_about), ["0s", "59s999ms", "2h1m", "1d1h"]);
+        assert_eq!([0, 1, 1 << 30, 150 << 30, 3 << 29].map(show_bytes), ["0", "1", "1Gi", "150Gi", "1536Mi"]);
+        assert_eq!([0, 64_000, 250].map(|v| show_scaled(v, 3)), ["0", "64", "0.25"]);
+        assert_eq!(show_scaled(2_450_000, 6), "2.45");
+    }
+
     proptest! {
         #[test]
         fn nothing_panics(text: String, near in "[0-9.+-]{0,30}[a-zA-Z]{0,3}[0-9]{0,20}[a-z]{0,2}") {
             for text in [text, near] {
                 let _ = (duration_ms(&text), cpu_milli(&text), memory_bytes(&text), count(&text));
+                let _ = (devices(&text), throughput_milli(&text), micro_dollars(&text), time_ms(&text, 1));
             }
+        }
+
+        #[test]
+        fn what_is_shown_returns(value: u64) {
+            prop_assert_eq!(duration_ms(&show_duration(value)), Ok(value));
+            prop_assert_eq!(memory_bytes(&show_bytes(value)), Ok(value));
+            prop_assert_eq!(milli(&show_scaled(value, 3)), Ok(value));
+            prop_assert_eq!(micro_dollars(&show_scaled(value, 6)), Ok(value));
         }
 
         #[test]

@@ -1,26 +1,30 @@
 //! From YAML to messages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use muster_wire::v1;
 use serde_saphyr::{Error, Location, Spanned};
 
 use super::quantity::{self, QuantityError};
-use super::shape::{AcceleratorFields, Accelerators, Command, Document, Group, Spec, Text};
+use super::shape::{
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Slice, SliceFields, Spec,
+    Text, Topology, Values,
+};
 use super::suggest::nearest;
 use super::{Manifest, ManifestError, PROBLEMS_MAX, Problem};
 
-const API_VERSION: &str = "muster.dev/v1";
+/// What `apiVersion` must be.
+pub const API_VERSION: &str = "muster.dev/v1";
 const KIND: &str = "Job";
 
-/// Every document of a file.
-pub fn documents(text: &str) -> Result<Vec<Manifest>, ManifestError> {
+/// Every document of a file. `now_ms` is what times like `+2h` count from.
+pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Spanned<Document>> =
         serde_saphyr::from_multiple(text).map_err(|error| ManifestError(vec![structure(&error)]))?;
     let mut problems = Vec::new();
     let mut manifests = Vec::with_capacity(documents.len());
     for document in documents {
-        let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems };
+        let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
         let (message, shorthand) = reader.document(document.value);
         let lines = reader.lines;
         manifests.push(Manifest { message, shorthand, lines, first_line: document.referenced.line() });
@@ -30,7 +34,7 @@ pub fn documents(text: &str) -> Result<Vec<Manifest>, ManifestError> {
 }
 
 /// What keeps a file from being read at all: syntax, an unknown field, a list where a mapping belongs.
-fn structure(error: &Error) -> Problem {
+pub fn structure(error: &Error) -> Problem {
     let error = error.without_snippet();
     let line = error.location().as_ref().map(Location::line).filter(|line| *line > 0);
     let (field, description) = match error {
@@ -57,11 +61,15 @@ fn structure(error: &Error) -> Problem {
 }
 
 /// Reads one document, remembering places and problems.
-struct Reader<'a> {
-    lines: BTreeMap<String, u64>,
-    problems: &'a mut Vec<Problem>,
+pub struct Reader<'a> {
+    /// By their paths in the file.
+    pub lines: BTreeMap<String, u64>,
+    pub problems: &'a mut Vec<Problem>,
+    /// Since the Unix epoch.
+    pub now_ms: u64,
 }
 
+/// What a job and its groups are read from.
 impl Reader<'_> {
     fn document(&mut self, document: Document) -> (v1::JobSpec, bool) {
         self.constant("apiVersion", document.api_version, API_VERSION);
@@ -77,8 +85,18 @@ impl Reader<'_> {
     }
 
     fn spec(&mut self, name: String, tenant: String, spec: Spec) -> (v1::JobSpec, bool) {
-        let Spec { workers, command, environment, accelerators, cpu, memory, .. } = spec;
-        let only = Group { name: None, workers, command, environment, accelerators, cpu, memory };
+        let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
+        let only = Group {
+            name: None,
+            workers,
+            workers_min,
+            slice,
+            command,
+            environment,
+            accelerators,
+            cpu,
+            memory,
+        };
         let shorthand = spec.groups.is_none();
         let groups = match spec.groups {
             Some(groups) => {
@@ -116,14 +134,31 @@ impl Reader<'_> {
                 quantity::count,
                 "leave it out for a single job",
             ),
+            topology: spec.topology.map(|topology| self.topology("spec.topology", topology)),
+            node_selector: self.node_selector("spec.nodeSelector", spec.node_selector.unwrap_or_default()),
+            tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
+            preemptible: self.value("spec.preemptible", spec.preemptible, quantity::flag),
+            dependencies: self.dependencies("spec.after", spec.after.unwrap_or_default()),
+            not_before_ms: self.time("spec.notBefore", spec.not_before),
+            deadline_ms: self.time("spec.deadline", spec.deadline),
+            expected_run_ms: self.above_zero(
+                "spec.expectedRun",
+                spec.expected_run,
+                quantity::duration_ms,
+                "leave it out for what was learned",
+            ),
+            datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
         };
         (message, shorthand)
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {
-        let Group { name: _, workers, command, environment, accelerators, cpu, memory } = only;
+        let Group { name: _, workers, workers_min, slice, command, environment, accelerators, cpu, memory } =
+            only;
         let given = [
             ("spec.workers", workers.as_ref().map(|v| v.referenced)),
+            ("spec.workersMin", workers_min.as_ref().map(|v| v.referenced)),
+            ("spec.slice", slice.as_ref().map(|v| v.referenced)),
             ("spec.command", command.as_ref().map(|v| v.referenced)),
             ("spec.environment", environment.as_ref().map(|_| Location::UNKNOWN)),
             ("spec.accelerators", accelerators.as_ref().map(|v| v.referenced)),
@@ -139,13 +174,27 @@ impl Reader<'_> {
 
     fn group(&mut self, at: &str, group: Group) -> v1::TaskGroup {
         let path = |field: &str| format!("{at}.{field}");
+        let has_slice = group.slice.is_some();
+        let workers_place = group.workers.as_ref().map(|workers| workers.referenced);
+        let workers = self.value(&path("workers"), group.workers, quantity::count);
+        if has_slice && workers == Some(0) {
+            let advice = "must be above zero; leave it out: the slice says how many there are";
+            self.problem(workers_place, &path("workers"), advice);
+        }
         v1::TaskGroup {
             name: self.text(&path("name"), group.name),
-            // One worker is what a job without a number means.
-            workers: self.value(&path("workers"), group.workers, quantity::count).unwrap_or(1),
+            // One worker is what a job without a number means; a slice says it itself.
+            workers: workers.unwrap_or(u32::from(!has_slice)),
+            workers_min: self.above_zero(
+                &path("workersMin"),
+                group.workers_min,
+                quantity::count,
+                "leave it out for a gang that never changes its size",
+            ),
+            slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
             command: self.command(&path("command"), group.command),
             environment: self.environment(&path("environment"), group.environment.unwrap_or_default()),
-            accelerators: self.accelerators(&path("accelerators"), group.accelerators),
+            accelerators: self.accelerators(&path("accelerators"), group.accelerators, has_slice),
             cpu_milli: self.above_zero(
                 &path("cpu"),
                 group.cpu,
@@ -176,12 +225,8 @@ impl Reader<'_> {
         }
     }
 
-    fn environment(
-        &mut self,
-        field: &str,
-        variables: BTreeMap<String, Text>,
-    ) -> std::collections::HashMap<String, String> {
-        let mut message = std::collections::HashMap::new();
+    fn environment(&mut self, field: &str, variables: BTreeMap<String, Text>) -> HashMap<String, String> {
+        let mut message = HashMap::new();
         for (name, value) in variables {
             self.place(field, value.referenced);
             let shown: String = name.chars().take(80).collect();
@@ -195,44 +240,159 @@ impl Reader<'_> {
         &mut self,
         field: &str,
         given: Option<Spanned<Accelerators>>,
-    ) -> Option<v1::Accelerators> {
+        has_slice: bool,
+    ) -> Option<v1::AcceleratorRequest> {
         let given = given?;
         self.place(field, given.referenced);
+        let choice = |kind: &str, throughput_milli| v1::AcceleratorChoice {
+            r#type: kind.trim().to_owned(),
+            throughput_milli,
+        };
         match given.value {
             Accelerators::Short(text) => {
-                let parsed = text
-                    .split_once(':')
-                    .and_then(|(kind, count)| Some((kind.trim(), quantity::count(count.trim()).ok()?)));
-                let Some((kind, count)) = parsed else {
+                let (kinds, amount) = match text.split_once(':') {
+                    Some((kinds, amount)) => (kinds, quantity::devices(amount.trim()).ok()),
+                    None => (text.as_str(), None),
+                };
+                if amount.is_none() && !(has_slice && !text.contains(':')) {
                     let shown: String = text.chars().take(80).collect();
-                    let advice = format!("must be a type and a count, like h100:4, got {shown:?}");
+                    let advice = format!(
+                        "must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got {shown:?}"
+                    );
                     self.problem(Some(given.referenced), field, advice);
                     return None;
-                };
-                Some(v1::Accelerators { r#type: kind.to_owned(), count })
+                }
+                let kinds = kinds.trim();
+                let any = kinds == "any";
+                let choices = kinds.split('|').filter(|_| !any).map(|kind| choice(kind, 0));
+                Some(v1::AcceleratorRequest { choices: choices.collect(), amount })
             }
-            Accelerators::Long(AcceleratorFields { r#type, count }) => Some(v1::Accelerators {
-                r#type: self.text(&format!("{field}.type"), r#type),
-                count: self.value(&format!("{field}.count"), count, quantity::count).unwrap_or_default(),
-            }),
+            Accelerators::Long(AcceleratorFields { r#type, types, count }) => {
+                let amount = self.value(&format!("{field}.count"), count, quantity::devices);
+                let mut choices = Vec::new();
+                match (r#type, types) {
+                    (Some(kind), None) if kind.value == "any" => {}
+                    (Some(kind), None) => {
+                        choices.push(choice(&self.text(&format!("{field}.type"), Some(kind)), 0))
+                    }
+                    (None, Some(types)) => {
+                        for (kind, throughput) in types {
+                            let shown: String = kind.chars().take(80).collect();
+                            let field = format!("{field}.types.{shown}");
+                            let advice = "leave the type out if it cannot be used";
+                            let milli =
+                                self.above_zero(&field, Some(throughput), quantity::throughput_milli, advice);
+                            choices.push(choice(&kind, milli));
+                        }
+                    }
+                    _ => {
+                        let advice = "must have either type or types, like types: {h100: 1.0, a100: 0.45}";
+                        self.problem(Some(given.referenced), field, advice);
+                    }
+                }
+                Some(v1::AcceleratorRequest { choices, amount })
+            }
         }
     }
 
-    fn list(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {
+    fn slice(&mut self, field: &str, given: Spanned<Slice>) -> v1::SliceRequest {
+        self.place(field, given.referenced);
+        match given.value {
+            Slice::Short(shape) => v1::SliceRequest { shape, count: 0 },
+            Slice::Long(SliceFields { shape, count }) => v1::SliceRequest {
+                shape: self.text(&format!("{field}.shape"), shape),
+                count: self.above_zero(
+                    &format!("{field}.count"),
+                    count,
+                    quantity::count,
+                    "leave it out for one slice",
+                ),
+            },
+        }
+    }
+
+    fn topology(&mut self, at: &str, given: Topology) -> v1::TopologyRule {
+        let path = |field: &str| format!("{at}.{field}");
+        let spread = given.spread.map(|spread| {
+            self.place(&path("spread"), spread.referenced);
+            let advice = "it is how many workers a domain may have";
+            v1::Spread {
+                level: self.text(&path("spread.level"), spread.value.level),
+                workers_max: self.above_zero(&path("spread.max"), spread.value.max, quantity::count, advice),
+            }
+        });
+        v1::TopologyRule {
+            required: self.text(&path("required"), given.required),
+            preferred: self.text(&path("preferred"), given.preferred),
+            balanced: self.value(&path("balanced"), given.balanced, quantity::flag).unwrap_or_default(),
+            segment_workers: self.above_zero(
+                &path("segmentWorkers"),
+                given.segment_workers,
+                quantity::count,
+                "leave it out for no segments",
+            ),
+            spread,
+        }
+    }
+
+    fn node_selector(
+        &mut self,
+        field: &str,
+        given: BTreeMap<String, Spanned<Values>>,
+    ) -> HashMap<String, v1::LabelValues> {
+        let mut message = HashMap::new();
+        for (label, values) in given {
+            self.place(field, values.referenced);
+            let shown: String = label.chars().take(80).collect();
+            self.place(&format!("{field}.{shown}"), values.referenced);
+            message.insert(label, v1::LabelValues { values: values.value.0 });
+        }
+        message
+    }
+
+    fn dependencies(&mut self, at: &str, given: Vec<Spanned<After>>) -> Vec<v1::Dependency> {
+        let mut dependencies = Vec::with_capacity(given.len());
+        for (index, after) in given.into_iter().enumerate() {
+            let field = format!("{at}[{index}]");
+            self.place(&field, after.referenced);
+            dependencies.push(match after.value {
+                After::Short(job_id) => v1::Dependency { job_id, rule: String::new() },
+                After::Long(AfterFields { job, when }) => v1::Dependency {
+                    job_id: self.text(&format!("{field}.job"), job),
+                    rule: self.text(&format!("{field}.when"), when),
+                },
+            });
+        }
+        dependencies
+    }
+}
+
+/// Scalars and lists, of jobs and policies.
+impl Reader<'_> {
+    /// A moment, as milliseconds since the Unix epoch; 0 when none is given.
+    pub fn time(&mut self, field: &str, text: Option<Text>) -> u64 {
+        let now_ms = self.now_ms;
+        self.value(field, text, |text| quantity::time_ms(text, now_ms)).unwrap_or_default()
+    }
+
+    pub fn list(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {
         let mut values = Vec::with_capacity(texts.len());
+        if let Some(first) = texts.first() {
+            self.place(field, first.referenced);
+        }
         for (index, text) in texts.into_iter().enumerate() {
             values.push(self.text(&format!("{field}[{index}]"), Some(text)));
         }
         values
     }
 
-    fn text(&mut self, field: &str, text: Option<Text>) -> String {
+    pub fn text(&mut self, field: &str, text: Option<Text>) -> String {
         let Some(text) = text else { return String::new() };
         self.place(field, text.referenced);
         text.value
     }
 
-    fn value<T>(
+    pub fn value<T>(
         &mut self,
         field: &str,
         text: Option<Text>,
@@ -244,7 +404,7 @@ impl Reader<'_> {
     }
 
     /// Zero means "the default" in the message; in a file it can only be a mistake.
-    fn above_zero<T: Default + PartialEq>(
+    pub fn above_zero<T: Default + PartialEq>(
         &mut self,
         field: &str,
         text: Option<Text>,
@@ -262,7 +422,7 @@ impl Reader<'_> {
         }
     }
 
-    fn constant(&mut self, field: &str, text: Option<Text>, expected: &str) {
+    pub fn constant(&mut self, field: &str, text: Option<Text>, expected: &str) {
         let place = text.as_ref().map(|t| t.referenced);
         match text {
             Some(text) if text.value == expected => {}
@@ -274,13 +434,13 @@ impl Reader<'_> {
         }
     }
 
-    fn place(&mut self, field: &str, location: Location) {
+    pub fn place(&mut self, field: &str, location: Location) {
         if location.line() > 0 {
             self.lines.entry(field.to_owned()).or_insert(location.line());
         }
     }
 
-    fn problem(&mut self, place: Option<Location>, field: &str, description: impl Into<String>) {
+    pub fn problem(&mut self, place: Option<Location>, field: &str, description: impl Into<String>) {
         // One more than is shown would do; the rest is not worth its memory.
         if self.problems.len() > PROBLEMS_MAX {
             return;

@@ -42,8 +42,19 @@ pub struct Spec {
     pub checkpoint_directory: Option<Text>,
     pub working_directory: Option<Text>,
     pub array: Option<Text>,
+    pub topology: Option<Topology>,
+    pub node_selector: Option<BTreeMap<String, Spanned<Values>>>,
+    pub tolerations: Option<Vec<Text>>,
+    pub preemptible: Option<Text>,
+    pub after: Option<Vec<Spanned<After>>>,
+    pub not_before: Option<Text>,
+    pub deadline: Option<Text>,
+    pub expected_run: Option<Text>,
+    pub datasets: Option<Vec<Text>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
+    pub workers_min: Option<Text>,
+    pub slice: Option<Spanned<Slice>>,
     pub command: Option<Spanned<Command>>,
     pub environment: Option<BTreeMap<String, Text>>,
     pub accelerators: Option<Spanned<Accelerators>>,
@@ -56,6 +67,8 @@ pub struct Spec {
 pub struct Group {
     pub name: Option<Text>,
     pub workers: Option<Text>,
+    pub workers_min: Option<Text>,
+    pub slice: Option<Spanned<Slice>>,
     pub command: Option<Spanned<Command>>,
     pub environment: Option<BTreeMap<String, Text>>,
     pub accelerators: Option<Spanned<Accelerators>>,
@@ -97,36 +110,137 @@ impl<'de> Deserialize<'de> for Command {
     }
 }
 
-/// `h100:4`, or a mapping of `type` and `count`.
-pub enum Accelerators {
-    Short(String),
-    Long(AcceleratorFields),
+/// What may be written short, as one text, or long, as a mapping.
+macro_rules! short_or_long {
+    ($(#[$doc:meta])* $name:ident, $fields:ident, $expected:literal) => {
+        $(#[$doc])*
+        pub enum $name {
+            Short(String),
+            Long($fields),
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                struct Either;
+
+                impl<'de> Visitor<'de> for Either {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($expected)
+                    }
+
+                    fn visit_str<E>(self, text: &str) -> Result<$name, E> {
+                        Ok($name::Short(text.to_owned()))
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$name, A::Error> {
+                        $fields::deserialize(MapAccessDeserializer::new(map)).map($name::Long)
+                    }
+                }
+
+                deserializer.deserialize_any(Either)
+            }
+        }
+    };
 }
+
+short_or_long!(
+    /// `h100:4`, `h100|a100:1`, `any:0.25`, or a mapping of `type` or `types` and `count`.
+    Accelerators,
+    AcceleratorFields,
+    "accelerators like h100:4, or a mapping of type and count"
+);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct AcceleratorFields {
     pub r#type: Option<Text>,
+    pub types: Option<BTreeMap<String, Text>>,
     pub count: Option<Text>,
 }
 
-impl<'de> Deserialize<'de> for Accelerators {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Accelerators, D::Error> {
+short_or_long!(
+    /// `4x4x8`, or a mapping of `shape` and `count`.
+    Slice,
+    SliceFields,
+    "a slice like 4x4x8, or a mapping of shape and count"
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SliceFields {
+    pub shape: Option<Text>,
+    pub count: Option<Text>,
+}
+
+short_or_long!(
+    /// `job-3f0`, or a mapping of `job` and `when`.
+    After,
+    AfterFields,
+    "a job's id, or a mapping of job and when"
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct AfterFields {
+    pub job: Option<Text>,
+    pub when: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Topology {
+    pub required: Option<Text>,
+    pub preferred: Option<Text>,
+    pub balanced: Option<Text>,
+    pub segment_workers: Option<Text>,
+    pub spread: Option<Spanned<Spread>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Spread {
+    pub level: Option<Text>,
+    pub max: Option<Text>,
+}
+
+/// A text, or a list of texts.
+pub struct Values(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Values {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Values, D::Error> {
         struct Either;
 
         impl<'de> Visitor<'de> for Either {
-            type Value = Accelerators;
+            type Value = Values;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("accelerators like h100:4, or a mapping of type and count")
+                f.write_str("a text, or a list of texts; numbers with a point in quotes")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Accelerators, E> {
-                Ok(Accelerators::Short(text.to_owned()))
+            fn visit_str<E>(self, text: &str) -> Result<Values, E> {
+                Ok(Values(vec![text.to_owned()]))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Accelerators, A::Error> {
-                AcceleratorFields::deserialize(MapAccessDeserializer::new(map)).map(Accelerators::Long)
+            fn visit_bool<E>(self, value: bool) -> Result<Values, E> {
+                Ok(Values(vec![value.to_string()]))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Values, E> {
+                Ok(Values(vec![value.to_string()]))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Values, E> {
+                Ok(Values(vec![value.to_string()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Values, A::Error> {
+                let mut values = Vec::new();
+                while let Some(value) = list.next_element()? {
+                    values.push(value);
+                }
+                Ok(Values(values))
             }
         }
 

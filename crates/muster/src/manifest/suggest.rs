@@ -1,7 +1,7 @@
 //! "Did you mean …": the known name that is nearest to an unknown one.
 
 /// What people bring from other systems, where no spelling distance leads.
-const SYNONYMS: [(&str, &str); 10] = [
+const SYNONYMS: [(&str, &str); 17] = [
     ("gpus", "accelerators"),
     ("gpu", "accelerators"),
     ("tpus", "accelerators"),
@@ -12,6 +12,13 @@ const SYNONYMS: [(&str, &str); 10] = [
     ("time", "runTimeLimit"),
     ("args", "command"),
     ("priority", "tier"),
+    ("dependencies", "after"),
+    ("dependsOn", "after"),
+    ("walltime", "expectedRun"),
+    ("constraint", "nodeSelector"),
+    ("minWorkers", "workersMin"),
+    ("quota", "quotas"),
+    ("maxBorrow", "borrowingLimit"),
 ];
 
 /// Longer texts are no misspellings of ours; and the distance costs their product.

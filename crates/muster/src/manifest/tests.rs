@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use v1::accelerator_request::Amount;
 
 const FULL: &str = "\
 # A job that says everything.
@@ -35,6 +36,21 @@ spec:
         - serve
       accelerators: {type: l4, count: 1}
 ";
+
+/// 2027-01-15T08:00:00Z.
+const NOW_MS: u64 = 1_800_000_000_000;
+
+fn parse(bytes: &[u8]) -> Result<Vec<Manifest>, ManifestError> {
+    super::parse(bytes, NOW_MS)
+}
+
+fn request(types: &[(&str, u32)], amount: v1::accelerator_request::Amount) -> Option<v1::AcceleratorRequest> {
+    let choice = |(kind, milli): &(&str, u32)| v1::AcceleratorChoice {
+        r#type: (*kind).into(),
+        throughput_milli: *milli,
+    };
+    Some(v1::AcceleratorRequest { choices: types.iter().map(choice).collect(), amount: Some(amount) })
+}
 
 fn one(text: &str) -> Manifest {
     let mut manifests = parse(text.as_bytes()).unwrap();
@@ -71,9 +87,254 @@ fn everything_is_read() {
     // Numbers in a command or an environment stay what was written.
     assert_eq!(trainers.command, ["python", "train.py", "--epochs", "300"]);
     assert_eq!(trainers.environment["SEED"], "7");
-    assert_eq!(trainers.accelerators, Some(v1::Accelerators { r#type: "h100".into(), count: 8 }));
+    assert_eq!(trainers.accelerators, request(&[("h100", 0)], Amount::Count(8)));
     assert_eq!((trainers.cpu_milli, trainers.memory_bytes), (500, 4 << 30));
-    assert_eq!(server.accelerators, Some(v1::Accelerators { r#type: "l4".into(), count: 1 }));
+    assert_eq!(server.accelerators, request(&[("l4", 0)], Amount::Count(1)));
+}
+
+#[test]
+fn accelerators_have_a_short_and_a_long_form() {
+    for (text, types, amount) in [
+        ("h100:8", vec![("h100", 0)], Amount::Count(8)),
+        ("h100|a100:1", vec![("h100", 0), ("a100", 0)], Amount::Count(1)),
+        ("any:0.25", vec![], Amount::ShareMilli(250)),
+        ("{type: any, count: 2}", vec![], Amount::Count(2)),
+        (
+            "{types: {h100: 1.0, a100: 0.45}, count: 8}",
+            vec![("a100", 450), ("h100", 1_000)],
+            Amount::Count(8),
+        ),
+        ("{type: l4, count: 0.5}", vec![("l4", 0)], Amount::ShareMilli(500)),
+    ] {
+        let manifest = one(&job(&format!("  command: [run]\n  accelerators: {text}\n")));
+        manifest.check().unwrap();
+        assert_eq!(manifest.message.groups[0].accelerators, request(&types, amount), "{text}");
+    }
+    for (text, part) in [
+        ("h100", "must be a type and a count"),
+        ("h100:1.5", "must be a type and a count"),
+        ("{types: {h100: fast}, count: 1}", "spec.accelerators.types.h100: must be a number like 1.0"),
+        ("{count: 1}", "must have either type or types"),
+        ("{type: a, types: {b: 1}, count: 1}", "must have either type or types"),
+        ("{types: {h100: 0}, count: 1}", "must be above zero; leave the type out"),
+        ("H100:1", "spec.accelerators: must be 1 to 63"),
+        ("h100:65", "spec.accelerators.count: must be between 1 and 64, got 65"),
+        ("{type: h100}", "spec.accelerators.count: must be given"),
+        ("h100|h100:1", "spec.accelerators: must not name a type twice"),
+    ] {
+        let found = problems(&job(&format!("  command: [run]\n  accelerators: {text}\n")));
+        assert!(found[0].starts_with("line 6: ") && found[0].contains(part), "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn a_slice_needs_no_numbers() {
+    let slice = |text: &str| one(&job(&format!("  command: [run]\n  accelerators: v5p\n  slice: {text}\n")));
+    for (text, workers) in [("4x4x8", 32), ("{shape: 4x4x8, count: 2}", 64)] {
+        let manifest = slice(text);
+        manifest.check().unwrap();
+        let specs = convert::job_specs_from_proto("spec", Some(manifest.message)).unwrap();
+        assert_eq!((specs[0].worker_count(), specs[0].device_count()), (workers, u64::from(workers) * 4));
+    }
+    let found = problems(&job("  command: [run]\n  accelerators: v5p\n  slice: 3x4x4\n"));
+    assert!(
+        found[0].starts_with("line 7: spec.slice.shape: 3x4x4 is no v5p slice; legal neighbours: "),
+        "{found:?}"
+    );
+    let found = problems(&job("  command: [run]\n  accelerators: v5p:4\n  slice: 4x4x8\n  workers: 31\n"));
+    assert!(
+        found[0].starts_with("line 7: spec.slice: 1 x 4x4x8 of v5p is 32 workers with 4 chips"),
+        "{found:?}"
+    );
+    assert_eq!(
+        problems(&job("  command: [run]\n  accelerators: v5p\n  slice: 4x4x8\n  workers: 0\n")),
+        ["line 8: spec.workers: must be above zero; leave it out: the slice says how many there are"]
+    );
+}
+
+#[test]
+fn place_and_time_are_read() {
+    let manifest = one(&job("  command: [run]\n  workers: 8\n  workersMin: 2\n  \
+         topology: {required: block, preferred: rack, balanced: true, segmentWorkers: 4}\n  \
+         nodeSelector: {zone: [a, b], gen: 3, spot: false}\n  tolerations: [spot]\n  preemptible: false\n  \
+         after: [job-3f0, {job: job-3f1, when: finished}]\n  notBefore: +2h\n  \
+         deadline: 2027-01-16T08:00:00Z\n  expectedRun: 90m\n  datasets: [imagenet]\n"));
+    manifest.check().unwrap();
+    let message = &manifest.message;
+    assert_eq!((message.groups[0].workers, message.groups[0].workers_min), (8, 2));
+    let topology = message.topology.clone().unwrap();
+    assert_eq!((topology.required.as_str(), topology.preferred.as_str()), ("block", "rack"));
+    assert_eq!((topology.balanced, topology.segment_workers), (true, 4));
+    let values = |label: &str| message.node_selector[label].values.clone();
+    assert_eq!(
+        (values("zone"), values("gen"), values("spot")),
+        (vec!["a".to_owned(), "b".to_owned()], vec!["3".to_owned()], vec!["false".to_owned()])
+    );
+    assert_eq!(
+        (message.tolerations.as_slice(), message.preemptible),
+        (["spot".to_owned()].as_slice(), Some(false))
+    );
+    let rules: Vec<_> = message.dependencies.iter().map(|d| (d.job_id.as_str(), d.rule.as_str())).collect();
+    assert_eq!(rules, [("job-3f0", ""), ("job-3f1", "finished")]);
+    assert_eq!((message.not_before_ms, message.deadline_ms), (NOW_MS + 7_200_000, NOW_MS + 86_400_000));
+    assert_eq!(
+        (message.expected_run_ms, message.datasets.as_slice()),
+        (5_400_000, ["imagenet".to_owned()].as_slice())
+    );
+    let spread = one(&job("  command: [run]\n  topology:\n    spread: {level: host, max: 1}\n"));
+    let spread = spread.message.topology.unwrap().spread.unwrap();
+    assert_eq!((spread.level.as_str(), spread.workers_max), ("host", 1));
+}
+
+#[test]
+fn mistakes_of_place_and_time_have_their_lines() {
+    let text = job(
+        "  command: [run]\n  topology: {required: row}\n  nodeSelector:\n    Zone: a\n    empty: []\n  \
+         tolerations: [NO]\n  after:\n    - {job: train, when: started}\n  notBefore: 2027-01-17T00:00:00Z\n  \
+         deadline: +1h\n  datasets: [a, a]\n",
+    );
+    assert_eq!(
+        problems(&text)
+            .into_iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .collect::<Vec<_>>(),
+        [
+            "line 10: spec.tolerations[0]: must be 1 to 63 lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit, got \"NO\"",
+            "line 12: spec.after[0].job: must be job-<base 32 digits>, got \"train\"",
+            "line 12: spec.after[0].when: must be one of succeeded, finished, got \"started\"",
+            "line 14: spec.deadline: must be after notBefore",
+            "line 15: spec.datasets: must not name a data set twice",
+            "line 6: spec.topology.required: must be one of block, rack, host, got \"row\"",
+            "line 8: spec.nodeSelector: must be 1 to 63 lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit, got \"Zone\"",
+            "line 9: spec.nodeSelector.empty: must have 1 to 32 values of at most 256 bytes",
+        ]
+    );
+    assert!(problems(&job("  command: [run]\n  notBefore: tomorrow\n"))[0].starts_with(
+        "line 6: spec.notBefore: must be a time like 2027-01-31T18:00:00Z, or +2h for two hours from now"
+    ));
+    assert!(
+        problems(&job("  preemptible: maybe\n"))[0]
+            .contains("line 5: spec.preemptible: must be true or false")
+    );
+    assert!(
+        problems(&job("  topology: {segment_worker: 4}\n"))[0]
+            .starts_with("line 5: segment_worker: unknown field; did you mean segmentWorkers?")
+    );
+    assert!(problems(&job("  dependsOn: [job-1]\n"))[0].contains("did you mean after?"));
+}
+
+const POLICY: &str = "\
+apiVersion: muster.dev/v1
+kind: Policy
+metadata: {version: 812}
+spec:
+  tenants:
+    research:
+      weight: 1.5
+      quotas:
+        - {type: h100, region: eu, nominal: 64, borrowingLimit: 0.5}
+    vision: {parent: research}
+  order: {by: submission, fairShare: false, usageHalfLife: 1d, ageing: 0.02}
+  backfill: {reservations: 0}
+  weights: {cost: 700}
+  prices:
+    - {type: h100, perDeviceHour: 1.95}
+  datasets:
+    imagenet: {size: 150Gi, regions: [eu]}
+  transfers:
+    - {to: eu, perGib: 0.02, bytesPerSecond: 1Gi}
+  spareHostsPerRack: {gb200: 2}
+  windows:
+    - {name: works, from: +1h, until: +2h, scope: {rack: r1}, maintenance: true}
+    - {name: ours, from: +1h, until: +2h, scope: {region: eu}, reservedFor: vision}
+";
+
+fn policy_problems(text: &str) -> Vec<String> {
+    let found = match parse_policy(text.as_bytes(), NOW_MS) {
+        Ok(file) => file.check().unwrap_err(),
+        Err(error) => error,
+    };
+    found.0.iter().map(Problem::to_string).collect()
+}
+
+#[test]
+fn a_policy_is_read() {
+    let file = parse_policy(POLICY.as_bytes(), NOW_MS).unwrap();
+    file.check().unwrap();
+    assert_eq!(file.version, Some(812));
+    let policy = file.message;
+    let research = &policy.tenants["research"];
+    assert_eq!((research.weight_milli, research.quotas[0].nominal_milli), (1_500, 64_000));
+    assert_eq!(research.quotas[0].borrowing_limit_milli, Some(500));
+    assert_eq!(policy.tenants["vision"].parent, "research");
+    let order = policy.order.unwrap();
+    assert_eq!(
+        (order.order.as_str(), order.fair_share, order.ageing_milli),
+        ("submission", Some(false), Some(20))
+    );
+    assert_eq!(policy.backfill.unwrap().reservations_max, Some(0));
+    assert_eq!(policy.preemption, None);
+    assert_eq!(policy.weights.unwrap().cost, Some(700));
+    assert_eq!(policy.prices[0].micro_dollars_per_device_hour, 1_950_000);
+    assert_eq!(policy.datasets["imagenet"].bytes, 150 << 30);
+    assert_eq!(
+        (policy.transfers[0].micro_dollars_per_gib, policy.transfers[0].bytes_per_second),
+        (20_000, 1 << 30)
+    );
+    assert_eq!(policy.windows[1].until_ms, NOW_MS + 7_200_000);
+    let empty = parse_policy(b"apiVersion: muster.dev/v1\nkind: Policy\nspec: {}\n", NOW_MS).unwrap();
+    empty.check().unwrap();
+    assert_eq!(empty.message, v1::Policy::default());
+}
+
+#[test]
+fn mistakes_of_a_policy_have_their_lines_and_its_words() {
+    let text = POLICY
+        .replace("weight: 1.5", "weight: 0")
+        .replace("nominal: 64, borrowingLimit: 0.5", "borrowingLimit: many")
+        .replace("maintenance: true", "maintenance: false");
+    assert_eq!(
+        policy_problems(&text),
+        [
+            "line 7: spec.tenants.research.weight: must be above zero; leave it out for the ordinary share, 1",
+            "line 9: spec.tenants.research.quotas[0].nominal: must be given: the devices that are guaranteed, or 0",
+            "line 9: spec.tenants.research.quotas[0].borrowingLimit: must be a number like 64 or 0.5, with at most three decimals, got \"many\"",
+            "line 22: spec.windows[0]: must say what it is for: either `maintenance: true` or `reservedFor: TENANT`",
+        ]
+    );
+    let text = POLICY
+        .replace("parent: research", "parent: nobody")
+        .replace("reservations: 0", "reservations: 65")
+        .replace("until: +2h, scope: {rack: r1}", "until: +1h, scope: {}")
+        .replace("by: submission", "by: luck");
+    let mut found = policy_problems(&text);
+    found.sort();
+    assert_eq!(
+        found.iter().map(|problem| problem.split(": must").next().unwrap()).collect::<Vec<_>>(),
+        [
+            "line 10: spec.tenants.vision.parent",
+            "line 11: spec.order.by",
+            "line 12: spec.backfill.reservations",
+            "line 22: spec.windows[0].scope",
+            "line 22: spec.windows[0].until",
+        ]
+    );
+    let quota = POLICY.replace(
+        "vision: {parent: research}",
+        "vision: {parent: research, quotas: [{type: h100, region: eu, nominal: 65}]}",
+    );
+    let found = policy_problems(&quota);
+    assert!(found[0].contains("quotas[0].nominal: ") && found[0].ends_with("(in thousandths)"), "{found:?}");
+    for (from, to, part) in [
+        ("tenants:", "tenant:", "line 5: tenant: unknown field; did you mean tenants?"),
+        ("borrowingLimit", "borrowLimit", "line 9: borrowLimit: unknown field; did you mean borrowingLimit?"),
+        ("kind: Policy", "kind: Job", "line 2: kind: must be Policy"),
+    ] {
+        let found = policy_problems(&POLICY.replace(from, to));
+        assert!(found[0].starts_with(part), "{found:?}");
+    }
+    assert!(parse_policy(b"", NOW_MS).is_err() && parse_policy(POLICY.repeat(2).as_bytes(), NOW_MS).is_err());
 }
 
 #[test]
@@ -99,8 +360,9 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
     assert_eq!(
         problems(&job("  comand: [run]\n")),
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
-          runTimeLimit, stopGrace, failureRetries, checkpointDirectory, workingDirectory, array, workers, \
-          command, environment, accelerators, cpu, memory)"]
+          runTimeLimit, stopGrace, failureRetries, checkpointDirectory, workingDirectory, array, topology, \
+          nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, workers, \
+          workersMin, slice, command, environment, accelerators, cpu, memory)"]
     );
     assert!(
         problems(&job("  groups:\n  - gpus: 3\n"))[0]
@@ -123,7 +385,7 @@ fn every_mistake_is_listed_with_its_line() {
         [
             "line 5: spec.workers: must be a whole number from 0 to 4294967295, got \"many\"",
             "line 6: spec.command: must be a list of words, like [python, train.py]; no shell reads it",
-            "line 9: spec.accelerators: must be a type and a count, like h100:4, got \"h100\"",
+            "line 9: spec.accelerators: must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got \"h100\"",
             "line 7: spec.cpu: must be above zero; leave it out for one CPU",
             "line 8: spec.memory: must be memory like 4Gi, 512Mi or 64G (units: Ki, Mi, Gi, Ti, k, M, G, T), got \"4gigs\"",
             "line 10: spec.runTimeLimit: must be a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms), got \"90\"",
@@ -230,6 +492,20 @@ proptest! {
             for manifest in manifests {
                 let _ = manifest.check();
             }
+        }
+        if let Ok(file) = parse_policy(&bytes, NOW_MS) {
+            let _ = file.check();
+        }
+    }
+
+    #[test]
+    fn no_damage_to_a_policy_panics(at in 0usize..1_000, length in 0usize..40, put in "[\\PC\n ]{0,12}") {
+        let mut bytes = POLICY.as_bytes().to_vec();
+        let start = at.min(bytes.len());
+        let end = (start + length).min(bytes.len());
+        bytes.splice(start..end, put.bytes());
+        if let Ok(file) = parse_policy(&bytes, NOW_MS) && let Err(error) = file.check() {
+            prop_assert!(error.0.iter().all(|p| p.line.is_some()), "{error:?}");
         }
     }
 

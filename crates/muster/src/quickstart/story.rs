@@ -148,7 +148,10 @@ impl Story<'_> {
         train.checkpoint_directory = self.fleet.checkpoints().display().to_string();
         for group in &mut train.groups {
             // Half of a region each: two gangs share one, the third has another to itself.
-            group.accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 4 });
+            group.accelerators = Some(v1::AcceleratorRequest {
+                choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
+                amount: Some(v1::accelerator_request::Amount::Count(4)),
+            });
         }
         let gangs =
             (0..TRAINING_GANGS).map(|n| v1::JobSpec { name: format!("{}-{n}", train.name), ..train.clone() });
@@ -398,6 +401,7 @@ fn has_file(folder: &Path) -> bool {
 
 /// The one job of an example file.
 fn example(text: &str) -> Result<v1::JobSpec> {
-    let manifests = manifest::parse(text.as_bytes()).context("reading an example")?;
+    // No example names a time.
+    let manifests = manifest::parse(text.as_bytes(), 0).context("reading an example")?;
     manifests.into_iter().next().map(|manifest| manifest.message).context("an example has a job")
 }

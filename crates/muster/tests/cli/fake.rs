@@ -13,6 +13,7 @@ use v1::JobPhase;
 use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
+use v1::policy_service_server::{PolicyService, PolicyServiceServer};
 use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
@@ -23,6 +24,8 @@ pub struct Book {
     pub list_pages: usize,
     pub cordoned: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
+    /// Version, and what was set.
+    pub policy: Option<(u64, v1::Policy)>,
 }
 
 pub struct Fake {
@@ -46,6 +49,7 @@ impl Fake {
             tonic::transport::Server::builder()
                 .add_service(JobServiceServer::new(service.clone()))
                 .add_service(FleetServiceServer::new(service.clone()))
+                .add_service(PolicyServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
                 .serve_with_incoming(incoming)
                 .await
@@ -236,6 +240,33 @@ impl JobService for Service {
         Ok(Response::new(Box::pin(stream)))
     }
 
+    async fn plan_job(
+        &self,
+        request: Request<v1::PlanJobRequest>,
+    ) -> Result<Response<v1::PlanJobResponse>, Status> {
+        let specs = convert::job_specs_from_proto("spec", request.into_inner().spec)
+            .map_err(|found| to_status(&Refusal::fields(found)))?;
+        let explanation = Some(explanation(specs[0].worker_count()));
+        Ok(Response::new(v1::PlanJobResponse { explanation, freshness: freshness() }))
+    }
+
+    async fn explain_job(
+        &self,
+        request: Request<v1::ExplainJobRequest>,
+    ) -> Result<Response<v1::ExplainJobResponse>, Status> {
+        let job = self.find(&request.into_inner().job_id)?;
+        let explanation = Some(explanation(job.worker_count));
+        Ok(Response::new(v1::ExplainJobResponse { explanation, freshness: freshness() }))
+    }
+
+    async fn commit_checkpoint(
+        &self,
+        request: Request<v1::CommitCheckpointRequest>,
+    ) -> Result<Response<v1::CommitCheckpointResponse>, Status> {
+        self.find(&request.into_inner().job_id)?;
+        Ok(Response::new(v1::CommitCheckpointResponse { freshness: freshness() }))
+    }
+
     async fn read_logs(
         &self,
         request: Request<v1::ReadLogsRequest>,
@@ -248,6 +279,130 @@ impl JobService for Service {
         };
         let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
+    }
+}
+
+/// Everything an explanation can say.
+fn explanation(workers: u32) -> v1::Explanation {
+    let part = |name: &str, weight, value_milli| v1::ScorePart {
+        name: name.into(),
+        weight,
+        value_milli,
+        points: i64::from(weight * value_milli),
+    };
+    let score = vec![part("topology", 500, 900), part("packing", 400, 250)];
+    let cluster = |region: &str, fit, full| v1::ClusterReport {
+        region: region.into(),
+        cluster: format!("{region}-1"),
+        accelerator_type: "h100".into(),
+        nodes: Some(v1::NodeCounts {
+            registered: 12,
+            fit,
+            full,
+            cordoned: 12 - fit - full,
+            ..Default::default()
+        }),
+        free_devices: u64::from(fit) * 8,
+        total_devices: 96,
+        workers_that_fit: fit,
+        could_hold: true,
+        could_hold_placeable: fit > 0,
+        reserved_devices: 16,
+        largest_domain_workers: fit,
+        quota_room_milli: None,
+        score: if fit > 0 { score.clone() } else { Vec::new() },
+    };
+    v1::Explanation {
+        reason: "WAITING_FOR_CAPACITY".into(),
+        sentence: format!(
+            "{workers} workers with h100:8 have to be in one rack; the largest room is that of 3 workers in rack \
+             r2 of eu-north-1"
+        ),
+        policy_version: 812,
+        placement: Some(v1::PlannedPlacement {
+            region: "eu-north".into(),
+            cluster: "eu-north-1".into(),
+            accelerator_type: "h100".into(),
+            nodes: (0..20)
+                .map(|n| v1::NodeWorkers {
+                    node_name: format!("host-{n}"),
+                    node_id: format!("node-{n}"),
+                    workers: 1,
+                    devices: 8,
+                })
+                .collect(),
+            score: score.clone(),
+        }),
+        line: Some(v1::LinePosition { requests_before: 2, or_more: false }),
+        clusters: vec![cluster("eu-north", 3, 7), cluster("us-east", 0, 12)],
+        quotas: vec![v1::QuotaReport {
+            r#type: "h100".into(),
+            region: "eu-north".into(),
+            wanted_milli: 4_500,
+            room_milli: 4_000,
+            short_milli: 500,
+            tenant: "research".into(),
+            limit: "borrowing".into(),
+            limit_region: String::new(),
+            used_milli: 92_000,
+            kept_milli: 0,
+            limit_milli: 96_000,
+        }],
+        blockers: vec![v1::Blocker {
+            job_id: "job-3e1".into(),
+            name: "big".into(),
+            workers: 64,
+            starts_at_ms: 4_102_444_800_000,
+        }],
+        start: Some(v1::StartEstimate {
+            q10_ms: 4_102_444_800_000,
+            q50_ms: 4_102_448_400_000,
+            q90_ms: 0,
+            basis: "when 5 running gangs are expected to end".into(),
+        }),
+        would_help: vec!["topology.required: block instead of rack: it would start now".into()],
+        estimate: Some(v1::Estimate { run_ms: 7_200_000, run_high_ms: 10_800_000 }),
+    }
+}
+
+#[tonic::async_trait]
+impl PolicyService for Service {
+    async fn get_policy(
+        &self,
+        _: Request<v1::GetPolicyRequest>,
+    ) -> Result<Response<v1::GetPolicyResponse>, Status> {
+        let (version, policy) = self.book.lock().unwrap().policy.clone().unwrap_or_default();
+        let policy = convert::policy_from_proto("policy", Some(policy)).unwrap();
+        Ok(Response::new(v1::GetPolicyResponse {
+            policy: Some(convert::policy_to_proto(&policy)),
+            version,
+            set_at_ms: if version > 0 { 1_700_000_000_000 } else { 0 },
+            freshness: freshness(),
+        }))
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<v1::SetPolicyRequest>,
+    ) -> Result<Response<v1::SetPolicyResponse>, Status> {
+        let request = request.into_inner();
+        let mut book = self.book.lock().unwrap();
+        book.request_ids.push(request.request_id);
+        let policy = convert::policy_from_proto("policy", request.policy)
+            .map_err(|found| to_status(&Refusal::fields(found)))?;
+        let version = book.policy.as_ref().map_or(0, |(version, _)| *version);
+        if request.expected_version.is_some_and(|expected| expected != version) {
+            return Err(refuse(RefusalCode::PolicyChanged, "the policy in force is another version"));
+        }
+        if policy.tenants.keys().any(|name| name.as_str() == "forbidden") {
+            let violation = muster_types::Violation::new("policy.tenants.forbidden.weight_milli", "no");
+            return Err(to_status(&Refusal::fields(vec![violation])));
+        }
+        if request.validate_only {
+            return Ok(Response::new(v1::SetPolicyResponse { version, freshness: freshness() }));
+        }
+        book.policy = Some((version + 41, convert::policy_to_proto(&policy)));
+        Ok(Response::new(v1::SetPolicyResponse { version: version + 41, freshness: freshness() }))
     }
 }
 

@@ -69,10 +69,18 @@ fn dead_endpoint() -> String {
 fn help_shows_commands_examples_and_exit_codes() {
     let ran = finish(command("", &["--help"]));
     assert_eq!(ran.code, 0);
-    for part in ["submit", "job", "node", "cluster", "completion", "Exit codes:", "Examples:"] {
+    for part in
+        ["submit", "plan", "job", "node", "policy", "cluster", "completion", "Exit codes:", "Examples:"]
+    {
         assert!(ran.out.contains(part), "{part} is missing in\n{}", ran.out);
     }
-    for args in [["submit", "--help"].as_slice(), &["job", "list", "--help"], &["job", "logs", "--help"]] {
+    for args in [
+        ["submit", "--help"].as_slice(),
+        &["job", "list", "--help"],
+        &["job", "logs", "--help"],
+        &["plan", "--help"],
+        &["policy", "set", "--help"],
+    ] {
         let ran = finish(command("", args));
         assert!(ran.code == 0 && ran.out.contains("Examples:"), "{args:?}\n{}", ran.out);
     }
@@ -207,15 +215,145 @@ fn exit_codes_follow_the_refusal() {
 #[test]
 fn the_examples_are_valid() {
     let fake = Fake::start();
-    for (file, jobs) in [("train.yaml", 1), ("short-array.yaml", 20)] {
+    let one_job = ["train.yaml", "serving-spread.yaml", "tpu-slice.yaml", "elastic.yaml", "share.yaml"];
+    for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
     }
-    for file in ["train.yaml", "short-array.yaml", "too-big.yaml"] {
+    for file in one_job.into_iter().chain(["short-array.yaml", "too-big.yaml"]) {
         let ran = muster(&fake, &["submit", "--validate-only", &example(file)]);
         assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
         assert!(ran.err.contains("nothing was submitted"));
     }
+}
+
+#[test]
+fn a_plan_fits_a_terminal_and_has_every_number() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["plan", &example("train.yaml")]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.lines().all(|line| line.chars().count() <= 80), "{}", ran.out);
+    for part in [
+        "train: WAITING_FOR_CAPACITY\n  4 workers with h100:8 have to be in one rack;",
+        "\n  2 different requests have their turn before it\n",
+        "\n  expected to run 2h, with nine chances in ten at most 3h\n",
+        "\n  by policy version 812\n",
+        "\nplace: eu-north / eu-north-1 on h100\n  host-0: 1 workers, 8 devices\n",
+        "\n  and 4 more; -o json shows all of them\n",
+        "\n  score 550000: topology 500 x 900, packing 400 x 250\n",
+        "\n  even odds by            2100-01-01T01:00:00Z (in ",
+        "\nroom is kept for\n  job-3e1 big, 64 workers, starts 2100-01-01T00:00:00Z",
+        "\n  h100 in eu-north: wants 4.5, 4 left, 0.5 short: nominal quota and borrowing\n",
+        "\nCLUSTER              TYPE  FREE  OF  KEPT  FIT  DOMAIN  HOLDS\n",
+        "\neu-north/eu-north-1  h100  24    96  16    3    3       yes\n",
+        "\nus-east/us-east-1    h100  0     96  16    0    0       if up\n",
+        "\n  eu-north/eu-north-1: 12 nodes: 3 fit, 7 full, 2 cordoned\n",
+        "\nwould help\n  - topology.required: block instead of rack: it would start now\n",
+    ] {
+        assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);
+    }
+    assert!(!ran.out.contains("nine chances in ten by"), "what is not known is not shown:\n{}", ran.out);
+    let json = muster(&fake, &["plan", &example("elastic.yaml"), "--json"]);
+    let document: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(document["kind"], "Explanation");
+    assert_eq!(document["placement"]["nodes"].as_array().unwrap().len(), 20);
+    assert_eq!(document["quotas"][0]["short"], 0.5);
+    assert_eq!(document["start"]["q50"], "2100-01-01T01:00:00Z");
+    assert!(fake.book.lock().unwrap().jobs.is_empty());
+    let wrong = with_stdin(&fake, &["plan", "-"], &job("x", "command: [run]\n  slice: 4x4x8"));
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("stdin:7: spec.slice: needs whole accelerators"), "{}", wrong.err);
+}
+
+#[test]
+fn a_job_is_explained() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    let ran = muster(&fake, &["job", "explain", "job-1"]);
+    assert!(ran.code == 0 && ran.out.starts_with("job-1: WAITING_FOR_CAPACITY\n"), "{}{}", ran.out, ran.err);
+    assert_eq!(muster(&fake, &["job", "explain", "job-1", "-o", "name"]).out, "WAITING_FOR_CAPACITY\n");
+    assert_eq!(muster(&fake, &["job", "explain", "job-9"]).code, 3);
+    assert_eq!(muster(&fake, &["job", "explain", "train"]).code, 2);
+}
+
+#[test]
+fn a_policy_is_checked_set_and_shown_as_a_file() {
+    let fake = Fake::start();
+    let file = example("policy.yaml");
+    assert_eq!(finish(command("127.0.0.1:1", &["policy", "check", &file])).code, 0, "asks nobody");
+    let ran = muster(&fake, &["policy", "set", &file, "--dry-run"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
+    assert!(fake.book.lock().unwrap().policy.is_none());
+    let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "7"]);
+    assert_eq!(ran.code, 5, "{}", ran.err);
+    assert!(ran.err.starts_with("error: MS-1004 POLICY_CHANGED"), "{}", ran.err);
+    assert!(ran.err.contains("next: `muster policy show -o yaml`"), "{}", ran.err);
+    let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "0"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "41\n"), "{}", ran.err);
+    let first = fake.book.lock().unwrap().policy.clone().unwrap();
+    // What is shown as a file can be set again, and is the same policy.
+    let shown = muster(&fake, &["policy", "show", "-o", "yaml"]);
+    assert!(
+        shown.out.starts_with("apiVersion: muster.dev/v1\nkind: Policy\nmetadata:\n  version: 41\n"),
+        "{}",
+        shown.out
+    );
+    let again = with_stdin(&fake, &["policy", "set", "-"], &shown.out);
+    assert_eq!((again.code, again.out.as_str()), (0, "82\n"), "{}", again.err);
+    assert_eq!(fake.book.lock().unwrap().policy.clone().unwrap().1, first.1);
+    // The file names the version that it was made from.
+    let stale = with_stdin(&fake, &["policy", "set", "-"], &shown.out);
+    assert_eq!(stale.code, 5, "{}", stale.err);
+    let json = muster(&fake, &["policy", "show", "-o", "json"]);
+    let document: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(document["spec"]["tenants"]["research"]["quotas"][0]["borrowingLimit"], 32);
+    assert_eq!(document["spec"]["prices"][1]["perDeviceHour"], 1.95);
+}
+
+#[test]
+fn a_policy_is_shown_to_people() {
+    let fake = Fake::start();
+    muster(&fake, &["policy", "set", &example("policy.yaml")]);
+    let ran = muster(&fake, &["policy", "show"]);
+    for part in [
+        "version     41, set 2023-11-14T22:13:20Z\n",
+        "order       predicted, fair share on, half-life of usage 7d, ageing 0.01\n",
+        "TENANT      WEIGHT  TYPE  REGION    NOMINAL  BORROWS  LENDS\n\
+         research    2       h100  eu-north  64       32       48\n\
+         research    2       v5p   all       256      any      all\n  \
+         language  1       -     -         -        -        -\n  \
+         vision    1       h100  eu-north  48       any      all\n\
+         serving     1       h100  all       16       any      0\n",
+        "h100  us-east  $1.95\n",
+        "launch       2027-04-01T00:00:00Z  2027-04-08T00:00:00Z  for serving",
+    ] {
+        assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);
+    }
+}
+
+#[test]
+fn mistakes_in_a_policy_name_the_line_and_the_nearest_key() {
+    let fake = Fake::start();
+    let policy = |spec: &str| format!("apiVersion: muster.dev/v1\nkind: Policy\nspec:\n{spec}");
+    let unknown = with_stdin(&fake, &["policy", "check", "-"], &policy("  tenant: {}\n"));
+    assert_eq!(unknown.code, 2);
+    assert!(unknown.err.contains("stdin:4: tenant: unknown field; did you mean tenants?"), "{}", unknown.err);
+    let cycle = policy("  tenants:\n    a: {parent: b}\n    b: {parent: a}\n");
+    let cycle = with_stdin(&fake, &["policy", "set", "-"], &cycle);
+    assert_eq!(cycle.code, 2);
+    assert!(
+        cycle.err.contains("stdin:5: spec.tenants.a.parent: must not lead back to itself: a -> b -> a"),
+        "{}",
+        cycle.err
+    );
+    assert!(fake.book.lock().unwrap().policy.is_none());
+    let refused = policy("  tenants:\n    forbidden:\n      weight: 2\n");
+    let refused = with_stdin(&fake, &["policy", "set", "-"], &refused);
+    assert!(
+        refused.err.contains("stdin:6: spec.tenants.forbidden.weight: no (in thousandths)"),
+        "{}",
+        refused.err
+    );
 }
 
 #[test]

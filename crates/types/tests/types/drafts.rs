@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
@@ -15,21 +15,14 @@ fn accelerators(count: u16) -> Option<Accelerators> {
 }
 
 fn group(text: &str) -> TaskGroup {
-    TaskGroup {
-        name: name(text),
-        workers: 2,
-        command: vec!["train".into()],
-        environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: accelerators(8), cpu_milli: 1, memory_bytes: 1 },
-    }
+    let request =
+        WorkerRequest { accelerators: accelerators(8).map(Into::into), cpu_milli: 1, memory_bytes: 1 };
+    TaskGroup::new(name(text), 2, vec!["train".into()], request)
 }
 
 fn job() -> JobDraft {
     JobDraft {
-        name: name("train"),
-        tenant: name("research"),
         tier: PriorityTier::Batch,
-        groups: vec![group("a"), group("b")],
         regions: vec![name("eu"), name("us")],
         run_time_limit_ms: Some(1),
         stop_grace_ms: 0,
@@ -37,6 +30,7 @@ fn job() -> JobDraft {
         checkpoint_directory: Some("/c".into()),
         working_directory: Some("/".into()),
         array: Some(ArrayMember { index: 0, size: 1 }),
+        ..JobDraft::new(name("train"), name("research"), vec![group("a"), group("b")])
     }
 }
 
@@ -68,7 +62,7 @@ fn a_job_at_its_bounds_is_one() {
     job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX, &[]);
     job_violates(|j| j.failure_retries_max = limits::FAILURE_RETRIES_MAX, &[]);
     job_violates(|j| j.groups[0].workers = limits::GANG_WORKERS_MAX - 2, &[]);
-    job_violates(|j| j.groups[0].request.accelerators = accelerators(limits::HOST_DEVICES_MAX), &[]);
+    job_violates(|j| j.groups[0].request.accelerators = accelerators(limits::HOST_DEVICES_MAX).map(Into::into), &[]);
     job_violates(|j| j.groups[0].request.cpu_milli = limits::CPU_MILLI_MAX, &[]);
     job_violates(|j| j.groups[0].request.memory_bytes = limits::MEMORY_BYTES_MAX, &[]);
     job_violates(|j| j.groups[0].command = vec!["x".repeat(limits::TEXT_BYTES_MAX); 7], &[]);
@@ -121,11 +115,11 @@ fn every_rule_of_a_job_is_named() {
         &["groups[0].environment"],
     );
     job_violates(
-        |j| j.groups[0].request.accelerators = accelerators(0),
+        |j| j.groups[0].request.accelerators = accelerators(0).map(Into::into),
         &["groups[0].request.accelerators.count"],
     );
     job_violates(
-        |j| j.groups[1].request.accelerators = accelerators(65),
+        |j| j.groups[1].request.accelerators = accelerators(65).map(Into::into),
         &["groups[1].request.accelerators.count"],
     );
     job_violates(|j| j.groups[0].request.cpu_milli = 0, &["groups[0].request.cpu_milli"]);
@@ -200,6 +194,8 @@ fn node() -> NodeDraft {
         cpu_milli: limits::CPU_MILLI_MAX,
         memory_bytes: limits::MEMORY_BYTES_MAX,
         labels: BTreeMap::new(),
+        taints: BTreeSet::new(),
+        pod: None,
     }
 }
 

@@ -8,4 +8,6 @@
 mod drafts;
 mod fleet;
 mod ids;
+mod policy;
 mod reasons;
+mod tpu;

@@ -3,15 +3,20 @@
 //! Defaults are filled in here, once, so that what is logged and shown is complete: a later release
 //! may choose other defaults without changing what an accepted job means.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, JobDraft, JobSpec, Name, TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
+    Dependency, DependencyRule, JobDraft, JobSpec, LogTime, Name, TaskGroup, Violation, WorkerRequest,
+    fleet::checked_name, limits,
 };
 
-use super::value::{accelerators_from_proto, accelerators_to_proto, tier_from_text};
-use super::{Found, below};
+use super::demand::{
+    self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
+};
+use super::id::job_id;
+use super::value::tier_from_text;
+use super::{Found, below, bound, shown};
 use crate::v1;
 
 const TENANT_DEFAULT: &str = "default";
@@ -19,6 +24,10 @@ const GROUP_NAME_DEFAULT: &str = "workers";
 const STOP_GRACE_MS_DEFAULT: u64 = 30_000;
 const CPU_MILLI_DEFAULT: u64 = 1_000;
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// As people write them; the first is the default.
+const RULES: [(&str, DependencyRule); 2] =
+    [("succeeded", DependencyRule::Succeeded), ("finished", DependencyRule::Finished)];
 
 /// The jobs of one submission: one, or as many as the array has. `at` is the path of the message,
 /// for example `spec`.
@@ -82,7 +91,25 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
         checkpoint_directory: spec.checkpoint_directory.clone().unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_size: spec.array.map_or(0, |array| array.size),
+        topology: topology_to_proto(&spec.topology),
+        node_selector: spec.node_selector.iter().map(selector_to_proto).collect(),
+        tolerations: spec.tolerations.iter().map(Name::to_string).collect(),
+        preemptible: Some(spec.preemptible),
+        dependencies: spec.dependencies.iter().map(dependency_to_proto).collect(),
+        not_before_ms: spec.not_before.map_or(0, |time| time.0),
+        deadline_ms: spec.deadline.map_or(0, |time| time.0),
+        expected_run_ms: spec.expected_run_ms.unwrap_or(0),
+        datasets: spec.datasets.iter().map(Name::to_string).collect(),
     }
+}
+
+fn selector_to_proto((label, values): (&Name, &BTreeSet<String>)) -> (String, v1::LabelValues) {
+    (label.to_string(), v1::LabelValues { values: values.iter().cloned().collect() })
+}
+
+fn dependency_to_proto(dependency: &Dependency) -> v1::Dependency {
+    let rule = RULES.iter().find(|(_, rule)| *rule == dependency.rule).map_or("", |(text, _)| text);
+    v1::Dependency { job_id: dependency.job.to_string(), rule: rule.to_owned() }
 }
 
 fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
@@ -91,9 +118,11 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
         workers: group.workers,
         command: group.command.clone(),
         environment: group.environment.clone().into_iter().collect(),
-        accelerators: group.request.accelerators.as_ref().map(accelerators_to_proto),
+        accelerators: group.request.accelerators.as_ref().map(accelerator_request_to_proto),
         cpu_milli: group.request.cpu_milli,
         memory_bytes: group.request.memory_bytes,
+        workers_min: group.workers_min,
+        slice: group.slice.as_ref().map(slice_to_proto),
     }
 }
 
@@ -140,6 +169,8 @@ fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
 fn in_message(violation: Violation) -> Violation {
     let field = match violation.field.as_str() {
         "array" => "array_size".to_owned(),
+        "not_before" => "not_before_ms".to_owned(),
+        "deadline" => "deadline_ms".to_owned(),
         other => other.replacen("].request.", "].", 1),
     };
     Violation { field, description: violation.description }
@@ -152,7 +183,11 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
     let tenant = found.take(checked_name(&below(at, "tenant"), tenant));
     let tier = found.take(tier_from_text(&below(at, "tier"), &message.tier));
     let groups = groups(at, message.groups, found);
-    let regions = regions(&below(at, "regions"), message.regions, found);
+    let mut names_in = |field: &str, texts, max| names(&below(at, field), texts, max, found);
+    let regions = names_in("regions", message.regions, limits::JOB_REGIONS_MAX);
+    let tolerations = names_in("tolerations", message.tolerations, limits::NODE_TAINTS_MAX);
+    let datasets = names_in("datasets", message.datasets, limits::JOB_DATASETS_MAX);
+    let time = |ms: u64| (ms != 0).then_some(LogTime(ms));
     JobDraft {
         name: name.unwrap_or_else(|| Name::literal("invalid")),
         tenant: tenant.unwrap_or_else(|| Name::literal(TENANT_DEFAULT)),
@@ -165,6 +200,15 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
         checkpoint_directory: given(message.checkpoint_directory),
         working_directory: given(message.working_directory),
         array: None,
+        topology: topology(&below(at, "topology"), message.topology, found),
+        node_selector: node_selector(&below(at, "node_selector"), message.node_selector, found),
+        tolerations: tolerations.into_iter().collect(),
+        preemptible: message.preemptible.unwrap_or(true),
+        dependencies: dependencies(&below(at, "dependencies"), message.dependencies, found),
+        not_before: time(message.not_before_ms),
+        deadline: time(message.deadline_ms),
+        expected_run_ms: (message.expected_run_ms != 0).then_some(message.expected_run_ms),
+        datasets,
     }
 }
 
@@ -172,18 +216,52 @@ fn given(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
-/// Cuts a list to its bound and says so; the rules for what is in it then run over bounded input.
-fn bound<T>(field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
-    if list.len() > max {
-        found.push(Violation::limit(field, list.len() as u64, 0, max as u64));
-        list.truncate(max);
-    }
-}
-
-fn regions(field: &str, mut texts: Vec<String>, found: &mut Found) -> Vec<Name> {
-    bound(field, &mut texts, limits::JOB_REGIONS_MAX, found);
+fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> Vec<Name> {
+    bound(field, &mut texts, max, found);
     let checked = texts.iter().enumerate().map(|(i, text)| checked_name(&format!("{field}[{i}]"), text));
     checked.filter_map(|result| found.take(result)).collect()
+}
+
+/// Too many labels are not looked at one by one: which of them would be, a hash map cannot say.
+fn node_selector(
+    field: &str,
+    messages: HashMap<String, v1::LabelValues>,
+    found: &mut Found,
+) -> BTreeMap<Name, BTreeSet<String>> {
+    let max = limits::NODE_LABELS_MAX;
+    if messages.len() > max {
+        found.push(Violation::limit(field, messages.len() as u64, 0, max as u64));
+        return BTreeMap::new();
+    }
+    let mut selector = BTreeMap::new();
+    // By label, so that the same message always leads to the same answer.
+    for (label, v1::LabelValues { mut values }) in messages.into_iter().collect::<BTreeMap<_, _>>() {
+        let Some(label) = found.take(checked_name(field, &label)) else { continue };
+        bound(&format!("{field}.{label}"), &mut values, limits::SELECTOR_VALUES_MAX, found);
+        selector.insert(label, values.into_iter().collect());
+    }
+    selector
+}
+
+fn dependencies(at: &str, mut messages: Vec<v1::Dependency>, found: &mut Found) -> Vec<Dependency> {
+    bound(at, &mut messages, limits::JOB_DEPENDENCIES_MAX, found);
+    let mut dependencies = Vec::with_capacity(messages.len());
+    for (index, message) in messages.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let job = found.take(job_id(&below(&at, "job_id"), &message.job_id));
+        let rule = found.take(rule_from_text(&below(&at, "rule"), &message.rule));
+        dependencies.extend(job.zip(rule).map(|(job, rule)| Dependency { job, rule }));
+    }
+    dependencies
+}
+
+fn rule_from_text(field: &str, text: &str) -> Result<DependencyRule, Violation> {
+    if text.is_empty() {
+        return Ok(DependencyRule::Succeeded);
+    }
+    RULES.iter().find(|(known, _)| *known == text).map(|(_, rule)| *rule).ok_or_else(|| {
+        Violation::new(field, format!("must be one of succeeded, finished, got {}", shown(text)))
+    })
 }
 
 fn groups(at: &str, mut messages: Vec<v1::TaskGroup>, found: &mut Found) -> Vec<TaskGroup> {
@@ -208,16 +286,30 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
     let name = found.take(name).unwrap_or_else(stand_in);
     let mut command = message.command;
     bound(&below(at, "command"), &mut command, limits::COMMAND_WORDS_MAX, found);
+    let asked_slice = message.slice.is_some();
+    let slice = message.slice.and_then(|slice| demand::slice(&below(at, "slice"), &slice, found));
+    // What a slice that cannot be read would have said is not missing besides.
+    let chips = asked_slice.then(|| slice.as_ref().map_or(1, demand::slice_chips));
+    let accelerators = message
+        .accelerators
+        .map(|request| demand::accelerators(&below(at, "accelerators"), request, chips, found));
+    let workers = match (message.workers, &slice) {
+        (0, Some(slice)) => slice_workers(slice, accelerators.as_ref()),
+        (0, None) if asked_slice => 1,
+        (workers, _) => workers,
+    };
     TaskGroup {
         name,
-        workers: message.workers,
+        workers,
+        workers_min: if message.workers_min == 0 { workers } else { message.workers_min },
         command,
         environment: environment(&below(at, "environment"), message.environment, found).into_iter().collect(),
         request: WorkerRequest {
-            accelerators: accelerators(&below(at, "accelerators"), message.accelerators.as_ref(), found),
+            accelerators,
             cpu_milli: if message.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { message.cpu_milli },
             memory_bytes: if message.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { message.memory_bytes },
         },
+        slice,
     }
 }
 
@@ -233,8 +325,4 @@ fn environment(
         return HashMap::new();
     }
     variables
-}
-
-fn accelerators(at: &str, message: Option<&v1::Accelerators>, found: &mut Found) -> Option<Accelerators> {
-    accelerators_from_proto(at, message?).map_err(|violations| found.extend(violations)).ok()
 }

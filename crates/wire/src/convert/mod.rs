@@ -9,19 +9,23 @@
 //! **Invariant:** no message makes a conversion panic or allocate more than a constant times its own
 //! size (arrays excepted, whose size is bounded first).
 
+mod demand;
 mod id;
 mod job;
 mod node;
+mod policy;
 mod value;
 
 use muster_types::Violation;
 
+pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{job_spec_to_proto, job_specs_from_proto, jobs_from_proto};
 pub use node::{
     WHOLE_PLACEMENT, WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
     worker_report_to_proto,
 };
+pub use policy::{policy_from_proto, policy_to_proto};
 pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,
@@ -71,6 +75,14 @@ impl Found {
 pub(crate) fn shown(text: &str) -> String {
     let short: String = text.chars().take(80).collect();
     format!("{short:?}")
+}
+
+/// Cuts a list to its bound and says so; the rules for what is in it then run over bounded input.
+pub(crate) fn bound<T>(field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
+    if list.len() > max {
+        found.push(Violation::limit(field, list.len() as u64, 0, max as u64));
+        list.truncate(max);
+    }
 }
 
 /// `field` below `at`; an empty `at` is the message itself.

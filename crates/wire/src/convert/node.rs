@@ -1,5 +1,8 @@
 //! Nodes, and what their agents report.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_types::tpu::PodPosition;
 use muster_types::{
     ExitStatus, FencingToken, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name, limits,
 };
@@ -39,6 +42,8 @@ pub fn node_spec_from_proto(
             .ok()
     });
     let labels = labels(&below(at, "labels"), message, &mut found);
+    let taints = taints(&below(at, "taints"), message, &mut found);
+    let pod = message.pod.as_ref().and_then(|pod| pod_position(&below(at, "pod"), pod, &mut found));
     let draft = NodeDraft {
         name: own,
         region,
@@ -50,6 +55,8 @@ pub fn node_spec_from_proto(
         cpu_milli: message.cpu_milli,
         memory_bytes: message.memory_bytes,
         labels,
+        taints,
+        pod,
     };
     match draft.check() {
         Ok(spec) if found.is_empty() => Ok(spec),
@@ -61,11 +68,7 @@ pub fn node_spec_from_proto(
     }
 }
 
-fn labels(
-    field: &str,
-    message: &v1::NodeDescription,
-    found: &mut Found,
-) -> std::collections::BTreeMap<Name, String> {
+fn labels(field: &str, message: &v1::NodeDescription, found: &mut Found) -> BTreeMap<Name, String> {
     let max = limits::NODE_LABELS_MAX;
     if message.labels.len() > max {
         found.push(Violation::limit(field, message.labels.len() as u64, 0, max as u64));
@@ -74,6 +77,32 @@ fn labels(
     let checked =
         message.labels.iter().map(|(key, value)| checked_name(field, key).map(|key| (key, value.clone())));
     checked.filter_map(|result| found.take(result)).collect()
+}
+
+fn taints(field: &str, message: &v1::NodeDescription, found: &mut Found) -> BTreeSet<Name> {
+    let max = limits::NODE_TAINTS_MAX;
+    if message.taints.len() > max {
+        found.push(Violation::limit(field, message.taints.len() as u64, 0, max as u64));
+    }
+    let texts = message.taints.iter().take(max).enumerate();
+    let checked = texts.map(|(index, text)| checked_name(&format!("{field}[{index}]"), text));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+fn pod_position(at: &str, message: &v1::PodPosition, found: &mut Found) -> Option<PodPosition> {
+    let pod = found.take(checked_name(&below(at, "pod"), &message.pod));
+    let cube = u16::try_from(message.cube)
+        .map_err(|_| Violation::limit(&below(at, "cube"), message.cube.into(), 0, u16::MAX.into()));
+    let cube = found.take(cube);
+    let place = match message.at.as_slice() {
+        [x, y, z] => [*x, *y, *z].map(u8::try_from),
+        _ => [u8::try_from(u32::MAX); 3],
+    };
+    let [Ok(x), Ok(y), Ok(z)] = place else {
+        found.push(Violation::new(below(at, "at"), "must be three chip coordinates x, y, z of at most 255"));
+        return None;
+    };
+    Some(PodPosition { pod: pod?, cube: cube?, at: [x, y, z] })
 }
 
 /// As a message.
@@ -90,6 +119,12 @@ pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
         cpu_milli: spec.cpu_milli,
         memory_bytes: spec.memory_bytes,
         labels: spec.labels.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
+        taints: spec.taints.iter().map(Name::to_string).collect(),
+        pod: spec.pod.as_ref().map(|pod| v1::PodPosition {
+            pod: pod.pod.to_string(),
+            cube: pod.cube.into(),
+            at: pod.at.iter().map(|place| (*place).into()).collect(),
+        }),
     }
 }
 

@@ -1,11 +1,17 @@
 //! What goes in comes out; what is wrong is named; nothing panics.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use muster_types::job::ArrayMember;
+use muster_types::policy::{
+    BackfillPolicy, Dataset, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy,
+    Price, Quota, TenantPolicy, Transfer, Window, WindowPurpose, WindowScope,
+};
+use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    Accelerators, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, LogIndex, Name,
-    NodeDraft, NodeSpec, PriorityTier, RequestId, TaskGroup, Violation, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
+    ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name, NodeDraft,
+    NodeSpec, PriorityTier, RequestId, Spread, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -21,6 +27,38 @@ fn group_message() -> v1::TaskGroup {
 
 fn message() -> v1::JobSpec {
     v1::JobSpec { name: "train".into(), groups: vec![group_message()], ..Default::default() }
+}
+
+fn choice(kind: &str, throughput_milli: u32) -> v1::AcceleratorChoice {
+    v1::AcceleratorChoice { r#type: kind.into(), throughput_milli }
+}
+
+fn whole(kind: &str, count: u32) -> v1::AcceleratorRequest {
+    v1::AcceleratorRequest {
+        choices: vec![choice(kind, 0)],
+        amount: Some(v1::accelerator_request::Amount::Count(count)),
+    }
+}
+
+fn slice_group(kind: &str, shape: &str) -> v1::TaskGroup {
+    v1::TaskGroup {
+        workers: 0,
+        accelerators: Some(v1::AcceleratorRequest { choices: vec![choice(kind, 0)], amount: None }),
+        slice: Some(v1::SliceRequest { shape: shape.into(), count: 0 }),
+        ..group_message()
+    }
+}
+
+fn with_group(group: v1::TaskGroup) -> v1::JobSpec {
+    v1::JobSpec { groups: vec![group], ..message() }
+}
+
+/// Every violation as `field: description`, sorted.
+fn said(message: v1::JobSpec) -> Vec<String> {
+    let found = job_specs_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+    let mut said: Vec<String> = found.iter().map(Violation::to_string).collect();
+    said.sort();
+    said
 }
 
 fn one(message: v1::JobSpec) -> JobSpec {
@@ -45,10 +83,14 @@ fn defaults_are_those_of_the_proto_comments() {
     assert_eq!((spec.run_time_limit_ms, spec.stop_grace_ms), (None, 30_000));
     assert_eq!((&spec.checkpoint_directory, &spec.working_directory), (&None, &None));
     assert_eq!(spec.array, None);
+    assert_eq!((spec.groups[0].workers, spec.groups[0].workers_min), (1, 1));
+    assert!(spec.preemptible && spec.topology.is_free() && spec.groups[0].slice.is_none());
+    assert_eq!((spec.not_before, spec.deadline, spec.expected_run_ms), (None, None, None));
     // Nothing of it is a default any more.
     let filled = job_spec_to_proto(&spec);
     assert_eq!((filled.tenant.as_str(), filled.stop_grace_ms), ("default", Some(30_000)));
-    assert_eq!(filled.groups[0].cpu_milli, 1_000);
+    assert_eq!((filled.groups[0].cpu_milli, filled.groups[0].workers_min), (1_000, 1));
+    assert_eq!(filled.preemptible, Some(true));
     // A grace of zero is not an absent one.
     assert_eq!(one(v1::JobSpec { stop_grace_ms: Some(0), ..message() }).stop_grace_ms, 0);
 }
@@ -74,7 +116,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
             v1::TaskGroup {
                 workers: 0,
                 command: vec![],
-                accelerators: Some(v1::Accelerators { r#type: "H100".into(), count: 65 }),
+                accelerators: Some(whole("H100", 65)),
                 cpu_milli: u64::MAX,
                 ..Default::default()
             },
@@ -94,8 +136,8 @@ fn all_violations_are_named_by_their_path_in_the_message() {
         [
             "spec.array_size",
             "spec.checkpoint_directory",
+            "spec.groups[0].accelerators.choices[0].type",
             "spec.groups[0].accelerators.count",
-            "spec.groups[0].accelerators.type",
             "spec.groups[0].command",
             "spec.groups[0].cpu_milli",
             "spec.groups[0].name",
@@ -191,8 +233,48 @@ fn accelerators() -> impl Strategy<Value = Accelerators> {
     (name(), 1..=limits::HOST_DEVICES_MAX).prop_map(|(kind, count)| Accelerators { kind, count })
 }
 
+fn accelerator_request() -> impl Strategy<Value = AcceleratorRequest> {
+    let amount = prop_oneof![
+        (1..=limits::HOST_DEVICES_MAX).prop_map(DeviceAmount::Whole),
+        (1u16..1_000).prop_map(DeviceAmount::Share),
+    ];
+    (btree_map(name(), 1..=limits::THROUGHPUT_MILLI_MAX, 0..4), amount).prop_map(|(choices, amount)| {
+        let choice = |(kind, throughput_milli)| AcceleratorChoice { kind, throughput_milli };
+        AcceleratorRequest { choices: choices.into_iter().map(choice).collect(), amount }
+    })
+}
+
+fn level() -> impl Strategy<Value = Level> {
+    proptest::sample::select(Level::ALL.to_vec())
+}
+
+/// Rules that hold for a gang of any size.
+fn topology() -> impl Strategy<Value = TopologyRule> {
+    prop_oneof![
+        (any::<bool>(), any::<bool>()).prop_map(|(balanced, segmented)| TopologyRule {
+            balanced,
+            segment_workers: u32::from(segmented),
+            required: Some(Level::Block),
+            preferred: Some(Level::Host),
+            ..TopologyRule::default()
+        }),
+        (level(), 1..100u32).prop_map(|(level, workers_max)| TopologyRule {
+            spread: Some(Spread { level, workers_max }),
+            ..TopologyRule::default()
+        }),
+        Just(TopologyRule::default()),
+    ]
+}
+
+fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
+    btree_map(any::<u64>(), any::<bool>(), 0..4).prop_map(|jobs| {
+        let rule = |done| if done { DependencyRule::Succeeded } else { DependencyRule::Finished };
+        jobs.into_iter().map(|(job, done)| Dependency { job: JobId(job), rule: rule(done) }).collect()
+    })
+}
+
 fn request() -> impl Strategy<Value = WorkerRequest> {
-    (option::of(accelerators()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
+    (option::of(accelerator_request()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
         |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes },
     )
 }
@@ -208,9 +290,11 @@ fn group() -> impl Strategy<Value = TaskGroup> {
         .prop_map(|(name, workers, command, environment, request)| TaskGroup {
             name,
             workers,
+            workers_min: workers,
             command,
             environment,
             request,
+            slice: None,
         })
 }
 
@@ -227,16 +311,30 @@ prop_compose! {
         checkpoint_directory in option::of("/[a-z/]{0,20}"),
         working_directory in option::of("/[a-z/]{0,20}"),
         array in option::of((0u32..5, 5u32..9)),
+        topology in topology(),
+        node_selector in btree_map(name(), btree_set("\\PC{0,9}", 1..4), 0..4),
+        tolerations in btree_set(name(), 0..4),
+        preemptible: bool,
+        dependencies in dependencies(),
+        times in (option::of(1u64..1_000), option::of(1_000u64..u64::MAX)),
+        expected_run_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
+        datasets in btree_set(name(), 0..4),
+        elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
         for (index, group) in groups.iter_mut().enumerate() {
             group.name = Name::new(&format!("{}{index}", group.name)).unwrap();
         }
         let array = array.map(|(index, size)| ArrayMember { index, size });
+        if elastic && groups.len() == 1 {
+            groups[0].workers_min = groups[0].workers.div_ceil(2);
+        }
         let regions = regions.into_iter().collect();
         JobDraft {
             name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
-            checkpoint_directory, working_directory, array,
+            checkpoint_directory, working_directory, array, topology, node_selector, tolerations,
+            preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
+            expected_run_ms, datasets: datasets.into_iter().collect(),
         }.check().unwrap()
     }
 }
@@ -249,10 +347,18 @@ prop_compose! {
         cpu_milli in 1..=limits::CPU_MILLI_MAX,
         memory_bytes in 1..=limits::MEMORY_BYTES_MAX,
         labels in btree_map(name(), "\\PC{0,20}", 0..4),
+        taints in btree_set(name(), 0..4),
+        pod in option::of((name(), 0u16..64, (0u8..2, 0u8..2, 0u8..4))),
     ) -> NodeSpec {
         let (name, region, cluster, block, rack) = names;
-        NodeDraft { name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels }
-            .check().unwrap()
+        let pod = pod.map(|(pod, cube, (x, y, z))| PodPosition { pod, cube, at: [x * 2, y * 2, z] });
+        // A place in a pod is a TPU host's.
+        let chips = || Accelerators { kind: Name::literal("v5p"), count: 4 };
+        let accelerators = pod.as_ref().map(|_| chips()).or(accelerators);
+        NodeDraft {
+            name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels,
+            taints, pod,
+        }.check().unwrap()
     }
 }
 
@@ -268,45 +374,75 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
 }
 
 /// Messages near enough to right ones to reach every rule, with texts of any kind.
-fn wild_group() -> impl Strategy<Value = v1::TaskGroup> {
-    let accelerators = option::of((any::<String>(), any::<u32>()));
-    let environment = hash_map(any::<String>(), any::<String>(), 0..4);
-    (
-        any::<String>(),
-        any::<u32>(),
-        vec(any::<String>(), 0..4),
-        environment,
-        accelerators,
-        any::<u64>(),
-        any::<u64>(),
+fn wild_accelerators() -> impl Strategy<Value = v1::AcceleratorRequest> {
+    use v1::accelerator_request::Amount;
+    let amount = prop_oneof![any::<u32>().prop_map(Amount::Count), any::<u32>().prop_map(Amount::ShareMilli)];
+    let kind = prop_oneof![any::<String>(), Just("v5p".to_owned()), Just("v5e".to_owned())];
+    let choices = vec((kind, any::<u32>()).prop_map(|(kind, milli)| choice(&kind, milli)), 0..3);
+    (choices, option::of(amount)).prop_map(|(choices, amount)| v1::AcceleratorRequest { choices, amount })
+}
+
+fn wild_slice() -> impl Strategy<Value = v1::SliceRequest> {
+    let shape = prop_oneof![any::<String>(), "[0-9]{1,2}x[0-9]{1,2}(x[0-9]{1,2})?"];
+    (shape, prop_oneof![0u32..4, any::<u32>()]).prop_map(|(shape, count)| v1::SliceRequest { shape, count })
+}
+
+prop_compose! {
+    fn wild_group()(
+        name: String,
+        workers in prop_oneof![0u32..4, any::<u32>()],
+        workers_min in prop_oneof![0u32..4, any::<u32>()],
+        command in vec(any::<String>(), 0..4),
+        environment in hash_map(any::<String>(), any::<String>(), 0..4),
+        accelerators in option::of(wild_accelerators()),
+        slice in option::of(wild_slice()),
+        cpu_milli: u64,
+        memory_bytes: u64,
+    ) -> v1::TaskGroup {
+        v1::TaskGroup {
+            name, workers, workers_min, command, environment, accelerators, slice, cpu_milli, memory_bytes,
+        }
+    }
+}
+
+fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
+    let level = || prop_oneof![any::<String>(), Just("rack".to_owned()), Just(String::new())];
+    let spread = (level(), any::<u32>()).prop_map(|(level, workers_max)| v1::Spread { level, workers_max });
+    (level(), level(), any::<bool>(), 0u32..5, option::of(spread)).prop_map(
+        |(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
+            required,
+            preferred,
+            balanced,
+            segment_workers,
+            spread,
+        },
     )
-        .prop_map(|(name, workers, command, environment, accelerators, cpu_milli, memory_bytes)| {
-            v1::TaskGroup {
-                name,
-                workers,
-                command,
-                environment,
-                accelerators: accelerators.map(|(r#type, count)| v1::Accelerators { r#type, count }),
-                cpu_milli,
-                memory_bytes,
-            }
-        })
 }
 
 prop_compose! {
     fn wild_spec()(
         texts in (any::<String>(), any::<String>(), any::<String>(), any::<String>(), any::<String>()),
         groups in vec(wild_group(), 0..20),
-        regions in vec(any::<String>(), 0..4),
-        run_time_limit_ms: u64,
+        lists in (vec(any::<String>(), 0..4), vec(any::<String>(), 0..4), vec(any::<String>(), 0..4)),
+        numbers in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>()),
         stop_grace_ms in option::of(any::<u64>()),
-        failure_retries_max: u32,
         array_size in prop_oneof![0u32..4, any::<u32>()],
+        topology in option::of(wild_topology()),
+        node_selector in hash_map(any::<String>(), vec(any::<String>(), 0..3), 0..3),
+        preemptible: Option<bool>,
+        dependencies in vec((any::<String>(), any::<String>()), 0..3),
     ) -> v1::JobSpec {
         let (name, tenant, tier, checkpoint_directory, working_directory) = texts;
+        let (regions, tolerations, datasets) = lists;
+        let (run_time_limit_ms, not_before_ms, deadline_ms, expected_run_ms, failure_retries_max) = numbers;
+        let values = |(label, values)| (label, v1::LabelValues { values });
+        let node_selector = node_selector.into_iter().map(values).collect();
+        let dependency = |(job_id, rule)| v1::Dependency { job_id, rule };
+        let dependencies = dependencies.into_iter().map(dependency).collect();
         v1::JobSpec {
             name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
-            checkpoint_directory, working_directory, array_size,
+            checkpoint_directory, working_directory, array_size, topology, node_selector, tolerations,
+            preemptible, dependencies, not_before_ms, deadline_ms, expected_run_ms, datasets,
         }
     }
 }
@@ -330,7 +466,14 @@ proptest! {
     }
 
     #[test]
-    fn values_return(exit in exit(), generation: u32, index: u64, bits: u64, accelerators in accelerators()) {
+    fn values_return(
+        exit in exit(),
+        generation: u32,
+        index: u64,
+        bits: u64,
+        accelerators in accelerators(),
+        request in accelerator_request(),
+    ) {
         prop_assert_eq!(exit_status_from_proto("exit", &exit_status_to_proto(&exit)), Ok(exit.clone()));
         let token = FencingToken { generation, log_index: LogIndex(index) };
         prop_assert_eq!(fencing_token_from_proto("token", Some(&fencing_token_to_proto(token))), Ok(token));
@@ -338,8 +481,33 @@ proptest! {
         prop_assert_eq!(device_set_from_proto("devices", &device_set_to_proto(devices)), Ok(devices));
         let message = accelerators_to_proto(&accelerators);
         prop_assert_eq!(accelerators_from_proto("accelerators", &message), Ok(accelerators));
+        let message = accelerator_request_to_proto(&request);
+        prop_assert_eq!(accelerator_request_from_proto("accelerators", &message), Ok(request));
         let report = WorkerReport { job: JobId(index), token, rank: (generation % 7 > 0).then_some(generation % 100), exit: Some(exit) };
         prop_assert_eq!(worker_report_from_proto("w", &worker_report_to_proto(&report)), Ok(report));
+    }
+
+    #[test]
+    fn slices_return(shape in legal_slice(), count in 1u16..4) {
+        let (generation, shape) = shape;
+        let mut group = slice_group(generation.as_str(), &shape.to_string());
+        group.slice = Some(v1::SliceRequest { shape: shape.to_string(), count: count.into() });
+        // Larger gangs than there may be are refused for their size.
+        if let Ok(specs) = job_specs_from_proto("spec", Some(with_group(group))) {
+            let group = &specs[0].groups[0];
+            prop_assert_eq!(group.slice, Some(SliceRequest { shape, count }));
+            prop_assert_eq!(specs[0].device_count(), u64::from(shape.chips()) * u64::from(count));
+            let again = job_specs_from_proto("spec", Some(job_spec_to_proto(&specs[0])));
+            prop_assert_eq!(again.as_deref(), Ok(specs.as_slice()));
+        } else {
+            prop_assert!(shape.chips() * u32::from(count) / 4 > limits::GANG_WORKERS_MAX, "{shape} x {count}");
+        }
+    }
+
+    #[test]
+    fn policies_return(policy in policy()) {
+        let message = policy_to_proto(&policy);
+        prop_assert_eq!(policy_from_proto("policy", Some(message)), Ok(policy));
     }
 
     #[test]
@@ -362,6 +530,9 @@ proptest! {
             let _ = request_id("request_id", &message.request_id);
             let _ = jobs_from_proto("specs", message.specs);
         }
+        if let Ok(message) = v1::Policy::decode(&*bytes) {
+            let _ = policy_from_proto("policy", Some(message));
+        }
         if let Ok(message) = v1::Register::decode(&*bytes) {
             let _ = node_spec_from_proto("node", message.node.as_ref());
             let _ = holder_id_from_text("holder_id", &message.holder_id);
@@ -382,6 +553,8 @@ fn wild_nodes_name_their_fields() {
         name: "N".into(),
         accelerators: Some(v1::Accelerators { r#type: String::new(), count: 0 }),
         labels: HashMap::from([("Bad".to_owned(), String::new())]),
+        taints: vec!["ok".into(), "NO".into()],
+        pod: Some(v1::PodPosition { pod: "p".into(), cube: 70_000, at: vec![0, 0] }),
         ..Default::default()
     };
     let found = node_spec_from_proto("node", Some(&message)).unwrap_err();
@@ -398,8 +571,360 @@ fn wild_nodes_name_their_fields() {
             "node.labels",
             "node.memory_bytes",
             "node.name",
+            "node.pod.at",
+            "node.pod.cube",
             "node.region",
+            "node.taints[1]",
         ]
     );
     assert_eq!(fields(&node_spec_from_proto("node", None).unwrap_err()), ["node"]);
+}
+
+#[test]
+fn a_slice_says_how_many_workers_there_are_and_what_each_has() {
+    for (kind, shape, workers, chips) in
+        [("v5p", "4x4x8", 32, 4), ("v5p", "2x2x1", 1, 4), ("v5e", "4x4", 4, 4), ("v5e", "1x1", 1, 1)]
+    {
+        let spec = one(with_group(slice_group(kind, shape)));
+        let group = &spec.groups[0];
+        assert_eq!(
+            (group.workers, group.workers_min, group.request.device_count()),
+            (workers, workers, chips)
+        );
+    }
+    // Hosts of another size are asked for by the count.
+    let mut group = slice_group("v5e", "4x4");
+    group.accelerators = Some(whole("v5e", 8));
+    assert_eq!(one(with_group(group)).groups[0].workers, 2);
+    let mut two = slice_group("v5p", "4x4x4");
+    two.slice = Some(v1::SliceRequest { shape: "4x4x4".into(), count: 2 });
+    assert_eq!(one(with_group(two)).groups[0].workers, 32);
+}
+
+#[test]
+fn a_shape_that_is_not_offered_is_answered_with_its_neighbours() {
+    let found = said(with_group(slice_group("v5p", "3x4x4")));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("spec.groups[0].slice"), "{found:?}");
+    assert!(found[0].contains("3x4x4 is no v5p slice; legal neighbours: "), "{found:?}");
+    assert!(found[0].contains("4x4x4 (64 chips)"), "{found:?}");
+    let text = said(with_group(slice_group("v5p", "large")));
+    assert!(text[0].starts_with("spec.groups[0].slice.shape: must be two or three numbers"), "{text:?}");
+    assert_eq!(text.len(), 1, "{text:?}");
+    let other = said(with_group(slice_group("h100", "4x4x4")));
+    assert_eq!(other, ["spec.groups[0].slice: h100 is no TPU generation: v4, v5e, v5p, v6e or tpu7x"]);
+    let mut bare = slice_group("v5p", "4x4x4");
+    bare.accelerators = None;
+    assert_eq!(said(with_group(bare)), ["spec.groups[0].slice: needs whole accelerators of one TPU type"]);
+}
+
+fn fields_of(message: v1::JobSpec) -> Vec<String> {
+    let found = job_specs_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+    let mut fields: Vec<String> = found.into_iter().map(|violation| violation.field).collect();
+    fields.sort();
+    fields
+}
+
+#[test]
+fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
+    let wrong = v1::JobSpec {
+        topology: Some(v1::TopologyRule {
+            required: "row".into(),
+            preferred: "rack".into(),
+            segment_workers: 3,
+            spread: Some(v1::Spread { level: String::new(), workers_max: 1 }),
+            ..Default::default()
+        }),
+        node_selector: HashMap::from([
+            ("Zone".to_owned(), v1::LabelValues { values: vec!["a".into()] }),
+            ("empty".to_owned(), v1::LabelValues::default()),
+            ("many".to_owned(), v1::LabelValues { values: (0..33).map(|n| n.to_string()).collect() }),
+        ]),
+        tolerations: vec!["ok".into(), "NO".into()],
+        dependencies: vec![
+            v1::Dependency { job_id: "train".into(), rule: "started".into() },
+            v1::Dependency { job_id: "job-1".into(), rule: String::new() },
+            v1::Dependency { job_id: "job-1".into(), rule: "finished".into() },
+        ],
+        not_before_ms: 2_000,
+        deadline_ms: 1_000,
+        expected_run_ms: u64::MAX,
+        datasets: vec!["a".into(), "a".into()],
+        ..with_group(v1::TaskGroup { workers: 4, workers_min: 5, ..group_message() })
+    };
+    assert_eq!(
+        fields_of(wrong),
+        [
+            "spec.datasets",
+            "spec.deadline_ms",
+            "spec.dependencies",
+            "spec.dependencies[0].job_id",
+            "spec.dependencies[0].rule",
+            "spec.expected_run_ms",
+            "spec.groups[0].workers_min",
+            "spec.node_selector",
+            "spec.node_selector.empty",
+            "spec.node_selector.many",
+            "spec.tolerations[1]",
+            "spec.topology.required",
+            "spec.topology.segment_workers",
+            "spec.topology.spread.level",
+        ]
+    );
+}
+
+#[test]
+fn lists_are_cut_before_they_are_looked_into() {
+    let names = vec!["?".to_owned(); 10_000];
+    let labels = (0..10_000).map(|n| (format!("?{n}"), v1::LabelValues::default())).collect();
+    let wrong = v1::JobSpec {
+        tolerations: names.clone(),
+        datasets: names,
+        dependencies: vec![v1::Dependency::default(); 10_000],
+        node_selector: labels,
+        ..with_group(v1::TaskGroup {
+            accelerators: Some(v1::AcceleratorRequest {
+                choices: vec![choice("?", 0); 10_000],
+                ..whole("?", 1)
+            }),
+            ..group_message()
+        })
+    };
+    let found = fields_of(wrong);
+    assert_eq!(found.len(), 32 + 32 + 64 + 16 + 5, "{found:?}");
+    let count = |field: &str| found.iter().filter(|f| f.starts_with(&format!("spec.{field}"))).count();
+    assert_eq!((count("tolerations"), count("datasets"), count("dependencies")), (33, 33, 65));
+    assert_eq!((count("node_selector"), count("groups[0].accelerators")), (1, 17));
+}
+
+#[test]
+fn amounts_of_accelerators_are_whole_devices_or_a_share_of_one() {
+    use v1::accelerator_request::Amount;
+    let with = |amount| v1::TaskGroup {
+        accelerators: Some(v1::AcceleratorRequest { choices: Vec::new(), amount }),
+        ..group_message()
+    };
+    let share = one(with_group(with(Some(Amount::ShareMilli(250)))));
+    let request = share.groups[0].request.accelerators.clone().expect("it asks for some");
+    assert_eq!((request.amount, request.to_string()), (DeviceAmount::Share(250), "any:0.25".to_owned()));
+    for (amount, said_of) in [
+        (None, "spec.groups[0].accelerators.count: must be given, or share_milli"),
+        (Some(Amount::Count(0)), "spec.groups[0].accelerators.count: must be between 1 and 64, got 0"),
+        (
+            Some(Amount::Count(70_000)),
+            "spec.groups[0].accelerators.count: must be between 1 and 64, got 70000",
+        ),
+        (
+            Some(Amount::ShareMilli(1_000)),
+            "spec.groups[0].accelerators.share_milli: must be between 1 and 999, got 1000",
+        ),
+    ] {
+        assert_eq!(said(with_group(with(amount))), [said_of]);
+    }
+    let mut fast = whole("h100", 1);
+    fast.choices = vec![choice("h100", 0), choice("a100", 450), choice("l4", u32::MAX), choice("h100", 1)];
+    let found = fields_of(with_group(v1::TaskGroup { accelerators: Some(fast), ..group_message() }));
+    assert_eq!(
+        found,
+        ["spec.groups[0].accelerators.choices", "spec.groups[0].accelerators.choices[2].throughput_milli"]
+    );
+}
+
+fn legal_slice() -> impl Strategy<Value = (Generation, SliceShape)> {
+    let all = Generation::ALL
+        .iter()
+        .flat_map(|generation| legal_shapes(*generation).into_iter().map(|shape| (*generation, shape)));
+    proptest::sample::select(all.collect::<Vec<_>>())
+}
+
+fn milli() -> impl Strategy<Value = u64> {
+    0..=1_000_000u64
+}
+
+fn quota() -> impl Strategy<Value = Quota> {
+    (name(), option::of(name()), milli(), option::of(milli()), any::<bool>()).prop_map(
+        |(kind, region, nominal_milli, borrowing_limit_milli, lends)| Quota {
+            kind,
+            region,
+            nominal_milli,
+            borrowing_limit_milli,
+            lending_limit_milli: lends.then_some(nominal_milli / 2),
+        },
+    )
+}
+
+/// Tenants whose parents come before them, so that there is no cycle; promises only on the leaves.
+fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
+    btree_map(name(), (1..=1_000_000u32, option::of(quota()), any::<bool>()), 0..8).prop_map(|tenants| {
+        let first = tenants.keys().next().cloned();
+        let tenant = |(name, (weight_milli, quota, below)): (Name, (u32, Option<Quota>, bool))| {
+            let parent = first.clone().filter(|first| below && *first != name);
+            let quotas = quota.filter(|_| Some(&name) != first.as_ref()).into_iter().collect();
+            (name, TenantPolicy { parent, weight_milli, quotas })
+        };
+        tenants.into_iter().map(tenant).collect()
+    })
+}
+
+fn window() -> impl Strategy<Value = Window> {
+    (name(), 0..u64::MAX / 2, 1..u64::MAX / 2, name(), option::of(name()), option::of(name())).prop_map(
+        |(name, from, length, cluster, rack, tenant)| Window {
+            name,
+            from: LogTime(from),
+            until: LogTime(from + length),
+            scope: WindowScope { cluster: Some(cluster), rack, ..WindowScope::default() },
+            purpose: tenant
+                .map_or(WindowPurpose::Maintenance, |tenant| WindowPurpose::ReservedFor { tenant }),
+        },
+    )
+}
+
+prop_compose! {
+    fn scheduling()(
+        by_submission: bool,
+        flags in (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
+        half_life in 60_000..1_000_000u64,
+        numbers in (0u32..1_000, 0u32..=64, 1u32..10_000, 0u32..=256),
+        times in (0u64..1_000_000, 0u64..1_000_000),
+        weights in (0u16..=1_000, 0u16..=1_000, 0u16..=1_000, 0u16..=1_000, 0u16..=1_000, 0u16..=1_000),
+    ) -> PolicyDraft {
+        let (packing, throughput, cost, data, topology, spread) = weights;
+        PolicyDraft {
+            order: OrderPolicy {
+                order: if by_submission { Order::Submission } else { Order::Predicted },
+                fair_share: flags.0, usage_half_life_ms: half_life, ageing_milli: numbers.0,
+            },
+            backfill: BackfillPolicy {
+                reservations_max: numbers.1, depth_max: numbers.2,
+                reserve_after_ms: times.1, reserve_after_runs_milli: numbers.0,
+            },
+            preemption: PreemptionPolicy {
+                enabled: flags.1, reclaim_borrowed: flags.2, minimum_run_ms: times.0,
+                victims_max: numbers.3, defragment: flags.3, defragment_wait_ms: times.1,
+            },
+            weights: PlacementWeights { packing, throughput, cost, data, topology, spread },
+            ..PolicyDraft::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn policy()(
+        draft in scheduling(),
+        tenants in tenants(),
+        prices in btree_map((name(), option::of(name())), 0..1_000_000u64, 0..4),
+        datasets in btree_map(name(), (0..1u64 << 60, btree_set(name(), 1..4)), 0..4),
+        transfers in btree_map((option::of(name()), option::of(name())), (0..9u64, 1..9u64), 0..4),
+        spare_hosts_per_rack in btree_map(name(), 0u16..=1_000, 0..4),
+        windows in vec(window(), 0..4),
+    ) -> Policy {
+        let price = |((kind, region), micro_dollars_per_device_hour)| {
+            Price { kind, region, micro_dollars_per_device_hour }
+        };
+        let transfer = |((from, to), (micro_dollars_per_gib, bytes_per_second))| {
+            Transfer { from, to, micro_dollars_per_gib, bytes_per_second }
+        };
+        let mut windows = windows;
+        for (index, window) in windows.iter_mut().enumerate() {
+            window.name = Name::new(&format!("w{index}")).unwrap();
+        }
+        PolicyDraft {
+            tenants, spare_hosts_per_rack, windows,
+            prices: prices.into_iter().map(price).collect(),
+            datasets: datasets.into_iter()
+                .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
+            transfers: transfers.into_iter().map(transfer).collect(),
+            ..draft
+        }.check().unwrap()
+    }
+}
+
+#[test]
+fn an_empty_policy_is_the_default_one() {
+    assert_eq!(policy_from_proto("policy", Some(v1::Policy::default())), Ok(Policy::default()));
+    assert_eq!(fields(&policy_from_proto("policy", None).unwrap_err()), ["policy"]);
+    // A zero that means zero is not an absent one.
+    let none = v1::BackfillPolicy { reservations_max: Some(0), ..Default::default() };
+    let policy = v1::Policy { backfill: Some(none), ..Default::default() };
+    assert_eq!(policy_from_proto("policy", Some(policy)).unwrap().backfill.reservations_max, 0);
+}
+
+#[test]
+fn every_mistake_in_a_policy_is_named_by_its_path() {
+    let quota = |kind: &str| v1::Quota { r#type: kind.into(), ..Default::default() };
+    let tenant = v1::TenantPolicy {
+        parent: "No".into(),
+        weight_milli: u32::MAX,
+        quotas: vec![quota("h100"), quota("H100"), quota("h100")],
+    };
+    let window = v1::Window {
+        name: "w".into(),
+        from_ms: 5,
+        until_ms: 5,
+        scope: None,
+        purpose: Some(v1::window::Purpose::Maintenance(false)),
+    };
+    let wrong = v1::Policy {
+        tenants: HashMap::from([("a".to_owned(), tenant)]),
+        order: Some(v1::OrderPolicy {
+            order: "random".into(),
+            usage_half_life_ms: Some(0),
+            ..Default::default()
+        }),
+        backfill: Some(v1::BackfillPolicy {
+            reservations_max: Some(65),
+            depth_max: Some(0),
+            ..Default::default()
+        }),
+        weights: Some(v1::PlacementWeights { cost: Some(1_001), data: Some(70_000), ..Default::default() }),
+        prices: vec![v1::Price { r#type: "?".into(), ..Default::default() }],
+        datasets: HashMap::from([("d".to_owned(), v1::Dataset { bytes: u64::MAX, regions: vec![] })]),
+        transfers: vec![v1::Transfer { from: "EU".into(), ..Default::default() }],
+        spare_hosts_per_rack: HashMap::from([("gb200".to_owned(), 70_000)]),
+        windows: vec![window.clone(), v1::Window { name: "W".into(), purpose: None, ..window }],
+        ..Default::default()
+    };
+    let found = policy_from_proto("policy", Some(wrong)).unwrap_err();
+    let mut found = fields(&found);
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            "policy.backfill.depth_max",
+            "policy.backfill.reservations_max",
+            "policy.datasets.d.bytes",
+            "policy.datasets.d.regions",
+            "policy.order.order",
+            "policy.order.usage_half_life_ms",
+            "policy.prices[0].type",
+            "policy.spare_hosts_per_rack.gb200",
+            "policy.tenants.a.parent",
+            "policy.tenants.a.quotas[1].type",
+            "policy.tenants.a.quotas[2]",
+            "policy.tenants.a.weight_milli",
+            "policy.transfers[0].bytes_per_second",
+            "policy.transfers[0].from",
+            "policy.weights.cost",
+            "policy.weights.data",
+            "policy.windows[0].maintenance",
+            "policy.windows[0].scope",
+            "policy.windows[0].until_ms",
+            "policy.windows[1].name",
+            "policy.windows[1].purpose",
+            "policy.windows[1].scope",
+            "policy.windows[1].until_ms",
+        ]
+    );
+}
+
+#[test]
+fn a_policy_of_nothing_but_mistakes_stays_small() {
+    let tenants = (0..20_000).map(|n| (format!("?{n}"), v1::TenantPolicy::default())).collect();
+    let worst = v1::Policy {
+        tenants,
+        prices: vec![v1::Price::default(); 10_000],
+        windows: vec![v1::Window::default(); 10_000],
+        ..Default::default()
+    };
+    assert_eq!(policy_from_proto("policy", Some(worst)).unwrap_err().len(), VIOLATIONS_MAX);
 }

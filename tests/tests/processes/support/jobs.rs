@@ -18,6 +18,15 @@ pub fn job(name: &str, command: &[&str]) -> v1::JobSpec {
     v1::JobSpec { name: name.to_owned(), groups: vec![group], ..Default::default() }
 }
 
+/// So many whole devices of one type.
+pub fn accelerators(kind: &str, count: u32) -> v1::AcceleratorRequest {
+    let choice = v1::AcceleratorChoice { r#type: kind.to_owned(), throughput_milli: 0 };
+    v1::AcceleratorRequest {
+        choices: vec![choice],
+        amount: Some(v1::accelerator_request::Amount::Count(count)),
+    }
+}
+
 /// A job of `workers` with `devices` each that run for `duration_ms`, write down when they ran, and end
 /// with `exit_code`.
 pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape: (u32, u32)) -> v1::JobSpec {
@@ -38,7 +47,7 @@ pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape
     ];
     let mut spec = job(name, &command);
     spec.groups[0].workers = workers;
-    spec.groups[0].accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: devices });
+    spec.groups[0].accelerators = Some(accelerators("h100", devices));
     spec
 }
 

@@ -1,0 +1,102 @@
+//! The machine that figures were taken on.
+
+use std::fs;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+/// What it is, and how busy it was at the start.
+pub(super) fn describe() -> Value {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let of_cpu = |field: &str| {
+        let line = cpuinfo.lines().find_map(|line| line.strip_prefix(field));
+        line.map_or("unknown", |line| line.trim_start_matches([' ', '\t', ':'])).to_owned()
+    };
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0);
+    json!({
+        "model": of_cpu("model name"),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory_gib": kib >> 20,
+        "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
+        "load_average": load_average(),
+        "date": today(),
+        "optimised": !cfg!(debug_assertions),
+    })
+}
+
+/// The same as a line.
+pub(super) fn sentence(machine: &Value) -> String {
+    let text = |field: &str| machine[field].as_str().unwrap_or("unknown").to_owned();
+    format!(
+        "{} x {}, {} GiB, Linux {}, load average {}, {}{}",
+        machine["cpus"],
+        text("model"),
+        machine["memory_gib"],
+        text("kernel"),
+        text("load_average"),
+        text("date"),
+        if cfg!(debug_assertions) { "; NOT OPTIMISED: build with --release" } else { "" }
+    )
+}
+
+/// Of the last minute, five and fifteen.
+pub(super) fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// Bytes of memory that this process has resident.
+pub(super) fn resident_bytes() -> u64 {
+    const PAGE_BYTES: u64 = 4_096;
+    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE_BYTES
+}
+
+/// Processor time that this thread has had.
+pub(super) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has a clock for every thread");
+    Duration::from(time)
+}
+
+/// The date in UTC.
+fn today() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date_of(since / 86_400)
+}
+
+/// The date of a day since 1 January 1970, year by year: there are few of them.
+fn date_of(mut days: u64) -> String {
+    let mut year = 1970;
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02}", days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_of_days() {
+        assert_eq!(date_of(0), "1970-01-01");
+        assert_eq!(date_of(11_016), "2000-02-29");
+        assert_eq!(date_of(20_453), "2025-12-31");
+        assert_eq!(date_of(20_454), "2026-01-01");
+    }
+}

@@ -1,0 +1,164 @@
+//! Explanations as messages.
+
+use muster_decider::{JobExplanation, QuotaReport};
+use muster_journal::WorkerSlot;
+use muster_planner::{ClusterReport, NodeCounts, Plan, Score};
+use muster_state::quota::QuotaLimit;
+use muster_state::{JobRow, State};
+use muster_types::Name;
+use muster_wire::v1;
+
+use crate::render;
+
+/// Where estimates of starts come from.
+const START_BASIS: &str = "every job before it gets its room first, as what runs is expected to end: early, \
+    as predicted, and late";
+
+/// Why a job waits, or what would become of it.
+pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explanation {
+    let blockers = explanation.blockers.iter().map(|blocker| v1::Blocker {
+        job_id: blocker.job.to_string(),
+        name: blocker.name.to_string(),
+        workers: blocker.workers,
+        starts_at_ms: blocker.starts_at.0,
+    });
+    v1::Explanation {
+        reason: explanation.reason.code().to_owned(),
+        sentence: explanation.sentence.clone(),
+        policy_version: explanation.policy_version.0,
+        placement: explanation.plan.as_ref().map(|plan| planned(view, plan)),
+        line: explanation.position.map(|position| v1::LinePosition {
+            requests_before: position.requests_before as u64,
+            or_more: position.or_more,
+        }),
+        clusters: explanation.places.clusters.iter().map(cluster).collect(),
+        quotas: explanation.quotas.iter().map(quota).collect(),
+        blockers: blockers.collect(),
+        start: explanation.start.map(|start| v1::StartEstimate {
+            q10_ms: start.q10.0,
+            q50_ms: start.q50.0,
+            q90_ms: start.q90.map_or(0, |time| time.0),
+            basis: START_BASIS.to_owned(),
+        }),
+        would_help: explanation.places.would_help.clone(),
+        estimate: Some(render::estimate(&explanation.estimate)),
+    }
+}
+
+/// Where a job is that does not wait, or how it ended.
+pub(crate) fn placed(view: &State, row: &JobRow) -> v1::Explanation {
+    let (reason, sentence) = render::status_of(row);
+    let placement = row.placement.as_deref().map(|placement| v1::PlannedPlacement {
+        region: placement.region.to_string(),
+        cluster: placement.cluster.to_string(),
+        accelerator_type: accelerator_type(view, &placement.slots),
+        nodes: by_node(view, &placement.slots),
+        score: Vec::new(),
+    });
+    v1::Explanation {
+        reason,
+        sentence,
+        policy_version: view.policy().version.0,
+        placement,
+        estimate: Some(render::estimate(&row.estimate)),
+        ..Default::default()
+    }
+}
+
+fn planned(view: &State, plan: &Plan) -> v1::PlannedPlacement {
+    v1::PlannedPlacement {
+        region: plan.region.to_string(),
+        cluster: plan.cluster.to_string(),
+        accelerator_type: accelerator_type(view, &plan.workers),
+        nodes: by_node(view, &plan.workers),
+        score: score(&plan.score),
+    }
+}
+
+fn accelerator_type(view: &State, slots: &[WorkerSlot]) -> String {
+    let with_devices = slots.iter().find(|slot| !slot.devices.is_empty());
+    let kind = with_devices.and_then(|slot| view.node(slot.node)?.spec.accelerators.as_ref());
+    kind.map(|accelerators| accelerators.kind.to_string()).unwrap_or_default()
+}
+
+/// Workers of neighbouring ranks are on one node; a node that comes again later is named again.
+fn by_node(view: &State, slots: &[WorkerSlot]) -> Vec<v1::NodeWorkers> {
+    let runs = slots.chunk_by(|left, right| left.node == right.node);
+    let nodes = runs.filter_map(|run| {
+        let node = run.first()?.node;
+        Some(v1::NodeWorkers {
+            node_name: render::node_name(view, node),
+            node_id: node.to_string(),
+            workers: run.len() as u32,
+            devices: run.iter().map(|slot| u32::from(slot.devices.count())).sum(),
+        })
+    });
+    nodes.collect()
+}
+
+fn score(score: &Score) -> Vec<v1::ScorePart> {
+    let part = |part: &muster_planner::ScorePart| v1::ScorePart {
+        name: part.name.to_owned(),
+        weight: part.weight.into(),
+        value_milli: part.value_milli,
+        points: i64::from(part.weight) * i64::from(part.value_milli),
+    };
+    score.parts.iter().map(part).collect()
+}
+
+fn cluster(report: &ClusterReport) -> v1::ClusterReport {
+    v1::ClusterReport {
+        region: report.region.to_string(),
+        cluster: report.cluster.to_string(),
+        accelerator_type: report.kind.as_ref().map(Name::to_string).unwrap_or_default(),
+        nodes: Some(nodes(&report.nodes)),
+        free_devices: report.free_devices,
+        total_devices: report.total_devices,
+        workers_that_fit: report.workers_that_fit,
+        could_hold: report.could_hold,
+        could_hold_placeable: report.could_hold_placeable,
+        reserved_devices: report.reserved_devices,
+        largest_domain_workers: report.largest_domain_workers,
+        quota_room_milli: (report.room_milli != u64::MAX).then_some(report.room_milli),
+        score: report.score.as_ref().map(score).unwrap_or_default(),
+    }
+}
+
+fn nodes(counts: &NodeCounts) -> v1::NodeCounts {
+    v1::NodeCounts {
+        registered: counts.registered,
+        not_up: counts.not_up,
+        cordoned: counts.cordoned,
+        wrong_labels: counts.wrong_labels,
+        tainted: counts.tainted,
+        too_small: counts.too_small,
+        in_window: counts.in_window,
+        held: counts.held,
+        full: counts.full,
+        fit: counts.fit,
+    }
+}
+
+fn quota(report: &QuotaReport) -> v1::QuotaReport {
+    let block = &report.blocked_by;
+    let name = |name: &Option<Name>| name.as_ref().map(Name::to_string).unwrap_or_default();
+    let limit = match block.limit {
+        QuotaLimit::Nominal => "nominal",
+        QuotaLimit::Borrowing => "borrowing",
+        QuotaLimit::ParentCapacity => "parent_capacity",
+        QuotaLimit::LentReserve => "lent_reserve",
+    };
+    v1::QuotaReport {
+        r#type: report.kind.to_string(),
+        region: report.region.to_string(),
+        wanted_milli: report.wanted_milli,
+        room_milli: report.room_milli,
+        short_milli: report.wanted_milli.saturating_sub(report.room_milli),
+        tenant: name(&block.tenant),
+        limit: limit.to_owned(),
+        limit_region: name(&block.region),
+        used_milli: block.used_milli,
+        kept_milli: block.kept_milli,
+        limit_milli: block.limit_milli,
+    }
+}

@@ -1,0 +1,93 @@
+//! `muster.v1.PolicyService`.
+
+use muster_decider::Command;
+use muster_types::{LogIndex, Refusal, RefusalCode};
+use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
+use muster_wire::v1;
+use muster_wire::v1::policy_service_client::PolicyServiceClient;
+use muster_wire::v1::policy_service_server::PolicyService;
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+use crate::forward::{ONWARD_BYTES_MAX, Router};
+use crate::job_service::written;
+use crate::read::{fresh, freshness, invalid};
+
+pub(crate) struct Policies {
+    router: Router,
+}
+
+impl Policies {
+    pub(crate) fn new(router: Router) -> Policies {
+        Policies { router }
+    }
+}
+
+#[tonic::async_trait]
+impl PolicyService for Policies {
+    async fn get_policy(
+        &self,
+        request: Request<v1::GetPolicyRequest>,
+    ) -> Result<Response<v1::GetPolicyResponse>, Status> {
+        let engine = self.router.engine();
+        let view = fresh(engine, request.into_inner().min_log_index).await?;
+        let row = view.policy();
+        Ok(Response::new(v1::GetPolicyResponse {
+            policy: Some(policy_to_proto(&row.policy)),
+            version: row.version.0,
+            set_at_ms: row.set_at.0,
+            freshness: Some(freshness(engine, &view)),
+        }))
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<v1::SetPolicyRequest>,
+    ) -> Result<Response<v1::SetPolicyResponse>, Status> {
+        let caller = self.router.caller(&request);
+        // Passed on as it is, perhaps more than once: never copied but for the wire.
+        let message = Arc::new(request.into_inner());
+        let mut violations = Vec::new();
+        let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
+        let policy =
+            policy_from_proto("policy", message.policy.clone()).map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(policy)) = (id, policy) else { return Err(invalid(violations)) };
+        let policy = Box::new(policy);
+        let expected_version = message.expected_version.map(LogIndex);
+        let engine = self.router.engine();
+        let local = || async {
+            if message.validate_only {
+                let view = engine.view();
+                let version = view.policy().version;
+                check_version(expected_version, version)?;
+                return Ok(v1::SetPolicyResponse {
+                    version: version.0,
+                    freshness: Some(freshness(engine, &view)),
+                });
+            }
+            let command = Command::SetPolicy { request: id, policy: policy.clone(), expected_version };
+            let at = engine.execute(command).await?.at();
+            Ok(v1::SetPolicyResponse { version: at.0, freshness: written(engine, at) })
+        };
+        let onward = |channel| {
+            let message = Arc::clone(&message);
+            async move {
+                let request = Router::onward(v1::SetPolicyRequest::clone(&message), caller);
+                let mut client =
+                    PolicyServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+                Ok(client.set_policy(request).await?.into_inner())
+            }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+}
+
+fn check_version(expected: Option<LogIndex>, version: LogIndex) -> Result<(), Refusal> {
+    match expected {
+        Some(expected) if expected != version => Err(Refusal::new(
+            RefusalCode::PolicyChanged,
+            format!("version {version} of the policy is in force, not {expected}"),
+        )),
+        _ => Ok(()),
+    }
+}

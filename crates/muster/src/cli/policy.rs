@@ -1,0 +1,132 @@
+//! `muster policy …`.
+
+use clap::Subcommand;
+use muster_client::CallError;
+use muster_types::RequestId;
+use muster_wire::v1;
+
+use super::Global;
+use super::console::{Console, Format};
+use super::failure::{Exit, Failure};
+use super::policy_view::{self, settings, tables};
+use super::submit::{located, now_ms, read};
+use crate::manifest::{PolicyFile, Problem, parse_policy};
+
+/// Commands about the policy.
+#[derive(Subcommand)]
+pub enum PolicyCommand {
+    /// Show the policy in force
+    #[command(after_help = "\
+Examples:
+  muster policy show
+  muster policy show -o yaml > policy.yaml     a file that `muster policy set` takes back
+
+The file carries the version it was made from: set refuses it when somebody else was faster.")]
+    Show,
+    /// Check a policy file without asking a cluster
+    #[command(after_help = "Examples:\n  muster policy check ops/examples/policy.yaml")]
+    Check {
+        /// Policy file (YAML), or - for stdin
+        file: String,
+    },
+    /// Set the policy: all of it; what the file leaves out has its default
+    #[command(after_help = "\
+Examples:
+  muster policy set policy.yaml --dry-run
+  muster policy set policy.yaml --expect-version 812
+
+The new version, a log index, goes to stdout. In force for every decision behind it.")]
+    Set {
+        /// Policy file (YAML), or - for stdin
+        file: String,
+        /// Refuse unless this is the version in force; instead of the file's metadata.version
+        #[arg(long, value_name = "N")]
+        expect_version: Option<u64>,
+        /// A UUID for this change; made up when there is none
+        #[arg(long, value_name = "UUID")]
+        request_id: Option<RequestId>,
+        /// Only let the cluster check it: nothing is set
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> Result<Exit, Failure> {
+    match command {
+        PolicyCommand::Show => show(global, console).await,
+        PolicyCommand::Check { file } => {
+            read_policy(&file)?;
+            console.progress(&format!("{file} is valid"));
+            Ok(Exit::Ok)
+        }
+        PolicyCommand::Set { file, expect_version, request_id, dry_run } => {
+            let policy = read_policy(&file)?;
+            let request = v1::SetPolicyRequest {
+                request_id: request_id.map(|id| id.to_string()).unwrap_or_default(),
+                policy: Some(policy.message.clone()),
+                expected_version: expect_version.or(policy.version),
+                validate_only: dry_run,
+            };
+            set(global, console, &file, &policy, request).await
+        }
+    }
+}
+
+async fn show(global: &Global, console: &Console) -> Result<Exit, Failure> {
+    let answer = global.client().await?.get_policy(v1::GetPolicyRequest { min_log_index: 0 }).await?;
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&policy_view::document(&answer))?,
+        Format::Name => console.line(&answer.version.to_string())?,
+        Format::Table | Format::Wide => {
+            let pairs = settings(&answer);
+            let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+            for (name, value) in pairs {
+                console.line(&format!("{name:width$}  {value}"))?;
+            }
+            for table in tables(&answer.policy.unwrap_or_default()) {
+                console.line("")?;
+                console.table(&table)?;
+            }
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+async fn set(
+    global: &Global,
+    console: &Console,
+    file: &str,
+    policy: &PolicyFile,
+    request: v1::SetPolicyRequest,
+) -> Result<Exit, Failure> {
+    let dry_run = request.validate_only;
+    let answer = match global.client().await?.set_policy(request).await {
+        Ok(answer) => answer,
+        Err(CallError::Refuse { refused, .. }) => {
+            let explain = |violation| located(file, &policy.explain(violation));
+            return Err(Failure::refused_with(&refused, refused.violations.iter().map(explain).collect()));
+        }
+        Err(error) => return Err(Failure::from(error)),
+    };
+    if dry_run {
+        console
+            .progress(&format!("{file} is valid; nothing was set, version {} is in force", answer.version));
+        return Ok(Exit::Ok);
+    }
+    console.line(&answer.version.to_string())?;
+    console.progress(&format!("the policy of {file} is in force from log index {} on", answer.version));
+    Ok(Exit::Ok)
+}
+
+/// The policy of a file, checked as the server would.
+fn read_policy(file: &str) -> Result<PolicyFile, Failure> {
+    let bytes = read(file)?;
+    let wrong = |problems: Vec<Problem>| {
+        Failure::usage("the policy file is not valid")
+            .with_details(problems.iter().map(|p| located(file, p)))
+            .with_next("correct the file; `muster policy check FILE` checks it")
+    };
+    let policy = parse_policy(&bytes, now_ms()).map_err(|e| wrong(e.0))?;
+    policy.check().map_err(|e| wrong(e.0))?;
+    Ok(policy)
+}

@@ -1,0 +1,589 @@
+//! Whether a gang could ever run.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use muster_state::{Free, NodeRow, PoolKey, RackKey, State, fit};
+use muster_types::tpu::{Generation, PodPosition, SliceRequest};
+use muster_types::{JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup, WorkerRequest};
+
+use crate::Budget;
+use crate::sites::{self, KeyedPool};
+use crate::slices::{SliceVerdict, find_slices};
+
+/// Verdict on a job that no state of the registered fleet could hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Never {
+    /// The group that does not fit.
+    pub group: Name,
+    /// What was asked for, in words.
+    pub wanted: String,
+    /// The closest shape that would fit, in words.
+    pub closest: String,
+}
+
+impl fmt::Display for Never {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "group {}: {} can never fit; {}", self.group, self.wanted, self.closest)
+    }
+}
+
+/// Hosts of one rack.
+#[derive(Clone, Debug, Default)]
+struct Hosts {
+    /// What of each host is left, when it is empty but for groups before.
+    left: Vec<(Option<Name>, Free)>,
+}
+
+/// What of the fleet the job's workers may be in together: a cluster, or a domain of the level it requires.
+type Domain<'a> = (&'a Name, &'a Name, Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
+
+/// Whether an empty fleet, everything registered being up, could hold the job in one cluster.
+///
+/// Exact for one group, apart from a limit per rack or block together with segments. Several groups are
+/// filled one after the other: a job that passes this and still never fits is admitted and waits with its
+/// reason, but keeps nobody from a cluster. Nodes that register later may make the impossible possible;
+/// the verdict is about the fleet as it is registered now.
+///
+/// # Errors
+/// The verdict with the closest shape.
+pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
+    if let [group] = spec.groups.as_slice()
+        && group.slice.is_none()
+        && is_simple(spec)
+    {
+        return if holds_one_group(state, spec, group) { Ok(()) } else { Err(never(state, spec)) };
+    }
+    if spec.groups.iter().any(|group| group.slice.is_some()) {
+        return slices_ever(state, spec);
+    }
+    if holds_somewhere(state, spec, Reach::Registered, None) { Ok(()) } else { Err(never(state, spec)) }
+}
+
+/// Whether the only rule is a required level.
+fn is_simple(spec: &JobSpec) -> bool {
+    let rule = &spec.topology;
+    let bounded = rule.required.is_some_and(|level| level != Level::Host);
+    !rule.balanced && rule.segment_workers == 0 && rule.spread.is_none() && !bounded
+}
+
+/// Which nodes count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Every registered one.
+    Registered,
+    /// Those that are up and not cordoned.
+    Placeable,
+}
+
+impl Reach {
+    fn counts(self, row: &NodeRow) -> bool {
+        self == Reach::Registered || row.is_placeable()
+    }
+}
+
+/// One group without a rule that looks at racks: nodes are counted until there are enough.
+fn holds_one_group(state: &State, spec: &JobSpec, group: &TaskGroup) -> bool {
+    let one_host = spec.topology.required == Some(Level::Host);
+    let wanted = u64::from(group.workers_min);
+    let mut found: BTreeMap<(&Name, &Name, Option<&Name>), u64> = BTreeMap::new();
+    for (_, row) in state.nodes().iter() {
+        let each = u64::from(workers_on_empty(&row.spec, &group.request));
+        if each == 0 || !fit::allows(&row.spec, spec) {
+            continue;
+        }
+        let has = row.spec.accelerators.as_ref().map(|a| &a.kind);
+        let kind = has.filter(|_| group.request.accelerators.is_some());
+        let sum = found.entry((&row.spec.region, &row.spec.cluster, kind)).or_default();
+        *sum = if one_host { (*sum).max(each) } else { *sum + each };
+        if *sum >= wanted {
+            return true;
+        }
+    }
+    false
+}
+
+/// How many such workers a host holds when it is empty; none of a type it has not.
+pub(crate) fn workers_on_empty(node: &NodeSpec, request: &WorkerRequest) -> u32 {
+    if fit::has_kind(node, request) { Free::all_of(node).workers(request) } else { 0 }
+}
+
+/// Whether some domain, empty, holds every group. `within` limits it to one cluster and type.
+pub(crate) fn holds_somewhere(state: &State, spec: &JobSpec, reach: Reach, within: Option<&PoolKey>) -> bool {
+    let mut domains: BTreeMap<Domain<'_>, BTreeMap<RackKey, Hosts>> = BTreeMap::new();
+    let required = spec.topology.required;
+    for (id, row) in state.nodes().iter() {
+        let node = &row.spec;
+        let here = within.is_none_or(|key| key.region == node.region && key.cluster == node.cluster);
+        if !here || !reach.counts(row) || !fit::allows(node, spec) {
+            continue;
+        }
+        let block = required.map(|_| &node.block);
+        let rack = required.filter(|level| *level >= Level::Rack).map(|_| &node.rack);
+        let host = required.filter(|level| *level == Level::Host).map(|_| *id);
+        let domain = (&node.region, &node.cluster, block, rack, host);
+        let hosts = domains.entry(domain).or_default().entry(RackKey::of(node)).or_default();
+        hosts.left.push((node.accelerators.as_ref().map(|a| a.kind.clone()), Free::all_of(node)));
+    }
+    let pools = sites::pools(state, spec);
+    domains.into_iter().any(|((region, cluster, ..), racks)| {
+        let of_cluster = |(key, _): &&KeyedPool<'_>| key.region == *region && key.cluster == *cluster;
+        let of_cluster: Vec<KeyedPool<'_>> = pools.iter().filter(of_cluster).copied().collect();
+        let kinds = of_cluster.iter().filter_map(|(key, _)| key.kind.as_ref());
+        let kinds: Vec<&Name> = kinds
+            .filter(|kind| within.and_then(|key| key.kind.as_ref()).is_none_or(|own| own == *kind))
+            .collect();
+        holds_with_kinds(state, spec, &of_cluster, &racks, &kinds)
+    })
+}
+
+/// Whether these racks hold every group with the first group's devices of one of these types.
+fn holds_with_kinds(
+    state: &State,
+    spec: &JobSpec,
+    pools: &[KeyedPool<'_>],
+    racks: &BTreeMap<RackKey, Hosts>,
+    kinds: &[&Name],
+) -> bool {
+    let primary = spec.groups.iter().find(|group| group.request.accelerators.is_some());
+    let Some(primary) = primary else { return fill_empty(state, spec, pools, racks.clone(), None) };
+    kinds
+        .iter()
+        .filter(|kind| sites::accepts(primary, kind))
+        .any(|kind| fill_empty(state, spec, pools, racks.clone(), Some(kind)))
+}
+
+fn fill_empty(
+    state: &State,
+    spec: &JobSpec,
+    pools: &[KeyedPool<'_>],
+    mut racks: BTreeMap<RackKey, Hosts>,
+    kind: Option<&Name>,
+) -> bool {
+    let spare = kind.and_then(|kind| state.policy().policy.spare_hosts_per_rack.get(kind)).copied();
+    let rule = &spec.topology;
+    let on_host = rule.required == Some(Level::Host) || rule.preferred == Some(Level::Host);
+    // As the planner does it: where racks are looked at as a whole.
+    if let Some(spare) = spare.filter(|_| !rule.is_free() && !on_host && rule.spread.is_none()) {
+        for (key, hosts) in &mut racks {
+            let of_kind = |(pool, _): &&KeyedPool<'_>| pool.kind.as_ref() == kind;
+            let rack = pools.iter().find(of_kind).and_then(|(_, pool)| pool.racks.get(key));
+            let most = rack.map_or(0, |rack| rack.nodes).saturating_sub(u32::from(spare));
+            // The largest hosts are used.
+            hosts.left.sort_by_key(|(_, free)| (u16::MAX - free.devices.count(), u64::MAX - free.cpu_milli));
+            let mut of_kind = 0;
+            hosts.left.retain(|(has, _)| {
+                of_kind += u32::from(has.as_ref() == kind);
+                has.as_ref() != kind || of_kind <= most
+            });
+        }
+    }
+    if rule.balanced || rule.segment_workers > 0 {
+        return holds_segments(spec, &racks, kind) || holds_on_one_host(spec, &racks, kind);
+    }
+    let mut groups: Vec<&TaskGroup> = spec.groups.iter().collect();
+    // Those without devices have more choice.
+    groups.sort_by_key(|group| group.request.accelerators.is_none());
+    let mut used: BTreeMap<(Name, Option<Name>), u32> = BTreeMap::new();
+    groups.into_iter().all(|group| take_group(spec, group, kind, &mut racks, &mut used))
+}
+
+/// Whether one host holds several groups: nothing is apart there, and no worker counts for a larger one.
+fn holds_on_one_host(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option<&Name>) -> bool {
+    let mut hosts = racks.iter().flat_map(|(key, hosts)| hosts.left.iter().map(move |host| (key, host)));
+    spec.groups.len() > 1
+        && hosts.any(|(key, host)| {
+            let alone = Hosts { left: alloc::vec![host.clone()] };
+            let mut racks = BTreeMap::from([(key.clone(), alone)]);
+            let mut used = BTreeMap::new();
+            spec.groups.iter().all(|group| take_group(spec, group, kind, &mut racks, &mut used))
+        })
+}
+
+/// Takes the least workers of a group from empty hosts; whether all found room.
+fn take_group(
+    spec: &JobSpec,
+    group: &TaskGroup,
+    kind: Option<&Name>,
+    racks: &mut BTreeMap<RackKey, Hosts>,
+    used: &mut BTreeMap<(Name, Option<Name>), u32>,
+) -> bool {
+    let own = match (&group.request.accelerators, kind) {
+        (Some(request), Some(kind)) if request.accepts(kind) => Some(kind.clone()),
+        _ => None,
+    };
+    let mut rest = group.workers_min;
+    for wants_plain in [true, false] {
+        for (key, hosts) in racks.iter_mut() {
+            for (has, free) in &mut hosts.left {
+                let fits = match (&group.request.accelerators, &own) {
+                    (None, _) => has.is_none() == wants_plain,
+                    (Some(_), Some(own)) => wants_plain && has.as_ref() == Some(own),
+                    (Some(request), None) => {
+                        wants_plain && has.as_ref().is_some_and(|has| request.accepts(has))
+                    }
+                };
+                if !fits || rest == 0 {
+                    continue;
+                }
+                let mut count = free.workers(&group.request).min(rest);
+                if let Some(spread) = spec.topology.spread {
+                    let domain = match spread.level {
+                        Level::Block => Some((key.block.clone(), None)),
+                        Level::Rack => Some((key.block.clone(), Some(key.rack.clone()))),
+                        Level::Host => None,
+                    };
+                    count = count.min(spread.workers_max);
+                    if let Some(domain) = domain {
+                        let there = used.entry(domain).or_default();
+                        count = count.min(spread.workers_max.saturating_sub(*there));
+                        *there += count;
+                    }
+                }
+                for _ in 0..count {
+                    let Some(devices) = free.pick(&group.request) else { break };
+                    free.take(&group.request, devices);
+                    rest -= 1;
+                }
+            }
+        }
+    }
+    rest == 0
+}
+
+/// Whether racks hold whole segments, evenly where that is asked for.
+fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option<&Name>) -> bool {
+    let rule = &spec.topology;
+    let unit = rule.segment_workers.max(1);
+    let wanted = spec.worker_count_min().div_ceil(unit);
+    let mut rooms: Vec<u32> = Vec::with_capacity(racks.len());
+    for hosts in racks.values() {
+        // Each worker is counted like the largest of them.
+        let each =
+            hosts.left.iter().filter(|(has, _)| kind.is_none() || has.as_ref() == kind).map(|(_, free)| {
+                spec.groups.iter().map(|group| free.workers(&group.request)).min().unwrap_or(0)
+            });
+        rooms.push(each.fold(0, u32::saturating_add) / unit);
+    }
+    if !rule.balanced {
+        return rooms.iter().map(|room| u64::from(*room)).sum::<u64>() >= u64::from(wanted);
+    }
+    (1..=wanted.min(rooms.len() as u32)).any(|count| {
+        let (floor, larger) = (wanted / count, (wanted % count) as usize);
+        let holds = |part: u32| rooms.iter().filter(|room| **room >= part).count();
+        holds(floor) >= count as usize && (larger == 0 || holds(floor + 1) >= larger)
+    })
+}
+
+/// Slices: an empty fleet of all registered hosts is searched.
+fn slices_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
+    let pools = sites::pools(state, spec);
+    for group in &spec.groups {
+        let Some(slice) = &group.slice else { continue };
+        let mut closest: Option<String> = None;
+        let mut fits = false;
+        for (key, _) in &pools {
+            let Some(kind) = key.kind.as_ref().filter(|kind| sites::accepts(group, kind)) else { continue };
+            let Some(generation) = Generation::of_kind(kind) else { continue };
+            if let Err(illegal) = slice.shape.check(generation) {
+                closest = Some(illegal.to_string());
+                continue;
+            }
+            match slices_in_empty(state, spec, group, slice, generation, key) {
+                None => fits = true,
+                Some(short) => closest = Some(format!("in {}/{}, empty, {short}", key.region, key.cluster)),
+            }
+            if fits {
+                break;
+            }
+        }
+        if !fits {
+            let known = known_kinds(&pools);
+            return Err(Never {
+                group: group.name.clone(),
+                wanted: format!("{} slices of {} ({})", slice.count, slice.shape, kinds_of(group)),
+                closest: closest
+                    .unwrap_or_else(|| format!("no TPU pod it may use has this type; types there: {known}")),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What is missing for slices in an empty cluster; none when they fit.
+fn slices_in_empty(
+    state: &State,
+    spec: &JobSpec,
+    group: &TaskGroup,
+    slice: &SliceRequest,
+    generation: Generation,
+    key: &PoolKey,
+) -> Option<String> {
+    let mut shortest = None;
+    for chips in generation.chips_per_host() {
+        if slice.workers(*chips) != Some(group.workers) {
+            continue;
+        }
+        let mut hosts: BTreeMap<PodPosition, NodeId> = BTreeMap::new();
+        for (id, row) in state.nodes().iter() {
+            let fits = PoolKey::of(&row.spec) == *key
+                && row.spec.device_count() == *chips
+                && fit::allows(&row.spec, spec)
+                && workers_on_empty(&row.spec, &group.request) > 0;
+            if let Some(position) = row.spec.pod.as_ref().filter(|_| fits) {
+                hosts.insert(position.clone(), *id);
+            }
+        }
+        match find_slices(generation, slice, *chips, &hosts, &mut Budget::new(u64::MAX)) {
+            SliceVerdict::Fits(_) => return None,
+            SliceVerdict::Short(short) => shortest = Some(short.to_string()),
+            SliceVerdict::OutOfBudget => {}
+        }
+    }
+    Some(shortest.unwrap_or_else(|| {
+        format!("hosts of {} chips do not make this slice with {} workers", generation, group.workers)
+    }))
+}
+
+fn kinds_of(group: &TaskGroup) -> String {
+    group.request.accelerators.as_ref().map_or_else(|| "no accelerators".to_string(), ToString::to_string)
+}
+
+fn known_kinds(pools: &[KeyedPool<'_>]) -> String {
+    let kinds: BTreeSet<&Name> = pools.iter().filter_map(|(key, _)| key.kind.as_ref()).collect();
+    list(kinds.iter())
+}
+
+/// Says what is closest.
+fn never(state: &State, spec: &JobSpec) -> Never {
+    let alone = |group: &&TaskGroup| most_workers(state, spec, group).0 < u64::from(group.workers_min);
+    let everywhere = spec.groups.iter().find(alone);
+    if everywhere.is_none() && spec.groups.len() > 1 {
+        return never_together(state, spec);
+    }
+    let group = everywhere.or_else(|| spec.groups.last()).expect("a checked job has a group");
+    let rule = rule_in_words(spec);
+    Never {
+        group: group.name.clone(),
+        wanted: format!("{}{rule}", describe(group, group.workers_min)),
+        closest: closest(state, spec, group),
+    }
+}
+
+fn rule_in_words(spec: &JobSpec) -> String {
+    let rule = &spec.topology;
+    let mut text = String::new();
+    if let Some(level) = rule.required {
+        text.push_str(&format!(" in one {level}"));
+    }
+    if rule.balanced {
+        text.push_str(" balanced over racks");
+    }
+    if rule.segment_workers > 0 {
+        text.push_str(&format!(" in segments of {}", rule.segment_workers));
+    }
+    if let Some(spread) = rule.spread {
+        text.push_str(&format!(" with at most {} in a {}", spread.workers_max, spread.level));
+    }
+    text
+}
+
+/// The most workers of a group, alone, that one empty cluster holds by the job's rule, and where. On one
+/// type of accelerator, as all workers of a group are.
+fn most_workers<'a>(
+    state: &'a State,
+    spec: &JobSpec,
+    group: &TaskGroup,
+) -> (u64, Option<(&'a Name, &'a Name)>) {
+    let rule = &spec.topology;
+    type Place<'a> = (&'a Name, &'a Name, Option<&'a Name>);
+    type Part<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
+    let mut parts: BTreeMap<Place<'a>, BTreeMap<Part<'a>, u64>> = BTreeMap::new();
+    for (id, row) in state.nodes().iter() {
+        let node = &row.spec;
+        let mut each = u64::from(workers_on_empty(node, &group.request));
+        if each == 0 || !fit::allows(node, spec) {
+            continue;
+        }
+        if let Some(spread) = rule.spread.filter(|spread| spread.level == Level::Host) {
+            each = each.min(u64::from(spread.workers_max));
+        }
+        let level = rule.required;
+        let has =
+            node.accelerators.as_ref().map(|a| &a.kind).filter(|_| group.request.accelerators.is_some());
+        let part = (
+            level.map(|_| &node.block),
+            level.filter(|level| *level >= Level::Rack).map(|_| &node.rack),
+            level.filter(|level| *level == Level::Host).map(|_| *id),
+        );
+        let place = (&node.region, &node.cluster, has);
+        *parts.entry(place).or_default().entry(part).or_default() += each;
+    }
+    let most = |parts: &BTreeMap<_, u64>| parts.values().max().copied().unwrap_or(0);
+    // The last maximum of the reverse is the first by name.
+    let best = parts.iter().rev().map(|(place, parts)| (most(parts), place)).max_by_key(|(most, _)| *most);
+    best.map_or((0, None), |(most, (region, cluster, _))| (most, Some((*region, *cluster))))
+}
+
+/// Every group alone has room somewhere, but not in one cluster, or not by the rule.
+fn never_together(state: &State, spec: &JobSpec) -> Never {
+    let pools = sites::pools(state, spec);
+    let asks =
+        |key: &PoolKey| key.kind.as_ref().is_some_and(|k| spec.groups.iter().any(|g| sites::accepts(g, k)));
+    let devices = |cluster: &[KeyedPool<'_>]| -> u64 {
+        cluster.iter().filter(|(key, _)| asks(key)).map(|(_, pool)| pool.total_devices).sum()
+    };
+    let mut best: Option<(u64, &PoolKey)> = None;
+    for cluster in sites::clusters(&pools) {
+        let have = devices(cluster);
+        if best.is_none_or(|(most, _)| have > most) {
+            best = cluster.first().map(|(key, _)| (have, *key));
+        }
+    }
+    let parts: Vec<String> = spec.groups.iter().map(|g| describe(g, g.workers_min)).collect();
+    let closest = match best {
+        Some((most, key)) => format!(
+            "the most devices of these types in one cluster are {most}, in {}/{}",
+            key.region, key.cluster
+        ),
+        None => "no cluster is in its regions".to_string(),
+    };
+    Never {
+        group: spec.groups.last().expect("a checked job has a group").name.clone(),
+        wanted: format!("{} together in one cluster{}", parts.join(" and "), rule_in_words(spec)),
+        closest,
+    }
+}
+
+pub(crate) fn describe(group: &TaskGroup, workers: u32) -> String {
+    let plural = if workers == 1 { "worker" } else { "workers" };
+    let devices = group.request.accelerators.as_ref().map_or_else(String::new, |a| format!(" x {a}"));
+    format!(
+        "{workers} {plural}{devices} ({} mCPU, {} MiB each)",
+        group.request.cpu_milli,
+        group.request.memory_bytes >> 20
+    )
+}
+
+fn closest(state: &State, spec: &JobSpec, group: &TaskGroup) -> String {
+    let pools = sites::pools(state, spec);
+    if pools.is_empty() {
+        let regions: BTreeSet<&Name> = state.pools().map(|(key, _)| &key.region).collect();
+        return format!(
+            "no node is registered in the regions it allows; regions with nodes: {}",
+            list(regions.iter())
+        );
+    }
+    let (most, place) = most_workers(state, spec, group);
+    if let Some((region, cluster)) = place.filter(|_| most > 0) {
+        if most >= u64::from(group.workers_min) {
+            return match largest_by_rule(state, spec) {
+                Some(workers) => {
+                    format!("closest that would: {}{}", describe(group, workers), rule_in_words(spec))
+                }
+                None => format!("{region}/{cluster} could hold its workers, but not by this rule"),
+            };
+        }
+        let rule = rule_in_words(spec);
+        if spec.groups.len() == 1 {
+            let workers = u32::try_from(most).unwrap_or(u32::MAX);
+            return format!("closest that would: {}{rule} in {region}/{cluster}", describe(group, workers));
+        }
+        return format!("the most of this group in one cluster is {most}{rule}, in {region}/{cluster}");
+    }
+    excluded(state, spec, group).unwrap_or_else(|| largest_hosts(&pools, group))
+}
+
+/// The most workers, below what the one group asks for, that the rule lets an empty cluster hold. Found by
+/// bisection.
+fn largest_by_rule(state: &State, spec: &JobSpec) -> Option<u32> {
+    let [group] = spec.groups.as_slice() else { return None };
+    let unit = spec.topology.segment_workers.max(1);
+    let holds = |units: u32| {
+        let mut draft = spec.clone().into_draft();
+        for group in &mut draft.groups {
+            group.workers = units * unit;
+            group.workers_min = units * unit;
+        }
+        draft.check().is_ok_and(|varied| holds_somewhere(state, &varied, Reach::Registered, None))
+    };
+    let (mut works, mut fails) = (0, group.workers_min.div_ceil(unit));
+    while works + 1 < fails {
+        let middle = works.midpoint(fails);
+        if holds(middle) { works = middle } else { fails = middle }
+    }
+    (works > 0).then_some(works * unit)
+}
+
+/// Hosts are large enough, but labels or taints keep the job from all of them.
+fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> {
+    let in_region = |node: &NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
+    let (mut large, mut tainted) = (0u64, 0u64);
+    let mut have: BTreeMap<&Name, u64> = spec.node_selector.keys().map(|label| (label, 0)).collect();
+    let mut taints: BTreeSet<&Name> = BTreeSet::new();
+    for (_, row) in state.nodes().iter() {
+        let node = &row.spec;
+        if !in_region(node) || workers_on_empty(node, &group.request) == 0 {
+            continue;
+        }
+        large += 1;
+        for (label, values) in &spec.node_selector {
+            if node.labels.get(label).is_some_and(|value| values.contains(value)) {
+                *have.entry(label).or_default() += 1;
+            }
+        }
+        let not_tolerated = |taint: &&Name| !spec.tolerations.contains(*taint);
+        tainted += u64::from(node.taints.iter().any(|taint| not_tolerated(&taint)));
+        taints.extend(node.taints.iter().filter(not_tolerated));
+    }
+    if large == 0 {
+        return None;
+    }
+    let mut parts: Vec<String> = Vec::new();
+    for (label, count) in have {
+        let values: Vec<&str> = spec.node_selector[label].iter().map(String::as_str).collect();
+        parts.push(format!("{count} have {label}={}", values.join("|")));
+    }
+    if tainted > 0 {
+        parts.push(format!("{tainted} have a taint it does not tolerate ({})", list(taints.iter())));
+    }
+    Some(format!("of {large} hosts that are large enough, {}", parts.join(", ")))
+}
+
+/// No host holds even one worker: say what hosts there are.
+fn largest_hosts(pools: &[KeyedPool<'_>], group: &TaskGroup) -> String {
+    let mut largest: BTreeMap<Option<&Name>, (u16, u64, u64)> = BTreeMap::new();
+    for (key, pool) in pools {
+        let entry = largest.entry(key.kind.as_ref()).or_default();
+        for (shape, _) in pool.shapes.iter() {
+            *entry =
+                (entry.0.max(shape.devices), entry.1.max(shape.cpu_milli), entry.2.max(shape.memory_bytes));
+        }
+    }
+    let Some(request) = &group.request.accelerators else {
+        // A worker without accelerators may go to any host.
+        let cpu = largest.values().map(|l| l.1).max().unwrap_or(0);
+        let memory = largest.values().map(|l| l.2).max().unwrap_or(0);
+        return format!("the largest host it may use has {cpu} mCPU and {} MiB", memory >> 20);
+    };
+    let accepted: Vec<String> = largest
+        .iter()
+        .filter_map(|(kind, sizes)| kind.filter(|kind| request.accepts(kind)).map(|kind| (kind, sizes)))
+        .map(|(kind, (devices, cpu, memory))| {
+            format!("{devices} x {kind}, {cpu} mCPU and {} MiB", memory >> 20)
+        })
+        .collect();
+    if accepted.is_empty() {
+        let kinds: Vec<&str> = request.choices.iter().map(|choice| choice.kind.as_str()).collect();
+        let wanted = if kinds.is_empty() { "accelerators".to_string() } else { kinds.join(" or ") };
+        return format!("no node it may use has {wanted}; accelerator types there: {}", known_kinds(pools));
+    }
+    format!("the largest host it may use has {}", accepted.join("; or "))
+}
+
+pub(crate) fn list<T: ToString>(items: impl Iterator<Item = T>) -> String {
+    let texts: Vec<String> = items.map(|i| i.to_string()).collect();
+    if texts.is_empty() { "none".to_string() } else { texts.join(", ") }
+}

@@ -1,0 +1,205 @@
+//! How good a place is: a node among those that fit, and a plan among those that are possible.
+
+use alloc::vec::Vec;
+use core::fmt;
+use muster_state::FreeKey;
+use muster_types::policy::{PlacementWeights, Policy};
+use muster_types::{DeviceAmount, JobSpec, WorkerRequest};
+
+use crate::sites::Site;
+use crate::terms::Terms;
+
+/// Different states of nodes that are compared for one choice. Beyond it the fullest-first order decides.
+pub(crate) const KEYS_MAX: usize = 512;
+
+/// A part that nothing is known about counts half.
+const NEUTRAL: u32 = 500;
+
+/// The most a part can be.
+const FULL: u32 = 1_000;
+
+/// How much worse the holes of a node become by so many more workers; the least is the best. Asked only for
+/// nodes on which they fit.
+///
+/// Whole devices: the fullest node that holds them, so what is left idle. Shares of a device: the device
+/// with the least left over; an idle one is opened last, on the fullest node.
+pub(crate) fn fragmentation(key: &FreeKey, request: &WorkerRequest, workers: u32) -> u32 {
+    match request.accelerators.as_ref().map(|a| a.amount) {
+        None => u32::from(key.idle),
+        Some(DeviceAmount::Whole(count)) => {
+            u32::from(key.idle).saturating_sub(u32::from(count).saturating_mul(workers))
+        }
+        Some(DeviceAmount::Share(milli)) => {
+            let left = key.shares.iter().filter_map(|share| share.checked_sub(milli)).min();
+            left.map_or(FULL + u32::from(key.idle), u32::from)
+        }
+    }
+}
+
+/// Whether [`fragmentation`] never falls in the order fullest first, so that the first node that fits is
+/// the best.
+pub(crate) fn first_is_best(request: &WorkerRequest) -> bool {
+    !matches!(request.accelerators.as_ref().map(|a| a.amount), Some(DeviceAmount::Share(_)))
+}
+
+/// One term of a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScorePart {
+    /// `packing`, `throughput`, `cost`, `data`, `topology` or `spread`.
+    pub name: &'static str,
+    /// Its weight in the policy.
+    pub weight: u16,
+    /// 0 to 1,000; more is better.
+    pub value_milli: u32,
+}
+
+/// How good a plan is, by the weights of the policy.
+///
+/// - `packing`: 1,000 · g / (g + f), with the gang's devices g and those of its types that stay idle in the
+///   cluster, f: full clusters are filled first, and holes for large gangs stay. For a job without devices
+///   the share of its workers that are on hosts without devices.
+/// - `throughput`: of the type, relative to the best that the job names; less for an elastic gang below its
+///   full size.
+/// - `cost`: the lowest price of a unit of work among the places open to the job, relative to the price
+///   here. 500 where no price is known.
+/// - `data`: 1,000 · r / (r + m) with the run time r and the time m to bring the data here, or the same of
+///   money, whichever is less.
+/// - `topology`: 500 / blocks + 500 / racks that the gang is spread over; 1,000 on one node.
+/// - `spread`: share of the cluster's hosts that are up and not cordoned: where much is broken, more will
+///   be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// Sum of weight times value.
+    pub total: i64,
+    /// The terms, in a fixed order.
+    pub parts: Vec<ScorePart>,
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} =", self.total)?;
+        for (place, part) in self.parts.iter().enumerate() {
+            let joint = if place == 0 { "" } else { " +" };
+            write!(f, "{joint} {} {}x{}", part.name, part.weight, part.value_milli)?;
+        }
+        Ok(())
+    }
+}
+
+/// The values of the terms, 0 to 1,000 each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Values {
+    pub(crate) packing: u32,
+    pub(crate) throughput: u32,
+    pub(crate) cost: u32,
+    pub(crate) data: u32,
+    pub(crate) topology: u32,
+    pub(crate) spread: u32,
+}
+
+impl Values {
+    fn parts(&self, weights: &PlacementWeights) -> [ScorePart; 6] {
+        let part = |name, weight, value_milli| ScorePart { name, weight, value_milli };
+        [
+            part("packing", weights.packing, self.packing),
+            part("throughput", weights.throughput, self.throughput),
+            part("cost", weights.cost, self.cost),
+            part("data", weights.data, self.data),
+            part("topology", weights.topology, self.topology),
+            part("spread", weights.spread, self.spread),
+        ]
+    }
+
+    pub(crate) fn total(&self, weights: &PlacementWeights) -> i64 {
+        self.parts(weights).iter().map(|part| i64::from(part.weight) * i64::from(part.value_milli)).sum()
+    }
+
+    pub(crate) fn score(&self, weights: &PlacementWeights) -> Score {
+        Score { total: self.total(weights), parts: self.parts(weights).to_vec() }
+    }
+}
+
+/// Price of a unit of work at a site, in millionths of a dollar for one device-hour of the reference type;
+/// none when it is not known.
+pub(crate) fn work_price(policy: &Policy, site: &Site<'_>) -> Option<u64> {
+    let kind = site.kind?;
+    let price = u128::from(policy.price(kind, site.region)?);
+    let per_work = price * 1_000 / u128::from(site.throughput_milli.max(1));
+    Some(u64::try_from(per_work).unwrap_or(u64::MAX))
+}
+
+/// The terms that need no plan; `cheapest` is the lowest price of work among the sites, `best_milli` the
+/// highest throughput that the job names.
+pub(crate) fn values(
+    spec: &JobSpec,
+    terms: &Terms<'_>,
+    site: &Site<'_>,
+    cheapest: Option<u64>,
+    workers: u32,
+) -> Values {
+    let weights = &terms.policy.weights;
+    let wanted = spec.worker_count().max(1);
+    let used = site.devices_milli(workers);
+    let left = site.idle_devices.saturating_mul(1_000).saturating_sub(used);
+    let cost = || match (work_price(terms.policy, site), cheapest) {
+        (Some(price), Some(cheapest)) => ratio(cheapest, price),
+        _ => NEUTRAL,
+    };
+    Values {
+        packing: if used == 0 { site.plain_milli() } else { ratio(used, used.saturating_add(left)) },
+        throughput: ratio(
+            u64::from(site.throughput_milli) * u64::from(workers),
+            u64::from(site.best_milli) * u64::from(wanted),
+        ),
+        cost: if weights.cost == 0 { NEUTRAL } else { cost() },
+        data: if weights.data == 0 || spec.datasets.is_empty() {
+            FULL
+        } else {
+            data(spec, terms, site, used)
+        },
+        topology: FULL,
+        spread: if weights.spread == 0 { FULL } else { ratio(site.placeable_hosts(), site.hosts()) },
+    }
+}
+
+/// Data to move, against the run it is moved for.
+fn data(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, used_milli: u64) -> u32 {
+    let moved = terms.policy.data_move(&spec.datasets, site.region);
+    if moved.bytes == 0 {
+        return FULL;
+    }
+    let run_ms = terms.run_on(spec, site.throughput_milli);
+    let time = ratio(run_ms, run_ms.saturating_add(moved.ms));
+    let run_price = site.kind.and_then(|kind| terms.policy.price(kind, site.region)).map(|price| {
+        let device_ms = u128::from(used_milli) * u128::from(run_ms) / 1_000;
+        u64::try_from(u128::from(price).saturating_mul(device_ms) / 3_600_000).unwrap_or(u64::MAX)
+    });
+    // Without a price of the run, a transfer for a dollar counts half.
+    let run_price = run_price.unwrap_or(1_000_000);
+    let money = ratio(run_price, run_price.saturating_add(moved.micro_dollars));
+    // Where the data is comes before where it could be at no cost.
+    time.min(money).min(FULL - 1)
+}
+
+/// The term for packing of a job without devices.
+pub(crate) fn on_plain_hosts(plain: usize, workers: usize) -> u32 {
+    ratio(plain as u64, workers as u64)
+}
+
+/// Part of the whole in thousandths, at most 1,000; all of nothing.
+fn ratio(part: u64, whole: u64) -> u32 {
+    if whole == 0 {
+        return FULL;
+    }
+    let milli = u128::from(part) * u128::from(FULL) / u128::from(whole);
+    u32::try_from(milli).unwrap_or(FULL).min(FULL)
+}
+
+/// The term for nearness.
+pub(crate) fn nearness(blocks: usize, racks: usize, nodes: usize) -> u32 {
+    if nodes <= 1 {
+        return FULL;
+    }
+    let half = |domains: usize| 500 / u32::try_from(domains.max(1)).unwrap_or(u32::MAX);
+    half(blocks) + half(racks)
+}

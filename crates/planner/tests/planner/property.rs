@@ -1,0 +1,366 @@
+//! Properties over small random fleets.
+
+use std::collections::BTreeMap;
+
+use muster_planner::{Budget, Hold, Holds, Outlook, Terms, Verdict, WaitReason, could_ever, explain, plan};
+use muster_state::{Forecast, State};
+use muster_types::policy::PolicyDraft;
+use muster_types::{
+    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, Level,
+    LogTime, NodeId, Spread,
+};
+use proptest::prelude::*;
+
+use crate::support::{Fleet, GIB, group, job_draft, name, node_draft};
+
+const KINDS: [&str; 2] = ["h100", "a100"];
+
+/// A host: cluster, block, rack, type, devices, CPUs, devices in use, how long, whether it is tainted.
+type Host = (u8, u8, u8, usize, u16, u64, u16, u64, bool);
+
+fn hosts() -> impl Strategy<Value = Vec<Host>> {
+    let host = (
+        0..2u8,
+        0..2u8,
+        0..3u8,
+        0..KINDS.len(),
+        prop::sample::select(vec![2u16, 4, 8]),
+        4..20u64,
+        0..9u16,
+        1..5u64,
+        prop::bool::weighted(0.1),
+    );
+    prop::collection::vec(host, 1..12)
+}
+
+fn fleet(hosts: &[Host]) -> Fleet {
+    let mut fleet = Fleet::new();
+    for (number, (cluster, block, rack, kind, devices, cpus, used, hours, tainted)) in
+        hosts.iter().enumerate()
+    {
+        let mut draft = node_draft(&format!("n{number}"));
+        draft.cluster = name(&format!("c{cluster}"));
+        draft.block = name(&format!("b{block}"));
+        draft.rack = name(&format!("r{rack}"));
+        draft.accelerators = Some(Accelerators { kind: name(KINDS[*kind]), count: *devices });
+        draft.cpu_milli = cpus * 1_000;
+        if *tainted {
+            draft.taints.insert(name("broken"));
+        }
+        let node = fleet.add_node(draft);
+        let row = fleet.state.node(node).unwrap().clone();
+        let used = (*used).min(*devices);
+        if used > 0 && !*tainted {
+            let spec = draft_of(1, KINDS[*kind], DeviceAmount::Whole(used)).check().unwrap();
+            let devices = row.free.pick(&spec.groups[0].request).unwrap();
+            let slot = muster_journal::WorkerSlot { node, incarnation: row.incarnation, devices };
+            fleet.start(&spec, hours * 3_600_000, vec![slot]).unwrap();
+        }
+    }
+    fleet
+}
+
+fn draft_of(workers: u32, kinds: &str, amount: DeviceAmount) -> JobDraft {
+    let choice = |kind: &str| AcceleratorChoice { kind: name(kind), throughput_milli: 1_000 };
+    let choices = kinds.split('|').map(choice).collect();
+    job_draft(vec![group("main", workers, Some(AcceleratorRequest { choices, amount }))])
+}
+
+fn level() -> impl Strategy<Value = Option<Level>> {
+    prop::sample::select(vec![None, None, Some(Level::Block), Some(Level::Rack), Some(Level::Host)])
+}
+
+/// A gang of one group of whole devices, with a required level.
+fn simple_job() -> impl Strategy<Value = JobSpec> {
+    let kinds = prop::sample::select(vec!["h100", "a100", "h100|a100"]);
+    (1..12u32, 1..5u16, kinds, level(), 1..4u64).prop_map(|(workers, count, kinds, required, cpus)| {
+        let mut draft = draft_of(workers, kinds, DeviceAmount::Whole(count));
+        draft.groups[0].request.cpu_milli = cpus * 1_000;
+        draft.topology.required = required;
+        draft.check().unwrap()
+    })
+}
+
+/// Any kind of gang that is a valid job.
+fn any_job() -> impl Strategy<Value = JobSpec> {
+    let amount = prop_oneof![
+        (1..5u16).prop_map(DeviceAmount::Whole),
+        (1..9u16).prop_map(|t| DeviceAmount::Share(t * 100))
+    ];
+    let rule = (level(), level(), any::<bool>(), 0..4u32, prop::option::of((0..3usize, 1..4u32)));
+    let groups = (1..10u32, amount, prop::option::of(1..4u32), prop::option::of(1..4u32), 1..10u32);
+    (groups, rule, prop::sample::select(vec!["h100", "a100", "h100|a100"])).prop_filter_map(
+        "a valid job",
+        |(
+            (workers, amount, plain, second, least),
+            (required, preferred, balanced, segment, spread),
+            kinds,
+        )| {
+            let mut draft = draft_of(workers, kinds, amount);
+            draft.groups[0].workers_min = least.min(workers);
+            if let Some(plain) = plain {
+                draft.groups.push(group("plain", plain, None));
+            }
+            if let Some(second) = second {
+                let mut more = draft.groups[0].clone();
+                more.name = name("second");
+                (more.workers, more.workers_min) = (second, second);
+                draft.groups.push(more);
+            }
+            if draft.groups.len() > 1 {
+                draft.groups[0].workers_min = workers;
+            }
+            let rule = &mut draft.topology;
+            rule.required = required;
+            rule.preferred = preferred.filter(|level| required.is_none_or(|required| *level > required));
+            rule.balanced = balanced && spread.is_none();
+            rule.segment_workers = if spread.is_some() { 0 } else { segment };
+            rule.spread = spread.map(|(at, workers_max)| Spread { level: Level::ALL[at], workers_max });
+            draft.check().ok()
+        },
+    )
+}
+
+/// How many workers each domain that the job may be in holds, counted without the planner.
+fn rooms(state: &State, spec: &JobSpec) -> Vec<u32> {
+    let request = &spec.groups[0].request;
+    let accelerators = request.accelerators.as_ref().unwrap();
+    let mut rooms: BTreeMap<Vec<String>, u32> = BTreeMap::new();
+    for (id, row) in state.nodes().iter() {
+        let has = row.spec.accelerators.as_ref().unwrap();
+        if !row.is_placeable() || !row.spec.taints.is_empty() || !accelerators.accepts(&has.kind) {
+            continue;
+        }
+        let node = &row.spec;
+        let mut domain = vec![node.cluster.to_string(), has.kind.to_string()];
+        match spec.topology.required {
+            None => {}
+            Some(Level::Block) => domain.push(node.block.to_string()),
+            Some(Level::Rack) => domain.extend([node.block.to_string(), node.rack.to_string()]),
+            Some(Level::Host) => domain.push(format!("{id:?}")),
+        }
+        let by_devices = u32::from(row.free.devices.count() / accelerators.amount.devices());
+        let by_cpu = (row.free.cpu_milli / request.cpu_milli) as u32;
+        let by_memory = (row.free.memory_bytes / GIB) as u32;
+        *rooms.entry(domain).or_default() += by_devices.min(by_cpu).min(by_memory);
+    }
+    rooms.into_values().collect()
+}
+
+fn with_least(spec: &JobSpec, least: u32) -> JobSpec {
+    let mut draft = spec.clone().into_draft();
+    draft.groups[0].workers_min = least.min(draft.groups[0].workers);
+    draft.check().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn the_guard_takes_every_plan(
+        hosts in hosts(),
+        jobs in prop::collection::vec(any_job(), 1..6),
+        spare in 0..2u16,
+    ) {
+        let mut fleet = fleet(&hosts);
+        let mut policy = PolicyDraft::default();
+        policy.spare_hosts_per_rack.insert(name(KINDS[0]), spare);
+        fleet.set_policy(policy);
+        for spec in jobs {
+            if let Some(plan) = fleet.plan(&spec) {
+                let least = spec.worker_count_min() as usize;
+                prop_assert!((least..=spec.worker_count() as usize).contains(&plan.workers.len()));
+                prop_assert_eq!(could_ever(&fleet.state, &spec), Ok(()), "it fits now, so it can");
+                let placed = fleet.start(&spec, 1_000, plan.workers.clone());
+                prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, spec, plan);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gang_fits_where_counting_says_so(hosts in hosts(), spec in simple_job()) {
+        let fleet = fleet(&hosts);
+        let most = rooms(&fleet.state, &spec).into_iter().max().unwrap_or(0);
+        let plan = fleet.plan(&spec);
+        prop_assert_eq!(plan.is_some(), most >= spec.worker_count(), "{} of {:?}", most, spec);
+        let elastic = with_least(&spec, 1);
+        let workers = fleet.plan(&elastic).map_or(0, |plan| plan.workers.len() as u32);
+        prop_assert_eq!(workers, most.min(spec.worker_count()));
+    }
+
+    #[test]
+    fn an_explanation_agrees_with_the_plan(hosts in hosts(), spec in any_job()) {
+        let fleet = fleet(&hosts);
+        let holds = Holds::new();
+        let explanation = explain(&fleet.state, &spec, &fleet.terms(&holds, &spec));
+        prop_assert_eq!(explanation.reason == WaitReason::InLine, fleet.plan(&spec).is_some());
+        for report in &explanation.clusters {
+            let n = &report.nodes;
+            let sum = n.not_up + n.cordoned + n.wrong_labels + n.tainted + n.too_small + n.in_window + n.held + n.full + n.fit;
+            prop_assert_eq!(sum, n.registered);
+        }
+        if explanation.reason == WaitReason::NoClusterLargeEnough {
+            prop_assert!(could_ever(&fleet.state, &spec).is_err());
+        }
+    }
+
+    #[test]
+    fn an_outlook_is_what_comes(hosts in hosts(), spec in simple_job()) {
+        let mut fleet = fleet(&hosts);
+        fleet.time = LogTime(1);
+        let holds = Holds::new();
+        let ends: Vec<(LogTime, JobId)> = fleet.state.ends().collect();
+        let mut first: Option<LogTime> = None;
+        for cluster in ["c0", "c1"] {
+            let outlook = Outlook::new(&fleet.state, &name("eu"), &name(cluster), ends.iter().copied());
+            let start = outlook.earliest(&fleet.state, &spec, &fleet.terms(&holds, &spec));
+            if let Some(start) = start {
+                first = Some(first.map_or(start.at, |at| at.min(start.at)));
+                prop_assert_eq!(start.nodes.iter().map(|(_, n)| n).sum::<u32>(), spec.worker_count());
+            }
+        }
+        // The times at which something changes, one after the other.
+        let mut forecast = Forecast::new(&fleet.state);
+        let mut ends: Vec<_> = ends.into_iter().peekable().collect();
+        ends.sort();
+        let fits = |state: &State| rooms(state, &spec).into_iter().max().unwrap_or(0) >= spec.worker_count();
+        let mut expected = fits(&forecast).then_some(LogTime(1));
+        let mut at = 0;
+        while expected.is_none() && at < ends.len() {
+            let time = ends[at].0;
+            while at < ends.len() && ends[at].0 == time {
+                forecast.end(ends[at].1);
+                at += 1;
+            }
+            expected = fits(&forecast).then_some(time);
+        }
+        prop_assert_eq!(first, expected);
+    }
+
+    #[test]
+    fn what_is_reserved_is_left_alone(hosts in hosts(), first in simple_job(), second in simple_job()) {
+        let fleet = fleet(&hosts);
+        let none = Holds::new();
+        let ends: Vec<(LogTime, JobId)> = fleet.state.ends().collect();
+        let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c0"), ends.iter().copied());
+        let Some(start) = outlook.earliest(&fleet.state, &first, &fleet.terms(&none, &first)) else {
+            return Ok(());
+        };
+        let mut holds = Holds::new();
+        outlook.reserve(&start, &first);
+        outlook.hold(&start, &mut holds);
+        // Another gang starts now, for ever; the one before still fits when its time comes.
+        let terms = Terms { run_ms: u64::MAX / 2, ..fleet.terms(&holds, &second) };
+        let mut forecast = Forecast::new(&fleet.state);
+        if let Verdict::Fits(plan) = plan(&fleet.state, &second, &terms, &mut Budget::new(100_000)) {
+            forecast.begin(&second, &plan.workers);
+        }
+        for (time, job) in ends {
+            if time <= start.at {
+                forecast.end(job);
+            }
+        }
+        let most = rooms(&forecast, &first).into_iter().max().unwrap_or(0);
+        prop_assert!(most >= first.worker_count(), "{} of {}", most, first.worker_count());
+    }
+}
+
+/// 10,000 hosts in racks of 16 and blocks of 32 racks, half of them in use.
+fn large() -> Fleet {
+    let mut fleet = Fleet::new();
+    for number in 0..10_000u32 {
+        let mut draft = node_draft(&format!("n{number:05}"));
+        draft.rack = name(&format!("r{:03}", number / 16));
+        draft.block = name(&format!("b{:02}", number / 512));
+        draft.accelerators = Some(Accelerators { kind: name("h100"), count: 8 });
+        fleet.add_node(draft);
+    }
+    for number in (0..10_000u32).filter(|number| number / 512 % 2 == 1) {
+        let node = fleet.state.node_named(&name(&format!("n{number:05}"))).unwrap();
+        let spec = draft_of(1, "h100", DeviceAmount::Whole(4)).check().unwrap();
+        let row = fleet.state.node(node).unwrap();
+        let devices = row.free.pick(&spec.groups[0].request).unwrap();
+        let slot = muster_journal::WorkerSlot { node, incarnation: row.incarnation, devices };
+        fleet.start(&spec, 3_600_000 + u64::from(number), vec![slot]).unwrap();
+    }
+    fleet
+}
+
+/// Work is bounded by what is looked at, whatever the machine.
+#[test]
+fn a_large_fleet_costs_few_visits() {
+    let fleet = large();
+    let holds = Holds::new();
+    let visits = |spec: &JobSpec| {
+        let mut budget = Budget::new(1_000_000);
+        let begun = std::time::Instant::now();
+        let verdict = plan(&fleet.state, spec, &fleet.terms(&holds, spec), &mut budget);
+        println!("{:?} for {} workers {:?}", begun.elapsed(), spec.worker_count(), spec.topology);
+        (matches!(verdict, Verdict::Fits(_)), 1_000_000 - budget.left())
+    };
+    let mut draft = draft_of(512, "h100", DeviceAmount::Whole(8));
+    let (fits, cost) = visits(&draft.clone().check().unwrap());
+    assert!(fits && cost < 2_000, "{cost} visits for 512 hosts anywhere");
+    draft.topology.required = Some(Level::Block);
+    let (fits, cost) = visits(&draft.clone().check().unwrap());
+    assert!(fits && cost < 3_000, "{cost} visits for 512 hosts in one block");
+    draft.topology.balanced = true;
+    let (fits, cost) = visits(&draft.clone().check().unwrap());
+    assert!(fits && cost < 3_000, "{cost} visits for 512 hosts balanced in one block");
+    draft.groups[0].workers = 513;
+    draft.groups[0].workers_min = 513;
+    let (fits, cost) = visits(&draft.clone().check().unwrap());
+    assert!(!fits && cost < 3_000, "{cost} visits for one host too many");
+    let (fits, cost) = visits(&draft_of(1, "h100", DeviceAmount::Whole(1)).check().unwrap());
+    assert!(fits && cost < 10, "{cost} visits for one device");
+    let (fits, cost) = visits(&draft_of(1, "h100", DeviceAmount::Whole(16)).check().unwrap());
+    assert!(!fits && cost < 10, "{cost} visits for a host that is not there");
+    let waits = draft_of(9_000, "h100", DeviceAmount::Whole(8)).check().unwrap();
+    let (fits, cost) = visits(&waits);
+    assert!(!fits && cost < 10, "{cost} visits for more than there is");
+
+    let begun = std::time::Instant::now();
+    let explanation = explain(&fleet.state, &waits, &fleet.terms(&holds, &waits));
+    println!("{:?} for {explanation}", begun.elapsed());
+    assert_eq!(explanation.clusters[0].nodes.registered, 10_000);
+
+    let begun = std::time::Instant::now();
+    let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c1"), fleet.state.ends());
+    println!("{:?} to make an outlook", begun.elapsed());
+    let begun = std::time::Instant::now();
+    let start = outlook.earliest(&fleet.state, &waits, &fleet.terms(&holds, &waits)).expect("all of it ends");
+    println!("{:?} to find {}", begun.elapsed(), start.at);
+    let begun = std::time::Instant::now();
+    outlook.reserve(&start, &waits);
+    let mut reserved = Holds::new();
+    outlook.hold(&start, &mut reserved);
+    println!("{:?} to reserve", begun.elapsed());
+    assert_eq!(start.nodes.len(), 9_000);
+    assert_eq!(reserved.get(start.nodes[0].0).len(), 1);
+}
+
+#[test]
+fn the_least_of_several_holds_counts() {
+    let mut fleet = Fleet::new();
+    let mut draft = node_draft("a");
+    draft.accelerators = Some(Accelerators { kind: name("h100"), count: 8 });
+    let node = fleet.add_node(draft);
+    let mut holds = Holds::new();
+    let hold = |from: u64, spare_devices: u16| Hold {
+        from: LogTime(from),
+        spare_devices,
+        spare_cpu_milli: 64_000,
+        spare_memory_bytes: 512 * GIB,
+    };
+    holds.add(node, hold(3_000, 6));
+    holds.add(node, hold(6_000, 2));
+    let fits = |count: u16, run_ms: u64| {
+        let spec = draft_of(1, "h100", DeviceAmount::Whole(count)).check().unwrap();
+        let terms = Terms { run_ms, ..fleet.terms(&holds, &spec) };
+        matches!(plan(&fleet.state, &spec, &terms, &mut Budget::new(100)), Verdict::Fits(_))
+    };
+    assert!(fits(8, 3_000), "over when the first hold begins");
+    assert!(fits(6, 6_000) && !fits(7, 6_000));
+    assert!(fits(2, 6_001) && !fits(3, 6_001));
+    assert_eq!(holds.get(NodeId(node.0 + 1)), &[]);
+}

@@ -1,0 +1,150 @@
+//! What a job is expected to take, and its place in the order.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use muster_journal::Estimate;
+use muster_state::{BurstKey, JobRow, State};
+use muster_types::policy::{Order, OrderPolicy};
+use muster_types::{JobId, JobSpec, LogTime};
+
+use crate::predict::predict;
+
+/// Turns below are times: of gangs that have waited too long, or have to start by then. All others come
+/// behind them. As milliseconds of log time it is the year 2109.
+pub const ORDINARY_TURNS: u64 = 1 << 42;
+
+/// What the leader expects of jobs that are submitted together at `now`, in one record behind the present
+/// position.
+#[must_use]
+pub fn estimates(state: &State, specs: &[JobSpec], now: LogTime) -> Vec<Estimate> {
+    let mut known: BTreeMap<BurstKey, Estimate> = BTreeMap::new();
+    let mut found = Vec::with_capacity(specs.len());
+    for (ordinal, spec) in specs.iter().enumerate() {
+        let key = BurstKey::of(spec);
+        if let Some(estimate) = known.get(&key) {
+            found.push(*estimate);
+            continue;
+        }
+        let estimate = estimate_in(state, spec, state.open_burst(key, now), now);
+        let own = JobId::derive(state.log_index().next(), ordinal);
+        known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
+        found.push(estimate);
+    }
+    found
+}
+
+/// What the leader expects of one job submitted at `now`.
+#[must_use]
+pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
+    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), now), now)
+}
+
+fn estimate_in(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Estimate {
+    let expected = expected(state, spec, burst, now);
+    let own = turn(state, spec, now, &expected, now);
+    // Those who wait already say when the burst is urgent.
+    let waiting = burst.filter(|burst| state.first_in_line(*burst).is_some());
+    let turn = waiting.and_then(|burst| burst_turn(state, burst, now)).unwrap_or(own);
+    Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst }
+}
+
+/// How long a job is expected to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The median.
+    pub run_ms: u64,
+    /// The ninth decile.
+    pub run_high_ms: u64,
+    /// The geometric mean, which the order goes by.
+    pub typical_ms: u64,
+}
+
+/// What is expected of a job at `now` by what is known by then: the history, and of its burst who has ended
+/// and how long the others have run. What its owner expects of it goes before that.
+#[must_use]
+pub fn expected(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Expected {
+    let most = spec.run_time_limit_ms.unwrap_or(u64::MAX);
+    if let Some(run_ms) = spec.expected_run_ms {
+        let run_high_ms = run_ms.saturating_add(run_ms / 2).min(most);
+        return Expected { run_ms: run_ms.min(most), run_high_ms, typical_ms: run_ms.min(most) };
+    }
+    let found = predict(state, spec, burst, now);
+    Expected {
+        run_ms: found.quantile_ms(500).min(most),
+        run_high_ms: found.quantile_ms(900).min(most),
+        typical_ms: found.typical_ms().min(most),
+    }
+}
+
+/// A place in the order of a tenant, by the policy in force: the smaller goes first.
+///
+/// Under [`Order::Predicted`] it is the work that is expected, in milliseconds of a thousandth of a device,
+/// plus `ageing_milli` for each millisecond of the time of submission. Under [`Order::Submission`] all are
+/// the same, and the ids decide. A gang is before all others once it has waited as long as gives it the
+/// right to a reservation, or when it would not meet its deadline if it took twice as long as expected;
+/// among those, whose time came first.
+#[must_use]
+pub fn turn(state: &State, spec: &JobSpec, submitted_at: LogTime, expected: &Expected, now: LogTime) -> u64 {
+    let order = &state.policy().policy.order;
+    let urgent_at = match order.order {
+        // Whoever has waited longest goes first anyway.
+        Order::Submission => latest_start(spec, expected.run_ms),
+        Order::Predicted => Some(urgent_at(state, spec, submitted_at, expected.run_ms)),
+    };
+    if let Some(at) = urgent_at.filter(|at| *at <= now) {
+        return at.0.min(ORDINARY_TURNS - 1);
+    }
+    ORDINARY_TURNS.saturating_add(ordinary(order, spec, submitted_at, expected.typical_ms))
+}
+
+fn ordinary(order: &OrderPolicy, spec: &JobSpec, submitted_at: LogTime, typical_ms: u64) -> u64 {
+    match order.order {
+        Order::Submission => 0,
+        Order::Predicted => {
+            let work = u128::from(typical_ms) * u128::from(spec.device_milli().max(1));
+            let age = u128::from(submitted_at.0) * u128::from(order.ageing_milli);
+            u64::try_from(work + age).unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// When a gang goes before all that are not as late.
+#[must_use]
+pub fn urgent_at(state: &State, spec: &JobSpec, submitted_at: LogTime, run_ms: u64) -> LogTime {
+    let waits_since = spec.not_before.map_or(submitted_at, |time| time.max(submitted_at));
+    let overdue = waits_since.plus_ms(state.policy().policy.backfill.reserve_after(run_ms));
+    latest_start(spec, run_ms).map_or(overdue, |latest| latest.min(overdue))
+}
+
+fn latest_start(spec: &JobSpec, run_ms: u64) -> Option<LogTime> {
+    spec.deadline.map(|deadline| deadline.minus_ms(run_ms.saturating_mul(2)))
+}
+
+/// The turn that a burst should have at `now`, by the first of its jobs that is in line, else by the one it
+/// began with; none when that is no longer known. When it is urgent is held against what was expected of
+/// that job at submission, so that it does not wait the longer for what is learned meanwhile.
+#[must_use]
+pub fn burst_turn(state: &State, burst: JobId, now: LogTime) -> Option<u64> {
+    let first = state.first_in_line(burst);
+    let stands_for_it = first.unwrap_or(burst);
+    let (row, spec) = (state.job(stands_for_it)?, state.spec(stands_for_it)?);
+    let run_ms = row.estimate.run_ms;
+    let expected = Expected { run_ms, ..expected(state, spec, Some(burst), now) };
+    // Nobody waits: whoever does next has not waited yet.
+    let since = if first.is_some() { row.submitted_at } else { now };
+    Some(turn(state, spec, since, &expected, now))
+}
+
+/// When a gang that holds devices is expected to end. One that has outlived what was expected of it is
+/// given half as long again as it has run.
+#[must_use]
+pub fn expected_end(row: &JobRow, spec: &JobSpec, now: LogTime) -> Option<LogTime> {
+    let end = row.expected_end(spec.run_time_limit_ms)?;
+    if end > now {
+        return Some(end);
+    }
+    let begun = row.started_at.or(row.placement.as_ref().map(|p| p.placed_at))?;
+    let limit = spec.run_time_limit_ms.map(|limit| begun.plus_ms(limit));
+    let later = now.plus_ms((now.since_ms(begun) / 2).max(1_000));
+    Some(limit.map_or(later, |limit| later.min(limit.max(now.plus_ms(1_000)))))
+}

@@ -1,0 +1,419 @@
+//! Where the replay meets the scheduler: entries of a trace as its commands, its decisions as events.
+//!
+//! **Invariant:** nothing else in this crate builds a spec or a command, or looks at the scheduler's state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule, tick};
+use muster_journal::{Decision, RankUpdate, RearrangeCause, Stop, StopCause};
+use muster_planner::Budget;
+use muster_state::{Leadership, State};
+use muster_types::demand::THROUGHPUT_MILLI;
+use muster_types::policy::PolicyDraft;
+use muster_types::{
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
+    JobDraft, JobId, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
+    TaskGroup, Violation, WorkerRequest, limits,
+};
+use thiserror::Error;
+
+use crate::names::Names;
+use crate::stopwatch::{Clock, Stopwatch};
+use crate::trace::{JobEntry, NodeEntry};
+
+/// Log time of second 0 of every trace, 13 September 2020: late enough that no retention reaches back
+/// before the epoch.
+const EPOCH_MS: u64 = 1_600_000_000_000;
+/// Planning work in one round, in visits: as much as a leader does in one.
+const VISITS_PER_ROUND: u64 = 200_000;
+/// What a new cluster gets, apart from history: nobody asks a replay again, so what is over is dropped as
+/// soon as it may be, and memory is bounded by the jobs that wait and run.
+const PARAMETERS: Parameters =
+    Parameters { request_retention_ms: 60_000, job_retention_ms: 60_000, ..Parameters::DEFAULT };
+
+/// A node that the scheduler would not take.
+#[derive(Debug, Error)]
+#[error("node {node:?}: {}", list(violations))]
+pub struct FleetError {
+    /// Its id in the trace.
+    pub node: String,
+    /// Every rule it breaks.
+    pub violations: Vec<Violation>,
+}
+
+fn list(violations: &[Violation]) -> String {
+    violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Where jobs may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// On every node of the fleet.
+    Fleet,
+    /// In the cluster they were submitted to; wherever there is none named. Each cluster is a region of its
+    /// own then: regions are what a job can be held to.
+    Home,
+}
+
+/// What the scheduler is told of a job's run time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hints {
+    /// Longest run of one attempt.
+    pub(crate) limit_ms: Option<u64>,
+    /// How long it will run.
+    pub(crate) expected_ms: Option<u64>,
+}
+
+/// Why a gang must stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Its node or its time is gone.
+    Evicted,
+    /// Another job goes before it.
+    Preempted,
+    /// It goes on elsewhere.
+    Moved,
+}
+
+/// What the scheduler decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happened {
+    /// The gang has its devices.
+    Placed(JobId),
+    /// The gang must stop.
+    MustStop {
+        /// Which.
+        job: JobId,
+        /// For what.
+        why: Why,
+    },
+    /// Nothing of the gang runs any more, and it waits again.
+    Requeued(JobId),
+    /// The job is over.
+    Finished(JobId),
+}
+
+/// One node, as the scheduler knows it.
+struct Host {
+    spec: NodeSpec,
+    node: NodeId,
+    incarnation: u32,
+}
+
+/// The scheduler of a replay.
+pub(crate) struct Driver<'a> {
+    speculation: Speculation,
+    hosts: Vec<Host>,
+    scope: Scope,
+    kinds: Names,
+    regions: Names,
+    /// Blocks as well: one may be called what a rack is called.
+    racks: Names,
+    tenants: Names,
+    /// Name of whatever has none in a trace.
+    word: Name,
+    requests: u128,
+    watch: Stopwatch<'a>,
+    happened: Vec<Happened>,
+    decisions: u64,
+}
+
+impl<'a> Driver<'a> {
+    /// A new cluster of schedulers with this fleet.
+    pub(crate) fn new(
+        settings: PolicyDraft,
+        nodes: &[NodeEntry],
+        scope: Scope,
+        clock: Clock<'a>,
+    ) -> Result<Driver<'a>, FleetError> {
+        let founding = Founding { cluster: ClusterId(1), parameters: PARAMETERS };
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let now = LogTime(EPOCH_MS);
+        let mut driver = Driver {
+            speculation: Speculation::begin(State::default(), leadership, now, founding),
+            hosts: Vec::with_capacity(nodes.len()),
+            scope,
+            kinds: Names::default(),
+            regions: Names::default(),
+            racks: Names::default(),
+            tenants: Names::default(),
+            word: Name::literal("replayed"),
+            requests: 0,
+            watch: Stopwatch::new(clock),
+            happened: Vec::new(),
+            decisions: 0,
+        };
+        driver.set_policy(settings);
+        let mut names = Names::default();
+        let mut clusters = Names::default();
+        for entry in nodes {
+            let refused = |violations| FleetError { node: entry.id.clone(), violations };
+            let cluster = clusters.of(&entry.cluster);
+            let draft = driver.node_draft(entry, names.of(&entry.id), cluster);
+            let spec = draft.check().map_err(refused)?;
+            driver.hosts.push(Host { spec, node: NodeId::default(), incarnation: 0 });
+            driver.register(driver.hosts.len() - 1).map_err(|violation| refused(vec![violation]))?;
+        }
+        Ok(driver)
+    }
+
+    /// A new cluster has the default already.
+    fn set_policy(&mut self, settings: PolicyDraft) {
+        if settings == PolicyDraft::default() {
+            return;
+        }
+        let policy = settings.check().expect("a preset keeps to the bounds of policies");
+        let request = self.next_request();
+        let command = Command::SetPolicy { request, policy: Box::new(policy), expected_version: None };
+        self.handle(&command).expect("the first policy of a cluster is taken");
+    }
+
+    fn node_draft(&mut self, entry: &NodeEntry, name: Name, cluster: Name) -> NodeDraft {
+        let region = match self.scope {
+            Scope::Fleet => self.regions.of(&entry.region),
+            Scope::Home => self.regions.of(&entry.cluster),
+        };
+        let accelerators = (entry.accel_count > 0)
+            .then(|| Accelerators { kind: self.kinds.of(&entry.accel_type), count: entry.accel_count });
+        NodeDraft {
+            address: name.to_string(),
+            name,
+            region,
+            cluster,
+            block: self.racks.of(&entry.block),
+            rack: self.racks.of(&entry.rack),
+            accelerators,
+            cpu_milli: entry.cpu_milli.unwrap_or(limits::CPU_MILLI_MAX),
+            memory_bytes: entry.mem_mib.map_or(limits::MEMORY_BYTES_MAX, |mib| mib << 20),
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
+            pod: None,
+        }
+    }
+
+    /// Opens a session for a node. After a loss it is another holder: the machine was rebooted.
+    fn register(&mut self, place: usize) -> Result<(), Violation> {
+        let host = &self.hosts[place];
+        let holder = HolderId(((place as u128) << 32) + u128::from(host.incarnation) + 1);
+        let command = Command::Register { spec: host.spec.clone(), holder, other_session_is_over: true };
+        match self.handle(&command) {
+            Ok(Answer::Registered { node, incarnation, .. }) => {
+                let host = &mut self.hosts[place];
+                (host.node, host.incarnation) = (node, incarnation);
+                Ok(())
+            }
+            Ok(_) => unreachable!("a registration is answered as one"),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    fn handle(&mut self, command: &Command) -> Result<Answer, Violation> {
+        let speculation = &mut self.speculation;
+        let answer = self.watch.around(|| handle(speculation, command));
+        self.commit();
+        answer.map_err(|refusal| Violation::new("refused", refusal.message))
+    }
+
+    /// The round made so far is real at once; whatever of it matters to a replay happened.
+    fn commit(&mut self) {
+        let speculation = &mut self.speculation;
+        let Some(round) = self.watch.around(|| speculation.take_round()) else { return };
+        self.decisions += round.decisions.len() as u64;
+        for decision in &round.decisions {
+            self.happened.extend(match decision {
+                Decision::GangPlaced { job, .. } => Some(Happened::Placed(*job)),
+                Decision::GangStopRequested { job, cause, .. } => {
+                    let why = match cause {
+                        StopCause::Rearranged(cause) => why_rearranged(*cause),
+                        _ => Why::Evicted,
+                    };
+                    Some(Happened::MustStop { job: *job, why })
+                }
+                Decision::JobRequeued { job, .. } => Some(Happened::Requeued(*job)),
+                Decision::JobFinished { job, .. } => Some(Happened::Finished(*job)),
+                _ => None,
+            });
+            if let Decision::Rearranged { stops, .. } = decision {
+                let stop =
+                    |stop: &Stop| Happened::MustStop { job: stop.job, why: why_rearranged(stop.cause) };
+                self.happened.extend(stops.iter().map(stop));
+            }
+        }
+    }
+
+    /// What has happened since the last time.
+    pub(crate) fn take_happened(&mut self) -> Vec<Happened> {
+        std::mem::take(&mut self.happened)
+    }
+
+    /// Whether anything has.
+    pub(crate) fn has_happened(&self) -> bool {
+        !self.happened.is_empty()
+    }
+
+    /// Moves time on, in milliseconds of the trace.
+    pub(crate) fn set_now(&mut self, ms: u64) {
+        self.speculation.set_now(LogTime(EPOCH_MS + ms));
+    }
+
+    /// What only time brings about: run-time limits, the end of history.
+    pub(crate) fn tick(&mut self) {
+        let speculation = &mut self.speculation;
+        self.watch.around(|| tick(speculation));
+        self.commit();
+    }
+
+    /// Whether waiting gangs should have another turn.
+    pub(crate) fn wants_schedule(&self) -> bool {
+        self.speculation.wants_schedule()
+    }
+
+    /// Gives every waiting gang its turn, in as many rounds as that takes.
+    pub(crate) fn schedule(&mut self) {
+        loop {
+            let mut budget = Budget::new(VISITS_PER_ROUND);
+            let speculation = &mut self.speculation;
+            let pass = self.watch.around(|| schedule(speculation, &mut budget));
+            self.commit();
+            if matches!(pass, Pass::Complete { .. }) {
+                return;
+            }
+        }
+    }
+
+    /// The job as a user would submit it, or why no user could.
+    pub(crate) fn spec(&mut self, entry: &JobEntry, hints: Hints) -> Result<JobSpec, String> {
+        let request = WorkerRequest {
+            accelerators: self.accelerators(entry),
+            cpu_milli: entry.cpu_milli.unwrap_or(0).max(1),
+            memory_bytes: (entry.mem_mib.unwrap_or(0) << 20).max(1),
+        };
+        let regions = match self.scope {
+            Scope::Home if !entry.home_cluster.is_empty() => vec![self.regions.of(&entry.home_cluster)],
+            Scope::Home | Scope::Fleet => Vec::new(),
+        };
+        let owner = if entry.tenant.is_empty() { &entry.queue } else { &entry.tenant };
+        let workers = TaskGroup::new(self.word.clone(), entry.replicas, vec!["replayed".to_owned()], request);
+        let within = |ms: u64| ms <= limits::RUN_TIME_LIMIT_MS_MAX;
+        let draft = JobDraft {
+            tier: entry.tier,
+            regions,
+            run_time_limit_ms: hints.limit_ms.filter(|limit| within(*limit)),
+            expected_run_ms: hints.expected_ms.map(|ms| ms.max(1)).filter(|ms| within(*ms)),
+            // One name for all: like names say that jobs are alike, and ids of a trace say no such thing.
+            ..JobDraft::new(self.word.clone(), self.tenants.of(owner), vec![workers])
+        };
+        draft.check().map_err(|violations| list(&violations))
+    }
+
+    fn accelerators(&mut self, entry: &JobEntry) -> Option<AcceleratorRequest> {
+        let whole = |milli: u64| u16::try_from(milli / 1_000).unwrap_or(u16::MAX);
+        let amount = match entry.accel_milli {
+            0 => return None,
+            share @ 1..1_000 => DeviceAmount::Share(u16::try_from(share).unwrap_or(999)),
+            milli => DeviceAmount::Whole(whole(milli)),
+        };
+        let choice = |kind: &String| AcceleratorChoice {
+            kind: self.kinds.of(kind),
+            // What a type does in a time is in no trace: run times are the same on all of them.
+            throughput_milli: THROUGHPUT_MILLI,
+        };
+        Some(AcceleratorRequest { choices: entry.accel_types.iter().map(choice).collect(), amount })
+    }
+
+    /// Submits a job; why it could never run, when it could not.
+    pub(crate) fn submit(&mut self, spec: &JobSpec) -> Result<JobId, String> {
+        let request = self.next_request();
+        match self.handle(&Command::Submit { request, specs: vec![spec.clone()] }) {
+            Ok(Answer::Submitted { jobs, .. }) => Ok(jobs[0]),
+            Ok(_) => unreachable!("a submission is answered as one"),
+            Err(refusal) => Err(refusal.description),
+        }
+    }
+
+    /// Cancels a job; nothing when it is over.
+    pub(crate) fn cancel(&mut self, job: JobId) {
+        let request = self.next_request();
+        let _ = self.handle(&Command::Cancel { request, job });
+    }
+
+    fn next_request(&mut self) -> RequestId {
+        self.requests += 1;
+        RequestId(self.requests)
+    }
+
+    /// Every worker of the gang runs.
+    pub(crate) fn report_running(&mut self, job: JobId) {
+        self.report(job, &RankUpdate::Running);
+    }
+
+    /// Every worker of the gang has done what it was asked to.
+    pub(crate) fn report_done(&mut self, job: JobId) {
+        self.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
+    }
+
+    /// What was left of the gang has stopped, as it was told to.
+    pub(crate) fn report_stopped(&mut self, job: JobId) {
+        self.report(job, &RankUpdate::Exited(ExitStatus::Signal(15)));
+    }
+
+    /// Each node of the gang reports its ranks.
+    fn report(&mut self, job: JobId, update: &RankUpdate) {
+        let placement = self.speculation.state().job(job).and_then(|row| row.placement.clone());
+        let Some(placement) = placement else { return };
+        let mut by_node: BTreeMap<(NodeId, u32), Vec<(u32, RankUpdate)>> = BTreeMap::new();
+        for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+            if !state.is_over() {
+                let updates = by_node.entry((slot.node, slot.incarnation)).or_default();
+                updates.push((u32::try_from(rank).expect("a gang has fewer ranks"), update.clone()));
+            }
+        }
+        let token = placement.token;
+        for ((node, incarnation), updates) in by_node {
+            for updates in updates.chunks(limits::REPORT_RANKS_MAX) {
+                let updates = updates.to_vec();
+                let reported = self.handle(&Command::Report { node, incarnation, job, token, updates });
+                assert!(reported.is_ok(), "the report of a standing session is taken: {reported:?}");
+            }
+        }
+    }
+
+    /// The region that a placed gang is in.
+    pub(crate) fn region_of(&self, job: JobId) -> Option<&Name> {
+        self.speculation.state().job(job)?.placement.as_ref().map(|placement| &placement.region)
+    }
+
+    /// The region of a node, by its place in the trace.
+    pub(crate) fn region_of_node(&self, place: usize) -> &Name {
+        &self.hosts[place].spec.region
+    }
+
+    /// A node's session is over.
+    pub(crate) fn lose_node(&mut self, place: usize) {
+        let Host { node, incarnation, .. } = self.hosts[place];
+        let lost = self.handle(&Command::SessionOver { node, incarnation });
+        assert!(lost.is_ok(), "the end of a session is never refused");
+    }
+
+    /// A node is back.
+    pub(crate) fn return_node(&mut self, place: usize) {
+        self.register(place).expect("a node that was taken once is taken again");
+    }
+
+    /// Records decided so far.
+    pub(crate) fn decisions(&self) -> u64 {
+        self.decisions
+    }
+
+    /// Time that the scheduler has taken so far.
+    pub(crate) fn time(&self) -> std::time::Duration {
+        self.watch.total()
+    }
+}
+
+fn why_rearranged(cause: RearrangeCause) -> Why {
+    match cause {
+        RearrangeCause::Preempted { .. } => Why::Preempted,
+        RearrangeCause::Moved { .. } | RearrangeCause::Resized => Why::Moved,
+    }
+}

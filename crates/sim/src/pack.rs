@@ -1,0 +1,194 @@
+//! How full a fleet can be made: jobs arrive one after another, none ever ends, each is tried once.
+//!
+//! This is the packing protocol of published comparisons of fragmentation. *Arrived* is what the jobs so
+//! far ask for, placed or not, and *allocated* what those placed hold, both in thousandths of devices and
+//! in percent of the fleet's. The score at a percentage is the last allocated percentage while arrived,
+//! rounded to a whole number, equals it; where one large job passes over a percentage, it is the one before
+//! that job.
+
+use muster_types::JobSpec;
+use muster_types::policy::PolicyDraft;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::driver::{Driver, Happened, Hints, Scope};
+use crate::policy::still;
+use crate::stopwatch::{Clock, per_second};
+use crate::summary::{percent, seconds};
+use crate::trace::{JobEntry, NodeEntry, TraceError};
+use crate::{FleetError, Preset};
+
+/// The last percentage that is scored.
+pub const ARRIVED_PERCENT_MAX: usize = 130;
+/// Virtual time between two arrivals: what is over is forgotten after a minute, so a minute of arrivals is
+/// all the history there is.
+const BETWEEN_ARRIVALS_MS: u64 = 1_000;
+
+/// Why there is no result.
+#[derive(Debug, Error)]
+pub enum PackError {
+    /// The order cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A node cannot be.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// There is nothing to fill.
+    #[error("no node has an accelerator: there is nothing to be allocated")]
+    NoDevices,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Nodes of the fleet.
+    pub nodes: u64,
+    /// Thousandths of devices of the fleet.
+    pub capacity_milli: u64,
+    /// Thousandths of devices that the jobs asked for.
+    pub arrived_milli: u64,
+    /// Thousandths of devices that the jobs placed hold.
+    pub allocated_milli: u64,
+    /// Jobs that arrived.
+    pub jobs: u64,
+    /// Jobs placed.
+    pub placed: u64,
+    /// Jobs not placed, by why.
+    pub unplaced: Unplaced,
+    /// Allocated percent by arrived percent, from 0; ends where no more arrived.
+    pub allocated_percent: Vec<f64>,
+    /// Seconds that the scheduler took.
+    pub scheduler_s: f64,
+    /// The policy.
+    pub policy: Preset,
+    /// The score at 100 %, unless less arrived.
+    pub allocated_percent_at_100: Option<f64>,
+    /// The score at 130 %, unless less arrived.
+    pub allocated_percent_at_130: Option<f64>,
+    /// Gangs placed for each second that the scheduler took, refusals and all; 0 when not measured.
+    pub placements_per_s: f64,
+}
+
+/// Jobs that were not placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Unplaced {
+    /// They did not fit when they came.
+    pub no_room: u64,
+    /// No state of this fleet could hold them.
+    pub never_fit: u64,
+}
+
+/// Fills a fleet with jobs in the given order; `order` gives places in `jobs`.
+///
+/// # Errors
+/// When the order ends in an error, or the fleet cannot be filled.
+pub fn pack(
+    nodes: &[NodeEntry],
+    jobs: &[JobEntry],
+    order: impl Iterator<Item = Result<usize, TraceError>>,
+    preset: Preset,
+    clock: Clock<'_>,
+) -> Result<Report, PackError> {
+    let capacity_milli = nodes.iter().map(|node| u64::from(node.accel_count) * 1_000).sum();
+    if capacity_milli == 0 {
+        return Err(PackError::NoDevices);
+    }
+    // Nothing ever ends here, for another's sake neither.
+    let settings = PolicyDraft { preemption: still(), ..preset.settings() };
+    let mut fill = Fill {
+        driver: Driver::new(settings, nodes, Scope::Fleet, clock)?,
+        specs: vec![None; jobs.len()],
+        unplaced: Unplaced::default(),
+        placed: 0,
+    };
+    let (mut arrived_milli, mut allocated_milli, mut count) = (0, 0, 0);
+    let mut curve = Curve { capacity_milli, points: vec![0.0] };
+    for place in order {
+        let place = place?;
+        let job = &jobs[place];
+        let column = curve.reach(arrived_milli + job.total_milli());
+        if column > ARRIVED_PERCENT_MAX {
+            break;
+        }
+        count += 1;
+        arrived_milli += job.total_milli();
+        fill.driver.set_now(count * BETWEEN_ARRIVALS_MS);
+        if fill.try_once(place, job) {
+            allocated_milli += job.total_milli();
+        }
+        curve.set(column, allocated_milli);
+    }
+    let points = curve.points;
+    Ok(Report {
+        nodes: nodes.len() as u64,
+        capacity_milli,
+        arrived_milli,
+        allocated_milli,
+        jobs: count,
+        placed: fill.placed,
+        unplaced: fill.unplaced,
+        scheduler_s: seconds(fill.driver.time()),
+        policy: preset,
+        allocated_percent_at_100: points.get(100).copied(),
+        allocated_percent_at_130: points.get(ARRIVED_PERCENT_MAX).copied(),
+        allocated_percent: points,
+        placements_per_s: per_second(fill.placed, fill.driver.time()),
+    })
+}
+
+/// Allocated percent by arrived percent.
+struct Curve {
+    capacity_milli: u64,
+    points: Vec<f64>,
+}
+
+impl Curve {
+    /// The column of so much arrived. Columns passed over keep what was before.
+    fn reach(&mut self, arrived_milli: u64) -> usize {
+        // Rounded half up, in integers.
+        let column = (200 * u128::from(arrived_milli) + u128::from(self.capacity_milli))
+            / (2 * u128::from(self.capacity_milli));
+        let column = usize::try_from(column).unwrap_or(usize::MAX);
+        let last = self.points.last().copied().unwrap_or_default();
+        let len = column.min(ARRIVED_PERCENT_MAX) + 1;
+        self.points.resize(len.max(self.points.len()), last);
+        column
+    }
+
+    fn set(&mut self, column: usize, allocated_milli: u64) {
+        self.points[column] = percent(u128::from(allocated_milli), u128::from(self.capacity_milli));
+    }
+}
+
+/// The fleet and what has become of jobs.
+struct Fill<'a> {
+    driver: Driver<'a>,
+    /// By place of the job: built when it first arrives; the reason when it can never run.
+    specs: Vec<Option<Result<JobSpec, String>>>,
+    unplaced: Unplaced,
+    placed: u64,
+}
+
+impl Fill<'_> {
+    /// Whether the job was placed at once; it is gone otherwise.
+    fn try_once(&mut self, place: usize, job: &JobEntry) -> bool {
+        let driver = &mut self.driver;
+        driver.tick();
+        let spec = self.specs[place].get_or_insert_with(|| driver.spec(job, Hints::default()));
+        let submitted = spec.as_ref().map_err(Clone::clone).and_then(|spec| driver.submit(spec));
+        let Ok(id) = submitted else {
+            self.unplaced.never_fit += 1;
+            return false;
+        };
+        driver.schedule();
+        let is_placed = driver.take_happened().contains(&Happened::Placed(id));
+        if is_placed {
+            self.placed += 1;
+        } else {
+            driver.cancel(id);
+            driver.take_happened();
+            self.unplaced.no_room += 1;
+        }
+        is_placed
+    }
+}

@@ -1,0 +1,143 @@
+//! The policies that a replay can be run under.
+
+use std::fmt;
+use std::str::FromStr;
+
+use muster_types::policy::{BackfillPolicy, Order, OrderPolicy, PolicyDraft, PreemptionPolicy};
+use serde::{Serialize, Serializer};
+
+/// A named set of the scheduler's own settings. A preset chooses settings; it never is a rule of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preset {
+    /// What a new cluster does.
+    #[default]
+    Default,
+    /// First submitted, first, and nobody passes another; nobody makes room.
+    Fifo,
+    /// First submitted, first; whoever does not delay the first that waits may pass; nobody makes room.
+    Easy,
+    /// The least work first; nobody makes room.
+    Shortest,
+    /// First submitted, first, within a tenant, and tenants by what they have used.
+    Fair,
+    /// What a new cluster does, but nobody makes room.
+    NoPreemption,
+}
+
+impl Preset {
+    /// Every preset.
+    pub const ALL: &'static [Preset] =
+        &[Preset::Default, Preset::Fifo, Preset::Easy, Preset::Shortest, Preset::Fair, Preset::NoPreemption];
+
+    /// As users write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Preset::Default => "default",
+            Preset::Fifo => "fifo",
+            Preset::Easy => "easy",
+            Preset::Shortest => "shortest",
+            Preset::Fair => "fair",
+            Preset::NoPreemption => "no-preemption",
+        }
+    }
+
+    /// The settings; those that are not named are a new cluster's.
+    #[must_use]
+    pub fn settings(self) -> PolicyDraft {
+        let by = |order| OrderPolicy { order, fair_share: false, ..OrderPolicy::default() };
+        match self {
+            Preset::Default => PolicyDraft::default(),
+            Preset::Fifo => PolicyDraft {
+                order: by(Order::Submission),
+                // The first that waits is the last that is looked at.
+                backfill: BackfillPolicy { reservations_max: 0, depth_max: 1, ..BackfillPolicy::default() },
+                preemption: still(),
+                ..PolicyDraft::default()
+            },
+            Preset::Easy => PolicyDraft {
+                order: by(Order::Submission),
+                backfill: BackfillPolicy {
+                    reservations_max: 1,
+                    reserve_after_ms: 0,
+                    reserve_after_runs_milli: 0,
+                    ..BackfillPolicy::default()
+                },
+                preemption: still(),
+                ..PolicyDraft::default()
+            },
+            Preset::Shortest => {
+                PolicyDraft { order: by(Order::Predicted), preemption: still(), ..PolicyDraft::default() }
+            }
+            Preset::Fair => PolicyDraft {
+                order: OrderPolicy { fair_share: true, ..by(Order::Submission) },
+                ..PolicyDraft::default()
+            },
+            Preset::NoPreemption => PolicyDraft { preemption: still(), ..PolicyDraft::default() },
+        }
+    }
+}
+
+/// Nobody makes room for anybody.
+pub(crate) fn still() -> PreemptionPolicy {
+    PreemptionPolicy {
+        enabled: false,
+        reclaim_borrowed: false,
+        defragment: false,
+        ..PreemptionPolicy::default()
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Serialize for Preset {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// There is no such preset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownPreset;
+
+impl fmt::Display for UnknownPreset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known: Vec<&str> = Preset::ALL.iter().map(|preset| preset.as_str()).collect();
+        write!(f, "there is no policy of that name; known: {}", known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownPreset {}
+
+impl FromStr for Preset {
+    type Err = UnknownPreset;
+
+    fn from_str(text: &str) -> Result<Preset, UnknownPreset> {
+        // What the program that is shipped does is the default, whatever that has become.
+        if text == "shipping" {
+            return Ok(Preset::Default);
+        }
+        Preset::ALL.iter().copied().find(|preset| preset.as_str() == text).ok_or(UnknownPreset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_named_and_allowed() {
+        for preset in Preset::ALL {
+            assert_eq!(preset.as_str().parse(), Ok(*preset));
+            assert!(preset.settings().check().is_ok(), "{preset}");
+        }
+        assert_eq!("shipping".parse(), Ok(Preset::Default));
+        let refused = "lifo".parse::<Preset>().map_err(|error| error.to_string());
+        let known = "default, fifo, easy, shortest, fair, no-preemption";
+        assert_eq!(refused, Err(format!("there is no policy of that name; known: {known}")));
+    }
+}

@@ -1,0 +1,87 @@
+//! Recorded traces, where there are any: what must hold whatever the policy.
+
+use std::env;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use muster_sim::pack::pack;
+use muster_sim::queue::{Durations, Options, queue};
+use muster_sim::trace::{Jobs, Order, SubmitOrder, read_nodes};
+use muster_sim::{Preset, html};
+
+fn traces() -> Option<PathBuf> {
+    let folder = env::var_os("MUSTER_TRACES").map(PathBuf::from);
+    if folder.is_none() {
+        println!("skipped: MUSTER_TRACES is not set");
+    }
+    folder
+}
+
+#[test]
+fn a_fleet_is_filled_with_no_more_than_arrived_or_fits() {
+    let Some(folder) = traces() else { return };
+    let folder = folder.join("openb");
+    let nodes = read_nodes(&folder.join("nodes_gpu.csv.gz")).unwrap();
+    let jobs = Jobs::read(&folder.join("jobs_default.csv.gz"), SubmitOrder::Any).unwrap();
+    let order = Order::open(&folder.join("orders/default.42.txt.gz"), &jobs).unwrap();
+    let started = Instant::now();
+    let report = pack(&nodes, &jobs, order, Preset::Default, &|| started.elapsed()).unwrap();
+    println!(
+        "allocated at 100 %: {:?}, at 130 %: {:?}, {} placements/s, {} s of the scheduler, {:?} in all",
+        report.allocated_percent_at_100,
+        report.allocated_percent_at_130,
+        report.placements_per_s,
+        report.scheduler_s,
+        started.elapsed()
+    );
+    assert_eq!(report.capacity_milli, 6_212_000);
+    assert_eq!(report.placed + report.unplaced.no_room + report.unplaced.never_fit, report.jobs);
+    assert_eq!(report.allocated_percent.len(), 131);
+    assert!(report.allocated_milli <= report.arrived_milli.min(report.capacity_milli));
+    for (arrived, pair) in report.allocated_percent.windows(2).enumerate() {
+        assert!(pair[0] <= pair[1], "at {arrived} % nothing ends");
+        // Half a percent of rounding.
+        assert!(pair[1] <= (arrived as f64 + 1.5).min(100.0), "{} at {} %", pair[1], arrived + 1);
+    }
+}
+
+#[test]
+fn every_job_of_a_month_ends_once() {
+    let Some(folder) = traces() else { return };
+    let folder = folder.join("itp2021");
+    let nodes = read_nodes(&folder.join("nodes_tight.csv.gz")).unwrap();
+    // Debug builds check far more and take their time; the first part has busy days as well.
+    let whole = if cfg!(debug_assertions) { 2_000 } else { usize::MAX };
+    let part = if cfg!(debug_assertions) { 500 } else { 2_000 };
+    let mut cases = vec![(Preset::Default, false, whole)];
+    cases.extend(Preset::ALL.iter().map(|preset| (*preset, true, part)));
+    for (preset, home_only, count) in cases {
+        let jobs = Jobs::open(&folder.join("jobs_dev.csv.gz"), SubmitOrder::Ascending).unwrap().take(count);
+        let options = Options { preset, durations: Durations::Predicted, home_only };
+        let started = Instant::now();
+        let report = queue(&nodes, jobs, &[], options, &|| started.elapsed(), &mut |_| {}).unwrap();
+        println!(
+            "{preset}, home only {home_only}, {} jobs: avg JCT {} s, queue avg {} s, p50 {} s, p90 {} s, \
+             p99 {} s, max {} s, utilisation {}, {} decisions/s, {} s in all",
+            report.jobs,
+            report.jct_avg_s,
+            report.queue_avg_s,
+            report.queue_p50_s,
+            report.queue_p90_s,
+            report.queue_p99_s,
+            report.queue_max_s,
+            report.utilisation,
+            report.decisions_per_s,
+            report.wall_s
+        );
+        assert_eq!(report.finished + report.never_fit.count, report.jobs);
+        assert_eq!((report.unfinished.count, report.without_duration.count), (0, 0));
+        assert_eq!(report.placements, report.finished + report.preemptions + report.moves);
+        assert!(report.utilisation > 0.0 && report.utilisation <= 1.0, "{}", report.utilisation);
+        for region in &report.regions {
+            let mut days = region.by_day_percent.iter().flatten();
+            assert!(days.all(|percent| *percent <= 100.0), "{}", region.region);
+        }
+        assert!(html::page(&report).contains("</html>"));
+    }
+}

@@ -1,0 +1,245 @@
+//! Bursts: jobs of one kind that a tenant submits in one go. They have one place in the order, and the
+//! first of them that end say how long the others will take.
+//!
+//! A burst goes by the id of its first job. A job that nobody has joined is a burst by itself and has no
+//! row here: its turn is in its own row.
+
+use alloc::vec::Vec;
+use muster_journal::{Estimate, hash};
+use muster_types::{JobId, JobSpec, LogTime};
+use serde::{Deserialize, Serialize};
+
+use crate::apply::State;
+use crate::guard::GuardError;
+use crate::history::{add, bucket_of, stem};
+use crate::index::GangClass;
+use crate::rows::{JobRow, Phase};
+
+/// A job joins a burst whose last member was submitted at most this long before it.
+pub const BURST_GAP_MS: u64 = 60_000;
+
+/// What the members of a burst have in common; a hash, so that the rows are small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BurstKey(u64);
+
+impl BurstKey {
+    /// The key of a job: its tenant and tier, its name without trailing digits, what it asks for, and what
+    /// its owner says of its time.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> BurstKey {
+        let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
+        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), GangClass::of(spec), times)))
+    }
+}
+
+/// A burst of two or more jobs, until the last of them is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BurstRow {
+    /// What its members have in common.
+    pub key: BurstKey,
+    /// Its place in the order; the smaller goes first.
+    pub turn: u64,
+    /// Members that are not over.
+    pub members: u32,
+    /// When the last of them was submitted.
+    pub last_submitted: LogTime,
+    /// Members that ran and ended, by the bucket of their run time; buckets ascending.
+    pub ended: Vec<(u8, u32)>,
+}
+
+/// The burst of a job as far as the order is concerned: its id and its turn, when it has a row.
+pub(crate) type BurstTurn = Option<(JobId, u64)>;
+
+impl State {
+    /// The burst of a job; the job's own id when it is alone.
+    #[must_use]
+    pub fn burst_of(&self, job: JobId) -> Option<JobId> {
+        self.jobs.get(&job).map(|row| row.burst(job))
+    }
+
+    /// What is known of a burst of two or more jobs.
+    #[must_use]
+    pub fn burst(&self, burst: JobId) -> Option<&BurstRow> {
+        self.bursts.get(&burst)
+    }
+
+    /// The burst that a job with this key would join.
+    #[must_use]
+    pub fn open_burst(&self, key: BurstKey, now: LogTime) -> Option<JobId> {
+        let range = (key, JobId(0))..=(key, JobId(u64::MAX));
+        let (_, burst) = self.indexes.bursts_by_key.range(range).next_back()?;
+        let last = match self.bursts.get(burst) {
+            Some(row) => row.last_submitted,
+            None => self.jobs.get(burst)?.submitted_at,
+        };
+        (now.since_ms(last) <= BURST_GAP_MS).then_some(*burst)
+    }
+
+    /// The turn of a burst, or of a job that is alone.
+    #[must_use]
+    pub fn turn_of(&self, burst: JobId) -> Option<u64> {
+        match self.bursts.get(&burst) {
+            Some(row) => Some(row.turn),
+            None => self.jobs.get(&burst).map(|row| row.estimate.turn),
+        }
+    }
+
+    /// The first job of a burst that is in line.
+    #[must_use]
+    pub fn first_in_line(&self, burst: JobId) -> Option<JobId> {
+        if self.bursts.contains(&burst) {
+            return self.indexes.first_waiting(burst);
+        }
+        self.jobs.get(&burst).filter(|row| row.is_in_line()).map(|_| burst)
+    }
+
+    /// Jobs of a burst that hold devices, by id.
+    pub fn running_in(&self, burst: JobId) -> impl Iterator<Item = JobId> {
+        let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
+        let of_row = self.indexes.running.range(range).map(|(_, job)| *job);
+        let alone = !self.bursts.contains(&burst)
+            && self.jobs.get(&burst).is_some_and(|row| row.burst(burst) == burst && holds_devices(row));
+        of_row.chain(alone.then_some(burst))
+    }
+
+    /// Bursts of two or more jobs some of which hold devices.
+    pub fn bursts_running(&self) -> impl Iterator<Item = JobId> {
+        let mut last = None;
+        self.indexes.running.iter().filter_map(move |(burst, _)| {
+            let is_new = last != Some(*burst);
+            last = Some(*burst);
+            is_new.then_some(*burst)
+        })
+    }
+
+    /// Every burst that has a turn, from an id on: those of two or more jobs, and pending jobs that are
+    /// alone. Walks over the jobs that are kept.
+    pub fn bursts_from(&self, from: JobId) -> impl Iterator<Item = JobId> {
+        let mut rows = self.bursts.range(from..).map(|(burst, _)| *burst).peekable();
+        let alone = self.jobs.range(from..).filter(|(id, row)| {
+            row.phase == Phase::Pending && row.burst(**id) == **id && !self.bursts.contains(*id)
+        });
+        let mut alone = alone.map(|(id, _)| *id).peekable();
+        core::iter::from_fn(move || match (rows.peek(), alone.peek()) {
+            (Some(row), Some(single)) if row < single => rows.next(),
+            (Some(_), None) => rows.next(),
+            _ => alone.next(),
+        })
+    }
+
+    /// Whether submitted jobs may join what their estimates say.
+    pub(crate) fn check_bursts(&self, specs: &[JobSpec], estimates: &[Estimate]) -> Result<(), GuardError> {
+        let mut seen: Option<(JobId, BurstKey)> = None;
+        for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
+            let Some(burst) = estimate.burst else { continue };
+            let key = BurstKey::of(spec);
+            // The members of a sweep stand side by side.
+            if seen != Some((burst, key)) {
+                self.check_burst(key, burst, (&specs[..ordinal], &estimates[..ordinal]))?;
+                seen = Some((burst, key));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a submitted job may join a burst. Of the jobs of its own record, those before it are
+    /// `earlier`, with the ids that `JobId::derive` gives them.
+    fn check_burst(
+        &self,
+        key: BurstKey,
+        burst: JobId,
+        earlier: (&[JobSpec], &[Estimate]),
+    ) -> Result<(), GuardError> {
+        let alike = |other: &JobSpec| BurstKey::of(other) == key;
+        let joins = if let Some(row) = self.bursts.get(&burst) {
+            row.key == key
+        } else if let Some(row) = self.jobs.get(&burst) {
+            let stands_alone = row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
+            stands_alone && self.specs.get(&burst).is_some_and(|first| alike(first))
+        } else {
+            let first = JobId::derive(self.meta.log_index.next(), 0);
+            let ordinal = burst.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
+            let first = ordinal.and_then(|n| Some((earlier.0.get(n)?, earlier.1.get(n)?)));
+            first.is_some_and(|(first, estimate)| estimate.burst.is_none() && alike(first))
+        };
+        if joins { Ok(()) } else { Err(GuardError::BurstNotCurrent) }
+    }
+
+    /// Where a job stands in the order, for the indexes.
+    pub(crate) fn burst_turn(&self, id: JobId, row: &JobRow) -> BurstTurn {
+        let burst = row.burst(id);
+        self.bursts.get(&burst).map(|of_burst| (burst, of_burst.turn))
+    }
+
+    /// A job has been submitted into a burst: the burst has a row from now on, and this turn.
+    pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64) {
+        let now = self.meta.log_time;
+        let mut row = match self.bursts.get(&burst) {
+            Some(row) => row.clone(),
+            None => {
+                let spec = self.specs.get(&burst).expect("the guard has seen the first of the burst").clone();
+                let first = self.jobs.get(&burst).expect("the guard has seen the first of the burst").clone();
+                let row = BurstRow {
+                    key: BurstKey::of(&spec),
+                    turn: first.estimate.turn,
+                    members: 1,
+                    last_submitted: now,
+                    ended: Vec::new(),
+                };
+                // From its own place in line to that of the burst.
+                self.indexes.remove_job(burst, &first, &spec, None);
+                self.indexes.add_job(burst, &first, &spec, Some((burst, row.turn)));
+                row
+            }
+        };
+        row.members += 1;
+        row.last_submitted = now;
+        self.move_burst(burst, &row, turn);
+        row.turn = turn;
+        self.bursts.insert(burst, row);
+    }
+
+    /// Gives a burst another turn.
+    pub(crate) fn set_turn(&mut self, burst: JobId, turn: u64) {
+        match self.bursts.get(&burst).cloned() {
+            Some(mut row) => {
+                self.move_burst(burst, &row, turn);
+                row.turn = turn;
+                self.bursts.insert(burst, row);
+            }
+            None => self.change_job(burst, |row| row.estimate.turn = turn),
+        }
+    }
+
+    fn move_burst(&mut self, burst: JobId, row: &BurstRow, turn: u64) {
+        let Some(first) = self.indexes.first_waiting(burst).filter(|_| row.turn != turn) else { return };
+        let spec = self.specs.get(&first).expect("a waiting job has a spec").clone();
+        self.indexes.change_turn(first, &spec, row.turn, turn);
+    }
+
+    /// A job is over: what its burst learns from that. The burst goes with its last member.
+    pub(crate) fn leave_burst(&mut self, job: JobId, run_ms: Option<u64>) {
+        let burst = self.burst_of(job).expect("a job that ends has a row");
+        let key = match self.bursts.get(&burst).cloned() {
+            Some(mut row) => {
+                if let Some(run_ms) = run_ms {
+                    add(&mut row.ended, bucket_of(run_ms), 1);
+                }
+                row.members -= 1;
+                if row.members > 0 {
+                    self.bursts.insert(burst, row);
+                    return;
+                }
+                self.bursts.remove(&burst);
+                row.key
+            }
+            None => BurstKey::of(self.specs.get(&job).expect("a job has a spec")),
+        };
+        assert!(self.indexes.bursts_by_key.remove_mut(&(key, burst)), "a burst is indexed until its end");
+    }
+}
+
+/// Whether a job holds or may hold devices.
+pub(crate) fn holds_devices(row: &JobRow) -> bool {
+    matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_))
+}

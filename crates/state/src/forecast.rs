@@ -1,0 +1,60 @@
+//! The state as it might become: what planning tries out before anything is decided.
+
+use core::ops::Deref;
+use muster_journal::WorkerSlot;
+use muster_types::{JobId, JobSpec};
+
+use crate::apply::State;
+
+/// A copy of the state in which gangs have ended or begun without a record. Only its capacity is
+/// true to that; it is never applied, compared or shown. Making one is constant-time.
+#[derive(Clone, Debug)]
+pub struct Forecast(State);
+
+impl Forecast {
+    /// The state as it is.
+    #[must_use]
+    pub fn new(state: &State) -> Forecast {
+        Forecast(state.clone())
+    }
+
+    /// A gang that holds devices gives them back. Each gang at most once.
+    pub fn end(&mut self, job: JobId) {
+        let Some(row) = self.0.jobs.get(&job) else { return };
+        let Some(placement) = row.placement.clone().filter(|p| p.live > 0) else { return };
+        let spec = self.0.specs.get(&job).expect("a placed job has a spec").clone();
+        for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+            if !state.is_over() {
+                let (group, _) = spec.group_of(rank as u32).expect("a placed rank has a group");
+                self.0.change_node(slot.node, false, |row| row.free.give(&group.request, slot.devices));
+            }
+        }
+        if let Some((region, charge)) = row_charge(&self.0, job) {
+            self.0.change_charge(&spec.tenant, Some((region, charge)), None);
+        }
+    }
+
+    /// A gang takes devices that are free, beside what is promised.
+    pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot]) {
+        for (rank, slot) in workers.iter().enumerate() {
+            let (group, _) = spec.group_of(rank as u32).expect("a planned rank has a group");
+            self.0.change_node(slot.node, false, |row| row.free.take(&group.request, slot.devices));
+        }
+        let charge = self.0.charge_for(spec, workers);
+        let region = self.0.region_of(workers);
+        self.0.change_charge(&spec.tenant, None, Some((region, charge)));
+    }
+}
+
+fn row_charge(state: &State, job: JobId) -> Option<(muster_types::Name, crate::rows::Charge)> {
+    let row = state.jobs.get(&job)?;
+    row.charge().map(|(region, charge)| (region.clone(), charge.clone()))
+}
+
+impl Deref for Forecast {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}

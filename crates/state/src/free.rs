@@ -1,0 +1,344 @@
+//! What of a host is free, promised or taken: whole devices, shares of devices, CPU and memory.
+
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use muster_types::{DeviceAmount, DeviceSet, NodeSpec, WorkerRequest};
+use serde::{Deserialize, Serialize};
+
+/// Thousandths of one device.
+const DEVICE_MILLI: u16 = 1_000;
+
+/// Part of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DeviceShare {
+    /// Its local number.
+    pub device: u16,
+    /// Thousandths, 1 to 999.
+    pub milli: u16,
+}
+
+/// What of a host nobody holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Free {
+    /// Devices of which nothing is held.
+    pub devices: DeviceSet,
+    /// What is left of devices that are partly held; by device.
+    pub shares: Vec<DeviceShare>,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
+impl Free {
+    /// All of a host.
+    #[must_use]
+    pub fn all_of(spec: &NodeSpec) -> Free {
+        Free {
+            devices: DeviceSet::first(spec.device_count()),
+            shares: Vec::new(),
+            cpu_milli: spec.cpu_milli,
+            memory_bytes: spec.memory_bytes,
+        }
+    }
+
+    /// Thousandths of devices.
+    #[must_use]
+    pub fn device_milli(&self) -> u64 {
+        let shares: u64 = self.shares.iter().map(|share| u64::from(share.milli)).sum();
+        u64::from(self.devices.count()) * u64::from(DEVICE_MILLI) + shares
+    }
+
+    /// The devices that a worker would get, without regard to their type: the lowest idle ones; for a
+    /// share the fullest device that holds it, an idle one last. None when it does not fit.
+    #[must_use]
+    pub fn pick(&self, request: &WorkerRequest) -> Option<DeviceSet> {
+        if self.cpu_milli < request.cpu_milli || self.memory_bytes < request.memory_bytes {
+            return None;
+        }
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => Some(DeviceSet::EMPTY),
+            Some(DeviceAmount::Whole(count)) => self.devices.lowest(count),
+            Some(DeviceAmount::Share(milli)) => {
+                let fitting = self.shares.iter().filter(|share| share.milli >= milli);
+                match fitting.min_by_key(|share| (share.milli, share.device)) {
+                    Some(share) => Some(DeviceSet(1 << share.device)),
+                    None => self.devices.lowest(1),
+                }
+            }
+        }
+    }
+
+    /// Whether exactly these devices would satisfy the request.
+    #[must_use]
+    pub fn admits(&self, request: &WorkerRequest, devices: DeviceSet) -> bool {
+        if self.cpu_milli < request.cpu_milli || self.memory_bytes < request.memory_bytes {
+            return false;
+        }
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => devices.is_empty(),
+            Some(DeviceAmount::Whole(count)) => devices.count() == count && self.devices.contains(devices),
+            Some(DeviceAmount::Share(milli)) => {
+                let holds = |share: &DeviceShare| {
+                    DeviceSet(1 << share.device) == devices && share.milli >= milli
+                };
+                devices.count() == 1
+                    && (self.devices.contains(devices) || self.shares.iter().any(holds))
+            }
+        }
+    }
+
+    /// How many such workers fit.
+    #[must_use]
+    pub fn workers(&self, request: &WorkerRequest) -> u32 {
+        let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
+            None => u64::MAX,
+            Some(DeviceAmount::Whole(count)) => u64::from(self.devices.count() / count.max(1)),
+            Some(DeviceAmount::Share(milli)) => {
+                let each = |free: u16| u64::from(free / milli.max(1));
+                let shares: u64 = self.shares.iter().map(|share| each(share.milli)).sum();
+                u64::from(self.devices.count()) * each(DEVICE_MILLI) + shares
+            }
+        };
+        let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
+        let by_memory = self.memory_bytes / request.memory_bytes.max(1);
+        u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+    }
+
+    /// Takes what a worker holds.
+    ///
+    /// # Panics
+    /// When it is not free: the caller has asked [`Free::admits`].
+    pub fn take(&mut self, request: &WorkerRequest, devices: DeviceSet) {
+        self.cpu_milli -= request.cpu_milli;
+        self.memory_bytes -= request.memory_bytes;
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => {}
+            Some(DeviceAmount::Whole(_)) => {
+                assert!(self.devices.contains(devices), "a leased device was free");
+                self.devices = self.devices.difference(devices);
+            }
+            Some(DeviceAmount::Share(milli)) => self.take_share(devices, milli),
+        }
+    }
+
+    fn take_share(&mut self, devices: DeviceSet, milli: u16) {
+        let device = single(devices);
+        if self.devices.contains(devices) {
+            self.devices = self.devices.difference(devices);
+            let at = self.shares.partition_point(|share| share.device < device);
+            self.shares.insert(at, DeviceShare { device, milli: DEVICE_MILLI - milli });
+            return;
+        }
+        let at = self.share_at(device).expect("a leased share was free");
+        assert!(self.shares[at].milli >= milli, "a leased share was free");
+        self.shares[at].milli -= milli;
+        if self.shares[at].milli == 0 {
+            self.shares.remove(at);
+        }
+    }
+
+    /// Gives back what a worker held; the exact inverse of [`Free::take`].
+    ///
+    /// # Panics
+    /// When it was free already.
+    pub fn give(&mut self, request: &WorkerRequest, devices: DeviceSet) {
+        self.cpu_milli += request.cpu_milli;
+        self.memory_bytes += request.memory_bytes;
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => {}
+            Some(DeviceAmount::Whole(_)) => {
+                assert!(self.devices.is_disjoint(devices), "what is freed was held");
+                self.devices = self.devices.union(devices);
+            }
+            Some(DeviceAmount::Share(milli)) => self.give_share(devices, milli),
+        }
+    }
+
+    fn give_share(&mut self, devices: DeviceSet, milli: u16) {
+        let device = single(devices);
+        assert!(self.devices.is_disjoint(devices), "what is freed was held");
+        let at = match self.share_at(device) {
+            Some(at) => at,
+            None => {
+                let at = self.shares.partition_point(|share| share.device < device);
+                self.shares.insert(at, DeviceShare { device, milli: 0 });
+                at
+            }
+        };
+        self.shares[at].milli += milli;
+        assert!(self.shares[at].milli <= DEVICE_MILLI, "no more is freed than there is");
+        if self.shares[at].milli == DEVICE_MILLI {
+            self.shares.remove(at);
+            self.devices = self.devices.union(devices);
+        }
+    }
+
+    /// What is left beside what is promised to others. Promised room that is still held by those who
+    /// make it is not free here either way.
+    #[must_use]
+    pub fn beside(&self, promised: &Promised) -> Free {
+        let shared: DeviceSet = promised.shares.iter().fold(DeviceSet::EMPTY, |set, share| {
+            set.union(DeviceSet(1 << share.device))
+        });
+        let mut free = Free {
+            devices: self.devices.difference(promised.devices).difference(shared),
+            shares: Vec::new(),
+            cpu_milli: self.cpu_milli.saturating_sub(promised.cpu_milli),
+            memory_bytes: self.memory_bytes.saturating_sub(promised.memory_bytes),
+        };
+        let of_device = |device: u16| {
+            let share = promised.shares.iter().find(|share| share.device == device);
+            share.map_or(0, |share| share.milli)
+        };
+        for share in &self.shares {
+            if promised.devices.contains(DeviceSet(1 << share.device)) {
+                continue;
+            }
+            let milli = share.milli.saturating_sub(of_device(share.device));
+            if milli > 0 {
+                free.shares.push(DeviceShare { device: share.device, milli });
+            }
+        }
+        // Idle devices of which a share is promised.
+        for share in promised.shares.iter().filter(|s| self.devices.contains(DeviceSet(1 << s.device))) {
+            let milli = DEVICE_MILLI.saturating_sub(share.milli);
+            if milli > 0 {
+                free.shares.push(DeviceShare { device: share.device, milli });
+            }
+        }
+        free.shares.sort_unstable();
+        free
+    }
+
+    /// By what the host is found in the index of free capacity.
+    #[must_use]
+    pub fn key(&self) -> FreeKey {
+        let mut shares: Vec<u16> = self.shares.iter().map(|share| share.milli).collect();
+        shares.sort_unstable_by_key(|milli| Reverse(*milli));
+        FreeKey {
+            idle: self.devices.count(),
+            cpu_milli: self.cpu_milli,
+            memory_bytes: self.memory_bytes,
+            shares,
+        }
+    }
+
+    fn share_at(&self, device: u16) -> Option<usize> {
+        self.shares.iter().position(|share| share.device == device)
+    }
+}
+
+/// The number of the only device of a share.
+fn single(devices: DeviceSet) -> u16 {
+    assert!(devices.count() == 1, "a share is of one device");
+    devices.0.trailing_zeros() as u16
+}
+
+/// What of a host is kept for gangs that wait for others to make room.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promised {
+    /// Whole devices.
+    pub devices: DeviceSet,
+    /// Shares of others; by device.
+    pub shares: Vec<DeviceShare>,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
+impl Promised {
+    /// Whether nothing is promised.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Promised::default()
+    }
+
+    /// Promises what a worker will hold.
+    ///
+    /// # Panics
+    /// When it is promised already.
+    pub fn add(&mut self, request: &WorkerRequest, devices: DeviceSet) {
+        self.cpu_milli += request.cpu_milli;
+        self.memory_bytes += request.memory_bytes;
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => {}
+            Some(DeviceAmount::Whole(_)) => {
+                assert!(self.devices.is_disjoint(devices), "a device is promised once");
+                self.devices = self.devices.union(devices);
+            }
+            Some(DeviceAmount::Share(milli)) => {
+                let device = single(devices);
+                let at = self.shares.partition_point(|share| share.device < device);
+                match self.shares.get_mut(at).filter(|share| share.device == device) {
+                    Some(share) => share.milli += milli,
+                    None => self.shares.insert(at, DeviceShare { device, milli }),
+                }
+            }
+        }
+    }
+
+    /// Takes a promise back; the exact inverse of [`Promised::add`].
+    ///
+    /// # Panics
+    /// When it was not promised.
+    pub fn remove(&mut self, request: &WorkerRequest, devices: DeviceSet) {
+        self.cpu_milli -= request.cpu_milli;
+        self.memory_bytes -= request.memory_bytes;
+        match request.accelerators.as_ref().map(|a| a.amount) {
+            None => {}
+            Some(DeviceAmount::Whole(_)) => {
+                assert!(self.devices.contains(devices), "what is taken back was promised");
+                self.devices = self.devices.difference(devices);
+            }
+            Some(DeviceAmount::Share(milli)) => {
+                let device = single(devices);
+                let at = self.shares.iter().position(|share| share.device == device);
+                let at = at.expect("what is taken back was promised");
+                self.shares[at].milli -= milli;
+                if self.shares[at].milli == 0 {
+                    self.shares.remove(at);
+                }
+            }
+        }
+    }
+}
+
+/// Hosts with equal keys, of one type, are alike to every worker. Ordered fullest first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FreeKey {
+    /// Idle devices.
+    pub idle: u16,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+    /// What is left of devices that are partly held, most first, in thousandths.
+    pub shares: Vec<u16>,
+}
+
+impl FreeKey {
+    /// Before every host with so many idle devices.
+    #[must_use]
+    pub fn first_with(idle: u16) -> FreeKey {
+        FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares: Vec::new() }
+    }
+
+    /// How many such workers fit on such a host.
+    #[must_use]
+    pub fn workers(&self, request: &WorkerRequest) -> u32 {
+        let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
+            None => u64::MAX,
+            Some(DeviceAmount::Whole(count)) => u64::from(self.idle / count.max(1)),
+            Some(DeviceAmount::Share(milli)) => {
+                let each = |free: u16| u64::from(free / milli.max(1));
+                let shares: u64 = self.shares.iter().map(|milli| each(*milli)).sum();
+                u64::from(self.idle) * each(DEVICE_MILLI) + shares
+            }
+        };
+        let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
+        let by_memory = self.memory_bytes / request.memory_bytes.max(1);
+        u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+    }
+}

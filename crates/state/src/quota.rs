@@ -1,0 +1,476 @@
+//! Who may use how many devices: nominal quotas, borrowing and lending in the tree of tenants.
+//!
+//! Everything is counted once for each *flavour*: a type of accelerator in one region, and the same
+//! type in all regions together. A use must be admitted in both, and the two know nothing of each
+//! other. In one flavour, for a tenant `t`:
+//!
+//! - `N(t)` is its nominal quota. A tenant that states none has what the tenants below it have
+//!   together, so a tenant that only groups others takes nothing from them; without any it is zero.
+//! - `R(t)` is what of it is never lent: nominal less lending limit.
+//! - `C(t)`, the *committed* amount, is what `t` itself uses, plus for each tenant `s` directly below
+//!   it the greater of `C(s)` and `R(s)`: what is in use, and what must stay free for someone. For a
+//!   tenant without tenants below it that is its use.
+//! - `t` is *within nominal* while `C(t) <= N(t)`; beyond that it borrows from its parent's unused.
+//! - Those on the first level stand below the fleet, whose committed amount is counted alike.
+//!
+//! A use is admitted when, counted in, `C(t) <= N(t) + borrowing limit` for every tenant from the user
+//! up, `C(fleet) <= capacity`, and the sum of all uses is at most the capacity. A level whose committed
+//! amount does not rise is not asked: use inside one's own reserve takes nothing from anyone.
+//!
+//! Hence, for uses that were all admitted, under a policy and a capacity that did not shrink: no limit
+//! is ever broken, and one within its nominal quota that is refused is refused because of someone who
+//! borrows, or because more was promised than exists. In the first case [`QuotaUsage::may_reclaim`]
+//! names whom to take it back from, and taking it back is enough. (A quota over all regions promises no
+//! single one of them: a region can be full of others' work within their nominal quotas.)
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_types::Name;
+use muster_types::policy::{Policy, Quota};
+use rpds::RedBlackTreeMapSync;
+
+/// Accelerator type, and region or all of them.
+type Flavour = (Name, Option<Name>);
+
+/// What one tenant, or the fleet, is promised in one flavour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Promise {
+    nominal_milli: u64,
+    /// Nominal plus borrowing limit.
+    most_milli: Option<u64>,
+    reserve_milli: u64,
+    /// The committed amount while nobody uses anything: the reserves below it.
+    kept_milli: u64,
+}
+
+/// The promises of a policy, by flavour and tenant; the fleet is the tenant that has no name.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tree {
+    parents: BTreeMap<Name, Name>,
+    promises: BTreeMap<Flavour, BTreeMap<Option<Name>, Promise>>,
+}
+
+impl Tree {
+    fn new(policy: &Policy) -> Tree {
+        let mut deepest_first: Vec<_> = policy.tenants.keys().collect();
+        deepest_first.sort_by_key(|name| core::cmp::Reverse(policy.ancestry(name).count()));
+        let mut tree = Tree::default();
+        // Of each tenant, and of the fleet, what the tenants below it add up to: nominal and kept.
+        let mut below: BTreeMap<Option<&Name>, BTreeMap<Flavour, (u64, u64)>> = BTreeMap::new();
+        for name in deepest_first {
+            let Some(tenant) = policy.tenants.get(name) else { continue };
+            if let Some(parent) = &tenant.parent {
+                tree.parents.insert(name.clone(), parent.clone());
+            }
+            let mut sums = below.remove(&Some(name)).unwrap_or_default();
+            let mut promises: Vec<(Flavour, Promise)> = Vec::new();
+            for quota in &tenant.quotas {
+                let flavour = (quota.kind.clone(), quota.region.clone());
+                let (_, kept_milli) = sums.remove(&flavour).unwrap_or_default();
+                promises.push((flavour, Promise::stated(quota, kept_milli)));
+            }
+            promises.extend(sums.into_iter().map(|(flavour, (nominal_milli, kept_milli))| {
+                (flavour, Promise { nominal_milli, kept_milli, ..Promise::default() })
+            }));
+            let above = below.entry(tenant.parent.as_ref()).or_default();
+            for (flavour, promise) in promises {
+                let sum = above.entry(flavour.clone()).or_default();
+                // At most QUOTAS_MAX terms of at most QUOTA_MILLI_MAX: far below 2^64.
+                sum.0 += promise.nominal_milli;
+                sum.1 += promise.kept_milli.max(promise.reserve_milli);
+                tree.promises.entry(flavour).or_default().insert(Some(name.clone()), promise);
+            }
+        }
+        for (flavour, (nominal_milli, kept_milli)) in below.remove(&None).unwrap_or_default() {
+            let fleet = Promise { nominal_milli, kept_milli, ..Promise::default() };
+            tree.promises.entry(flavour).or_default().insert(None, fleet);
+        }
+        tree
+    }
+
+    fn promise(&self, flavour: &Flavour, tenant: &Option<Name>) -> Option<&Promise> {
+        self.promises.get(flavour)?.get(tenant)
+    }
+
+    /// The tenant and those above it, itself first.
+    fn ancestry<'a>(&'a self, tenant: &'a Name) -> impl Iterator<Item = &'a Name> {
+        core::iter::successors(Some(tenant), |below| self.parents.get(*below))
+    }
+
+    /// The same, then the fleet.
+    fn path<'a>(&'a self, tenant: &'a Name) -> impl Iterator<Item = Option<Name>> + 'a {
+        self.ancestry(tenant).cloned().map(Some).chain([None])
+    }
+}
+
+impl Promise {
+    fn stated(quota: &Quota, kept_milli: u64) -> Promise {
+        Promise {
+            nominal_milli: quota.nominal_milli,
+            most_milli: quota.borrowing_limit_milli.map(|limit| quota.nominal_milli + limit),
+            reserve_milli: quota.reserve_milli(),
+            kept_milli,
+        }
+    }
+}
+
+/// What is counted of one tenant, or the fleet, in one flavour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    /// By the tenant and everyone below it.
+    used_milli: u64,
+    committed_milli: u64,
+}
+
+/// Whether a tenant stays within what it is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It does, in every flavour it has a quota in.
+    WithinNominal,
+    /// It uses what others are promised or nobody is.
+    Borrowing {
+        /// How much, in the flavour where that is most.
+        by_milli: u64,
+    },
+}
+
+/// Which rule refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaLimit {
+    /// The tenant's nominal quota: it may not borrow.
+    Nominal,
+    /// The tenant's nominal quota and borrowing limit.
+    Borrowing,
+    /// What a tenant above it may use in all, or the devices of the fleet.
+    ParentCapacity,
+    /// What is free is kept for those who do not lend it.
+    LentReserve,
+}
+
+/// What refuses use, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaBlock {
+    /// Whose limit; none for the fleet.
+    pub tenant: Option<Name>,
+    /// The type of accelerator.
+    pub kind: Name,
+    /// The region; none for the count over all regions.
+    pub region: Option<Name>,
+    /// Which rule.
+    pub limit: QuotaLimit,
+    /// In use below that limit, by everyone it holds for.
+    pub used_milli: u64,
+    /// Not in use, but kept for tenants that do not lend it.
+    pub kept_milli: u64,
+    /// The limit.
+    pub limit_milli: u64,
+}
+
+/// How much more a tenant may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Within its nominal quota, and free.
+    pub nominal_milli: u64,
+    /// Beyond that.
+    pub borrowable_milli: u64,
+    /// What would refuse a thousandth more than both: of several, the level nearest to the tenant, and
+    /// the region before all regions.
+    pub blocked_by: QuotaBlock,
+}
+
+impl Room {
+    /// All of it.
+    #[must_use]
+    pub fn total_milli(&self) -> u64 {
+        self.nominal_milli + self.borrowable_milli
+    }
+}
+
+/// What every tenant uses, counted against one policy. Cloning is constant-time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaUsage {
+    tree: Arc<Tree>,
+    /// A tenant's own use, by tenant, type and region.
+    own: RedBlackTreeMapSync<(Name, Name, Name), u64>,
+    /// Where something is in use; elsewhere the level is what its promise says.
+    levels: RedBlackTreeMapSync<(Flavour, Option<Name>), Level>,
+}
+
+impl Default for QuotaUsage {
+    /// Nothing in use, against the policy that every cluster begins with.
+    fn default() -> Self {
+        QuotaUsage::new(&Policy::default())
+    }
+}
+
+impl QuotaUsage {
+    /// Nothing in use.
+    #[must_use]
+    pub fn new(policy: &Policy) -> QuotaUsage {
+        QuotaUsage {
+            tree: Arc::new(Tree::new(policy)),
+            own: RedBlackTreeMapSync::new_sync(),
+            levels: RedBlackTreeMapSync::new_sync(),
+        }
+    }
+
+    /// The same use, counted against another policy: once through the policy and everything in use.
+    #[must_use]
+    pub fn under(&self, policy: &Policy) -> QuotaUsage {
+        let mut counted = QuotaUsage::new(policy);
+        for ((tenant, kind, region), &milli) in &self.own {
+            counted.add(tenant, kind, region, milli);
+        }
+        counted
+    }
+
+    /// Own use by tenant, accelerator type and region, in this order.
+    pub fn own(&self) -> impl Iterator<Item = ((&Name, &Name, &Name), u64)> {
+        self.own.iter().map(|((tenant, kind, region), &milli)| ((tenant, kind, region), milli))
+    }
+
+    /// What a tenant and everyone below it use in a region, or in all.
+    #[must_use]
+    pub fn used_milli(&self, tenant: &Name, kind: &Name, region: Option<&Name>) -> u64 {
+        self.level(&(kind.clone(), region.cloned()), &Some(tenant.clone())).used_milli
+    }
+
+    /// Counts use that begins, admitted or not. Uses are of devices that exist: no sum of them comes
+    /// near 2^64 thousandths.
+    pub fn add(&mut self, tenant: &Name, kind: &Name, region: &Name, milli: u64) {
+        if milli == 0 {
+            return;
+        }
+        let key = (tenant.clone(), kind.clone(), region.clone());
+        let before = self.own.get(&key).copied().unwrap_or(0);
+        self.own.insert_mut(key, before + milli);
+        self.change(tenant, kind, region, |counted, by| counted + by, milli);
+    }
+
+    /// Counts use that ends.
+    ///
+    /// # Panics
+    /// When the tenant does not use that much: what is given back was taken before.
+    pub fn remove(&mut self, tenant: &Name, kind: &Name, region: &Name, milli: u64) {
+        if milli == 0 {
+            return;
+        }
+        let key = (tenant.clone(), kind.clone(), region.clone());
+        let before = self.own.get(&key).copied().unwrap_or(0);
+        let left = before.checked_sub(milli).expect("a tenant gives back only what it uses");
+        if left == 0 {
+            self.own.remove_mut(&key);
+        } else {
+            self.own.insert_mut(key, left);
+        }
+        self.change(tenant, kind, region, |counted, by| counted - by, milli);
+    }
+
+    /// Carries a change of own use up the tree. What a reserve absorbs goes no further.
+    fn change(
+        &mut self,
+        tenant: &Name,
+        kind: &Name,
+        region: &Name,
+        apply: impl Fn(u64, u64) -> u64,
+        milli: u64,
+    ) {
+        let tree = Arc::clone(&self.tree);
+        for flavour in flavours(kind, region) {
+            let mut by = milli;
+            for node in tree.path(tenant) {
+                let before = self.level(&flavour, &node);
+                let level = Level {
+                    used_milli: apply(before.used_milli, milli),
+                    committed_milli: apply(before.committed_milli, by),
+                };
+                let reserve = tree.promise(&flavour, &node).map_or(0, |promise| promise.reserve_milli);
+                by = level.committed_milli.max(reserve).abs_diff(before.committed_milli.max(reserve));
+                let key = (flavour.clone(), node);
+                if level.used_milli == 0 {
+                    self.levels.remove_mut(&key);
+                } else {
+                    self.levels.insert_mut(key, level);
+                }
+            }
+        }
+    }
+
+    fn level(&self, flavour: &Flavour, node: &Option<Name>) -> Level {
+        let kept = || self.tree.promise(flavour, node).map_or(0, |promise| promise.kept_milli);
+        let counted = self.levels.get(&(flavour.clone(), node.clone())).copied();
+        counted.unwrap_or_else(|| Level { used_milli: 0, committed_milli: kept() })
+    }
+
+    /// How much more a tenant may use of a type in a region, in thousandths of a device. `capacity` says
+    /// how many thousandths of a type are registered in a region, or in all.
+    #[must_use]
+    pub fn room(
+        &self,
+        capacity: impl Fn(&Name, Option<&Name>) -> u64,
+        tenant: &Name,
+        kind: &Name,
+        region: &Name,
+    ) -> Room {
+        let [first, second] = flavours(kind, region).map(|flavour| {
+            let capacity_milli = capacity(&flavour.0, flavour.1.as_ref());
+            self.room_in(capacity_milli, tenant, &flavour)
+        });
+        let (total, blocked_by) = if second.0 < first.0 { second } else { first };
+        let tenant = Some(tenant.clone());
+        let unused = |flavour: &Flavour| {
+            let promise = self.tree.promise(flavour, &tenant)?;
+            Some(promise.nominal_milli.saturating_sub(self.level(flavour, &tenant).committed_milli))
+        };
+        let nominal = flavours(kind, region).iter().filter_map(unused).min().unwrap_or(0).min(total);
+        Room { nominal_milli: nominal, borrowable_milli: total - nominal, blocked_by }
+    }
+
+    /// Whether a tenant may use so much more.
+    ///
+    /// # Errors
+    /// What refuses it.
+    pub fn admits(
+        &self,
+        capacity: impl Fn(&Name, Option<&Name>) -> u64,
+        tenant: &Name,
+        kind: &Name,
+        region: &Name,
+        milli: u64,
+    ) -> Result<(), QuotaBlock> {
+        let room = self.room(capacity, tenant, kind, region);
+        if milli <= room.total_milli() { Ok(()) } else { Err(room.blocked_by) }
+    }
+
+    /// How much is admitted in one flavour, and what refuses more.
+    fn room_in(&self, capacity_milli: u64, tenant: &Name, flavour: &Flavour) -> (u64, QuotaBlock) {
+        let mut tightest: Option<(u64, QuotaBlock)> = None;
+        // What reserves on the way up absorb: a use of no more than that does not reach this level.
+        let mut absorbed = 0u64;
+        for (height, node) in self.tree.path(tenant).enumerate() {
+            let promise = self.tree.promise(flavour, &node).copied().unwrap_or_default();
+            let level = self.level(flavour, &node);
+            let limit_milli = if node.is_none() { Some(capacity_milli) } else { promise.most_milli };
+            if let Some(limit_milli) = limit_milli {
+                let mut room = absorbed.saturating_add(limit_milli.saturating_sub(level.committed_milli));
+                if node.is_none() {
+                    room = room.min(capacity_milli.saturating_sub(level.used_milli));
+                }
+                if tightest.as_ref().is_none_or(|(least, _)| room < *least) {
+                    let limit = if level.used_milli.saturating_add(room) < limit_milli {
+                        QuotaLimit::LentReserve
+                    } else if height > 0 {
+                        QuotaLimit::ParentCapacity
+                    } else if limit_milli == promise.nominal_milli {
+                        QuotaLimit::Nominal
+                    } else {
+                        QuotaLimit::Borrowing
+                    };
+                    let block = QuotaBlock {
+                        tenant: node,
+                        kind: flavour.0.clone(),
+                        region: flavour.1.clone(),
+                        limit,
+                        used_milli: level.used_milli,
+                        kept_milli: level.committed_milli - level.used_milli,
+                        limit_milli,
+                    };
+                    tightest = Some((room, block));
+                }
+            }
+            absorbed += promise.reserve_milli.saturating_sub(level.committed_milli);
+        }
+        tightest.expect("the path ends at the fleet, which has a limit")
+    }
+
+    /// Whether a tenant, with everyone below it, stays within its nominal quotas for a type in a region.
+    /// One without any borrows whatever it uses.
+    #[must_use]
+    pub fn standing(&self, tenant: &Name, kind: &Name, region: &Name) -> Standing {
+        match self.above_nominal(tenant, kind, region) {
+            0 => Standing::WithinNominal,
+            by_milli => Standing::Borrowing { by_milli },
+        }
+    }
+
+    fn above_nominal(&self, tenant: &Name, kind: &Name, region: &Name) -> u64 {
+        let node = Some(tenant.clone());
+        let flavours = flavours(kind, region);
+        let above = |flavour: &Flavour| {
+            let promise = self.tree.promise(flavour, &node)?;
+            Some(self.level(flavour, &node).committed_milli.saturating_sub(promise.nominal_milli))
+        };
+        let [in_region, _] = &flavours;
+        flavours.iter().filter_map(above).max().unwrap_or_else(|| self.level(in_region, &node).used_milli)
+    }
+
+    /// Whether `claimant` may have use of `victim` ended for a use of its own of `milli`, of a type in a
+    /// region.
+    ///
+    /// They meet at their lowest common ancestor. Of the tenants directly below it, the one on the
+    /// claimant's side has nominal quota for that use, and the one on the victim's side borrows. What a
+    /// tenant with others below it uses itself is borrowed from those.
+    ///
+    /// The answer is for the use counted here: after each victim's use is removed, ask again.
+    #[must_use]
+    pub fn may_reclaim(
+        &self,
+        claimant: &Name,
+        victim: &Name,
+        kind: &Name,
+        region: &Name,
+        milli: u64,
+    ) -> bool {
+        let mut ours: Vec<&Name> = self.tree.ancestry(claimant).collect();
+        let mut theirs: Vec<&Name> = self.tree.ancestry(victim).collect();
+        while let (Some(our), Some(their)) = (ours.last(), theirs.last())
+            && our == their
+        {
+            ours.pop();
+            theirs.pop();
+        }
+        // Without a tenant on its side, the claimant stands above the victim, or is the victim.
+        let Some(&our) = ours.last() else { return false };
+        let borrows = theirs.last().is_none_or(|their| self.above_nominal(their, kind, region) > 0);
+        borrows && self.stays_within_nominal(our, claimant, kind, region, milli)
+    }
+
+    /// Whether `node` has nominal quota, and stays within all it has, when `tenant`, at or below it, uses
+    /// so much more.
+    fn stays_within_nominal(
+        &self,
+        node: &Name,
+        tenant: &Name,
+        kind: &Name,
+        region: &Name,
+        milli: u64,
+    ) -> bool {
+        let mut promised = false;
+        for flavour in flavours(kind, region) {
+            let mut rise = milli;
+            for on_path in self.tree.ancestry(tenant) {
+                let at = Some(on_path.clone());
+                let promise = self.tree.promise(&flavour, &at);
+                let committed = self.level(&flavour, &at).committed_milli;
+                if on_path == node {
+                    if let Some(promise) = promise {
+                        promised = true;
+                        if committed.saturating_add(rise) > promise.nominal_milli {
+                            return false;
+                        }
+                    }
+                    break;
+                }
+                let slack = promise.map_or(0, |p| p.reserve_milli.saturating_sub(committed));
+                rise = rise.saturating_sub(slack);
+            }
+        }
+        promised
+    }
+}
+
+/// The two a use is counted in.
+fn flavours(kind: &Name, region: &Name) -> [Flavour; 2] {
+    [(kind.clone(), Some(region.clone())), (kind.clone(), None)]
+}

@@ -1,0 +1,423 @@
+//! The policy.
+//!
+//! A policy is large and written by hand: every violation names the field of the message, and a list is
+//! cut to its bound before it is looked into. Defaults are those of the types; a field that has another
+//! default than zero is `optional` in the message.
+
+use std::collections::{BTreeMap, HashMap};
+
+use muster_types::policy::{
+    self, BackfillPolicy, Dataset, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, Quota, TenantPolicy, Transfer, Window, WindowPurpose, WindowScope,
+};
+use muster_types::{LogTime, Name, Violation, fleet::checked_name, limits};
+
+use super::{Found, below, bound, shown};
+use crate::v1;
+use v1::window::Purpose;
+
+/// The policy an operator sets. `at` is the path of the message, for example `policy`.
+///
+/// # Errors
+/// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
+pub fn policy_from_proto(at: &str, message: Option<v1::Policy>) -> Result<Policy, Vec<Violation>> {
+    let Some(message) = message else {
+        return Err(vec![Violation::new(at, "must be given")]);
+    };
+    let mut found = Found::default();
+    let draft = draft(at, message, &mut found);
+    match draft.check() {
+        Ok(policy) if found.is_empty() => Ok(policy),
+        Ok(_) => Err(found.into_violations()),
+        Err(violations) => {
+            found.extend(violations.into_iter().map(|v| in_message(v).under(at)).collect());
+            Err(found.into_violations())
+        }
+    }
+}
+
+/// The same rule by the message's field names.
+fn in_message(violation: Violation) -> Violation {
+    let Violation { mut field, description } = violation;
+    if field.starts_with("windows[") {
+        for (own, renamed) in [("].from", "].from_ms"), ("].until", "].until_ms")] {
+            if field.ends_with(own) {
+                field = field.replacen(own, renamed, 1);
+            }
+        }
+    }
+    Violation { field, description }
+}
+
+fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
+    PolicyDraft {
+        tenants: tenants(&below(at, "tenants"), message.tenants, found),
+        order: order(&below(at, "order"), message.order.unwrap_or_default(), found),
+        backfill: backfill(message.backfill.unwrap_or_default()),
+        preemption: preemption(message.preemption.unwrap_or_default()),
+        weights: weights(&below(at, "weights"), message.weights.unwrap_or_default(), found),
+        prices: prices(&below(at, "prices"), message.prices, found),
+        datasets: datasets(&below(at, "datasets"), message.datasets, found),
+        transfers: transfers(&below(at, "transfers"), message.transfers, found),
+        spare_hosts_per_rack: spares(&below(at, "spare_hosts_per_rack"), message.spare_hosts_per_rack, found),
+        windows: windows(&below(at, "windows"), message.windows, found),
+    }
+}
+
+/// The entries of a map by name. Too many are not looked at one by one: which of them would be, a hash
+/// map cannot say.
+fn named<T>(field: &str, entries: HashMap<String, T>, max: usize, found: &mut Found) -> BTreeMap<String, T> {
+    if entries.len() > max {
+        found.push(Violation::limit(field, entries.len() as u64, 0, max as u64));
+        return BTreeMap::new();
+    }
+    entries.into_iter().collect()
+}
+
+/// A name, or none for an empty text.
+fn optional_name(field: &str, text: &str, found: &mut Found) -> Option<Name> {
+    if text.is_empty() { None } else { found.take(checked_name(field, text)) }
+}
+
+fn tenants(
+    at: &str,
+    messages: HashMap<String, v1::TenantPolicy>,
+    found: &mut Found,
+) -> BTreeMap<Name, TenantPolicy> {
+    let mut tenants = BTreeMap::new();
+    let mut quotas_left = policy::QUOTAS_MAX;
+    for (name, message) in named(at, messages, policy::TENANTS_MAX, found) {
+        if found.is_full() {
+            break;
+        }
+        let Some(name) = found.take(checked_name(at, &name)) else { continue };
+        let at = format!("{at}.{name}");
+        let mut messages = message.quotas;
+        bound(&below(&at, "quotas"), &mut messages, policy::TENANT_QUOTAS_MAX, found);
+        let Some(left) = quotas_left.checked_sub(messages.len()) else {
+            let max = policy::QUOTAS_MAX;
+            found.push(Violation::new(
+                below(&at, "quotas"),
+                format!("all tenants have at most {max} together"),
+            ));
+            break;
+        };
+        quotas_left = left;
+        let mut quotas = Vec::with_capacity(messages.len());
+        for (index, quota) in messages.into_iter().enumerate() {
+            // A stand-in of its own: the places of the others in the list stay what they are.
+            let stand_in = Name::new(&format!("invalid-{index}"));
+            quotas.extend(self::quota(&format!("{at}.quotas[{index}]"), &quota, stand_in, found));
+        }
+        let tenant = TenantPolicy {
+            parent: optional_name(&below(&at, "parent"), &message.parent, found),
+            weight_milli: match message.weight_milli {
+                0 => TenantPolicy::default().weight_milli,
+                weight => weight,
+            },
+            quotas,
+        };
+        tenants.insert(name, tenant);
+    }
+    tenants
+}
+
+fn quota(at: &str, message: &v1::Quota, stand_in: Option<Name>, found: &mut Found) -> Option<Quota> {
+    let kind = found.take(checked_name(&below(at, "type"), &message.r#type)).or(stand_in);
+    let region = optional_name(&below(at, "region"), &message.region, found);
+    Some(Quota {
+        kind: kind?,
+        region,
+        nominal_milli: message.nominal_milli,
+        borrowing_limit_milli: message.borrowing_limit_milli,
+        lending_limit_milli: message.lending_limit_milli,
+    })
+}
+
+/// As people write them.
+const ORDERS: [(&str, Order); 2] = [("submission", Order::Submission), ("predicted", Order::Predicted)];
+
+fn order(at: &str, message: v1::OrderPolicy, found: &mut Found) -> OrderPolicy {
+    let usual = OrderPolicy::default();
+    let known = ORDERS.iter().find(|(text, _)| *text == message.order).map(|(_, order)| *order);
+    let order = match known {
+        Some(order) => order,
+        None if message.order.is_empty() => usual.order,
+        None => {
+            let got = shown(&message.order);
+            let rule = format!("must be one of submission, predicted, got {got}");
+            found.push(Violation::new(below(at, "order"), rule));
+            usual.order
+        }
+    };
+    OrderPolicy {
+        order,
+        fair_share: message.fair_share.unwrap_or(usual.fair_share),
+        usage_half_life_ms: message.usage_half_life_ms.unwrap_or(usual.usage_half_life_ms),
+        ageing_milli: message.ageing_milli.unwrap_or(usual.ageing_milli),
+    }
+}
+
+fn backfill(message: v1::BackfillPolicy) -> BackfillPolicy {
+    let usual = BackfillPolicy::default();
+    BackfillPolicy {
+        reservations_max: message.reservations_max.unwrap_or(usual.reservations_max),
+        depth_max: message.depth_max.unwrap_or(usual.depth_max),
+        reserve_after_ms: message.reserve_after_ms.unwrap_or(usual.reserve_after_ms),
+        reserve_after_runs_milli: message.reserve_after_runs_milli.unwrap_or(usual.reserve_after_runs_milli),
+    }
+}
+
+fn preemption(message: v1::PreemptionPolicy) -> PreemptionPolicy {
+    let usual = PreemptionPolicy::default();
+    PreemptionPolicy {
+        enabled: message.enabled.unwrap_or(usual.enabled),
+        reclaim_borrowed: message.reclaim_borrowed.unwrap_or(usual.reclaim_borrowed),
+        minimum_run_ms: message.minimum_run_ms.unwrap_or(usual.minimum_run_ms),
+        victims_max: message.victims_max.unwrap_or(usual.victims_max),
+        defragment: message.defragment.unwrap_or(usual.defragment),
+        defragment_wait_ms: message.defragment_wait_ms.unwrap_or(usual.defragment_wait_ms),
+    }
+}
+
+fn weights(at: &str, message: v1::PlacementWeights, found: &mut Found) -> PlacementWeights {
+    let usual = PlacementWeights::default();
+    let mut weight = |field: &str, value: Option<u32>, usual: u16| {
+        let Some(value) = value else { return usual };
+        u16::try_from(value).ok().unwrap_or_else(|| {
+            let max = policy::PLACEMENT_WEIGHT_MAX;
+            found.push(Violation::limit(&below(at, field), value.into(), 0, max.into()));
+            usual
+        })
+    };
+    PlacementWeights {
+        packing: weight("packing", message.packing, usual.packing),
+        throughput: weight("throughput", message.throughput, usual.throughput),
+        cost: weight("cost", message.cost, usual.cost),
+        data: weight("data", message.data, usual.data),
+        topology: weight("topology", message.topology, usual.topology),
+        spread: weight("spread", message.spread, usual.spread),
+    }
+}
+
+fn prices(at: &str, mut messages: Vec<v1::Price>, found: &mut Found) -> Vec<Price> {
+    bound(at, &mut messages, policy::PRICES_MAX, found);
+    let mut prices = Vec::with_capacity(messages.len());
+    for (index, message) in messages.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let kind = found.take(checked_name(&below(&at, "type"), &message.r#type));
+        let region = optional_name(&below(&at, "region"), &message.region, found);
+        // A stand-in of its own: the places of the others in the list stay what they are.
+        let kind = kind.or_else(|| Name::new(&format!("invalid-{index}")));
+        let micro_dollars_per_device_hour = message.micro_dollars_per_device_hour;
+        prices.extend(kind.map(|kind| Price { kind, region, micro_dollars_per_device_hour }));
+    }
+    prices
+}
+
+fn datasets(at: &str, messages: HashMap<String, v1::Dataset>, found: &mut Found) -> BTreeMap<Name, Dataset> {
+    let mut datasets = BTreeMap::new();
+    for (name, message) in named(at, messages, policy::DATASETS_MAX, found) {
+        if found.is_full() {
+            break;
+        }
+        let Some(name) = found.take(checked_name(at, &name)) else { continue };
+        let field = format!("{at}.{name}.regions");
+        let mut texts = message.regions;
+        bound(&field, &mut texts, limits::JOB_REGIONS_MAX, found);
+        let regions = names(&field, &texts, found);
+        if regions.is_empty() && !texts.is_empty() {
+            // What was wrong has been said; that nothing is left is not a mistake of its own.
+            continue;
+        }
+        datasets.insert(name, Dataset { bytes: message.bytes, regions: regions.into_iter().collect() });
+    }
+    datasets
+}
+
+fn transfers(at: &str, mut messages: Vec<v1::Transfer>, found: &mut Found) -> Vec<Transfer> {
+    bound(at, &mut messages, policy::TRANSFERS_MAX, found);
+    let mut transfers = Vec::with_capacity(messages.len());
+    for (index, message) in messages.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        transfers.push(Transfer {
+            from: optional_name(&below(&at, "from"), &message.from, found),
+            to: optional_name(&below(&at, "to"), &message.to, found),
+            micro_dollars_per_gib: message.micro_dollars_per_gib,
+            bytes_per_second: message.bytes_per_second,
+        });
+    }
+    transfers
+}
+
+fn spares(at: &str, messages: HashMap<String, u32>, found: &mut Found) -> BTreeMap<Name, u16> {
+    let mut spares = BTreeMap::new();
+    for (kind, hosts) in named(at, messages, policy::SPARE_KINDS_MAX, found) {
+        let Some(kind) = found.take(checked_name(at, &kind)) else { continue };
+        let max = policy::SPARE_HOSTS_MAX;
+        match u16::try_from(hosts) {
+            Ok(hosts) => _ = spares.insert(kind, hosts),
+            Err(_) => {
+                found.push(Violation::limit(&format!("{at}.{kind}"), hosts.into(), 0, max.into()));
+            }
+        }
+    }
+    spares
+}
+
+fn windows(at: &str, mut messages: Vec<v1::Window>, found: &mut Found) -> Vec<Window> {
+    bound(at, &mut messages, policy::WINDOWS_MAX, found);
+    let mut windows = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let name = found.take(checked_name(&below(&at, "name"), &message.name));
+        let name = name.or_else(|| Name::new(&format!("invalid-{index}")));
+        let mut part =
+            |field: &str, text: &str| optional_name(&below(&at, &format!("scope.{field}")), text, found);
+        let asked = message.scope.unwrap_or_default();
+        let scope = WindowScope {
+            region: part("region", &asked.region),
+            cluster: part("cluster", &asked.cluster),
+            block: part("block", &asked.block),
+            rack: part("rack", &asked.rack),
+            node: part("node", &asked.node),
+        };
+        let purpose = purpose(&at, message.purpose, found).unwrap_or(WindowPurpose::Maintenance);
+        let (from, until) = (LogTime(message.from_ms), LogTime(message.until_ms));
+        windows.extend(name.map(|name| Window { name, from, until, scope, purpose }));
+    }
+    windows
+}
+
+fn purpose(at: &str, message: Option<Purpose>, found: &mut Found) -> Option<WindowPurpose> {
+    match message {
+        Some(Purpose::Maintenance(true)) => Some(WindowPurpose::Maintenance),
+        Some(Purpose::Maintenance(false)) => {
+            let rule = "must be true when it is the one that is set";
+            found.push(Violation::new(below(at, "maintenance"), rule));
+            None
+        }
+        Some(Purpose::ReservedForTenant(tenant)) => {
+            let tenant = found.take(checked_name(&below(at, "reserved_for_tenant"), &tenant))?;
+            Some(WindowPurpose::ReservedFor { tenant })
+        }
+        None => {
+            let rule = "must say what it is for: maintenance or reserved_for_tenant";
+            found.push(Violation::new(below(at, "purpose"), rule));
+            None
+        }
+    }
+}
+
+fn names(field: &str, texts: &[String], found: &mut Found) -> Vec<Name> {
+    let checked = texts.iter().enumerate().map(|(i, text)| checked_name(&format!("{field}[{i}]"), text));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+fn text(name: &Option<Name>) -> String {
+    name.as_ref().map(Name::to_string).unwrap_or_default()
+}
+
+/// As a message; nothing of it is left to a default.
+#[must_use]
+pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
+    let PolicyDraft { order, backfill, preemption, weights, .. } = policy;
+    let order_text = ORDERS.iter().find(|(_, known)| *known == order.order).map_or("", |(text, _)| text);
+    v1::Policy {
+        tenants: policy.tenants.iter().map(|(name, t)| (name.to_string(), tenant_to_proto(t))).collect(),
+        order: Some(v1::OrderPolicy {
+            order: order_text.to_owned(),
+            fair_share: Some(order.fair_share),
+            usage_half_life_ms: Some(order.usage_half_life_ms),
+            ageing_milli: Some(order.ageing_milli),
+        }),
+        backfill: Some(v1::BackfillPolicy {
+            reservations_max: Some(backfill.reservations_max),
+            depth_max: Some(backfill.depth_max),
+            reserve_after_ms: Some(backfill.reserve_after_ms),
+            reserve_after_runs_milli: Some(backfill.reserve_after_runs_milli),
+        }),
+        preemption: Some(v1::PreemptionPolicy {
+            enabled: Some(preemption.enabled),
+            reclaim_borrowed: Some(preemption.reclaim_borrowed),
+            minimum_run_ms: Some(preemption.minimum_run_ms),
+            victims_max: Some(preemption.victims_max),
+            defragment: Some(preemption.defragment),
+            defragment_wait_ms: Some(preemption.defragment_wait_ms),
+        }),
+        weights: Some(v1::PlacementWeights {
+            packing: Some(weights.packing.into()),
+            throughput: Some(weights.throughput.into()),
+            cost: Some(weights.cost.into()),
+            data: Some(weights.data.into()),
+            topology: Some(weights.topology.into()),
+            spread: Some(weights.spread.into()),
+        }),
+        prices: policy.prices.iter().map(price_to_proto).collect(),
+        datasets: policy.datasets.iter().map(|(name, d)| (name.to_string(), dataset_to_proto(d))).collect(),
+        transfers: policy.transfers.iter().map(transfer_to_proto).collect(),
+        spare_hosts_per_rack: policy
+            .spare_hosts_per_rack
+            .iter()
+            .map(|(kind, hosts)| (kind.to_string(), (*hosts).into()))
+            .collect(),
+        windows: policy.windows.iter().map(window_to_proto).collect(),
+    }
+}
+
+fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
+    let quotas = tenant.quotas.iter().map(|quota| v1::Quota {
+        r#type: quota.kind.to_string(),
+        region: text(&quota.region),
+        nominal_milli: quota.nominal_milli,
+        borrowing_limit_milli: quota.borrowing_limit_milli,
+        lending_limit_milli: quota.lending_limit_milli,
+    });
+    v1::TenantPolicy {
+        parent: text(&tenant.parent),
+        weight_milli: tenant.weight_milli,
+        quotas: quotas.collect(),
+    }
+}
+
+fn price_to_proto(price: &Price) -> v1::Price {
+    v1::Price {
+        r#type: price.kind.to_string(),
+        region: text(&price.region),
+        micro_dollars_per_device_hour: price.micro_dollars_per_device_hour,
+    }
+}
+
+fn dataset_to_proto(dataset: &Dataset) -> v1::Dataset {
+    v1::Dataset { bytes: dataset.bytes, regions: dataset.regions.iter().map(Name::to_string).collect() }
+}
+
+fn transfer_to_proto(transfer: &Transfer) -> v1::Transfer {
+    v1::Transfer {
+        from: text(&transfer.from),
+        to: text(&transfer.to),
+        micro_dollars_per_gib: transfer.micro_dollars_per_gib,
+        bytes_per_second: transfer.bytes_per_second,
+    }
+}
+
+fn window_to_proto(window: &Window) -> v1::Window {
+    let WindowScope { region, cluster, block, rack, node } = &window.scope;
+    let purpose = match &window.purpose {
+        WindowPurpose::Maintenance => Purpose::Maintenance(true),
+        WindowPurpose::ReservedFor { tenant } => Purpose::ReservedForTenant(tenant.to_string()),
+    };
+    v1::Window {
+        name: window.name.to_string(),
+        from_ms: window.from.0,
+        until_ms: window.until.0,
+        scope: Some(v1::WindowScope {
+            region: text(region),
+            cluster: text(cluster),
+            block: text(block),
+            rack: text(rack),
+            node: text(node),
+        }),
+        purpose: Some(purpose),
+    }
+}
