@@ -67,10 +67,10 @@ pub(crate) async fn job_explained(
     let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { return Ok(None) };
     let mut message = job(view, id, row, spec, Detail::Full);
     if row.phase == Phase::Pending
-        && let Some(explanation) = engine.explain_job(Arc::clone(view), id).await?
+        && let Some((reason, sentence)) = engine.explain_briefly(Arc::clone(view), id).await?
     {
-        message.status_reason = explanation.reason.code().to_owned();
-        message.status_detail = explanation.sentence;
+        message.status_reason = reason.code().to_owned();
+        message.status_detail = sentence;
     }
     Ok(Some(message))
 }

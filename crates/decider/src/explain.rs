@@ -117,6 +117,21 @@ pub fn explain_job(state: &State, now: LogTime, job: JobId) -> Option<JobExplana
     Some(explain(state, now, Some(job), spec, row))
 }
 
+/// The same without what takes long to find out: its place in line, who keeps room, and when it starts.
+#[must_use]
+pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitReason, String)> {
+    let (row, spec) = (state.job(job)?, state.spec(job)?);
+    if row.phase != Phase::Pending {
+        return None;
+    }
+    if let Some(known) = known_reason(state, spec, row) {
+        return Some(known);
+    }
+    let holds = Future::of(now).holds_for(state, &spec.tenant);
+    let places = with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
+    Some((places.reason, places.sentence))
+}
+
 /// What would become of a job that was submitted now.
 #[must_use]
 pub fn explain_spec(state: &State, now: LogTime, spec: &JobSpec) -> JobExplanation {
@@ -195,24 +210,8 @@ fn reason(
     ahead: &Ahead,
     places: &muster_planner::Explanation,
 ) -> (WaitReason, String) {
-    if row.promise.is_some() {
-        let text = "others are making room for it; it starts once they have stopped";
-        return (WaitReason::MakingRoom, text.to_string());
-    }
-    if !row.released {
-        let open = spec.dependencies.iter().filter(|dependency| {
-            state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
-        });
-        let open: Vec<String> = open.map(|dependency| dependency.job.to_string()).collect();
-        if let Some(first) = open.first() {
-            let more = match open.len() {
-                1 => String::new(),
-                many => format!(" and {} more", many - 1),
-            };
-            return (WaitReason::Dependency, format!("it waits for {first}{more}"));
-        }
-        let time = spec.not_before.unwrap_or_default();
-        return (WaitReason::NotBefore, format!("it is not to start before {time}"));
+    if let Some(known) = known_reason(state, spec, row) {
+        return known;
     }
     match found {
         Some(plan) => {
@@ -227,6 +226,30 @@ fn reason(
         }
         None => (places.reason, places.sentence.clone()),
     }
+}
+
+/// Reasons that lie in the job itself.
+fn known_reason(state: &State, spec: &JobSpec, row: &JobRow) -> Option<(WaitReason, String)> {
+    if row.promise.is_some() {
+        let text = "others are making room for it; it starts once they have stopped";
+        return Some((WaitReason::MakingRoom, text.to_string()));
+    }
+    if !row.released {
+        let open = spec.dependencies.iter().filter(|dependency| {
+            state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
+        });
+        let open: Vec<String> = open.map(|dependency| dependency.job.to_string()).collect();
+        if let Some(first) = open.first() {
+            let more = match open.len() {
+                1 => String::new(),
+                many => format!(" and {} more", many - 1),
+            };
+            return Some((WaitReason::Dependency, format!("it waits for {first}{more}")));
+        }
+        let time = spec.not_before.unwrap_or_default();
+        return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
+    }
+    None
 }
 
 /// Quotas that have less room than the job asks for.

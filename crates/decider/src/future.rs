@@ -21,6 +21,8 @@ pub(crate) struct Reservation {
     pub(crate) place: Place,
     /// When, on what.
     pub(crate) start: Start,
+    /// When it is expected to end; none keeps the room for good.
+    until: Option<LogTime>,
 }
 
 /// How what runs is expected to end.
@@ -88,26 +90,41 @@ impl Future {
         if self.reservations.len() >= rules.reservations_max as usize || self.now < due {
             return false;
         }
-        self.expect_start(state, job, spec, row)
+        self.keep(state, job, spec, row, None)
     }
 
-    /// Keeps room for a gang where it can start first; whether there is such a place.
+    /// Gives a gang the room where it can start first, until it is expected to end, for estimates of who
+    /// starts when; whether there is such a place.
     pub(crate) fn expect_start(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> bool {
+        self.keep(state, job, spec, row, Some(row.estimate.run_ms))
+    }
+
+    fn keep(
+        &mut self,
+        state: &State,
+        job: JobId,
+        spec: &JobSpec,
+        row: &JobRow,
+        run_ms: Option<u64>,
+    ) -> bool {
         let Some((place, start)) = self.earliest(state, spec, row) else { return false };
+        let until = run_ms.map(|run_ms| start.at.plus_ms(run_ms));
         let outlook = self.outlooks.get_mut(&place).expect("it has just said when");
-        outlook.reserve(&start, spec);
+        outlook.reserve(&start, until);
         outlook.hold(&start, &mut self.holds);
-        self.reservations.push(Reservation { job, place, start });
+        self.reservations.push(Reservation { job, place, start, until });
         true
     }
 
     /// Where and when a gang can start first if what runs ends as expected.
     pub(crate) fn earliest(&mut self, state: &State, spec: &JobSpec, row: &JobRow) -> Option<(Place, Start)> {
         let now = self.now;
+        // Reservations are in the outlook itself; of windows the tenant's own are open.
+        let own = Future::of(now).holds_for(state, &spec.tenant);
         let mut best: Option<(Place, Start)> = None;
         for place in places(state, spec) {
             let outlook = self.outlook(state, &place);
-            let found = with_terms(state, now, spec, row, &Holds::default(), |terms| {
+            let found = with_terms(state, now, spec, row, &own, |terms| {
                 outlook.earliest(state, spec, terms)
             });
             let Some(start) = found else { continue };
@@ -123,8 +140,7 @@ impl Future {
         self.outlooks.entry(place.clone()).or_insert_with(|| {
             let mut outlook = Outlook::new(state, &place.0, &place.1, releases(state, place, now, pace));
             for reservation in reservations.iter().filter(|r| r.place == *place) {
-                let spec = state.spec(reservation.job).expect("a job with a reservation has a spec");
-                outlook.reserve(&reservation.start, spec);
+                outlook.reserve(&reservation.start, reservation.until);
             }
             outlook
         })
@@ -134,10 +150,9 @@ impl Future {
 /// Gangs in a cluster with the times they are expected to end.
 fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
     let mut found = Vec::new();
-    for (_, job) in state.ends() {
+    for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        let here = row.placement.as_ref().is_some_and(|p| p.region == place.0 && p.cluster == place.1);
-        if let Some(end) = expected_end(row, spec, now).filter(|_| here) {
+        if let Some(end) = expected_end(row, spec, now) {
             found.push((at_pace(row, end, now, pace), job));
         }
     }

@@ -10,7 +10,7 @@ use muster_journal::{Decision, Promise, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::{Budget, Holds, Plan, Verdict, plan};
 use muster_policy::{LOOKED_AT_MAX, Victim, lost_device_ms, may_make_room, victims};
 use muster_state::{Forecast, JobRow, Phase, State};
-use muster_types::{JobId, JobSpec, LogTime, Name, limits};
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, limits};
 
 use crate::future::Future;
 use crate::schedule::with_terms;
@@ -18,6 +18,9 @@ use crate::speculation::Speculation;
 
 /// Clusters in which one pass looks for gangs that could make room for one that waits.
 const CLUSTERS_TRIED_MAX: usize = 16;
+
+/// Gangs that make room of which each is tried to be left out.
+const SPARED_ONE_BY_ONE_MAX: usize = 64;
 
 /// Gangs that one pass lets grow.
 const GROWN_MAX: usize = 4;
@@ -207,9 +210,18 @@ impl Asking<'_> {
         }
     }
 
-    /// Lets those go on that are not needed, those that would lose most first.
+    /// Lets those go on that are not needed: at once who holds nothing on the nodes of the plan, then, while
+    /// there are few, those without whom it can be planned as well, who would lose most first.
     fn spare(&self, chosen: Vec<Victim>, plan: Plan, budget: &mut Budget) -> (Vec<Victim>, Plan) {
-        let mut needed = chosen;
+        let nodes: BTreeSet<NodeId> = plan.workers.iter().map(|slot| slot.node).collect();
+        let holds_there = |victim: &Victim| {
+            let placement = self.state.job(victim.job.0).and_then(|row| row.placement.as_ref());
+            placement.is_some_and(|p| p.slots.iter().any(|slot| nodes.contains(&slot.node)))
+        };
+        let mut needed: Vec<Victim> = chosen.into_iter().filter(holds_there).collect();
+        if needed.len() > SPARED_ONE_BY_ONE_MAX {
+            return (needed, plan);
+        }
         let mut plan = plan;
         let mut at = needed.len();
         while at > 0 && needed.len() > 1 {

@@ -283,10 +283,13 @@ impl Speculation {
 
 fn changes_capacity_or_demand(decision: &Decision) -> bool {
     match decision {
+        // What has started changes nothing for those who wait.
+        Decision::WorkersReported { updates, .. } => {
+            updates.iter().any(|(_, update)| matches!(update, RankUpdate::Exited(_)))
+        }
         Decision::JobsSubmitted { .. }
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
-        | Decision::WorkersReported { .. }
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }

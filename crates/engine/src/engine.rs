@@ -2,6 +2,7 @@
 
 use muster_consensus::{Consensus, Leader, LeadershipView};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
+use muster_planner::WaitReason;
 use muster_state::{NodeStatus, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
@@ -251,6 +252,18 @@ impl Engine {
     /// When the replica stops.
     pub async fn explain_job(&self, view: Arc<State>, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
         self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job)).await
+    }
+
+    /// The reason and its sentence alone, for looking at one job.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_briefly(
+        &self,
+        view: Arc<State>,
+        job: JobId,
+    ) -> Result<Option<(WaitReason, String)>, Refusal> {
+        self.explaining(view, move |view, now| muster_decider::explain_briefly(view, now, job)).await
     }
 
     /// What would become of a job if it were submitted now, by the state of `view`.

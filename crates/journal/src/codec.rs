@@ -128,8 +128,16 @@ pub fn from_canonical<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     }
 }
 
+/// Values up to this size are hashed without an allocation.
+const SMALL_VALUE_BYTES: usize = 768;
+
 /// Hash of a value's canonical bytes.
 #[must_use]
 pub fn hash<T: Serialize + ?Sized>(value: &T) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(&canonical(value))
+    // Rows are hashed at every change, and nearly all of them fit here.
+    let mut small = [0u8; SMALL_VALUE_BYTES];
+    match bincode::serde::encode_into_slice(value, &mut small, bincode::config::standard()) {
+        Ok(length) => xxhash_rust::xxh3::xxh3_64(&small[..length]),
+        Err(_) => xxhash_rust::xxh3::xxh3_64(&canonical(value)),
+    }
 }

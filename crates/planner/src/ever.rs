@@ -5,9 +5,9 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
-use muster_state::{Free, NodeRow, PoolKey, RackKey, State, fit};
+use muster_state::{Free, NodeRow, Pool, PoolKey, RackKey, Shape, State, fit};
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
-use muster_types::{JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup, WorkerRequest};
+use muster_types::{DeviceSet, JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup, WorkerRequest};
 
 use crate::Budget;
 use crate::sites::{self, KeyedPool};
@@ -52,6 +52,15 @@ type Domain<'a> = (&'a Name, &'a Name, Option<&'a Name>, Option<&'a Name>, Optio
 pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
     if let [group] = spec.groups.as_slice()
         && group.slice.is_none()
+    {
+        match holds_by_counts(state, spec, group) {
+            Some(true) => return Ok(()),
+            Some(false) => return Err(never(state, spec)),
+            None => {}
+        }
+    }
+    if let [group] = spec.groups.as_slice()
+        && group.slice.is_none()
         && is_simple(spec)
     {
         return if holds_one_group(state, spec, group) { Ok(()) } else { Err(never(state, spec)) };
@@ -60,6 +69,84 @@ pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
         return slices_ever(state, spec);
     }
     if holds_somewhere(state, spec, Reach::Registered, None) { Ok(()) } else { Err(never(state, spec)) }
+}
+
+/// The most workers of a group that one domain holds when it is empty, by the pools' own counts and without
+/// looking at a node; none where these do not say: labels, taints, hosts of several sizes under a rule,
+/// other rules than a required level.
+fn most_by_counts<'a>(
+    state: &'a State,
+    spec: &JobSpec,
+    group: &TaskGroup,
+) -> Option<(u64, Option<(&'a Name, &'a Name)>)> {
+    let rule = &spec.topology;
+    if !spec.node_selector.is_empty() || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
+        return None;
+    }
+    if group.request.accelerators.is_none() {
+        // Workers without devices mix hosts of every type.
+        return None;
+    }
+    let mut most: (u64, Option<(&Name, &Name)>) = (0, None);
+    for (key, pool) in sites::pools(state, spec) {
+        let wanted = key.kind.as_ref().is_some_and(|kind| {
+            group.request.accelerators.as_ref().is_some_and(|request| request.accepts(kind))
+        });
+        if !wanted {
+            continue;
+        }
+        if pool.tainted > 0 {
+            return None;
+        }
+        let on = |shape: &Shape| {
+            let free = Free {
+                devices: DeviceSet::first(shape.devices),
+                shares: Vec::new(),
+                cpu_milli: shape.cpu_milli,
+                memory_bytes: shape.memory_bytes,
+            };
+            u64::from(free.workers(&group.request))
+        };
+        let here = match rule.required {
+            None => pool.shapes.iter().map(|(shape, hosts)| on(shape) * u64::from(*hosts)).sum(),
+            Some(Level::Host) => pool.shapes.keys().map(on).max().unwrap_or(0),
+            Some(level) => {
+                let mut shapes = pool.shapes.keys();
+                let (Some(shape), None) = (shapes.next(), shapes.next()) else { return None };
+                if group.workers > 1 && state.policy().policy.spare_hosts_per_rack.contains_key(key.kind.as_ref()?) {
+                    return None;
+                }
+                on(shape) * most_hosts(pool, level)
+            }
+        };
+        if here > most.0 {
+            most = (here, Some((&key.region, &key.cluster)));
+        }
+    }
+    Some(most)
+}
+
+/// Hosts of the largest rack or block of a pool.
+fn most_hosts(pool: &Pool, level: Level) -> u64 {
+    if level == Level::Rack {
+        return pool.racks.values().map(|rack| u64::from(rack.nodes)).max().unwrap_or(0);
+    }
+    let mut most = 0;
+    let mut current: Option<(&Name, u64)> = None;
+    for (key, rack) in pool.racks.iter() {
+        let hosts = u64::from(rack.nodes);
+        current = match current {
+            Some((block, sum)) if *block == key.block => Some((block, sum + hosts)),
+            _ => Some((&key.block, hosts)),
+        };
+        most = most.max(current.map_or(0, |(_, sum)| sum));
+    }
+    most
+}
+
+/// Whether some domain holds the group when it is empty, where the pools' counts say so.
+fn holds_by_counts(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<bool> {
+    Some(most_by_counts(state, spec, group)?.0 >= u64::from(group.workers_min))
 }
 
 /// Whether the only rule is a required level.
@@ -397,6 +484,9 @@ fn most_workers<'a>(
     spec: &JobSpec,
     group: &TaskGroup,
 ) -> (u64, Option<(&'a Name, &'a Name)>) {
+    if let Some(found) = most_by_counts(state, spec, group) {
+        return found;
+    }
     let rule = &spec.topology;
     type Place<'a> = (&'a Name, &'a Name, Option<&'a Name>);
     type Part<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
@@ -519,6 +609,9 @@ fn largest_by_rule(state: &State, spec: &JobSpec) -> Option<u32> {
 
 /// Hosts are large enough, but labels or taints keep the job from all of them.
 fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> {
+    if spec.node_selector.is_empty() && state.pools().all(|(_, pool)| pool.tainted == 0) {
+        return None;
+    }
     let in_region = |node: &NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
     let (mut large, mut tainted) = (0u64, 0u64);
     let mut have: BTreeMap<&Name, u64> = spec.node_selector.keys().map(|label| (label, 0)).collect();

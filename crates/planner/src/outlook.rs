@@ -122,9 +122,16 @@ struct Reserved {
     amount: Amount,
     /// What is left of the node then.
     spare: Amount,
+    /// When it comes back; none never.
+    until: Option<LogTime>,
 }
 
 impl Reserved {
+    /// Whether it has not been given back by then.
+    fn is_there(&self, at: LogTime) -> bool {
+        self.until.is_none_or(|until| until > at)
+    }
+
     fn hold(&self) -> Hold {
         let unsigned = |amount: i64| u64::try_from(amount).unwrap_or(0);
         Hold {
@@ -284,7 +291,7 @@ impl Outlook {
     }
 
     /// Takes the room for a start out of the future. `_spec` is the gang that it was found for.
-    pub fn reserve(&mut self, start: &Start, _spec: &JobSpec) {
+    pub fn reserve(&mut self, start: &Start, until: Option<LogTime>) {
         let mut amounts = alloc::vec![None; self.nodes.len()];
         for ((id, _), amount) in start.nodes.iter().zip(&start.amounts) {
             if let Some(place) = self.place(*id) {
@@ -299,17 +306,17 @@ impl Outlook {
         }
         for other in &mut self.reserved {
             let Some((amount, spare)) = &mut amounts[other.node as usize] else { continue };
-            if other.at <= start.at {
+            if other.at <= start.at && other.is_there(start.at) {
                 *spare = spare.minus(other.amount);
             }
-            if other.at >= start.at {
+            if other.at >= start.at && until.is_none_or(|until| until > other.at) {
                 // It is expected to run still then.
                 other.spare = other.spare.minus(*amount);
             }
         }
         for (node, amount) in amounts.into_iter().enumerate() {
             if let Some((amount, spare)) = amount {
-                self.reserved.push(Reserved { at: start.at, node: node as u32, amount, spare });
+                self.reserved.push(Reserved { at: start.at, node: node as u32, amount, spare, until });
             }
         }
     }
@@ -350,6 +357,8 @@ impl Outlook {
 enum Event {
     /// A gang that starts now would meet this reservation.
     Meets(usize),
+    /// The room of a reservation comes back.
+    Returns(usize),
     /// The reservation is taken.
     Takes(usize),
     /// A gang that starts now would meet the window.
@@ -457,7 +466,7 @@ impl<'a> Question<'a> {
                 room.changes(release.node as usize, |node| node.idle = node.idle.plus(release.amount));
             }
             while let Some((_, event)) = events.next_if(|(time, _)| *time <= at) {
-                self.happens(&mut room, *event);
+                self.happens(&mut room, *event, at);
             }
             if let Some(domain) = room.first_domain() {
                 if let Some(start) = self.choose(&room, domain, at) {
@@ -481,6 +490,9 @@ impl<'a> Question<'a> {
         for (number, reserved) in self.outlook.reserved.iter().enumerate() {
             events.push((meets(reserved.at), Event::Meets(number)));
             events.push((reserved.at, Event::Takes(number)));
+            if let Some(until) = reserved.until {
+                events.push((until, Event::Returns(number)));
+            }
         }
         for (number, window) in self.windows.iter().enumerate() {
             events.push((meets(window.from), Event::Closes(number)));
@@ -490,8 +502,21 @@ impl<'a> Question<'a> {
         events
     }
 
-    fn happens(&self, room: &mut Room<'_>, event: Event) {
+    fn happens(&self, room: &mut Room<'_>, event: Event, at: LogTime) {
         match event {
+            Event::Returns(number) => {
+                let returned = self.outlook.reserved[number];
+                let met = |other: &&Reserved| {
+                    let meets = other.at.minus_ms(self.run_ms.saturating_sub(1)) <= at;
+                    other.node == returned.node && meets && other.is_there(at)
+                };
+                let others = self.outlook.reserved.iter().filter(met);
+                let most = others.fold(Amount::ALL, |most, other| most.min(other.spare));
+                room.changes(returned.node as usize, |node| {
+                    node.idle = node.idle.plus(returned.amount);
+                    node.most = most;
+                });
+            }
             Event::Meets(number) | Event::Takes(number) => {
                 let reserved = self.outlook.reserved[number];
                 let taken = matches!(event, Event::Takes(_));

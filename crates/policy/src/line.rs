@@ -33,6 +33,8 @@ pub struct Line {
     fair_share: bool,
     /// Index into [`PriorityTier::ALL`] of the tier being served, from the end.
     tier: usize,
+    /// Whether only one tenant has jobs of the tier in line: then shares decide nothing.
+    single: bool,
     /// Of the tier being served: the next of every tenant.
     next: BTreeMap<(SharePath, Turn, Name), GangClass>,
     /// Requests that have been found to wait: the rest of their class gets the same answer.
@@ -49,6 +51,7 @@ impl Line {
             capacity: state.capacity(),
             fair_share: policy.order.fair_share,
             tier: PriorityTier::ALL.len(),
+            single: false,
             next: BTreeMap::new(),
             waiting: BTreeSet::new(),
         };
@@ -100,6 +103,7 @@ impl Line {
             self.tier -= 1;
             let tenants: Vec<Name> =
                 state.tenants_in_line(self.served()).map(|(tenant, _)| tenant.clone()).collect();
+            self.single = tenants.len() == 1;
             for tenant in tenants {
                 self.join(state, tenant, None);
             }
@@ -124,7 +128,7 @@ impl Line {
     }
 
     fn order_of(&self, state: &State, tenant: &Name) -> SharePath {
-        if !self.fair_share {
+        if !self.fair_share || self.single {
             return SharePath::new();
         }
         let policy = &state.policy().policy;

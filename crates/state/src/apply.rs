@@ -330,9 +330,10 @@ impl State {
         self.indexes.promises_by_node.range(range).map(|(_, job)| *job)
     }
 
-    /// Jobs that hold devices, by the time they are expected to end.
-    pub fn ends(&self) -> impl Iterator<Item = (LogTime, JobId)> {
-        self.indexes.ends.iter().copied()
+    /// Jobs that hold devices in a cluster, by the time they are expected to end.
+    pub fn ends(&self, region: &Name, cluster: &Name) -> impl Iterator<Item = (LogTime, JobId)> {
+        let ends = self.indexes.ends.get(&(region.clone(), cluster.clone())).into_iter();
+        ends.flat_map(|ends| ends.iter().copied())
     }
 
     /// Gangs that are being stopped.

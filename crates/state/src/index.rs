@@ -93,6 +93,8 @@ pub struct Pool {
     pub free_milli: u64,
     /// Devices of every registered node, in whatever state.
     pub total_devices: u64,
+    /// Registered nodes with taints.
+    pub tainted: u32,
     /// Host sizes of every registered node, with their number.
     pub shapes: RedBlackTreeMapSync<Shape, u32>,
     /// The same of the placeable nodes alone.
@@ -176,8 +178,9 @@ pub(crate) struct Indexes {
     pub(crate) preemptible: RedBlackTreeSetSync<(PriorityTier, JobId)>,
     /// Running gangs with fewer workers than they asked for, that policy may stop.
     pub(crate) growable: RedBlackTreeSetSync<JobId>,
-    /// The same as active, by the time they are expected to end.
-    pub(crate) ends: RedBlackTreeSetSync<(LogTime, JobId)>,
+    /// The same as active, by cluster and the time they are expected to end. A cluster that was once used
+    /// keeps an empty set.
+    pub(crate) ends: RedBlackTreeMapSync<(Name, Name), RedBlackTreeSetSync<(LogTime, JobId)>>,
     /// Finished jobs by the time they ended.
     pub(crate) finished: RedBlackTreeSetSync<(LogTime, JobId)>,
     /// Running jobs with a limit, by the time it is reached.
@@ -212,7 +215,12 @@ impl Indexes {
             }
         }
         if let Some(end) = row.expected_end(spec.run_time_limit_ms) {
-            self.ends.insert_mut((end, id));
+            let placement = row.placement.as_ref().expect("what is expected to end is placed");
+            let place = (placement.region.clone(), placement.cluster.clone());
+            match self.ends.get_mut(&place) {
+                Some(ends) => ends.insert_mut((end, id)),
+                None => self.ends.insert_mut(place, RedBlackTreeSetSync::new_sync().insert((end, id))),
+            }
         }
         if spec.preemptible && matches!(row.phase, Phase::Starting | Phase::Running) {
             self.preemptible.insert_mut((spec.tier, id));
@@ -257,7 +265,10 @@ impl Indexes {
             }
         }
         if let Some(end) = row.expected_end(spec.run_time_limit_ms) {
-            self.ends.remove_mut(&(end, id));
+            let placement = row.placement.as_ref().expect("what is expected to end is placed");
+            let place = (placement.region.clone(), placement.cluster.clone());
+            let ends = self.ends.get_mut(&place).expect("the ends of a cluster in use are indexed");
+            ends.remove_mut(&(end, id));
         }
         if spec.preemptible && matches!(row.phase, Phase::Starting | Phase::Running) {
             self.preemptible.remove_mut(&(spec.tier, id));
@@ -462,6 +473,7 @@ impl Indexes {
         let mut pool = self.pools.get(&key).cloned().unwrap_or_default();
         count_shape(&mut pool.shapes, shape);
         pool.total_devices += u64::from(shape.devices);
+        pool.tainted += u32::from(!spec.taints.is_empty());
         let rack_key = RackKey::of(spec);
         let mut rack = pool.racks.get(&rack_key).cloned().unwrap_or_default();
         rack.nodes += 1;
@@ -476,6 +488,7 @@ impl Indexes {
         let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
         uncount_shape(&mut pool.shapes, shape);
         pool.total_devices -= u64::from(shape.devices);
+        pool.tainted -= u32::from(!spec.taints.is_empty());
         let rack_key = RackKey::of(spec);
         let mut rack = pool.racks.get(&rack_key).cloned().expect("a registered node's rack exists");
         rack.nodes -= 1;

@@ -181,6 +181,10 @@ impl State {
             let tiers = i.heads.iter().filter(|(_, tenants)| !tenants.is_empty());
             tiers.map(|(tier, tenants)| (*tier, tenants.clone())).collect()
         };
+        let ends = |i: &Indexes| -> Vec<_> {
+            let clusters = i.ends.iter().filter(|(_, ends)| !ends.is_empty());
+            clusters.map(|(place, ends)| (place.clone(), ends.clone())).collect()
+        };
         let same_heads = |a: &Indexes, b: &Indexes| heads(a) == heads(b);
         let checks = [
             ("pending", fresh.pending == ours.pending),
@@ -196,7 +200,7 @@ impl State {
             ("stopping", fresh.stopping == ours.stopping),
             ("preemptible", fresh.preemptible == ours.preemptible),
             ("growable", fresh.growable == ours.growable),
-            ("ends", fresh.ends == ours.ends),
+            ("ends", ends(&fresh) == ends(ours)),
             ("history_by_time", fresh.history_by_time == ours.history_by_time),
             ("quota", fresh.quota == ours.quota),
             ("active", fresh.active == ours.active),

@@ -44,7 +44,7 @@ pub const JOB_DATASETS_MAX: usize = 32;
 /// Jobs that one job waits for.
 pub const JOB_DEPENDENCIES_MAX: usize = 64;
 /// Gangs that one record stops to make room.
-pub const REARRANGED_STOPS_MAX: usize = 256;
+pub const REARRANGED_STOPS_MAX: usize = 4_096;
 /// Gangs that one record gives room to.
 pub const REARRANGED_PROMISES_MAX: usize = 64;
 /// Workers over all gangs that one record gives room to.

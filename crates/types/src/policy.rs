@@ -40,7 +40,7 @@ pub const RESERVATIONS_MAX: u32 = 64;
 /// Most waiting jobs that backfill looks at.
 pub const BACKFILL_DEPTH_MAX: u32 = 10_000;
 /// Most victims of one preemption.
-pub const VICTIMS_MAX: u32 = 256;
+pub const VICTIMS_MAX: u32 = 4_096;
 /// Largest weight of one term of the placement score.
 pub const PLACEMENT_WEIGHT_MAX: u16 = 1_000;
 /// Prices of one policy.
@@ -211,7 +211,7 @@ impl Default for PreemptionPolicy {
             enabled: true,
             reclaim_borrowed: true,
             minimum_run_ms: 2 * 60 * 1_000,
-            victims_max: 64,
+            victims_max: 1_024,
             defragment: true,
             defragment_wait_ms: 30 * 60 * 1_000,
         }

@@ -62,6 +62,7 @@ async fn reflection_and_health() {
         "muster.v1.FleetService",
         "muster.v1.JobService",
         "muster.v1.NodeService",
+        "muster.v1.PolicyService",
     ]
     .into();
     for at in 0..3 {

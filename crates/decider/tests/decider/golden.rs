@@ -233,13 +233,14 @@ fn make_room(run: &mut Run) {
     let quota = Quota {
         kind: name("h100"),
         region: None,
-        nominal_milli: 8_000,
+        nominal_milli: 32_000,
         borrowing_limit_milli: Some(4_000),
         lending_limit_milli: None,
     };
     let research = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
     policy.tenants.insert(name("research"), research);
     run.set_policy(policy.clone());
+    run.register(node_spec("gpu-c", "eu", "c1", Some(accelerators("h100", 8))), 4);
     let mut low = job_draft("low", vec![group("main", 1, Some(accelerators("h100", 8)))]);
     low.tier = PriorityTier::Batch;
     low.checkpoint_directory = Some("/shared/checkpoints".into());
@@ -260,13 +261,14 @@ fn make_room(run: &mut Run) {
     };
     handle(&mut run.speculation, &Command::SessionOver { node, incarnation }).unwrap();
     run.end_round(1_000);
-    run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
+    run.register(node_spec("gpu-c", "eu", "c1", Some(accelerators("h100", 8))), 4);
 
     let first = run.submit(job("first", 1, None));
     let mut second = job_draft("second", vec![group("main", 1, None)]);
     second.dependencies = vec![Dependency { job: first, rule: DependencyRule::Finished }];
     let second = run.submit(second.check().unwrap());
     run.cancel(first);
+    run.schedule();
     run.cancel(second);
     // Another order: what waits gets other turns.
     policy.order.order = Order::Predicted;

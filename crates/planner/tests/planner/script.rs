@@ -453,8 +453,7 @@ impl Stage {
     }
 
     fn when(&mut self, spec: &JobSpec, reserve: bool) -> String {
-        let mut ends: Vec<(LogTime, JobId)> = self.fleet.state.ends().collect();
-        ends.sort_unstable();
+        let ends: Vec<(LogTime, JobId)> = self.fleet.state.ends(&name("eu"), &name("c1")).collect();
         let mut outlook = Outlook::new(&self.fleet.state, &name("eu"), &name("c1"), ends);
         for (node, holds) in self.holds.nodes() {
             assert!(!holds.is_empty(), "{node:?} has holds");
@@ -466,7 +465,7 @@ impl Stage {
             write!(out, " {} x{workers}", self.fleet.state.node(*node).unwrap().spec.name).unwrap();
         }
         if reserve {
-            outlook.reserve(&start, spec);
+            outlook.reserve(&start, None);
             outlook.hold(&start, &mut self.holds);
             for (node, _) in &start.nodes {
                 for hold in self.holds.get(*node) {

@@ -95,7 +95,7 @@ fn every_number_has_its_bounds() {
     violates(|p| p.backfill.depth_max = 0, &["backfill.depth_max"]);
     violates(|p| p.backfill.depth_max = 10_001, &["backfill.depth_max"]);
     violates(|p| p.preemption.minimum_run_ms = 366 * day_ms + 1, &["preemption.minimum_run_ms"]);
-    violates(|p| p.preemption.victims_max = 257, &["preemption.victims_max"]);
+    violates(|p| p.preemption.victims_max = 4_097, &["preemption.victims_max"]);
     violates(|p| p.preemption.defragment_wait_ms = u64::MAX, &["preemption.defragment_wait_ms"]);
     violates(|p| p.weights.packing = 1_000, &[]);
     violates(|p| p.weights.packing = 1_001, &["weights.packing"]);
