@@ -10,8 +10,8 @@ use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
-    RequestId, Violation, limits,
+    FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
+    Violation, limits,
 };
 
 use crate::speculation::Speculation;
@@ -214,7 +214,8 @@ fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
                 let field = format!("specs[{place}].dependencies[{at}]");
-                let text = format!("there is no {}; a job can wait for jobs submitted before it", dependency.job);
+                let text =
+                    format!("there is no {}; a job can wait for jobs submitted before it", dependency.job);
                 found.push(Violation::new(field, text));
             }
         }
@@ -302,7 +303,9 @@ fn set_policy(
     }
     let current = speculation.state().policy().version;
     if let Some(expected) = expected_version.filter(|expected| *expected != current) {
-        let text = format!("the policy is at version {current}, not {expected}; read it again and apply the change to that");
+        let text = format!(
+            "the policy is at version {current}, not {expected}; read it again and apply the change to that"
+        );
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
     let before = speculation.state().policy().policy.clone();

@@ -128,7 +128,8 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
         return Some(known);
     }
     let holds = Future::of(now).holds_for(state, &spec.tenant);
-    let places = with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
+    let places =
+        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
     Some((places.reason, places.sentence))
 }
 
@@ -143,7 +144,8 @@ fn explain(state: &State, now: LogTime, job: Option<JobId>, spec: &JobSpec, row:
     let ahead = Ahead::of(state, now, job, spec, row, None);
     let holds = ahead.future.holds_for(state, &spec.tenant);
     let mut budget = Budget::new(VISITS);
-    let places = with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
+    let places =
+        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
     let verdict = with_terms(state, now, spec, row, &holds, |terms| plan(state, spec, terms, &mut budget));
     let found = match verdict {
         Verdict::Fits(plan) => Some(plan),

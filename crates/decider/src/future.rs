@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_planner::{Holds, Outlook, Start};
-use muster_policy::expected_end;
+use muster_policy::{expected_end, urgent_at};
 use muster_state::{JobRow, State};
 use muster_types::policy::WindowPurpose;
 use muster_types::{JobId, JobSpec, LogTime, Name};
@@ -43,6 +43,8 @@ pub(crate) struct Future {
     now: LogTime,
     pace: Pace,
     reservations: Vec<Reservation>,
+    /// Gangs that room was looked for.
+    tried: usize,
     /// What reservations keep. Windows are the planner's own to look at.
     holds: Holds,
     /// Made when first asked for; gone when something was placed there.
@@ -58,7 +60,7 @@ impl Future {
     /// The same, if what runs ends at this pace.
     pub(crate) fn at_pace(now: LogTime, pace: Pace) -> Future {
         let (reservations, outlooks) = (Vec::new(), BTreeMap::new());
-        Future { now, pace, reservations, holds: Holds::new(), outlooks }
+        Future { now, pace, reservations, tried: 0, holds: Holds::new(), outlooks }
     }
 
     /// What is kept from a tenant: everything reserved, and the windows that are not its own.
@@ -66,7 +68,9 @@ impl Future {
         let policy = &state.policy().policy;
         let own = policy.windows.iter().filter(|window| match &window.purpose {
             WindowPurpose::Maintenance => false,
-            WindowPurpose::ReservedFor { tenant: owner } => policy.ancestry(tenant).any(|above| above == owner),
+            WindowPurpose::ReservedFor { tenant: owner } => {
+                policy.ancestry(tenant).any(|above| above == owner)
+            }
         });
         let mut own = own.map(|window| window.name.clone()).peekable();
         if own.peek().is_none() { self.holds.clone() } else { self.holds.with_open_windows(own) }
@@ -86,10 +90,13 @@ impl Future {
     /// that right; whether it could be kept.
     pub(crate) fn reserve(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> bool {
         let rules = &state.policy().policy.backfill;
-        let due = row.submitted_at.plus_ms(rules.reserve_after(row.estimate.run_ms));
-        if self.reservations.len() >= rules.reservations_max as usize || self.now < due {
+        let due = urgent_at(state, spec, row.submitted_at, row.estimate.run_ms);
+        let most = rules.reservations_max as usize;
+        // Looking is not for nothing only if it ends in a reservation now and then.
+        if self.reservations.len() >= most || self.tried >= 2 * most || self.now < due {
             return false;
         }
+        self.tried += 1;
         self.keep(state, job, spec, row, None)
     }
 
@@ -99,14 +106,7 @@ impl Future {
         self.keep(state, job, spec, row, Some(row.estimate.run_ms))
     }
 
-    fn keep(
-        &mut self,
-        state: &State,
-        job: JobId,
-        spec: &JobSpec,
-        row: &JobRow,
-        run_ms: Option<u64>,
-    ) -> bool {
+    fn keep(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow, run_ms: Option<u64>) -> bool {
         let Some((place, start)) = self.earliest(state, spec, row) else { return false };
         let until = run_ms.map(|run_ms| start.at.plus_ms(run_ms));
         let outlook = self.outlooks.get_mut(&place).expect("it has just said when");
@@ -124,9 +124,7 @@ impl Future {
         let mut best: Option<(Place, Start)> = None;
         for place in places(state, spec) {
             let outlook = self.outlook(state, &place);
-            let found = with_terms(state, now, spec, row, &own, |terms| {
-                outlook.earliest(state, spec, terms)
-            });
+            let found = with_terms(state, now, spec, row, &own, |terms| outlook.earliest(state, spec, terms));
             let Some(start) = found else { continue };
             if best.as_ref().is_none_or(|(_, first)| start.at < first.at) {
                 best = Some((place, start));
@@ -164,7 +162,8 @@ fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogT
 /// spread of run times, which is about the same on both sides of the median in proportion.
 fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime {
     let left = u128::from(expected.since_ms(now));
-    let (median, high) = (u128::from(row.estimate.run_ms.max(1)), u128::from(row.estimate.run_high_ms.max(1)));
+    let (median, high) =
+        (u128::from(row.estimate.run_ms.max(1)), u128::from(row.estimate.run_high_ms.max(1)));
     let left = match pace {
         Pace::Expected => left,
         Pace::Early => left * median / high.max(median),

@@ -47,8 +47,13 @@ pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
 /// stopped between an input and what follows from it.
 pub fn settle_all(speculation: &mut Speculation) {
     let state = speculation.state();
-    let held: Vec<JobId> = state.active().chain(state.promised()).collect();
+    let held: Vec<JobId> = state.active().chain(state.promised()).chain(state.waiting_for_others()).collect();
     settle_many(speculation, held);
+}
+
+/// Whether there is anything to settle.
+pub(crate) fn has_next_step(speculation: &Speculation, job: JobId) -> bool {
+    next_step(speculation, job).is_some()
 }
 
 fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {

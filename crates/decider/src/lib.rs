@@ -24,8 +24,7 @@ mod tick;
 
 pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handle};
 pub use explain::{
-    Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job,
-    explain_spec,
+    Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
 pub use job::settle_all;
 pub use schedule::{Pass, schedule};

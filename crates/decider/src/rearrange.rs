@@ -8,11 +8,12 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use muster_journal::{Decision, Promise, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::{Budget, Holds, Plan, Verdict, plan};
-use muster_policy::{LOOKED_AT_MAX, Victim, lost_device_ms, may_make_room, victims};
+use muster_policy::{LOOKED_AT_MAX, Victim, holds_what_is_wanted, lost_device_ms, may_make_room, victims};
 use muster_state::{Forecast, JobRow, Phase, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, limits};
 
 use crate::future::Future;
+use crate::job::settle;
 use crate::schedule::with_terms;
 use crate::speculation::Speculation;
 
@@ -83,7 +84,12 @@ pub(crate) fn make_room(
     let mut places: BTreeSet<(Name, Name)> = BTreeSet::from([proposal.place.clone()]);
     places.extend(proposal.promises.iter().filter_map(|promise| place_of(state, &promise.workers)));
     let stops = proposal.stops.iter().map(|(job, cause)| stop(state, *job, *cause)).collect();
+    let promised: Vec<JobId> = proposal.promises.iter().map(|promise| promise.job).collect();
     speculation.push(Decision::Rearranged { stops, promises: proposal.promises });
+    // What was short may have been quota alone: then the room is free already.
+    for job in promised {
+        settle(speculation, job);
+    }
     Room::Promised { places: places.into_iter().collect() }
 }
 
@@ -126,6 +132,9 @@ fn movable(state: &State, claimant: &JobSpec, now: LogTime) -> Vec<Victim> {
     for job in state.preemptible(claimant.tier).take(LOOKED_AT_MAX) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
         let ran_long_enough = row.started_at.is_some_and(|at| now.since_ms(at) >= minimum_run_ms);
+        if !holds_what_is_wanted(state, claimant, job) {
+            continue;
+        }
         if spec.is_checkpointed() && ran_long_enough && row.phase == Phase::Running && !row.cancel_requested {
             let lost_device_ms = lost_device_ms(row, spec, now);
             found.push(Victim { tier: spec.tier, lost_device_ms, job: core::cmp::Reverse(job) });
@@ -173,11 +182,13 @@ impl Asking<'_> {
         let mut forecast = Forecast::new(self.state);
         let mut chosen: Vec<Victim> = Vec::new();
         let mut found = None;
-        for victim in group.iter().take(most) {
+        for victim in group.iter().filter(|victim| self.helps(victim.job.0)).take(most) {
+            if budget.is_spent() {
+                return None;
+            }
             // Asked again as the list goes on: what was taken back so far may have been all of it.
-            let may = means == Means::Move
-                || may_make_room(&forecast, self.spec, victim.job.0, self.now);
-            if !may || !self.helps(victim.job.0) {
+            let may = means == Means::Move || may_make_room(&forecast, self.spec, victim.job.0, self.now);
+            if !may {
                 continue;
             }
             forecast.end(victim.job.0);
@@ -191,13 +202,8 @@ impl Asking<'_> {
         self.settle(&chosen, &plan, means, budget)
     }
 
-    /// Whether a gang holds anything that the claimant could use.
     fn helps(&self, victim: JobId) -> bool {
-        let Some(placement) = self.state.job(victim).and_then(|row| row.placement.as_ref()) else { return false };
-        self.spec.groups.iter().any(|group| match &group.request.accelerators {
-            None => true,
-            Some(request) => placement.charge.devices_milli.iter().any(|(kind, _)| request.accepts(kind)),
-        })
+        holds_what_is_wanted(self.state, self.spec, victim)
     }
 
     fn plan_on(&self, forecast: &Forecast, budget: &mut Budget) -> Option<Plan> {
@@ -218,11 +224,15 @@ impl Asking<'_> {
             let placement = self.state.job(victim.job.0).and_then(|row| row.placement.as_ref());
             placement.is_some_and(|p| p.slots.iter().any(|slot| nodes.contains(&slot.node)))
         };
-        let mut needed: Vec<Victim> = chosen.into_iter().filter(holds_there).collect();
+        // What a gang elsewhere leaves of a quota may be needed too: only a plan without it says that it is not.
+        let there: Vec<Victim> = chosen.iter().copied().filter(holds_there).collect();
+        let (mut needed, mut plan) = match self.without_others(&chosen, &there, budget) {
+            Some(found) => (there, found),
+            None => (chosen, plan),
+        };
         if needed.len() > SPARED_ONE_BY_ONE_MAX {
             return (needed, plan);
         }
-        let mut plan = plan;
         let mut at = needed.len();
         while at > 0 && needed.len() > 1 {
             at -= 1;
@@ -238,6 +248,18 @@ impl Asking<'_> {
             }
         }
         (needed, plan)
+    }
+
+    /// A plan for which only those on its nodes make room; none when there is nobody to leave out.
+    fn without_others(&self, chosen: &[Victim], there: &[Victim], budget: &mut Budget) -> Option<Plan> {
+        if there.is_empty() || there.len() == chosen.len() {
+            return None;
+        }
+        let mut forecast = Forecast::new(self.state);
+        for victim in there {
+            forecast.end(victim.job.0);
+        }
+        self.plan_on(&forecast, budget)
     }
 
     /// Turns what was found into a proposal: the claimant's room, and what becomes of those who make it.
@@ -256,15 +278,18 @@ impl Asking<'_> {
             let spec = self.state.spec(job)?.clone();
             let row = self.state.job(job)?;
             let workers = match goes_on(&forecast, self.now, &spec, row, self.holds, budget) {
-                Some(workers) if promises.len() < limits::REARRANGED_PROMISES_MAX => workers,
+                Some(workers) if has_place(&promises, workers.len()) => workers,
                 _ if means == Means::Move => return None,
                 _ => {
                     stops.push((job, RearrangeCause::Preempted { by: self.job }));
                     continue;
                 }
             };
-            forecast.begin(&spec, &workers);
             let before = row.placement.as_ref().map_or(0, |p| p.slots.len());
+            if means == Means::Move && workers.len() < before {
+                return None;
+            }
+            forecast.begin(&spec, &workers);
             let is_resized = workers.len() != before;
             let cause =
                 if is_resized { RearrangeCause::Resized } else { RearrangeCause::Moved { by: self.job } };
@@ -288,6 +313,12 @@ impl Asking<'_> {
     fn worth_moving_for(&self) -> u64 {
         self.spec.device_milli().saturating_mul(self.now.since_ms(self.row.submitted_at))
     }
+}
+
+/// Whether a record takes another promise of so many workers.
+fn has_place(promises: &[Promise], workers: usize) -> bool {
+    let promised: usize = promises.iter().map(|promise| promise.workers.len()).sum();
+    promises.len() < limits::REARRANGED_PROMISES_MAX && promised + workers <= limits::REARRANGED_WORKERS_MAX
 }
 
 /// Where a gang that makes room can go on at once. Without checkpoints it would begin again: then it may as
@@ -324,16 +355,16 @@ pub(crate) fn grow(speculation: &mut Speculation, future: &Future, budget: &mut 
         let state = speculation.state();
         let row = state.job(job).expect("an indexed job has a row").clone();
         let spec = state.spec(job).expect("an indexed job has a spec").clone();
-        if row.cancel_requested {
+        // Without a checkpoint it would begin again.
+        if row.cancel_requested || !spec.is_checkpointed() || budget.is_spent() {
             continue;
         }
         let before = row.placement.as_ref().map_or(0, |p| p.slots.len());
         let mut forecast = Forecast::new(state);
         forecast.end(job);
         let holds = future.holds_for(speculation.state(), &spec.tenant);
-        let verdict = with_terms(&forecast, now, &spec, &row, &holds, |terms| {
-            plan(&forecast, &spec, terms, budget)
-        });
+        let verdict =
+            with_terms(&forecast, now, &spec, &row, &holds, |terms| plan(&forecast, &spec, terms, budget));
         // A restart costs what came after the last checkpoint: a quarter more workers is worth it.
         let Verdict::Fits(found) = verdict else { continue };
         let is_worth_it = found.workers.len() >= before + before.div_ceil(4)

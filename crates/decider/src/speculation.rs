@@ -179,10 +179,7 @@ impl Speculation {
     /// from a full round.
     #[must_use]
     pub fn wants_schedule(&self) -> bool {
-        self.wants_schedule
-            || self.pass.is_some()
-            || !self.unsettled.is_empty()
-            || self.stale_turns.is_some()
+        self.wants_schedule || self.pass.is_some() || !self.unsettled.is_empty() || self.stale_turns.is_some()
     }
 
     /// Asks for a pass over the queue.

@@ -6,7 +6,7 @@ use muster_state::Phase;
 use muster_types::policy::{Window, WindowPurpose};
 use muster_types::{JobId, NodeId};
 
-use crate::job::settle;
+use crate::job::{has_next_step, settle};
 use crate::schedule::renew_turns;
 use crate::speculation::Speculation;
 
@@ -44,7 +44,9 @@ fn reconsider(speculation: &mut Speculation) {
 fn release(speculation: &mut Speculation) {
     let now = speculation.now();
     let due = speculation.state().not_before().take_while(|(time, _)| *time <= now);
-    let due: Vec<JobId> = due.map(|(_, job)| job).take(RELEASES_PER_TICK).collect();
+    // Those that wait for others besides do not count.
+    let due = due.map(|(_, job)| job).filter(|job| has_next_step(speculation, *job));
+    let due: Vec<JobId> = due.take(RELEASES_PER_TICK).collect();
     for job in due {
         settle(speculation, job);
     }
@@ -70,9 +72,11 @@ fn clear_windows(speculation: &mut Speculation) {
             stops.extend(state.gangs_on(*id).map(|job| (job, *id)));
         }
     }
-    for (job, node) in stops.into_iter().take(LIMITS_PER_TICK) {
+    let mut stopped = 0;
+    for (job, node) in stops {
         let row = speculation.state().job(job).expect("an indexed job has a row");
-        if matches!(row.phase, Phase::Starting | Phase::Running) {
+        if stopped < LIMITS_PER_TICK && matches!(row.phase, Phase::Starting | Phase::Running) {
+            stopped += 1;
             let token = row.placement.as_ref().expect("a running job has a placement").token;
             speculation.push(Decision::GangStopRequested { job, token, cause: StopCause::Evicted { node } });
             settle(speculation, job);

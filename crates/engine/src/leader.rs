@@ -291,8 +291,9 @@ impl Term<'_> {
         }
         if self.speculation.wants_schedule() {
             let mut budget = Budget::new(VISITS_PER_ROUND);
-            let pass = schedule(&mut self.speculation, &mut budget);
-            self.interrupted = matches!(pass, muster_decider::Pass::Interrupted { .. });
+            schedule(&mut self.speculation, &mut budget);
+            // The pass was interrupted, or something that concerns those it had passed came in between.
+            self.interrupted = self.speculation.wants_schedule();
         }
         self.speculation.push_digest_if_due();
         self.propose();

@@ -7,11 +7,11 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId,
     NodeSpec, Parameters, ReplicaId, RequestId,
 };
-use muster_types::policy::Policy;
 use serde::{Deserialize, Serialize};
 
 /// The record format this binary writes, and the highest it can read.

@@ -113,7 +113,9 @@ fn most_by_counts<'a>(
             Some(level) => {
                 let mut shapes = pool.shapes.keys();
                 let (Some(shape), None) = (shapes.next(), shapes.next()) else { return None };
-                if group.workers > 1 && state.policy().policy.spare_hosts_per_rack.contains_key(key.kind.as_ref()?) {
+                if group.workers > 1
+                    && state.policy().policy.spare_hosts_per_rack.contains_key(key.kind.as_ref()?)
+                {
                     return None;
                 }
                 on(shape) * most_hosts(pool, level)

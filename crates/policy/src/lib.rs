@@ -27,4 +27,4 @@ pub use estimate::{
 pub use line::{Candidate, Line};
 pub use predict::{Prediction, predict};
 pub use refresh::Refresh;
-pub use victims::{LOOKED_AT_MAX, Victim, lost_device_ms, may_make_room, victims};
+pub use victims::{LOOKED_AT_MAX, Victim, holds_what_is_wanted, lost_device_ms, may_make_room, victims};

@@ -38,7 +38,7 @@ pub struct Line {
     /// Of the tier being served: the next of every tenant.
     next: BTreeMap<(SharePath, Turn, Name), GangClass>,
     /// Requests that have been found to wait: the rest of their class gets the same answer.
-    waiting: BTreeSet<(Name, GangClass)>,
+    waiting: BTreeSet<(PriorityTier, Name, GangClass)>,
 }
 
 impl Line {
@@ -90,7 +90,7 @@ impl Line {
 
     /// The candidate waits, and so does everyone of its tenant who asks for the same.
     pub fn waits(&mut self, state: &State, candidate: &Candidate) {
-        self.waiting.insert((candidate.tenant.clone(), candidate.class));
+        self.waiting.insert((candidate.tier, candidate.tenant.clone(), candidate.class));
         self.step_up(state, &candidate.tenant, candidate.turn);
     }
 
@@ -117,7 +117,7 @@ impl Line {
     /// The tenant's next behind a turn joins the line.
     fn join(&mut self, state: &State, tenant: Name, mut behind: Option<Turn>) {
         while let Some((turn, class)) = state.head_behind(self.served(), &tenant, behind) {
-            if self.waiting.contains(&(tenant.clone(), class)) {
+            if self.waiting.contains(&(self.served(), tenant.clone(), class)) {
                 behind = Some(turn);
                 continue;
             }

@@ -62,6 +62,18 @@ pub fn may_make_room(state: &State, claimant: &JobSpec, victim: JobId, now: LogT
         })
 }
 
+/// Whether a gang holds anything that a claimant could use: in its regions, of a type it accepts.
+#[must_use]
+pub fn holds_what_is_wanted(state: &State, claimant: &JobSpec, victim: JobId) -> bool {
+    let Some(placement) = state.job(victim).and_then(|row| row.placement.as_ref()) else { return false };
+    let allowed = claimant.regions.is_empty() || claimant.regions.contains(&placement.region);
+    allowed
+        && claimant.groups.iter().any(|group| match &group.request.accelerators {
+            None => true,
+            Some(request) => placement.charge.devices_milli.iter().any(|(kind, _)| request.accepts(kind)),
+        })
+}
+
 /// The highest tier in which there can be anybody to make room, so that nobody else is looked at.
 fn highest_victim_tier(state: &State, claimant: &JobSpec) -> Option<PriorityTier> {
     let rules = &state.policy().policy.preemption;
@@ -79,7 +91,8 @@ fn highest_victim_tier(state: &State, claimant: &JobSpec) -> Option<PriorityTier
 pub fn victims(state: &State, claimant: &JobSpec, now: LogTime) -> Vec<Victim> {
     let mut found: Vec<Victim> = Vec::new();
     let Some(tier_max) = highest_victim_tier(state, claimant) else { return found };
-    for job in state.preemptible(tier_max).take(LOOKED_AT_MAX) {
+    let useful = state.preemptible(tier_max).filter(|job| holds_what_is_wanted(state, claimant, *job));
+    for job in useful.take(LOOKED_AT_MAX) {
         if !may_make_room(state, claimant, job, now) {
             continue;
         }

@@ -5,9 +5,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, Round, hash};
-use muster_types::{
-    JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
-};
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::burst::BurstRow;
@@ -317,6 +315,11 @@ impl State {
     pub fn dependents(&self, job: JobId) -> impl Iterator<Item = JobId> {
         let range = (job, JobId(0))..=(job, JobId(u64::MAX));
         self.indexes.dependents.range(range).map(|(_, dependent)| *dependent)
+    }
+
+    /// Jobs that wait for others, once for each.
+    pub fn waiting_for_others(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.dependents.iter().map(|(_, job)| *job)
     }
 
     /// Jobs that room is promised to.

@@ -146,8 +146,9 @@ impl State {
             }
             for (shape, count) in &pool.shapes {
                 capacity.cpu_milli += shape.cpu_milli * u64::from(*count);
-                capacity.memory_bytes =
-                    capacity.memory_bytes.saturating_add(shape.memory_bytes.saturating_mul(u64::from(*count)));
+                capacity.memory_bytes = capacity
+                    .memory_bytes
+                    .saturating_add(shape.memory_bytes.saturating_mul(u64::from(*count)));
             }
         }
         capacity

@@ -79,11 +79,9 @@ impl Free {
             None => devices.is_empty(),
             Some(DeviceAmount::Whole(count)) => devices.count() == count && self.devices.contains(devices),
             Some(DeviceAmount::Share(milli)) => {
-                let holds = |share: &DeviceShare| {
-                    DeviceSet(1 << share.device) == devices && share.milli >= milli
-                };
-                devices.count() == 1
-                    && (self.devices.contains(devices) || self.shares.iter().any(holds))
+                let holds =
+                    |share: &DeviceShare| DeviceSet(1 << share.device) == devices && share.milli >= milli;
+                devices.count() == 1 && (self.devices.contains(devices) || self.shares.iter().any(holds))
             }
         }
     }
@@ -178,9 +176,10 @@ impl Free {
     /// make it is not free here either way.
     #[must_use]
     pub fn beside(&self, promised: &Promised) -> Free {
-        let shared: DeviceSet = promised.shares.iter().fold(DeviceSet::EMPTY, |set, share| {
-            set.union(DeviceSet(1 << share.device))
-        });
+        let shared: DeviceSet = promised
+            .shares
+            .iter()
+            .fold(DeviceSet::EMPTY, |set, share| set.union(DeviceSet(1 << share.device)));
         let mut free = Free {
             devices: self.devices.difference(promised.devices).difference(shared),
             shares: Vec::new(),

@@ -288,7 +288,10 @@ impl State {
     fn check_rearranged(&self, stops: &[Stop], promises: &[Promise]) -> Check {
         require(!stops.is_empty() && stops.len() <= limits::REARRANGED_STOPS_MAX, GuardError::Limit)?;
         let promised: usize = promises.iter().map(|p| p.workers.len()).sum();
-        require(!promises.is_empty() && promises.len() <= limits::REARRANGED_PROMISES_MAX, GuardError::Limit)?;
+        require(
+            !promises.is_empty() && promises.len() <= limits::REARRANGED_PROMISES_MAX,
+            GuardError::Limit,
+        )?;
         require(promised <= limits::REARRANGED_WORKERS_MAX, GuardError::Limit)?;
         // What the stopped gangs will leave, by node.
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();

@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use crate::burst::{BurstKey, BurstTurn, holds_devices};
 use crate::free::FreeKey;
-use crate::history::HistoryKey;
+
+use crate::history::{HistoryKey, bucket_of};
 use crate::quota::QuotaUsage;
 use crate::rows::{JobRow, NodeRow, Phase};
 
@@ -116,7 +117,9 @@ impl GangClass {
         let groups: Vec<_> =
             spec.groups.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)).collect();
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
-        GangClass(hash(&(groups, place, &spec.topology)))
+        // What ends in time may use room that is kept for others.
+        let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
+        GangClass(hash(&(groups, place, &spec.topology, times)))
     }
 }
 
@@ -344,7 +347,8 @@ impl Indexes {
 
     /// Replaces a place in the lane of a spec.
     fn change_lane(&mut self, spec: &JobSpec, gone: Option<Turn>, new: Option<Turn>) {
-        let lane = LaneKey { tier: Reverse(spec.tier), tenant: spec.tenant.clone(), class: GangClass::of(spec) };
+        let lane =
+            LaneKey { tier: Reverse(spec.tier), tenant: spec.tenant.clone(), class: GangClass::of(spec) };
         if !self.lanes.contains_key(&lane) {
             self.lanes.insert_mut(lane.clone(), RedBlackTreeSetSync::new_sync());
         }
@@ -443,7 +447,10 @@ impl Indexes {
         pool.idle_devices -= u64::from(idle);
         pool.free_milli -= offer.device_milli();
         if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            pool.idle_hosts.remove_mut(position);
+            // Another host may have registered at its place, before this one was known to be gone.
+            if pool.idle_hosts.get(position) == Some(&id) {
+                pool.idle_hosts.remove_mut(position);
+            }
         }
         let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
         rack.by_idle.remove_mut(&(idle, id));

@@ -186,13 +186,15 @@ impl Iterator for SnapshotChunks {
                     }
                     None => self.step = Step::Demand(None),
                 },
-                Step::Demand(after) => match batch(DEMAND, self.state.demand.sample_table(), after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
+                Step::Demand(after) => {
+                    match batch(DEMAND, self.state.demand.sample_table(), after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Tail,
                     }
-                    None => self.step = Step::Tail,
-                },
+                }
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));

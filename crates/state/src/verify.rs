@@ -172,9 +172,7 @@ impl State {
         let mut wrong: Vec<&str> = Vec::new();
         let same_pools = |a: &Indexes, b: &Indexes| {
             a.pools.size() == b.pools.size()
-                && a.pools.iter().all(|(key, pool)| {
-                    b.pools.get(key).is_some_and(|other| pool == other)
-                })
+                && a.pools.iter().all(|(key, pool)| b.pools.get(key).is_some_and(|other| pool == other))
         };
         // A tier whose last job left keeps an empty map, which a rebuild does not make.
         let heads = |i: &Indexes| -> Vec<_> {

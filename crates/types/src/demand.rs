@@ -111,10 +111,7 @@ impl From<Accelerators> for AcceleratorRequest {
     /// So many whole devices of exactly this type.
     fn from(accelerators: Accelerators) -> AcceleratorRequest {
         let choice = AcceleratorChoice { kind: accelerators.kind, throughput_milli: THROUGHPUT_MILLI };
-        AcceleratorRequest {
-            choices: alloc::vec![choice],
-            amount: DeviceAmount::Whole(accelerators.count),
-        }
+        AcceleratorRequest { choices: alloc::vec![choice], amount: DeviceAmount::Whole(accelerators.count) }
     }
 }
 

@@ -21,15 +21,13 @@ pub mod name;
 pub mod policy;
 pub mod reason;
 pub mod time;
-pub mod tpu;
 pub mod topology;
+pub mod tpu;
 
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
-pub use job::{
-    Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest,
-};
+pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::Name;
 pub use reason::{Refusal, RefusalCode, Violation};

@@ -13,7 +13,9 @@ use tokio::net::TcpStream;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use crate::support::{Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session};
+use crate::support::{
+    Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session,
+};
 
 type Jobs = JobServiceClient<Channel>;
 

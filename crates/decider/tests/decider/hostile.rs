@@ -11,7 +11,9 @@ use muster_types::{
 };
 
 use crate::random::Random;
-use crate::support::{accelerators, carried, check, group, holder, job_draft, node_draft, request, rows, submitted};
+use crate::support::{
+    accelerators, carried, check, group, holder, job_draft, node_draft, request, rows, submitted,
+};
 
 const SEEDS: u64 = 16;
 const STEPS: u64 = 300;
@@ -213,8 +215,7 @@ fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
     let mut workers = Vec::new();
     let count = state.nodes().len() as u64;
     for rank in 0..spec.worker_count() {
-        let wanted =
-            spec.group_of(rank).expect("a rank").0.request.device_count();
+        let wanted = spec.group_of(rank).expect("a rank").0.request.device_count();
         let node = NodeId(random.below(count.max(1)) as u32);
         let row = state.node(node);
         let free = row.map_or(DeviceSet::EMPTY, |row| row.free.devices);

@@ -329,10 +329,8 @@ impl Model {
         }
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();
-        let _ = handle(
-            &mut self.speculation,
-            &Command::SetPolicy { request, policy, expected_version: None },
-        );
+        let _ =
+            handle(&mut self.speculation, &Command::SetPolicy { request, policy, expected_version: None });
     }
 
     fn checkpoint(&mut self) {

@@ -15,8 +15,8 @@ use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::job::ArrayMember;
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, ExitStatus,
-    JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount,
+    ExitStatus, JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup,
 };
 
 use crate::support::{
@@ -132,7 +132,8 @@ impl World {
             }
             "checkpoint" => {
                 let job = self.job_id(rest[0]);
-                let token = self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                let token =
+                    self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
                 self.carry_out(&Command::CommitCheckpoint { job, token })
             }
             "policy" => self.policy(rest),
@@ -336,7 +337,8 @@ impl World {
             match key {
                 "preemption" => draft.preemption.enabled = value == "on",
                 "order" => {
-                    draft.order.order = if value == "predicted" { Order::Predicted } else { Order::Submission }
+                    draft.order.order =
+                        if value == "predicted" { Order::Predicted } else { Order::Submission }
                 }
                 "fair-share" => draft.order.fair_share = value == "on",
                 "reservations" => draft.backfill.reservations_max = value.parse().unwrap(),
@@ -376,9 +378,7 @@ impl World {
                 policy: Box::new(policy),
                 expected_version: None,
             }),
-            Err(violations) => {
-                violations.iter().map(|violation| format!("refused: {violation}\n")).collect()
-            }
+            Err(violations) => violations.iter().map(|violation| format!("refused: {violation}\n")).collect(),
         }
     }
 
@@ -540,8 +540,13 @@ impl World {
         if let Some(start) = explained.start {
             let after = |at: LogTime| format!("+{}m", at.since_ms(self.now) / 60_000);
             let q90 = start.q90.map_or("unknown".to_string(), after);
-            writeln!(text, "  starts {} to {q90}, as likely before {} as after", after(start.q10), after(start.q50))
-                .unwrap();
+            writeln!(
+                text,
+                "  starts {} to {q90}, as likely before {} as after",
+                after(start.q10),
+                after(start.q50)
+            )
+            .unwrap();
         }
         for blocker in &explained.blockers {
             writeln!(text, "  room is kept for {}", blocker.name).unwrap();
@@ -641,10 +646,10 @@ fn wanted(word: &str) -> Option<AcceleratorRequest> {
         Some(digits) => DeviceAmount::Share(format!("{digits:0<3}").parse().ok()?),
         None => DeviceAmount::Whole(amount.parse().ok()?),
     };
-    let choices = kinds.split('|').filter(|kind| *kind != "any").map(|kind| AcceleratorChoice {
-        kind: name(kind),
-        throughput_milli: 1_000,
-    });
+    let choices = kinds
+        .split('|')
+        .filter(|kind| *kind != "any")
+        .map(|kind| AcceleratorChoice { kind: name(kind), throughput_milli: 1_000 });
     Some(AcceleratorRequest { choices: choices.collect(), amount })
 }
 

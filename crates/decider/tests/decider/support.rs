@@ -6,8 +6,8 @@ use muster_decider::{Founding, Speculation};
 use muster_journal::{Decision, Estimate, RequestKey, Round, decode_round, encode_round};
 use muster_state::{Leadership, NodeStatus, State};
 use muster_types::{
-    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters,
-    ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec,
+    Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -52,8 +52,7 @@ pub fn node_spec(node: &str, region: &str, cluster: &str, has: Option<Accelerato
 }
 
 pub fn group(group: &str, workers: u32, wants: Option<Accelerators>) -> TaskGroup {
-    let request =
-        WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 1_000, memory_bytes: GIB };
+    let request = WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 1_000, memory_bytes: GIB };
     TaskGroup::new(name(group), workers, vec!["train".into()], request)
 }
 
@@ -157,7 +156,8 @@ fn check_quotas(state: &State) {
     let mut used: BTreeMap<(Name, Name), (u64, bool)> = BTreeMap::new();
     for (id, row) in state.jobs().iter() {
         let Some((_, charge)) = row.charge() else { continue };
-        let since = row.promise.as_ref().map(|p| p.since).or(row.placement.as_ref().map(|p| p.token.log_index));
+        let since =
+            row.promise.as_ref().map(|p| p.since).or(row.placement.as_ref().map(|p| p.token.log_index));
         let tenant = &state.spec(*id).expect("a job has a spec").tenant;
         for above in policy.ancestry(tenant) {
             for (kind, milli) in &charge.devices_milli {

@@ -43,8 +43,7 @@ fn wanted() -> impl Strategy<Value = AcceleratorRequest> {
 /// Everything a job may say besides what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
-    let spread =
-        (level(), 1..100u32).prop_map(|(level, workers_max)| Spread { level, workers_max });
+    let spread = (level(), 1..100u32).prop_map(|(level, workers_max)| Spread { level, workers_max });
     let topology = prop_oneof![
         option::of(level()).prop_map(|required| TopologyRule { required, ..TopologyRule::default() }),
         any::<bool>().prop_map(|balanced| TopologyRule { balanced, ..TopologyRule::default() }),
@@ -254,8 +253,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
         Just(StopCause::RunTimeLimit),
         rearrange_cause().prop_map(StopCause::Rearranged),
     ];
-    let stop =
-        (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
+    let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
     let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });
     let outcome = prop_oneof![
         Just(Outcome::Succeeded),

@@ -14,10 +14,15 @@ fn accelerators(count: u16) -> Option<Accelerators> {
     Some(Accelerators { kind: name("h100"), count })
 }
 
+/// Workers of a group that a test says nothing else of.
+fn group_workers() -> u32 {
+    2
+}
+
 fn group(text: &str) -> TaskGroup {
     let request =
         WorkerRequest { accelerators: accelerators(8).map(Into::into), cpu_milli: 1, memory_bytes: 1 };
-    TaskGroup::new(name(text), 2, vec!["train".into()], request)
+    TaskGroup::new(name(text), group_workers(), vec!["train".into()], request)
 }
 
 fn job() -> JobDraft {
@@ -43,6 +48,9 @@ fn fields(found: &[Violation]) -> Vec<&str> {
 fn job_violates(change: impl FnOnce(&mut JobDraft), expected: &[&str]) {
     let mut draft = job();
     change(&mut draft);
+    for group in draft.groups.iter_mut().filter(|group| group.workers_min == group_workers()) {
+        group.workers_min = group.workers;
+    }
     match draft.check() {
         Ok(_) => assert!(expected.is_empty(), "nothing was found, expected {expected:?}"),
         Err(found) => {
@@ -62,7 +70,10 @@ fn a_job_at_its_bounds_is_one() {
     job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX, &[]);
     job_violates(|j| j.failure_retries_max = limits::FAILURE_RETRIES_MAX, &[]);
     job_violates(|j| j.groups[0].workers = limits::GANG_WORKERS_MAX - 2, &[]);
-    job_violates(|j| j.groups[0].request.accelerators = accelerators(limits::HOST_DEVICES_MAX).map(Into::into), &[]);
+    job_violates(
+        |j| j.groups[0].request.accelerators = accelerators(limits::HOST_DEVICES_MAX).map(Into::into),
+        &[],
+    );
     job_violates(|j| j.groups[0].request.cpu_milli = limits::CPU_MILLI_MAX, &[]);
     job_violates(|j| j.groups[0].request.memory_bytes = limits::MEMORY_BYTES_MAX, &[]);
     job_violates(|j| j.groups[0].command = vec!["x".repeat(limits::TEXT_BYTES_MAX); 7], &[]);
@@ -168,6 +179,7 @@ fn all_violations_of_a_job_are_found_at_once() {
 fn ranks_run_through_the_groups() {
     let mut draft = job();
     draft.groups[1].workers = 3;
+    draft.groups[1].workers_min = 3;
     draft.groups[1].request.accelerators = None;
     let spec = draft.clone().check().unwrap();
     assert_eq!((spec.worker_count(), spec.device_count()), (5, 16));
