@@ -83,16 +83,11 @@ fn most_by_counts<'a>(
     if !spec.node_selector.is_empty() || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
         return None;
     }
-    if group.request.accelerators.is_none() {
-        // Workers without devices mix hosts of every type.
-        return None;
-    }
+    // Workers without devices mix hosts of every type.
+    let request = group.request.accelerators.as_ref()?;
     let mut most: (u64, Option<(&Name, &Name)>) = (0, None);
     for (key, pool) in sites::pools(state, spec) {
-        let wanted = key.kind.as_ref().is_some_and(|kind| {
-            group.request.accelerators.as_ref().is_some_and(|request| request.accepts(kind))
-        });
-        if !wanted {
+        if !key.kind.as_ref().is_some_and(|kind| request.accepts(kind)) {
             continue;
         }
         if pool.tainted > 0 {

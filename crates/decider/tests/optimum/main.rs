@@ -28,8 +28,8 @@
 //! the constants with the planner.
 //!
 //! The search and the program know nothing of each other. Where gangs may be passed over the search has to
-//! come to the optimum of the program (compared where it stays small), and the scheduler's own outcome has to be among those that the
-//! search finds in the order: a mistake in either would show.
+//! come to the optimum of the program (compared where few fleets are to be searched), and the scheduler's
+//! own outcome has to be among those that the search finds in the order: a mistake in either would show.
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 

@@ -254,7 +254,7 @@ impl Reader<'_> {
                     Some((kinds, amount)) => (kinds, quantity::devices(amount.trim()).ok()),
                     None => (text.as_str(), None),
                 };
-                if amount.is_none() && !(has_slice && !text.contains(':')) {
+                if amount.is_none() && (!has_slice || text.contains(':')) {
                     let shown: String = text.chars().take(80).collect();
                     let advice = format!(
                         "must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got {shown:?}"
