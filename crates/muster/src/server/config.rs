@@ -336,4 +336,20 @@ client_endpoint = "http://127.0.0.1:7400"
             }
         }
     }
+
+    #[test]
+    fn damaged_configurations_are_refused_with_their_key() {
+        muster_fuzz::run(
+            "server-config",
+            &[GOOD.as_bytes().to_vec()],
+            |_| {},
+            |input| match ServerConfig::parse(Path::new("muster.toml"), &String::from_utf8_lossy(input)) {
+                Ok(_) => true,
+                Err(error) => {
+                    assert!(error.to_string().starts_with("muster.toml: "), "{error}");
+                    false
+                }
+            },
+        );
+    }
 }
