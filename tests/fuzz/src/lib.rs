@@ -39,7 +39,7 @@ impl Draw {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,19 +49,19 @@ impl Draw {
 
     /// A number below `bound`, or 0 where that is 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        if bound == 0 { 0 } else { (self.next() % bound as u64) as usize }
+        if bound == 0 { 0 } else { (self.number() % bound as u64) as usize }
     }
 }
 
 /// Damages `input` a few times; `other` is where pieces come from.
 pub fn damage(draw: &mut Draw, input: &mut Vec<u8>, other: &[u8]) {
-    for _ in 0..=draw.next() % DAMAGES_MAX {
+    for _ in 0..=draw.number() % DAMAGES_MAX {
         let at = draw.below(input.len());
-        match draw.next() % 9 {
+        match draw.number() % 9 {
             0 | 1 if !input.is_empty() => input[at] ^= 1 << draw.below(8),
-            2 if !input.is_empty() => input[at] = draw.next() as u8,
+            2 if !input.is_empty() => input[at] = draw.number() as u8,
             3 => input.truncate(at),
-            4 => input.insert(at, draw.next() as u8),
+            4 => input.insert(at, draw.number() as u8),
             5 if !input.is_empty() => {
                 let end = (at + 1 + draw.below(16)).min(input.len());
                 input.drain(at..end);
@@ -93,7 +93,7 @@ pub fn damage(draw: &mut Draw, input: &mut Vec<u8>, other: &[u8]) {
     input.truncate(INPUT_BYTES_MAX);
 }
 
-fn number(variable: &str) -> Option<u64> {
+fn setting(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
@@ -143,8 +143,8 @@ pub fn run(
     let mut corpus: Vec<Vec<u8>> = seeds.to_vec();
     let good = seeds.iter().filter(|seed| feed(seed, "a real input")).count();
     assert!(good > 0, "{target}: none of the {} real inputs is accepted", seeds.len());
-    let seed = number("MUSTER_FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(target));
-    let time = Duration::from_millis(number("MUSTER_FUZZ_MS").unwrap_or(1_500));
+    let seed = setting("MUSTER_FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(target));
+    let time = Duration::from_millis(setting("MUSTER_FUZZ_MS").unwrap_or(1_500));
     let mut draw = Draw::new(seed);
     let (begun, mut tried, mut accepted) = (Instant::now(), 0u64, 0u64);
     let origin = format!("an input of MUSTER_FUZZ_SEED={seed}");
@@ -153,7 +153,7 @@ pub fn run(
         let other = corpus[draw.below(corpus.len())].clone();
         damage(&mut draw, &mut input, &other);
         // Some go in as they are: the checks of checksums are decoders too.
-        if draw.next() % 8 != 0 {
+        if !draw.number().is_multiple_of(8) {
             repair(&mut input);
         }
         tried += 1;

@@ -3,7 +3,7 @@
 use muster_state::State;
 
 /// The checksum of every frame, made to hold; a frame whose length leads nowhere ends the repair.
-fn repair(input: &mut Vec<u8>) {
+fn repair(input: &mut [u8]) {
     let mut at = 0;
     while at + 9 <= input.len() {
         let length =
@@ -23,11 +23,16 @@ fn repair(input: &mut Vec<u8>) {
 fn no_bytes_of_a_snapshot_make_it_panic_and_what_is_accepted_comes_back() {
     let seeds: Vec<Vec<u8>> =
         (1..=muster_journal::FORMAT).map(|format| crate::golden(format, "snapshot.bin")).collect();
-    muster_fuzz::run("state-snapshot", &seeds, repair, |input| {
-        let Ok(state) = State::restore([input]) else { return false };
-        let again: Vec<u8> = state.snapshot().flatten().collect();
-        let restored = State::restore([&again]).expect("what a state writes, it reads");
-        assert_eq!(restored.digest(), state.digest());
-        true
-    });
+    muster_fuzz::run(
+        "state-snapshot",
+        &seeds,
+        |input| repair(input),
+        |input| {
+            let Ok(state) = State::restore([input]) else { return false };
+            let again: Vec<u8> = state.snapshot().flatten().collect();
+            let restored = State::restore([&again]).expect("what a state writes, it reads");
+            assert_eq!(restored.digest(), state.digest());
+            true
+        },
+    );
 }
