@@ -55,7 +55,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
-        | RefusalCode::NodeChanged => Code::FailedPrecondition,
+        | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
         RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
@@ -65,6 +67,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::NotLeader
         | RefusalCode::OutcomeUnknown
         | RefusalCode::LogsUnavailable
+        | RefusalCode::ClusterRecovering
         | RefusalCode::Diverged => Code::Unavailable,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => Code::OutOfRange,
@@ -76,7 +79,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
         RefusalCode::NotLeader => Some(Duration::from_millis(200)),
-        RefusalCode::Overloaded => Some(Duration::from_millis(500)),
+        RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
         RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
@@ -87,6 +90,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive
         | RefusalCode::FleetFull
         | RefusalCode::Fenced
         | RefusalCode::ResumeTokenCompacted
