@@ -252,6 +252,28 @@ fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
+/// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
+fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
+    let parameters = state.parameters();
+    let refuse = |limit: &'static str, max: u64, held: usize, what: &str| {
+        let text = format!("the cluster holds {held} {what}; it may hold {max}");
+        Err(Refusal::new(RefusalCode::StateFull, text)
+            .with("limit", limit)
+            .with("held", held)
+            .with("held_max", max)
+            .with("retry_after_ms", 5_000))
+    };
+    let held = state.jobs().len();
+    if (held + jobs) as u64 > parameters.jobs_held_max {
+        return refuse("jobs_held_max", parameters.jobs_held_max, held, "jobs");
+    }
+    let held = state.requests_count();
+    if held as u64 >= parameters.requests_held_max {
+        return refuse("requests_held_max", parameters.requests_held_max, held, "requests");
+    }
+    Ok(())
+}
+
 fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) -> Result<Answer, Refusal> {
     let bytes = canonical(specs);
     if bytes.len() > SUBMISSION_BYTES_MAX {
@@ -262,6 +284,7 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
+    check_room(speculation.state(), specs.len())?;
     check_submission(speculation.state(), specs)?;
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs, now);

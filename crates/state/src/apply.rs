@@ -458,6 +458,12 @@ impl State {
         self.indexes.finished.iter().copied()
     }
 
+    /// How many requests are remembered.
+    #[must_use]
+    pub fn requests_count(&self) -> usize {
+        self.indexes.requests_by_time.size()
+    }
+
     /// Remembered requests with their time, oldest first.
     pub fn requests_by_time(&self) -> impl Iterator<Item = (LogTime, RequestId)> {
         self.indexes.requests_by_time.iter().copied()

@@ -106,6 +106,8 @@ refusal_codes! {
     ResumeTokenInvalid = "MS-4005", "RESUME_TOKEN_INVALID";
     /// A page token was not made by this cluster for this request.
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
+    /// The cluster holds as many jobs or requests as it may.
+    StateFull = "MS-4010", "STATE_FULL";
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED";
     /// The record format in force cannot say this yet.

@@ -60,7 +60,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::FormatNotActive => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
-        RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
+        RefusalCode::FleetFull | RefusalCode::Overloaded | RefusalCode::StateFull => Code::ResourceExhausted,
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -81,6 +81,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         RefusalCode::NotLeader => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
         RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
+        // Housekeeping makes room within seconds, where it can.
+        RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
         | RefusalCode::RequestIdReused

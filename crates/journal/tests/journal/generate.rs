@@ -180,7 +180,7 @@ fn slot() -> impl Strategy<Value = WorkerSlot> {
 }
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    any::<[u64; 7]>().prop_map(|n| Parameters {
+    any::<[u64; 9]>().prop_map(|n| Parameters {
         lease_ttl_ms: n[0],
         lease_margin_ms: n[1],
         heartbeat_interval_ms: n[2],
@@ -188,6 +188,8 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         job_retention_ms: n[4],
         digest_interval_records: n[5],
         node_retention_ms: n[6],
+        jobs_held_max: n[7],
+        requests_held_max: n[8],
     })
 }
 

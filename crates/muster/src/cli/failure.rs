@@ -157,6 +157,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::Overloaded => {
             "the cluster has too much to do; try again, with a longer --timeout if it lasts"
         }
+        RefusalCode::StateFull => {
+            "cancel jobs that nobody needs any more, or try again later with the same --request-id"
+        }
         RefusalCode::OutcomeUnknown => "repeat the command with the same --request-id to learn the outcome",
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => {
             "the replica does not have that part of the log; ask again without the token or index"

@@ -90,6 +90,8 @@ struct ParametersFile {
     request_retention_ms: Option<u64>,
     job_retention_ms: Option<u64>,
     node_retention_ms: Option<u64>,
+    jobs_held_max: Option<u64>,
+    requests_held_max: Option<u64>,
     digest_interval_records: Option<u64>,
 }
 
@@ -264,6 +266,8 @@ fn parameters(file: &ParametersFile) -> Parameters {
         request_retention_ms: file.request_retention_ms.unwrap_or(usual.request_retention_ms),
         job_retention_ms: file.job_retention_ms.unwrap_or(usual.job_retention_ms),
         node_retention_ms: file.node_retention_ms.unwrap_or(usual.node_retention_ms),
+        jobs_held_max: file.jobs_held_max.unwrap_or(usual.jobs_held_max),
+        requests_held_max: file.requests_held_max.unwrap_or(usual.requests_held_max),
         digest_interval_records: file.digest_interval_records.unwrap_or(usual.digest_interval_records),
     }
 }
