@@ -271,6 +271,9 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     };
     // Cancelled at once: half of them are over.
     for n in 0..1_000u128 {
+        if n.is_multiple_of(100) {
+            commit(&mut speculation, &mut state);
+        }
         let Ok(Answer::Submitted { jobs, .. }) = submit_one(&mut speculation) else {
             panic!("there is room")
         };
@@ -285,6 +288,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let again =
         Command::Submit { request: request(7), specs: vec![job("j7", 1, Some(accelerators("h100", 8)))] };
     assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
+    commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(1_000));
     tick(&mut speculation);
     assert!(speculation.state().jobs().len() <= 900, "a tenth is free again");
@@ -298,6 +302,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let refused = submit_one(&mut speculation).unwrap_err();
     assert_eq!(refused.code, RefusalCode::StateFull);
     assert!(refused.metadata.contains(&("limit", "requests_held_max".to_owned())), "{refused:?}");
+    commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(Parameters::REQUEST_RETENTION_MIN_MS + 2_000));
     tick(&mut speculation);
     assert!(speculation.state().requests_count() <= 1_350, "old enough to go, a day before their time");
