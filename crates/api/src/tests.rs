@@ -27,6 +27,10 @@ async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
+fn at_least(min_log_index: u64) -> Option<v1::ReadOptions> {
+    Some(v1::ReadOptions { min_log_index, ..Default::default() })
+}
+
 struct Served {
     engine: muster_engine::Engine,
     channel: Channel,
@@ -160,7 +164,7 @@ async fn a_write_is_read_at_once_and_its_repetition_is_its_answer() {
     let again = served.submit(ONE, "a").await.expect("it is repeated");
     assert_eq!(again.job_ids, answer.job_ids);
     let at = answer.freshness.expect("it says").log_index;
-    let get = v1::GetJobRequest { job_id: answer.job_ids[0].clone(), min_log_index: at };
+    let get = v1::GetJobRequest { job_id: answer.job_ids[0].clone(), read: at_least(at) };
     let job = guarded("a read", served.jobs().get_job(get)).await.expect("it is there").into_inner();
     assert_eq!(job.job.map(|job| job.name), Some("a".to_owned()));
     assert_eq!(refused(served.submit(ONE, "b").await).code, Some(RefusalCode::RequestIdReused));
@@ -210,7 +214,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
     assert_eq!(again.expect("it is repeated").into_inner().version, set.version);
     let stale = guarded("a change", policies.set_policy(request(TWO, Some(0), false))).await;
     assert_eq!(refused(stale).code, Some(RefusalCode::PolicyChanged));
-    let read = v1::GetPolicyRequest { min_log_index: set.version };
+    let read = v1::GetPolicyRequest { read: at_least(set.version) };
     let shown = guarded("a read", policies.get_policy(read)).await.expect("it is there").into_inner();
     assert_eq!((shown.version, shown.policy.as_ref()), (set.version, Some(&policy)));
     assert!(shown.set_at_ms > 0);
@@ -224,7 +228,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
 #[tokio::test]
 async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let served = Served::start().await;
-    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, min_log_index: 0 };
+    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, read: None };
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
     assert!(explanation.placement.is_none() && !explanation.sentence.is_empty(), "{explanation:?}");
@@ -261,8 +265,8 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     .await;
     let waiting = guarded("a submission", submit(wide(TWO, "waits", 4))).await;
     let explain = |job_id: &str| {
-        let min_log_index = waiting.freshness.map_or(0, |f| f.log_index);
-        let request = v1::ExplainJobRequest { job_id: job_id.to_owned(), min_log_index };
+        let read = at_least(waiting.freshness.map_or(0, |f| f.log_index));
+        let request = v1::ExplainJobRequest { job_id: job_id.to_owned(), read };
         let mut jobs = served.jobs();
         async move { jobs.explain_job(request).await.expect("it is answered").into_inner().explanation }
     };
@@ -271,7 +275,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     assert_eq!((why.clusters[0].free_devices, why.clusters[0].workers_that_fit), (2, 0));
     let place = guarded("where", explain(&running)).await.expect("it says").placement.expect("it has one");
     assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].devices), ("h1", 6));
-    let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), min_log_index: 0 };
+    let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), read: None };
     let job = guarded("a read", served.jobs().get_job(job)).await.expect("it is there").into_inner().job;
     let job = job.expect("it is shown");
     assert_eq!(job.status_reason, "WAITING_FOR_CAPACITY");
@@ -279,7 +283,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
         job.released && job.estimate.is_some_and(|e| e.run_ms > 0 && e.run_high_ms >= e.run_ms),
         "{job:?}"
     );
-    let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), min_log_index: 0 };
+    let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), read: None };
     let nobody = guarded("why", served.jobs().explain_job(nobody)).await;
     assert_eq!(refused(nobody).code, Some(RefusalCode::JobNotFound));
 }
@@ -319,7 +323,7 @@ async fn only_the_current_placement_commits_a_checkpoint() {
     let other = v1::FencingToken { log_index: token.log_index + 1, ..token };
     assert_eq!(refused(guarded("a commit", commit(Some(other))).await).code, Some(RefusalCode::Fenced));
     let done = guarded("a commit", commit(Some(token))).await.expect("it holds its devices").into_inner();
-    let read = v1::GetJobRequest { job_id, min_log_index: done.freshness.map_or(0, |f| f.log_index) };
+    let read = v1::GetJobRequest { job_id, read: at_least(done.freshness.map_or(0, |f| f.log_index)) };
     let job = guarded("a read", served.jobs().get_job(read)).await.expect("it is there").into_inner().job;
     assert!(job.is_some_and(|job| job.checkpointed_at_ms > 0));
 }
@@ -359,12 +363,12 @@ async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_
 #[tokio::test]
 async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
     let served = Served::start().await;
-    let far = v1::GetStatusRequest { min_log_index: 1 << 40 };
+    let far = v1::GetStatusRequest { read: at_least(1 << 40) };
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let refused = refused(guarded("a read", cluster.get_status(far)).await);
     assert_eq!(refused.code, Some(RefusalCode::ResumeTokenInvalid));
     assert!(refused.metadata.contains_key("applied_log_index"), "{refused:?}");
-    let caught_up = v1::GetStatusRequest { min_log_index: 1 };
+    let caught_up = v1::GetStatusRequest { read: at_least(1) };
     guarded("a read", cluster.get_status(caught_up)).await.expect("it is reached");
 }
 

@@ -96,7 +96,13 @@ struct Service {
 }
 
 fn freshness() -> Option<v1::Freshness> {
-    Some(v1::Freshness { log_index: 41, replica_id: 1, leader_id: 1 })
+    Some(v1::Freshness {
+        log_index: 41,
+        replica_id: 1,
+        leader_id: 1,
+        staleness_ms: Some(12),
+        log_time_ms: 1_700_000_000_000,
+    })
 }
 
 fn refuse(code: RefusalCode, message: &str) -> Status {

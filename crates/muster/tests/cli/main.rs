@@ -426,7 +426,7 @@ fn lists_page_through_everything_and_obey_the_limit() {
     assert_eq!(shown.len(), 2);
     let ran = muster(&fake, &["job", "list", "-o", "yaml", "--limit", "1"]);
     assert!(
-        ran.out.starts_with("schema: muster.dev/v1\nkind: JobList\nlogIndex: 41\nitems:\n"),
+        ran.out.starts_with("schema: muster.dev/v1\nkind: JobList\nlogIndex: 41\nfreshness:\n  replica: 1\n"),
         "{}",
         ran.out
     );
