@@ -321,8 +321,7 @@ impl Client {
         let (endpoint, channel) = link;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
         let mut cluster = cluster(channel);
-        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await
-        {
+        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
                 let refused = muster_wire::status::Refused::from_status(&status);
