@@ -114,6 +114,12 @@ refusal_codes! {
     FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE";
     /// The cluster is being recovered: leases of its earlier life may still be held.
     ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING";
+    /// The replica cannot prove that its state is as current as the read asks for.
+    TooStale = "MS-4007", "TOO_STALE";
+    /// No leader confirmed in time that the state here holds everything that was committed.
+    ReadUnconfirmed = "MS-4008", "READ_UNCONFIRMED";
+    /// The state of the past that a read asks for is not at hand here.
+    ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
 }

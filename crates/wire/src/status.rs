@@ -57,7 +57,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
-        | RefusalCode::FormatNotActive => Code::FailedPrecondition,
+        | RefusalCode::FormatNotActive
+        // Nothing but its operators will make this replica answer.
+        | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
         RefusalCode::FleetFull | RefusalCode::Overloaded | RefusalCode::StateFull => Code::ResourceExhausted,
@@ -68,7 +70,10 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::OutcomeUnknown
         | RefusalCode::LogsUnavailable
         | RefusalCode::ClusterRecovering
-        | RefusalCode::Diverged => Code::Unavailable,
+        | RefusalCode::Diverged
+        // Another replica may answer at once, and this one as soon as it hears of the leader.
+        | RefusalCode::TooStale
+        | RefusalCode::ReadUnconfirmed => Code::Unavailable,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => Code::OutOfRange,
     }
@@ -78,11 +83,11 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 #[must_use]
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
-        RefusalCode::NotLeader => Some(Duration::from_millis(200)),
-        RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
-        RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
         // Housekeeping makes room within seconds, where it can.
         RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
+        RefusalCode::NotLeader | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
+        RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
+        RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
         | RefusalCode::RequestIdReused
@@ -100,6 +105,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
+        | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable => None,
     }
 }
