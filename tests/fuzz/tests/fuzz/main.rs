@@ -18,7 +18,7 @@ fn golden(format: u16, file: &str) -> Vec<u8> {
 /// The rounds of the golden logs, as they are in Raft's entries.
 fn rounds() -> Vec<Vec<u8>> {
     let mut rounds = Vec::new();
-    for format in 1..=muster_journal::FORMAT {
+    for format in 1..=muster_journal::FORMAT_MAX {
         let log = golden(format, "rounds.log");
         let mut rest = &log[..];
         while let Some((length, behind)) = rest.split_first_chunk::<4>() {
