@@ -207,7 +207,7 @@ fn is_refusal(status: &Status) -> bool {
 
 /// Whether the same request may succeed at once elsewhere or a moment later.
 fn is_transient(code: RefusalCode) -> bool {
-    matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown)
+    matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown | RefusalCode::ClusterRecovering)
 }
 
 /// The same of an answer from the leader, or of none.
