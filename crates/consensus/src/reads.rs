@@ -126,11 +126,14 @@ impl Source {
     }
 }
 
+/// A caller, and what it is told once that is applied.
+type Waiting = (Caller<Confirmation>, ReadPoint);
+
 /// Points whose entry is not applied here yet.
 #[derive(Default)]
 struct Unapplied {
     /// By raft index: when the newest round with it began, and who waits.
-    points: BTreeMap<u64, (Instant, Vec<(Caller<Confirmation>, ReadPoint)>)>,
+    points: BTreeMap<u64, (Instant, Vec<Waiting>)>,
     callers: usize,
     sweep_at: usize,
 }
