@@ -119,6 +119,9 @@ async fn replica() -> (tempfile::TempDir, Content) {
     append(&mut store.log.clone(), vec![entry(60, 90)]).await.unwrap();
     let content = content(&store).await;
     store.log.close().await;
+    drop(store);
+    // Opening finishes the purge.
+    open(dir.path()).unwrap().log.close().await;
     assert_eq!(content.entries.len(), 40);
     assert_eq!(segments(dir.path()).len(), 3, "entries 16..=60 in segments of 16");
     (dir, content)
