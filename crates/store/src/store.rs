@@ -87,16 +87,18 @@ impl ReplicaStore {
         let files = options.files.clone();
         creation_over(dir, files.as_ref())?;
         let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
-        let log = LogStore::open_locked(DiskBackend::new(dir, options.clone()), options, dir, Some(lock))?;
-        let purged = log.floor().map(|floor| floor.index());
         let snapshot =
             snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
-        if let Some(purged_index) = purged
-            && snapshot < Some(purged_index)
-        {
-            let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
-            return Err(damaged(dir, damage));
-        }
+        let backend = DiskBackend::new(dir, options.clone());
+        let log = LogStore::open_locked(backend, options, dir, Some(lock), |recovered| {
+            match recovered.floor.map(|floor| floor.index()) {
+                Some(purged_index) if snapshot < Some(purged_index) => {
+                    let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
+                    Err(damaged(dir, damage))
+                }
+                _ => Ok(()),
+            }
+        })?;
         let identity = IdentityFile::new(record, Some((dir.to_path_buf(), files)));
         Ok(ReplicaStore { log, snapshots, identity })
     }
