@@ -5,9 +5,7 @@
 mod support;
 
 use bytes::Bytes;
-use muster_store::{
-    Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, SystemFiles, Vote,
-};
+use muster_store::{Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, Vote};
 use openraft::RaftLogReader;
 use openraft::storage::RaftLogStorage;
 use std::path::Path;
@@ -23,16 +21,16 @@ fn open_as(dir: &Path, mode: OpenMode) -> Result<ReplicaStore, StoreError> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_folder_is_set_aside_and_what_follows_is_a_rebuild() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(ReplicaStore::set_aside(dir.path(), &SystemFiles), Err(StoreError::NotFound { .. })));
+    assert!(matches!(ReplicaStore::set_aside(dir.path()), Err(StoreError::NotFound { .. })));
     let mut kept = Vec::new();
     for round in 0..3 {
         let store = open_as(dir.path(), OpenMode::CreateIfMissing).unwrap();
         assert_eq!(*store.rejoin().borrow(), if round == 0 { None } else { BLANK });
         append(&mut store.log.clone(), vec![entry(0, 100 + round)]).await.unwrap();
-        assert!(matches!(ReplicaStore::set_aside(dir.path(), &SystemFiles), Err(StoreError::InUse { .. })));
+        assert!(matches!(ReplicaStore::set_aside(dir.path()), Err(StoreError::InUse { .. })));
         store.log.close().await;
         drop(store);
-        let evidence = ReplicaStore::set_aside(dir.path(), &SystemFiles).unwrap();
+        let evidence = ReplicaStore::set_aside(dir.path()).unwrap();
         assert!(evidence.join("IDENTITY").exists() && evidence.join("log").exists());
         kept.push(evidence);
         assert!(matches!(open_as(dir.path(), OpenMode::Existing), Err(StoreError::NotFound { .. })));
@@ -41,7 +39,7 @@ async fn a_damaged_folder_is_set_aside_and_what_follows_is_a_rebuild() {
     let copy = copy_of(&kept[1]);
     assert_eq!(open(copy.path()).unwrap().log.entries_from(0).next().unwrap().unwrap(), entry(0, 101));
     open_as(dir.path(), OpenMode::CreateIfMissing).unwrap().log.close().await;
-    let refused = ReplicaStore::set_aside(dir.path(), &SystemFiles);
+    let refused = ReplicaStore::set_aside(dir.path());
     assert!(matches!(refused, Err(StoreError::EvidenceFull { kept: 3, .. })));
     assert!(dir.path().join("IDENTITY").exists(), "nothing was moved");
 }
@@ -53,7 +51,7 @@ async fn a_half_moved_folder_is_damaged() {
     filled(dir.path(), 3, 10).await.log.close().await;
     std::fs::remove_dir_all(dir.path().join("log")).unwrap();
     damage(open(dir.path()));
-    ReplicaStore::set_aside(dir.path(), &SystemFiles).unwrap();
+    ReplicaStore::set_aside(dir.path()).unwrap();
     assert_eq!(*open(dir.path()).unwrap().rejoin().borrow(), BLANK);
 }
 
