@@ -9,7 +9,7 @@ use muster_types::ReplicaId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use support::{Cluster, Disk, Fault, guarded, node, until};
+use support::{Cluster, Disk, Fault, Hang, guarded, node, until};
 use tokio::sync::watch;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,7 +138,8 @@ async fn a_leader_whose_storage_is_unwell_hands_over_to_one_whose_is_not() {
         reports.len() == 3 && reports[&ReplicaId(rest[0])].storage.space == Space::Full
     };
     guarded("the leader hears of it", reports.wait_for(known)).await.unwrap();
-    health[&first.replica.0].send_replace(StorageHealth { stalled_ms: Some(5_000), ..StorageHealth::default() });
+    health[&first.replica.0]
+        .send_replace(StorageHealth { stalled_ms: Some(5_000), ..StorageHealth::default() });
     let second = cluster.leader_among(&rest[1..]).await;
     assert!(second > first);
     cluster.write(&rest[1..], "two").await;
@@ -148,6 +149,37 @@ async fn a_leader_whose_storage_is_unwell_hands_over_to_one_whose_is_not() {
     let lost = view.wait_for(|view| view.mine != Some(second));
     let lost = tokio::time::timeout(std::time::Duration::from_millis(1_500), lost).await;
     assert!(lost.is_err(), "it leads on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_flush_hangs_hands_over() {
+    let mut cluster = Cluster::prepare(3, Disk::memory).await;
+    let hangs: BTreeMap<u64, Arc<Hang>> = (1..=3).map(|id| (id, Arc::default())).collect();
+    for id in 1..=3 {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        cluster.disks.insert(id, Disk::Hanging(dir, hangs[&id].clone()));
+        cluster.start_replica(id).await;
+    }
+    cluster.initialize(3).await;
+    cluster.write(&[1, 2, 3], "one").await;
+    let first = cluster.leader().await;
+    let mut reports = cluster.consensus(first.replica).peer_reports();
+    guarded("all report", reports.wait_for(|reports| reports.len() == 3)).await.unwrap();
+    hangs[&first.replica.0].set(true);
+    let leader = cluster.consensus(first.replica).clone();
+    let held = leader.propose(Bytes::from_static(b"two"), first);
+    let rest: Vec<u64> = (1..=3).filter(|id| *id != first.replica.0).collect();
+    let second = cluster.leader_among(&rest).await;
+    assert!(second > first);
+    let index = cluster.write(&rest, "three").await;
+    hangs[&first.replica.0].set(false);
+    // Said to be unknown or committed; never lost in silence.
+    let outcome = guarded("the proposal of before is resolved", held).await;
+    let applied = cluster.applied(first.replica.0, index).await;
+    if outcome.is_ok() {
+        assert!(applied.contains(&Bytes::from_static(b"two")));
+    }
+    assert_eq!(applied, cluster.applied(rest[0], index).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -108,14 +108,14 @@ async fn listen(key: &'static str, address: SocketAddr, insecure: bool) -> Resul
 }
 
 async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaStore, ServerError> {
-    let identity = Identity {
-        cluster_id: config.cluster_id,
-        replica_id: config.replica_id,
-        generation: FIRST_GENERATION,
-    };
+    let (cluster_id, replica_id) = (config.cluster_id, config.replica_id);
     let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
     let dir = config.data_dir.clone();
     let opened = tokio::task::spawn_blocking(move || {
+        // A folder knows which life of the cluster it belongs to; a new one starts in the first.
+        let found = ReplicaStore::identity_of(&dir)?;
+        let generation = found.map_or(FIRST_GENERATION, |found| found.generation);
+        let identity = Identity { cluster_id, replica_id, generation };
         ReplicaStore::open(&dir, identity, mode, StoreOptions::production())
     });
     let opened = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -147,8 +147,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.snapshots = config.snapshots;
     settings.leader = config.leader.clone();
     settings.known_peers = config.members.clone();
-    settings.advertise =
-        Advertise { version: env!("CARGO_PKG_VERSION").to_owned(), format_max: muster_engine::RECORD_FORMAT_MAX };
+    settings.advertise = Advertise {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        format_max: muster_engine::RECORD_FORMAT_MAX,
+    };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
