@@ -16,7 +16,12 @@ use tokio::sync::watch;
 async fn an_upload_that_breaks_goes_on_where_it_was() {
     const PAYLOAD_BYTES: usize = 20_000;
     const ENTRIES: u64 = 120;
-    let mut cluster = Cluster::start(4, 3, Disk::memory).await;
+    let mut cluster = Cluster::prepare(4, Disk::memory).await;
+    cluster.snapshots = SnapshotPolicy { kept_bytes: Some(0), ..SnapshotPolicy::ON_DEMAND };
+    for id in 1..=3 {
+        cluster.start_replica(id).await;
+    }
+    cluster.initialize(3).await;
     for _ in 0..ENTRIES {
         cluster.write(&[1, 2, 3], Bytes::from(vec![7; PAYLOAD_BYTES])).await;
     }
