@@ -176,13 +176,13 @@ impl PeerChannel {
             .await
     }
 
-    /// Asks the peer, if it leads, to take this replica in anew.
+    /// Asks the peer, if it leads, to take this replica in anew; it fills in who asks.
     pub(crate) async fn readmit(
         &mut self,
-        step: wire::readmit_request::Step,
+        request: wire::ReadmitRequest,
     ) -> Result<wire::ReadmitResponse, Status> {
         self.call(async |mut client, peer| {
-            client.readmit(wire::ReadmitRequest { peer: Some(peer), step: step.into() }).await
+            client.readmit(wire::ReadmitRequest { peer: Some(peer), ..request }).await
         })
         .await
     }
