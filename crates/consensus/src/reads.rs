@@ -13,7 +13,7 @@
 use crate::confirm::{Confirmation, Confirmations, confirmed};
 use crate::error::{NotLeader, ReadPoint};
 use crate::leadership::LeadershipView;
-use crate::network::{PeerNetwork, PeerReader};
+use crate::network::{PeerChannel, PeerNetwork};
 use crate::rounds::{Caller, Finished, Rounds};
 use crate::state_machine::Raft;
 use futures::FutureExt;
@@ -69,7 +69,7 @@ pub(crate) struct Source {
     /// A leader that has not answered by then is given up.
     pub(crate) answer_max: Duration,
     /// The connection to the replica that was asked last.
-    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerReader)>>,
+    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerChannel)>>,
 }
 
 impl Source {
@@ -110,7 +110,7 @@ impl Source {
     }
 
     /// The connection to a replica; none while no membership here names it.
-    fn link(&self, replica: ReplicaId) -> Option<PeerReader> {
+    fn link(&self, replica: ReplicaId) -> Option<PeerChannel> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
@@ -118,7 +118,7 @@ impl Source {
         match &*link {
             Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
             _ => {
-                let reader = self.network.reader(replica, node);
+                let reader = self.network.channel(replica, node);
                 *link = Some((replica, node.clone(), reader.clone()));
                 Some(reader)
             }

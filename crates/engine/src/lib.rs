@@ -34,6 +34,9 @@ mod tests;
 mod waiters;
 mod watch;
 
+/// The newest record format this release reads.
+pub const RECORD_FORMAT_MAX: u32 = muster_journal::FORMAT as u32;
+
 pub use engine::{Engine, EngineConfig, ReplicaInfo};
 pub use logs::{LogChunk, LogRequest};
 pub use orders::{Order, StartOrder, StopOrder};

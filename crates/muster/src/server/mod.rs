@@ -5,7 +5,7 @@ mod config;
 pub use config::{ConfigError, ServerConfig};
 
 use muster_api::ApiConfig;
-use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
+use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{Engine, EngineConfig, ReplicaInfo};
 use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
@@ -146,6 +146,12 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
+    settings.leader = config.leader.clone();
+    settings.known_peers = config.members.clone();
+    settings.advertise = Advertise {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        format_max: muster_engine::RECORD_FORMAT_MAX,
+    };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
@@ -235,16 +241,18 @@ async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
     }
 }
 
-/// Lets the voter that lacks least lead, so that a restart costs the cluster no election timeout.
+/// Lets the best of the other voters lead, so that a restart costs the cluster no election timeout.
 async fn hand_over(consensus: &Consensus) {
     let status = consensus.status();
     if status.role != Role::Leader {
         return;
     }
     let others = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
-    let Some(next) = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))) else { return };
-    match consensus.transfer_leadership(next.replica).await {
-        Ok(()) => tracing::info!(to = %next.replica, "leadership handed over"),
-        Err(error) => tracing::info!(to = %next.replica, %error, "leadership was not handed over"),
+    // Who has not said how it fares yet may still be the best there is.
+    let nearest = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))).map(|m| m.replica);
+    let Some(next) = consensus.successor().or(nearest) else { return };
+    match consensus.transfer_leadership(next).await {
+        Ok(()) => tracing::info!(to = %next, "leadership handed over"),
+        Err(error) => tracing::info!(to = %next, %error, "leadership was not handed over"),
     }
 }
