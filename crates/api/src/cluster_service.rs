@@ -61,6 +61,7 @@ impl ClusterService for Clusters {
             nodes_lost: view.nodes().len() as u64 - nodes_up,
             records_rejected: view.rejected(),
             format: FORMAT.into(),
+            certificate_days_left: self.router.security().days_left(),
         }))
     }
 

@@ -11,6 +11,7 @@
 //! **Invariant:** every limit is finite.
 
 use muster_store::ReplicaNode;
+use muster_transport::Security;
 use muster_types::{ClusterId, ReplicaId};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,6 +97,9 @@ pub struct ConsensusConfig {
     pub limits: Limits,
     /// How peers are reached, when not at their `peer_endpoint`.
     pub dial: Option<Dial>,
+    /// How replicas know one another. With certificates, each is dialled by its own name and heard under
+    /// no other.
+    pub security: Security,
 }
 
 /// Why a configuration was refused.
@@ -127,6 +131,7 @@ impl ConsensusConfig {
                 confirmations_waiting_max: 65_536,
             },
             dial: None,
+            security: Security::Plaintext,
         }
     }
 

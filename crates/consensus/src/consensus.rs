@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_store::{FlushProgress, LeaderId, Payload, RaftConfig, ReplicaNode, ReplicaStore};
+use muster_transport::{AcceptLimits, Security};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
@@ -272,7 +273,8 @@ impl Consensus {
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
         let config = &self.inner.config;
         let snapshots = self.inner.store.snapshots.clone();
-        PeerService::new(config.cluster_id, config.replica_id, self.inner.raft.clone(), snapshots)
+        let secured = matches!(config.security, Security::Tls(_));
+        PeerService::new(config.cluster_id, config.replica_id, self.inner.raft.clone(), snapshots, secured)
             .into_server(&config.limits)
     }
 
@@ -285,7 +287,8 @@ impl Consensus {
         listener: TcpListener,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), tonic::transport::Error> {
-        peer_server(self.peer_service(), listener, shutdown).await
+        let incoming = self.inner.config.security.accept(listener, AcceptLimits::DEFAULT);
+        peer_server(self.peer_service(), incoming, shutdown).await
     }
 
     /// Hands leadership to another voter and waits until this replica does not lead any more, or

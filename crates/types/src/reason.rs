@@ -108,6 +108,10 @@ refusal_codes! {
     Diverged = "MS-5001", "DIVERGED";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
+    /// The caller's certificate does not permit this call.
+    PermissionDenied = "MS-6001", "PERMISSION_DENIED";
+    /// The message is larger than this service takes.
+    MessageTooLarge = "MS-6002", "MESSAGE_TOO_LARGE";
 }
 
 impl fmt::Display for RefusalCode {

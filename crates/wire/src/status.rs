@@ -58,7 +58,10 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeChanged => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
-        RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
+        RefusalCode::FleetFull | RefusalCode::Overloaded | RefusalCode::MessageTooLarge => {
+            Code::ResourceExhausted
+        }
+        RefusalCode::PermissionDenied => Code::PermissionDenied,
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -93,7 +96,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
-        | RefusalCode::LogsUnavailable => None,
+        | RefusalCode::LogsUnavailable
+        | RefusalCode::PermissionDenied
+        | RefusalCode::MessageTooLarge => None,
     }
 }
 

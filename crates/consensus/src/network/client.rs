@@ -10,6 +10,7 @@ use crate::gate::Gate;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
 use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle, Vote, encode_snapshot_meta};
+use muster_transport::Expect;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
@@ -43,10 +44,15 @@ impl PeerNetwork {
             Some(dial) => dial(target, node),
             None => node.peer_endpoint.clone(),
         };
-        let address = if address.contains("://") { address } else { format!("http://{address}") };
         let timing = self.config.timing;
         let lease = timing.lease();
-        let client = Endpoint::from_shared(address)
+        let connector = self.config.security.connector(Expect::Replica(target));
+        let client = self
+            .config
+            .security
+            .address(&address)
+            .map_err(|error| error.to_string())
+            .and_then(|address| Endpoint::from_shared(address).map_err(|error| error.to_string()))
             .map(|endpoint| {
                 endpoint
                     .connect_timeout(lease.max(Duration::from_millis(250)))
@@ -58,7 +64,7 @@ impl PeerNetwork {
                     .keep_alive_while_idle(true)
                     .initial_stream_window_size(8 << 20)
                     .initial_connection_window_size(16 << 20)
-                    .connect_lazy()
+                    .connect_with_connector_lazy(connector)
             })
             .map(|channel: Channel| {
                 let bytes_max = self.config.limits.message_bytes_max;
@@ -66,7 +72,7 @@ impl PeerNetwork {
                     .max_decoding_message_size(bytes_max)
                     .max_encoding_message_size(bytes_max)
             })
-            .map_err(|error| error.to_string());
+            .inspect_err(|error| tracing::error!(%target, error, "a peer's endpoint cannot be used"));
         PeerClient {
             source: self.config.replica_id,
             target,

@@ -9,6 +9,7 @@ use crate::state_machine::Raft;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use muster_store::{RaftConfig, SnapshotHandle, SnapshotStore, SnapshotWriter, decode_snapshot_meta};
+use muster_transport::{Incoming, PeerInfo, Principal, Role};
 use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
@@ -16,7 +17,6 @@ use openraft::type_config::alias::SnapshotOf;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -39,6 +39,8 @@ struct Shared {
     /// One snapshot is received at a time.
     receiving: Semaphore,
     strangers: Mutex<BTreeSet<(String, u64, u64)>>,
+    /// Peers show certificates: then nobody speaks in another's name.
+    secured: bool,
 }
 
 impl PeerService {
@@ -47,6 +49,7 @@ impl PeerService {
         replica_id: ReplicaId,
         raft: Raft,
         snapshots: SnapshotStore,
+        secured: bool,
     ) -> Self {
         let shared = Shared {
             cluster_id,
@@ -55,6 +58,7 @@ impl PeerService {
             snapshots,
             receiving: Semaphore::new(1),
             strangers: Mutex::new(BTreeSet::new()),
+            secured,
         };
         PeerService { shared: Arc::new(shared) }
     }
@@ -66,8 +70,19 @@ impl PeerService {
     }
 
     /// Refuses whoever does not belong here; returns the sender.
-    fn check(&self, peer: Option<wire::Peer>) -> Result<u64, Status> {
+    fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
+        let named = matches!(from.role(), Some(Role::Replica(id)) if id.0 == peer.source);
+        if self.shared.secured && !named {
+            let reason = format!("{from} speaks as {}", ReplicaId(peer.source));
+            let mut strangers = self.shared.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+            if strangers.len() < STRANGERS_LOGGED_MAX
+                && strangers.insert((from.to_string(), peer.source, peer.target))
+            {
+                tracing::error!(%from, source = peer.source, "a call in another's name is refused");
+            }
+            return Err(Status::permission_denied(reason));
+        }
         let ours =
             peer.cluster_id.parse() == Ok(self.shared.cluster_id) && peer.target == self.shared.replica_id.0;
         if ours {
@@ -92,9 +107,11 @@ impl PeerService {
 
     fn candidate(
         &self,
-        message: wire::VoteRequest,
+        request: Request<wire::VoteRequest>,
     ) -> Result<openraft::raft::VoteRequest<RaftConfig>, Status> {
-        let source = self.check(message.peer.clone())?;
+        let from = sender(&request);
+        let message = request.into_inner();
+        let source = self.check(from, message.peer.clone())?;
         let request = convert::vote_request(message)?;
         // A vote that says it was granted would be taken for a leader's.
         if request.vote.leader_id.node_id != source || request.vote.committed {
@@ -102,6 +119,11 @@ impl PeerService {
         }
         Ok(request)
     }
+}
+
+/// Whose certificate the request came with.
+fn sender<T>(request: &Request<T>) -> Principal {
+    request.extensions().get::<PeerInfo>().map_or(Principal::Plaintext, |peer| peer.principal)
 }
 
 fn stopped(error: impl std::fmt::Display) -> Status {
@@ -114,7 +136,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request.into_inner())?;
+        let request = self.candidate(request)?;
         let response = self.shared.raft.vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
@@ -123,7 +145,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request.into_inner())?;
+        let request = self.candidate(request)?;
         let response = self.shared.raft.pre_vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
@@ -134,9 +156,10 @@ impl RaftService for PeerService {
         &self,
         request: Request<Streaming<wire::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
+        let from = sender(&request);
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| convert::missing("the first request"))?;
-        let source = self.check(first.peer.clone())?;
+        let source = self.check(from, first.peer.clone())?;
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
@@ -171,12 +194,13 @@ impl RaftService for PeerService {
         request: Request<Streaming<wire::SnapshotRequest>>,
     ) -> Result<Response<wire::SnapshotResponse>, Status> {
         use wire::snapshot_request::Part;
+        let from = sender(&request);
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.and_then(|message| message.part);
         let Some(Part::Start(start)) = first else {
             return Err(convert::missing("the start of the snapshot"));
         };
-        let source = self.check(start.peer)?;
+        let source = self.check(from, start.peer)?;
         let vote = convert::vote(start.vote)?;
         if !vote.committed || vote.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader sends snapshots, in its own name"));
@@ -219,8 +243,9 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::TransferLeaderRequest>,
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
+        let from = sender(&request);
         let message = request.into_inner();
-        let source = self.check(message.peer.clone())?;
+        let source = self.check(from, message.peer.clone())?;
         let request = convert::transfer(message)?;
         if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader hands over, in its own name"));
@@ -259,16 +284,15 @@ fn write_parts(
     Err(Status::aborted("the snapshot ended early"))
 }
 
-/// Serves peers on a listener until `shutdown` resolves.
+/// Serves the peers that come until `shutdown` resolves.
 ///
 /// # Errors
 /// When the listener fails.
 pub async fn peer_server(
     service: RaftServiceServer<PeerService>,
-    listener: TcpListener,
+    incoming: Incoming,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(2)))
