@@ -11,6 +11,8 @@
 //! **Invariant:** what a caller sends is bounded before it is looked at.
 
 mod access;
+#[cfg(test)]
+mod access_tests;
 mod cluster_service;
 mod explanation;
 mod fleet_service;
