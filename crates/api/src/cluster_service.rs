@@ -62,6 +62,7 @@ impl ClusterService for Clusters {
             nodes_lost: view.nodes().len() as u64 - nodes_up,
             records_rejected: view.rejected(),
             format: view.format().into(),
+            certificate_days_left: self.router.security().days_left(),
         }))
     }
 

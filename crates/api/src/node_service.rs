@@ -23,6 +23,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::guard::ours;
 use crate::read::invalid;
 
 /// How long an agent may take to say who it is.
@@ -70,6 +71,7 @@ impl NodeService for Nodes {
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be register")]));
         };
+        caller.speaks_for(register.node.as_ref().map_or("", |node| &node.name))?;
         match self.router.route(caller).await? {
             Route::Remote(channel) => pass_on(channel, caller, register, requests).await,
             Route::Local => {
@@ -88,7 +90,7 @@ impl NodeService for Nodes {
         let caller = self.router.caller(&request);
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
-            Route::Local => take_upload(&self.router, uploads).await?,
+            Route::Local => take_upload(&self.router, caller, uploads).await?,
             Route::Remote(channel) => {
                 let mut onward = Router::onward(with_failure(uploads), caller);
                 onward.metadata_mut().remove("grpc-timeout");
@@ -229,7 +231,7 @@ async fn carry(
                 Ok(Some(Ok(message))) => inward = Some(message),
                 Ok(Some(Err(violations))) => return invalid(violations),
                 Ok(None) => return over(),
-                Err(status) => return status,
+                Err(status) => return ours(status),
             },
         }
     }
@@ -297,15 +299,20 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
 }
 
 /// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
-async fn take_upload(router: &Router, mut uploads: Streaming<v1::UploadLogsRequest>) -> Result<(), Status> {
+async fn take_upload(
+    router: &Router,
+    caller: Caller,
+    mut uploads: Streaming<v1::UploadLogsRequest>,
+) -> Result<(), Status> {
     let nobody = || Status::cancelled("nobody reads this output any more");
     let mut reader = None;
     let broken = loop {
         let upload = match uploads.message().await {
             Ok(Some(upload)) => upload,
             Ok(None) => return Ok(()),
-            Err(status) => break status,
+            Err(status) => break ours(status),
         };
+        caller.speaks_for(&upload.node_name)?;
         if upload.data.len() > CHUNK_BYTES_MAX {
             let bytes = upload.data.len() as u64;
             break invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]);

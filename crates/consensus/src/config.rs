@@ -12,6 +12,7 @@
 
 use crate::reads::Pace;
 use muster_store::{ReplicaNode, StorageHealth};
+use muster_transport::Security;
 use muster_types::{ClusterId, ReplicaId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -183,6 +184,9 @@ pub struct ConsensusConfig {
     pub known_peers: BTreeMap<ReplicaId, ReplicaNode>,
     /// How storage fares, where that is not what the store says of itself: for fault injection.
     pub storage_health: Option<watch::Receiver<StorageHealth>>,
+    /// How replicas know one another. With certificates, each is dialled by its own name and heard under
+    /// no other.
+    pub security: Security,
 }
 
 /// Why a configuration was refused.
@@ -221,6 +225,7 @@ impl ConsensusConfig {
             leader: LeaderPolicy::default(),
             known_peers: BTreeMap::new(),
             storage_health: None,
+            security: Security::Plaintext,
         }
     }
 

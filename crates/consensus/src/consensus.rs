@@ -24,6 +24,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_store::{FlushProgress, LeaderId, Payload, RaftConfig, ReplicaNode, ReplicaStore};
+use muster_transport::{AcceptLimits, Security};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
@@ -401,7 +402,8 @@ impl Consensus {
         listener: TcpListener,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), tonic::transport::Error> {
-        peer_server(self.peer_service(), listener, shutdown).await
+        let incoming = self.inner.config.security.accept(listener, AcceptLimits::DEFAULT);
+        peer_server(self.peer_service(), incoming, shutdown).await
     }
 
     /// Hands leadership to another voter and waits until this replica does not lead any more, or

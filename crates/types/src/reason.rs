@@ -122,6 +122,10 @@ refusal_codes! {
     ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
+    /// The caller's certificate does not permit this call.
+    PermissionDenied = "MS-8001", "PERMISSION_DENIED";
+    /// The message is larger than this service takes.
+    MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
 }
 
 impl fmt::Display for RefusalCode {

@@ -62,7 +62,11 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
-        RefusalCode::FleetFull | RefusalCode::Overloaded | RefusalCode::StateFull => Code::ResourceExhausted,
+        RefusalCode::FleetFull
+        | RefusalCode::Overloaded
+        | RefusalCode::StateFull
+        | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
+        RefusalCode::PermissionDenied => Code::PermissionDenied,
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -106,7 +110,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
         | RefusalCode::ArchiveUnavailable
-        | RefusalCode::LogsUnavailable => None,
+        | RefusalCode::LogsUnavailable
+        | RefusalCode::PermissionDenied
+        | RefusalCode::MessageTooLarge => None,
     }
 }
 

@@ -13,3 +13,4 @@ mod reflection;
 mod run_once;
 mod server_refusals;
 mod support;
+mod tls;

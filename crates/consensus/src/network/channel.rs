@@ -11,6 +11,7 @@ use crate::error::ReadPoint;
 use crate::gate::Gate;
 use crate::leadership::Metrics;
 use muster_store::{ReplicaNode, ReplicaStore};
+use muster_transport::Expect;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
@@ -56,21 +57,23 @@ impl PeerNetwork {
     /// used, and again whenever it broke.
     pub(crate) fn channel(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
         let address = self.address(target, node);
-        let client = self.connect(&address);
+        let client = self.connect(target, &address);
         PeerChannel { network: self.clone(), target, node: node.clone(), address, client }
     }
 
     fn address(&self, target: ReplicaId, node: &ReplicaNode) -> String {
-        let address = match &self.config.dial {
+        match &self.config.dial {
             Some(dial) => dial(target, node),
             None => node.peer_endpoint.clone(),
-        };
-        if address.contains("://") { address } else { format!("http://{address}") }
+        }
     }
 
-    fn connect(&self, address: &str) -> Result<RaftServiceClient<Channel>, String> {
+    fn connect(&self, target: ReplicaId, address: &str) -> Result<RaftServiceClient<Channel>, String> {
         let lease = self.config.timing.lease();
-        Endpoint::from_shared(address.to_owned())
+        let connector = self.config.security.connector(Expect::Replica(target));
+        let address = self.config.security.address(address).map_err(|error| error.to_string());
+        address
+            .and_then(|address| Endpoint::from_shared(address).map_err(|error| error.to_string()))
             .map(|endpoint| {
                 endpoint
                     .connect_timeout(lease.max(Duration::from_millis(250)))
@@ -82,7 +85,7 @@ impl PeerNetwork {
                     .keep_alive_while_idle(true)
                     .initial_stream_window_size(8 << 20)
                     .initial_connection_window_size(16 << 20)
-                    .connect_lazy()
+                    .connect_with_connector_lazy(connector)
             })
             .map(|channel: Channel| {
                 let bytes_max = self.config.limits.message_bytes_max;
@@ -90,7 +93,7 @@ impl PeerNetwork {
                     .max_decoding_message_size(bytes_max)
                     .max_encoding_message_size(bytes_max)
             })
-            .map_err(|error| error.to_string())
+            .inspect_err(|error| tracing::error!(%target, error, "a peer's endpoint cannot be used"))
     }
 
     /// Where the membership says a member lives.
@@ -134,7 +137,7 @@ impl PeerChannel {
             let address = self.network.address(self.target, &self.node);
             if address != self.address {
                 tracing::info!(target = %self.target, address, "a peer is reached elsewhere from now on");
-                self.client = self.network.connect(&address);
+                self.client = self.network.connect(self.target, &address);
                 self.address = address;
             }
         }

@@ -10,6 +10,8 @@ const KEY: &str = "muster-refusal";
 pub(crate) enum Refusal {
     /// It is of another cluster or means another replica.
     Stranger,
+    /// It speaks in another's name.
+    Impostor,
     /// It is of a time before the cluster was rebuilt.
     OldGeneration,
     /// The receiver is of a time before the cluster was rebuilt.
@@ -19,21 +21,24 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 4] =
-        [Refusal::Stranger, Refusal::OldGeneration, Refusal::NewerGeneration, Refusal::Rejoining];
+    const ALL: [Refusal; 5] =
+        [Refusal::Stranger, Refusal::Impostor, Refusal::OldGeneration, Refusal::NewerGeneration, Refusal::Rejoining];
 
     fn name(self) -> &'static str {
         match self {
             Refusal::Stranger => "stranger",
+            Refusal::Impostor => "impostor",
             Refusal::OldGeneration => "old-generation",
             Refusal::NewerGeneration => "newer-generation",
             Refusal::Rejoining => "rejoining",
         }
     }
 
-    /// As an answer; every refusal has the code `FAILED_PRECONDITION` and its name beside it.
+    /// As an answer: `PERMISSION_DENIED` for an impostor, `FAILED_PRECONDITION` for the others, and its name
+    /// beside it.
     pub(crate) fn status(self, text: impl Into<String>) -> Status {
-        let mut status = Status::new(Code::FailedPrecondition, text);
+        let code = if self == Refusal::Impostor { Code::PermissionDenied } else { Code::FailedPrecondition };
+        let mut status = Status::new(code, text);
         status.metadata_mut().insert(KEY, MetadataValue::from_static(self.name()));
         status
     }

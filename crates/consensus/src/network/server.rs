@@ -16,6 +16,7 @@ use crate::state_machine::Raft;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use muster_store::{LeaderId, RaftConfig, ReplicaNode, SnapshotHandle, Vote};
+use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
@@ -25,7 +26,6 @@ use openraft::vote::RaftLeaderId;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -65,10 +65,11 @@ impl PeerService {
     }
 
     /// Refuses whoever does not belong here; returns the sender.
-    fn check(&self, peer: Option<wire::Peer>) -> Result<u64, Status> {
+    fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
         let inner = &self.shared.consensus.inner;
         let (cluster_id, replica_id) = (inner.config.cluster_id, inner.config.replica_id);
+        self.check_name(from, &peer)?;
         if peer.cluster_id.parse() != Ok(cluster_id) || peer.target != replica_id.0 {
             let text = format!(
                 "this is replica {replica_id} of cluster {cluster_id}; the call was for replica {} of cluster {}",
@@ -98,9 +99,23 @@ impl PeerService {
         Ok(peer.source)
     }
 
+    /// With certificates, nobody speaks in another's name.
+    fn check_name(&self, from: Principal, peer: &wire::Peer) -> Result<(), Status> {
+        let secured = matches!(self.shared.consensus.inner.config.security, Security::Tls(_));
+        let named = matches!(from.role(), Some(Role::Replica(id)) if id.0 == peer.source);
+        if secured && !named {
+            let text = format!("{from} speaks as {}", ReplicaId(peer.source));
+            return Err(self.refuse(Refusal::Impostor, peer, text));
+        }
+        Ok(())
+    }
+
     /// The same for calls of a leader: a replica that has nothing yet takes over the generation.
-    async fn check_leader(&self, peer: Option<wire::Peer>) -> Result<u64, Status> {
+    async fn check_leader(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         let inner = &self.shared.consensus.inner;
+        if let Some(peer) = &peer {
+            self.check_name(from, peer)?;
+        }
         if let Some(peer) = &peer
             && peer.cluster_id.parse() == Ok(inner.config.cluster_id)
             && peer.target == inner.config.replica_id.0
@@ -115,7 +130,7 @@ impl PeerService {
                 Err(error) => return Err(stopped(error)),
             }
         }
-        self.check(peer)
+        self.check(from, peer)
     }
 
     fn refuse(&self, refusal: Refusal, peer: &wire::Peer, text: String) -> Status {
@@ -130,9 +145,11 @@ impl PeerService {
 
     fn candidate(
         &self,
-        message: wire::VoteRequest,
+        request: Request<wire::VoteRequest>,
     ) -> Result<openraft::raft::VoteRequest<RaftConfig>, Status> {
-        let source = self.check(message.peer.clone())?;
+        let from = sender(&request);
+        let message = request.into_inner();
+        let source = self.check(from, message.peer.clone())?;
         self.shared.consensus.inner.rejoin.may_vote()?;
         let request = convert::vote_request(message)?;
         // A vote that says it was granted would be taken for a leader's.
@@ -210,6 +227,11 @@ fn membership_status(error: MembershipError) -> Status {
     }
 }
 
+/// Whose certificate the request came with.
+fn sender<T>(request: &Request<T>) -> Principal {
+    request.extensions().get::<PeerInfo>().map_or(Principal::Plaintext, |peer| peer.principal)
+}
+
 fn stopped(error: impl std::fmt::Display) -> Status {
     Status::unavailable(format!("the replica stops: {error}"))
 }
@@ -220,7 +242,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request.into_inner())?;
+        let request = self.candidate(request)?;
         let response = self.raft().vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
@@ -229,7 +251,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request.into_inner())?;
+        let request = self.candidate(request)?;
         let response = self.raft().pre_vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
@@ -240,9 +262,10 @@ impl RaftService for PeerService {
         &self,
         request: Request<Streaming<wire::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
+        let from = sender(&request);
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| convert::missing("the first request"))?;
-        let source = self.check_leader(first.peer.clone()).await?;
+        let source = self.check_leader(from, first.peer.clone()).await?;
         let rejoin = self.shared.consensus.inner.rejoin.clone();
         rejoin.may_acknowledge()?;
         let first = convert::append(first, source)?;
@@ -281,12 +304,13 @@ impl RaftService for PeerService {
         request: Request<Streaming<wire::SnapshotRequest>>,
     ) -> Result<Response<wire::SnapshotResponse>, Status> {
         use wire::snapshot_request::Part;
+        let from = sender(&request);
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.and_then(|message| message.part);
         let Some(Part::Start(start)) = first else {
             return Err(convert::missing("the start of the snapshot"));
         };
-        let source = self.check_leader(start.peer).await?;
+        let source = self.check_leader(from, start.peer).await?;
         self.shared.consensus.inner.rejoin.may_acknowledge()?;
         let vote = convert::vote(start.vote)?;
         if !vote.committed || vote.leader_id.node_id != source {
@@ -317,8 +341,9 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::SnapshotHeldRequest>,
     ) -> Result<Response<wire::SnapshotHeldResponse>, Status> {
+        let from = sender(&request);
         let message = request.into_inner();
-        self.check_leader(message.peer).await?;
+        self.check_leader(from, message.peer).await?;
         self.shared.consensus.inner.rejoin.may_acknowledge()?;
         let announced = Announced::new(&message.meta, message.digest)?;
         let _turn = self.turn()?;
@@ -331,7 +356,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::DescribeRequest>,
     ) -> Result<Response<wire::DescribeResponse>, Status> {
-        self.check(request.into_inner().peer)?;
+        self.check(sender(&request), request.into_inner().peer)?;
         Ok(Response::new(peers::to_wire(&self.shared.consensus.inner.describer.report())))
     }
 
@@ -339,8 +364,9 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::ReadmitRequest>,
     ) -> Result<Response<wire::ReadmitResponse>, Status> {
+        let from = sender(&request);
         let message = request.into_inner();
-        let source = ReplicaId(self.check(message.peer.clone())?);
+        let source = ReplicaId(self.check(from, message.peer.clone())?);
         let texts = [&message.region, &message.peer_endpoint, &message.client_endpoint];
         if texts.iter().any(|text| text.len() > ENDPOINT_BYTES_MAX) {
             return Err(Status::invalid_argument("a region or an endpoint is too long"));
@@ -355,8 +381,9 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::TransferLeaderRequest>,
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
+        let from = sender(&request);
         let message = request.into_inner();
-        let source = self.check(message.peer.clone())?;
+        let source = self.check(from, message.peer.clone())?;
         self.shared.consensus.inner.rejoin.may_vote()?;
         let request = convert::transfer(message)?;
         if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
@@ -370,7 +397,7 @@ impl RaftService for PeerService {
         &self,
         request: Request<wire::ReadIndexRequest>,
     ) -> Result<Response<wire::ReadIndexResponse>, Status> {
-        self.check(request.into_inner().peer)?;
+        self.check(sender(&request), request.into_inner().peer)?;
         // Never passed on: whoever asks has to know the leader itself.
         let point = confirmed(&self.shared.consensus.inner.confirmations).await;
         let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -378,16 +405,15 @@ impl RaftService for PeerService {
     }
 }
 
-/// Serves peers on a listener until `shutdown` resolves.
+/// Serves the peers that come until `shutdown` resolves.
 ///
 /// # Errors
 /// When the listener fails.
 pub async fn peer_server(
     service: RaftServiceServer<PeerService>,
-    listener: TcpListener,
+    incoming: Incoming,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(2)))

@@ -177,6 +177,10 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::ArchiveUnavailable => {
             "ask a replica that keeps an archive of its log, or leave out --at to see the present"
         }
+        RefusalCode::PermissionDenied => {
+            "use a certificate that permits it: --cert and --key; `muster ca show FILE` says whose one is"
+        }
+        RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

@@ -1,6 +1,8 @@
 //! The server's configuration file.
 
+use muster_api::ApiConfig;
 use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
+use muster_transport::{Scheme, TlsFiles};
 use muster_types::{ClusterId, Name, Parameters, ReplicaId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -68,6 +70,26 @@ struct File {
     snapshots: SnapshotsFile,
     #[serde(default)]
     leader: LeaderFile,
+    tls: Option<TlsFiles>,
+    #[serde(default)]
+    limits: LimitsFile,
+}
+
+/// What one caller, and all together, may take of a replica. Each is 1 or more.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsFile {
+    message_bytes_max: Option<usize>,
+    calls_max: Option<u32>,
+    streams_max: Option<u32>,
+    agent_sessions_max: Option<u32>,
+    agent_uploads_max: Option<u32>,
+    plaintext_max: Option<u32>,
+    connections_max: Option<u32>,
+    connections_per_principal_max: Option<u32>,
+    handshakes_max: Option<u32>,
+    handshakes_per_address_max: Option<u32>,
+    handshake_timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -146,6 +168,10 @@ pub struct ServerConfig {
     pub snapshots: SnapshotPolicy,
     /// Who should lead.
     pub leader: LeaderPolicy,
+    /// Certificates; without them the replica speaks plaintext.
+    pub tls: Option<TlsFiles>,
+    /// Bounds of what clients and agents may take.
+    pub api: ApiConfig,
 }
 
 impl ServerConfig {
@@ -182,7 +208,9 @@ impl ServerConfig {
             return Err(refuse("replica_id", "must be 1 or more".into()));
         }
         let replica_id = ReplicaId(file.replica_id);
-        let members = members(&file.members, &refuse)?;
+        let scheme = if file.tls.is_some() { Scheme::Https } else { Scheme::Http };
+        let members = members(&file.members, scheme, &refuse)?;
+        let api = api(&file.limits).map_err(|(key, reason)| refuse(&format!("limits.{key}"), reason))?;
         let own = members.get(&replica_id).ok_or_else(|| {
             let known: Vec<String> = members.keys().map(ToString::to_string).collect();
             refuse("members", format!("must name this replica, {replica_id}; names {}", known.join(", ")))
@@ -220,6 +248,8 @@ impl ServerConfig {
             parameters,
             snapshots,
             leader,
+            tls: file.tls,
+            api,
         })
     }
 }
@@ -247,6 +277,7 @@ fn broken_timing(timing: Timing) -> Option<(&'static str, String)> {
 
 fn members(
     list: &[MemberFile],
+    scheme: Scheme,
     refuse: &impl Fn(&str, String) -> ConfigError,
 ) -> Result<BTreeMap<ReplicaId, ReplicaNode>, ConfigError> {
     if list.is_empty() || list.len() > MEMBERS_MAX {
@@ -264,7 +295,9 @@ fn members(
         for (field, endpoint) in
             [("peer_endpoint", &member.peer_endpoint), ("client_endpoint", &member.client_endpoint)]
         {
-            muster_client::Endpoints::parse(std::slice::from_ref(endpoint))
+            let whole = scheme.address(endpoint).map_err(|error| refuse(&at(field), error.to_string()))?;
+            let bare = whole.split_once("://").map_or(whole.as_str(), |(_, rest)| rest);
+            muster_client::Endpoints::parse(&[bare.to_owned()])
                 .map_err(|error| refuse(&at(field), error.to_string()))?;
         }
         let node = ReplicaNode {
@@ -326,6 +359,48 @@ fn leader(
         return Err(refuse("leader.settle_ms", "must be 1 or more".into()));
     }
     Ok(LeaderPolicy { preferred_regions: file.preferred_regions.clone(), settle_ms, ..usual })
+}
+
+/// The key and rule that are broken, or the bounds.
+fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
+    fn set<T: Copy + PartialOrd + std::fmt::Display>(
+        key: &'static str,
+        given: Option<T>,
+        (min, max): (T, T),
+        to: &mut T,
+    ) -> Result<(), (&'static str, String)> {
+        match given {
+            Some(value) if value < min || value > max => {
+                Err((key, format!("must be between {min} and {max}, got {value}")))
+            }
+            Some(value) => {
+                *to = value;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+    const MANY: (u32, u32) = (1, 1_000_000);
+    let mut api = ApiConfig::DEFAULT;
+    set("message_bytes_max", file.message_bytes_max, (64 << 10, 64 << 20), &mut api.message_bytes_max)?;
+    set("calls_max", file.calls_max, MANY, &mut api.calls.calls_max)?;
+    set("streams_max", file.streams_max, MANY, &mut api.calls.streams_max)?;
+    set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
+    set("agent_uploads_max", file.agent_uploads_max, MANY, &mut api.calls.agent_uploads_max)?;
+    set("plaintext_max", file.plaintext_max, MANY, &mut api.calls.plaintext_max)?;
+    let size = |given: Option<u32>| given.map(|value| value as usize);
+    let many = (1, 1_000_000);
+    let accept = &mut api.accept;
+    set("connections_max", size(file.connections_max), many, &mut accept.connections_max)?;
+    let each = size(file.connections_per_principal_max);
+    set("connections_per_principal_max", each, many, &mut accept.connections_per_principal_max)?;
+    set("handshakes_max", size(file.handshakes_max), many, &mut accept.handshakes_max)?;
+    let each = size(file.handshakes_per_address_max);
+    set("handshakes_per_address_max", each, many, &mut accept.handshakes_per_address_max)?;
+    let mut timeout_ms = u64::try_from(accept.handshake_timeout.as_millis()).unwrap_or(u64::MAX);
+    set("handshake_timeout_ms", file.handshake_timeout_ms, (100, 60_000), &mut timeout_ms)?;
+    accept.handshake_timeout = std::time::Duration::from_millis(timeout_ms);
+    Ok(api)
 }
 
 fn parameters(file: &ParametersFile) -> Parameters {
@@ -409,6 +484,15 @@ client_endpoint = "http://127.0.0.1:7400"
             (GOOD.replace("127.0.0.1:7400\"\npeer", "nowhere\"\npeer"), "invalid socket address"),
             (GOOD.replace("region = \"eu-west\"", "region = \"EU West\""), "members[0].region: must be"),
             (GOOD.replace("http://127.0.0.1:7500", "https://x"), "members[0].peer_endpoint: "),
+            (format!("{GOOD}\n[limits]\ncalls_max = 0\n"), "limits.calls_max: must be between 1 and 1000000"),
+            (
+                format!("{GOOD}\n[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n"),
+                "members[0].peer_endpoint: http is plaintext, and certificates are configured",
+            ),
+            (
+                GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
+                "members[0].client_endpoint: https needs certificates",
+            ),
             (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
             (
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),

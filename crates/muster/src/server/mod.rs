@@ -4,11 +4,11 @@ mod config;
 
 pub use config::{ConfigError, ServerConfig};
 
-use muster_api::ApiConfig;
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{Engine, EngineConfig, ReplicaInfo};
 use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub enum ServerError {
     },
     /// Plaintext would be open to other machines.
     #[error(
-        "{key}: {address} can be reached from other machines, and this release speaks plaintext only; listen on a loopback address, or say --insecure"
+        "{key}: {address} can be reached from other machines, and without certificates this is plaintext; configure [tls] (`muster ca` makes what it needs), listen on a loopback address, or say --insecure"
     )]
     Plaintext {
         /// Key of the configuration.
@@ -69,6 +69,12 @@ pub enum ServerError {
         /// The address.
         address: SocketAddr,
     },
+    /// The certificates were refused.
+    #[error("tls: the certificates cannot be used")]
+    Tls(#[from] TlsError),
+    /// Two wishes that exclude each other.
+    #[error("--insecure asks for plaintext and [tls] for certificates; leave one of them out")]
+    Contradiction,
     /// The data directory was refused.
     #[error("data_dir: opening {dir} failed{advice}")]
     Store {
@@ -100,8 +106,23 @@ pub enum ServerError {
     ServePeers(#[source] tonic::transport::Error),
 }
 
-async fn listen(key: &'static str, address: SocketAddr, insecure: bool) -> Result<TcpListener, ServerError> {
-    if !address.ip().is_loopback() && !insecure {
+/// The certificates of the configuration, which have to be this replica's.
+fn security(config: &ServerConfig, insecure: bool) -> Result<Security, ServerError> {
+    let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
+    if insecure {
+        return Err(ServerError::Contradiction);
+    }
+    let tls = Tls::load(files.clone())?;
+    let own = PeerName { cluster: config.cluster_id, role: PeerRole::Replica(config.replica_id) };
+    if tls.name() != own {
+        return Err(TlsError::WrongName { found: tls.name(), wanted: own.to_string() }.into());
+    }
+    tracing::info!(name = %own, days_left = tls.days_left(), "certificates are in force");
+    Ok(Security::Tls(tls))
+}
+
+async fn listen(key: &'static str, address: SocketAddr, open: bool) -> Result<TcpListener, ServerError> {
+    if !address.ip().is_loopback() && !open {
         return Err(ServerError::Plaintext { key, address });
     }
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { key, address, source })
@@ -138,8 +159,10 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
 pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), ServerError> {
     let config = ServerConfig::read(&args.config)?;
     // Listeners first: a port in use is said before anything is written.
-    let clients = listen("client_listen", config.client_listen, args.insecure).await?;
-    let peers = listen("peer_listen", config.peer_listen, args.insecure).await?;
+    let security = security(&config, args.insecure)?;
+    let open = args.insecure || matches!(security, Security::Tls(_));
+    let clients = listen("client_listen", config.client_listen, open).await?;
+    let peers = listen("peer_listen", config.peer_listen, open).await?;
     let store = open_store(&config, args.bootstrap).await?;
     let founding = Founding::new(config.cluster_id, config.parameters);
     let (replicated, view) = muster_engine::replicated(founding.format_max);
@@ -152,6 +175,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         version: env!("CARGO_PKG_VERSION").to_owned(),
         format_max: muster_engine::RECORD_FORMAT_MAX,
     };
+    settings.security = security.clone();
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
@@ -169,13 +193,21 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let stop_serving = CancellationToken::new();
     let api = tokio::spawn(muster_api::serve(
         engine.clone(),
-        ApiConfig::DEFAULT,
+        config.api,
+        security.clone(),
         clients,
         stop_serving.clone().cancelled_owned(),
     ));
+    let fresh = tokio::spawn(async move {
+        match security {
+            Security::Tls(tls) => tls.keep_fresh().await,
+            Security::Plaintext => {}
+        }
+    });
     let mut parts = Parts { engine, consensus, peers, api, stop_serving };
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
+    fresh.abort();
     ended
 }
 
