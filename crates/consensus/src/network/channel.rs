@@ -25,6 +25,9 @@ use tonic::{Code, Status};
 /// A refusal that goes on is logged again after this long.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(300);
 
+/// When which refusal by which peer was logged.
+type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
+
 /// Makes connections to peers. Clones share what it knows of them.
 #[derive(Clone)]
 pub(crate) struct PeerNetwork {
@@ -35,7 +38,7 @@ pub(crate) struct PeerNetwork {
     metrics: Arc<OnceLock<Metrics>>,
     pub(super) uploads: Uploads,
     /// When a peer's refusal of this replica as such was last logged.
-    refusals: Arc<Mutex<BTreeMap<(ReplicaId, Option<Refusal>), Instant>>>,
+    refusals: Arc<Mutex<LoggedAt>>,
 }
 
 impl PeerNetwork {
