@@ -117,17 +117,18 @@ fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T>
 fn with_failure(
     uploads: Streaming<v1::UploadLogsRequest>,
 ) -> impl Stream<Item = v1::UploadLogsRequest> + Send + 'static {
-    futures::stream::unfold((Some(uploads), 0), |(uploads, read_id)| async move {
+    futures::stream::unfold((Some(uploads), 0, String::new()), |(uploads, read_id, node_name)| async move {
         let mut uploads = uploads?;
         match uploads.message().await {
             Ok(Some(upload)) => {
-                let read_id = upload.read_id;
-                Some((upload, (Some(uploads), read_id)))
+                let (read_id, node_name) = (upload.read_id, upload.node_name.clone());
+                Some((upload, (Some(uploads), read_id, node_name)))
             }
             Ok(None) => None,
             Err(_) => {
                 let error = BROKEN_OFF.to_owned();
-                Some((v1::UploadLogsRequest { read_id, error, ..Default::default() }, (None, read_id)))
+                let last = v1::UploadLogsRequest { read_id, node_name, error, ..Default::default() };
+                Some((last, (None, read_id, String::new())))
             }
         }
     })
@@ -312,7 +313,9 @@ async fn take_upload(
             Ok(None) => return Ok(()),
             Err(status) => break ours(status),
         };
-        caller.speaks_for(&upload.node_name)?;
+        if let Err(status) = caller.speaks_for(&upload.node_name) {
+            break status;
+        }
         if upload.data.len() > CHUNK_BYTES_MAX {
             let bytes = upload.data.len() as u64;
             break invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]);

@@ -178,7 +178,7 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
     if console.is_structured() {
         return console.object(&certificate);
     }
-    console.line(&format!("{} for {} days:", issued.name, certificate.days_left + 1))?;
+    console.line(&format!("{} for {} days:", issued.name, args.days))?;
     console.line(&format!("[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}", issued.ca, issued.cert, issued.key))
 }
 
