@@ -40,15 +40,15 @@ const LEARNER_LAG_ENTRIES_MAX: u64 = 1_000;
 /// One replica's share in the agreement. Clones are handles to the same replica.
 #[derive(Clone)]
 pub struct Consensus {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     config: ConsensusConfig,
     raft: Raft,
-    store: ReplicaStore,
+    pub(crate) store: ReplicaStore,
     view: watch::Receiver<LeadershipView>,
-    applied: watch::Receiver<u64>,
+    pub(crate) applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
     confirmations: mpsc::Sender<oneshot::Sender<Confirmation>>,
 }

@@ -18,6 +18,7 @@ mod consensus;
 mod error;
 mod gate;
 mod leadership;
+mod log_reader;
 mod network;
 mod state_machine;
 mod status;
@@ -27,6 +28,7 @@ pub use config::{ConfigError, ConsensusConfig, Dial, Limits, SnapshotPolicy, Tim
 pub use consensus::{Consensus, Proposal};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use leadership::{Leader, Leadership, LeadershipView};
+pub use log_reader::{LogSlice, ReadLogError};
 pub use muster_store::{FlushProgress, ReplicaNode};
 pub use network::{PeerService, peer_server};
 pub use status::{Member, ReplicaStatus, Role};
