@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use muster_state::State;
-use muster_types::{ClusterId, LogIndex, LogTime};
+use muster_types::{At, ClusterId, LogIndex, LogTime};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::base::{self, BaseReader};
@@ -10,7 +10,7 @@ use crate::catalog::{BASES, BaseName, Catalog, SEGMENTS, SegmentName, Stretch, S
 use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::record::{ArchivedRound, Place, Record, Records};
-use crate::replay::{At, Replay};
+use crate::replay::Replay;
 use crate::segment::{SEGMENT_BYTES_MAX, Segment, SegmentDraft, SegmentEnd, Start};
 
 /// The archive of one cluster. Calls block; they belong on threads that may.
@@ -157,7 +157,9 @@ impl Archive {
         Ok(sealed.name)
     }
 
-    /// Puts a state into the store. It covers every Raft entry before `place.next_raft`.
+    /// Puts a state into the store. It covers every Raft entry before `place.next_raft`, and the last of
+    /// them has a record: those of an ended leadership behind a record are counted in the state, so they
+    /// make another state at the same record.
     ///
     /// # Errors
     /// When the store fails; then the archive is as it was.

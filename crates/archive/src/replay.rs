@@ -4,19 +4,10 @@
 //! another state is an error, never an answer.
 
 use muster_state::{Effect, Leadership, State};
-use muster_types::{LogIndex, LogTime};
+use muster_types::{At, LogIndex};
 
 use crate::error::ArchiveError;
 use crate::record::ArchivedRound;
-
-/// Which past.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
-    /// Right behind this record.
-    Index(LogIndex),
-    /// Behind the last record that is not later.
-    Time(LogTime),
-}
 
 /// A state on its way through the log.
 #[derive(Clone, Debug, Default)]

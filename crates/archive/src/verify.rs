@@ -1,13 +1,13 @@
 //! Checking an archive from front to end.
 
 use muster_state::Sequence;
-use muster_types::LogIndex;
+use muster_types::{At, LogIndex};
 
 use crate::archive::Archive;
 use crate::catalog::{BaseName, Gap, SegmentName, Stretch};
 use crate::error::ArchiveError;
 use crate::record::Place;
-use crate::replay::{At, Replay};
+use crate::replay::Replay;
 use crate::segment::{Segment, Start};
 
 /// What was found of one segment.
