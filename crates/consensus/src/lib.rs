@@ -20,6 +20,8 @@ mod gate;
 mod leadership;
 mod log_reader;
 mod network;
+mod reads;
+mod rounds;
 mod state_machine;
 mod status;
 

@@ -75,7 +75,7 @@ impl Engine {
         let (consistency, min_log_index) = match from {
             ReadFrom::Past(at) => {
                 let made = tokio::time::timeout_at(deadline, self.view_at(at)).await;
-                let state = made.map_err(|_| too_late(self))??;
+                let state = made.map_err(|_| unmade())??;
                 return Ok(Reading { state, as_of: None });
             }
             ReadFrom::Present { consistency, min_log_index } => (consistency, min_log_index),
@@ -164,6 +164,11 @@ fn is_within(reading: &Reading, arrived: Instant, max_staleness: Duration) -> bo
 #[must_use]
 pub fn staleness_ms(staleness: Duration) -> u64 {
     u64::try_from(staleness.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+fn unmade() -> Refusal {
+    let text = "the state of the past was not made within the deadline; allow more time";
+    Refusal::new(RefusalCode::ArchiveUnavailable, text)
 }
 
 fn too_late(engine: &Engine) -> Refusal {

@@ -51,10 +51,9 @@ fn consistency(at: &str, message: &v1::ReadOptions) -> Result<Consistency, Viola
     let bound = message.max_staleness_ms;
     let unbounded = |consistency| match bound {
         0 => Ok(consistency),
-        _ => Err(Violation::new(
-            below(at, "max_staleness_ms"),
-            "must be given with consistency BOUNDED only",
-        )),
+        _ => {
+            Err(Violation::new(below(at, "max_staleness_ms"), "must be given with consistency BOUNDED only"))
+        }
     };
     match v1::Consistency::try_from(message.consistency) {
         Ok(v1::Consistency::Unspecified | v1::Consistency::Any) => unbounded(Consistency::Any),
@@ -90,9 +89,8 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_what_is_read() {
-        let present = |consistency, index| {
-            Ok(ReadFrom::Present { consistency, min_log_index: LogIndex(index) })
-        };
+        let present =
+            |consistency, index| Ok(ReadFrom::Present { consistency, min_log_index: LogIndex(index) });
         assert_eq!(read_from_proto("read", None).ok(), Some(ReadFrom::default()));
         assert_eq!(read(Asked::Unspecified, [0; 4]), Ok(ReadFrom::default()));
         assert_eq!(read(Asked::Any, [0, 7, 0, 0]), present(Consistency::Any, 7));
