@@ -13,6 +13,7 @@ mod explanation;
 mod fleet_service;
 mod forward;
 mod job_service;
+mod log_service;
 mod node_service;
 mod policy_service;
 mod read;
@@ -24,4 +25,5 @@ mod server;
 mod tests;
 mod watcher;
 
+pub use log_service::RemoteHistory;
 pub use server::{ApiConfig, ServeError, serve};

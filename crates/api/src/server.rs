@@ -4,6 +4,7 @@ use muster_engine::Engine;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
+use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::cluster_service::Clusters;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
 use crate::job_service::Jobs;
+use crate::log_service::Logs;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 
@@ -69,12 +71,13 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 6] = [
+const PUBLIC_SERVICES: [&str; 7] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
     "muster.v1.ClusterService",
+    "muster.v1.LogService",
     "grpc.health.v1.Health",
 ];
 
@@ -97,6 +100,7 @@ pub async fn serve(
         "muster.v1.FleetService",
         "muster.v1.PolicyService",
         "muster.v1.ClusterService",
+        "muster.v1.LogService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -114,6 +118,7 @@ pub async fn serve(
         .add_service(NodeServiceServer::new(Nodes::new(router.clone())).max_decoding_message_size(limit))
         .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(limit))
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(limit))
         .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(limit))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown)
         .await;

@@ -146,7 +146,12 @@ impl Archive {
     ///
     /// # Panics
     /// When the segment has no record.
-    pub fn seal(&self, draft: SegmentDraft, end: Place, first_time: LogTime) -> Result<SegmentName, ArchiveError> {
+    pub fn seal(
+        &self,
+        draft: SegmentDraft,
+        end: Place,
+        first_time: LogTime,
+    ) -> Result<SegmentName, ArchiveError> {
         let sealed = draft.seal(end, first_time);
         assert!(sealed.name.first <= sealed.name.last, "a segment has a record");
         let object = sealed.name.object();
@@ -163,7 +168,12 @@ impl Archive {
     ///
     /// # Errors
     /// When the store fails; then the archive is as it was.
-    pub fn put_base(&self, cluster: ClusterId, place: Place, state: &State) -> Result<BaseName, ArchiveError> {
+    pub fn put_base(
+        &self,
+        cluster: ClusterId,
+        place: Place,
+        state: &State,
+    ) -> Result<BaseName, ArchiveError> {
         let place = Place { sequence: state.sequence(), ..place };
         let object = BaseName::of(&place, 0).object();
         let mut bytes = 0u64;
@@ -190,7 +200,10 @@ impl Archive {
         let failed = |source| ArchiveError::store("reading", &object, source);
         let size = self.store.size(&object).map_err(failed)?;
         if size > SEGMENT_BYTES_MAX {
-            return Err(ArchiveError::damaged(&object, format!("it has {size} bytes; no segment has as many")));
+            return Err(ArchiveError::damaged(
+                &object,
+                format!("it has {size} bytes; no segment has as many"),
+            ));
         }
         let bytes: Bytes = self.store.get(&object, 0, size as usize).map_err(failed)?;
         let segment = Segment::parse(&object, &bytes)?;

@@ -218,7 +218,8 @@ impl<'a> BaseReader<'a> {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let restored = restored.map_err(|source| ArchiveError::Base { object: self.object.clone(), source })?;
+        let restored =
+            restored.map_err(|source| ArchiveError::Base { object: self.object.clone(), source })?;
         let header = self.header;
         if restored.digest() != header.digest || restored.sequence() != header.place.sequence {
             return Err(self.damaged("its state is not the one its header names"));

@@ -30,7 +30,9 @@ pub enum ArchiveError {
         detail: String,
     },
     /// An object of another cluster.
-    #[error("{object:?} belongs to cluster {found}, not to {expected}; give each cluster an archive of its own")]
+    #[error(
+        "{object:?} belongs to cluster {found}, not to {expected}; give each cluster an archive of its own"
+    )]
     Foreign {
         /// Which object.
         object: String,

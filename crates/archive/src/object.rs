@@ -218,7 +218,8 @@ impl ObjectStore for DirectoryStore {
         let mut found = Vec::new();
         self.walk(&folder, 0, &mut |path, bytes| {
             let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
-            if let Some(name) = relative.filter(|name| name.starts_with(prefix) && object_name_is_valid(name)) {
+            if let Some(name) = relative.filter(|name| name.starts_with(prefix) && object_name_is_valid(name))
+            {
                 if found.len() >= LISTED_MAX {
                     return Err(io::Error::other("more objects than an archive can have"));
                 }

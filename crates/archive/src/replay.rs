@@ -45,6 +45,13 @@ impl Replay {
         self.next_raft
     }
 
+    /// Goes on behind entries that have no round.
+    pub fn pass(&mut self, next_raft: u64) {
+        if next_raft > self.next_raft {
+            (self.next_raft, self.done) = (next_raft, 0);
+        }
+    }
+
     /// Digests of the leader that were compared so far.
     #[must_use]
     pub fn digests_compared(&self) -> u64 {

@@ -189,7 +189,8 @@ fn parse_header(object: &str, bytes: &[u8]) -> Result<Header, ArchiveError> {
     if reader.take(4) != Some(&MAGIC) {
         return Err(damaged("it is no segment"));
     }
-    let (body, checksum) = unseal(header).ok_or_else(|| damaged("the checksum of its header does not hold"))?;
+    let (body, checksum) =
+        unseal(header).ok_or_else(|| damaged("the checksum of its header does not hold"))?;
     let mut reader = Reader(&body[4..]);
     let parse = |reader: &mut Reader<'_>| {
         let version = reader.u16()?;

@@ -125,7 +125,9 @@ impl Walk<'_> {
         let header = &segment.header;
         match (header.start, self.previous.take()) {
             (Start::Founding, _) if header.from.sequence == Sequence::default() => Ok(()),
-            (Start::Founding, _) => Err("it claims to be the first, but does not begin at record 1".to_owned()),
+            (Start::Founding, _) => {
+                Err("it claims to be the first, but does not begin at record 1".to_owned())
+            }
             (Start::Follows, Some((end, checksum))) => {
                 let fits = end.sequence == header.from.sequence && end.next_raft <= header.from.next_raft;
                 if checksum == header.previous && fits {

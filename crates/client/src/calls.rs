@@ -20,7 +20,7 @@ use crate::repeat::Subject;
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
 /// policy about 4.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
+pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
     JobServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
@@ -321,8 +321,7 @@ impl Client {
         let (endpoint, channel) = link;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
         let mut cluster = cluster(channel);
-        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await
-        {
+        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
                 let refused = muster_wire::status::Refused::from_status(&status);

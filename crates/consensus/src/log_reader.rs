@@ -61,4 +61,10 @@ impl Consensus {
     pub fn log_floor(&self) -> Option<u64> {
         self.inner.store.log.floor().map(|floor| floor.index())
     }
+
+    /// Keeps entries behind `hold` in the log, whatever snapshots there are: somebody else does not have
+    /// them yet. `None` holds nothing back.
+    pub fn hold_purge(&self, hold: Option<u64>) {
+        self.inner.store.log.hold_purge(hold);
+    }
 }

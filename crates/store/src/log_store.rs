@@ -46,6 +46,10 @@ struct State {
     /// Counts truncations, so that a read over several steps notices one between them.
     truncations: u64,
     failed: Option<String>,
+    /// No entry behind this is purged.
+    purge_hold: Option<u64>,
+    /// How far the log would be purged without it.
+    asked_floor: Option<LogId>,
 }
 
 /// What the storage thread and the store share.
@@ -159,6 +163,26 @@ impl LogStore {
         self.shared.lock().floor
     }
 
+    /// From now on no entry with a Raft index after `hold` is purged: somebody else does not have it
+    /// yet. A purge that asks for more is remembered. `None` holds nothing back.
+    pub fn hold_purge(&self, hold: Option<u64>) {
+        let due = {
+            let mut state = self.shared.lock();
+            state.purge_hold = hold;
+            let due = state.asked_floor.filter(|asked| hold.is_none_or(|hold| asked.index() <= hold));
+            if let Some(floor) = due.filter(|floor| Some(*floor) > state.floor) {
+                state.purged(floor);
+                Some(floor)
+            } else {
+                None
+            }
+        };
+        if let Some(floor) = due {
+            // With no room in line the next purge takes it along.
+            let _ = self.queue.try_send(Operation::Purge { floor });
+        }
+    }
+
     /// Finishes what is queued, closes the files and releases the folder.
     pub async fn close(&self) {
         let (answer, closed) = oneshot::channel();
@@ -231,6 +255,17 @@ impl LogStore {
 }
 
 impl State {
+    fn purged(&mut self, floor: LogId) {
+        self.floor = self.floor.max(Some(floor));
+        self.first_index = self.first_index.max(floor.index() + 1);
+        self.last = self.last.max(Some(floor));
+        while self.tail.front().is_some_and(|entry| entry.log_id.index() <= floor.index()) {
+            if let Some(entry) = self.tail.pop_front() {
+                self.tail_bytes -= entry_bytes(&entry);
+            }
+        }
+    }
+
     fn tail_entries(&self, skip: u64, end: u64, bytes_max: usize) -> Vec<Entry> {
         let mut bytes = 0;
         let mut found = Vec::new();
@@ -276,6 +311,8 @@ impl Shared {
             tail_bytes: 0,
             truncations: 0,
             failed: None,
+            purge_hold: None,
+            asked_floor: None,
         };
         let progress =
             FlushProgress { last_index: recovered.last.map(|last| last.index()), app_entries_flushed: 0 };
@@ -415,14 +452,12 @@ impl RaftLogStorage<RaftConfig> for LogStore {
     async fn purge(&mut self, log_id: LogId) -> Result<(), std::io::Error> {
         {
             let mut state = self.shared.lock();
-            state.floor = state.floor.max(Some(log_id));
-            state.first_index = state.first_index.max(log_id.index() + 1);
-            state.last = state.last.max(Some(log_id));
-            while state.tail.front().is_some_and(|entry| entry.log_id.index() <= log_id.index()) {
-                if let Some(entry) = state.tail.pop_front() {
-                    state.tail_bytes -= entry_bytes(&entry);
-                }
+            state.asked_floor = state.asked_floor.max(Some(log_id));
+            let past_end = state.last.is_none_or(|last| last.index() < log_id.index());
+            if !past_end && state.purge_hold.is_some_and(|hold| hold < log_id.index()) {
+                return Ok(());
             }
+            state.purged(log_id);
         }
         self.enqueue(Operation::Purge { floor: log_id }).await?;
         Ok(())

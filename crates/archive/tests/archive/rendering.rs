@@ -2,9 +2,7 @@
 
 use muster_archive::{content, csv_line, json_line, summary};
 use muster_journal::{Decision, RequestKey, StopCause, WorkerSlot};
-use muster_types::{
-    DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, NodeId, RequestId,
-};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, NodeId, RequestId};
 use serde_json::json;
 
 use crate::support::{Log, job, open, write};

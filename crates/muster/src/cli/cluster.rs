@@ -161,7 +161,16 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
     console.line("")?;
     let mut header = vec!["REPLICA", "REGION", "ROLE", "TERM", "LOG-INDEX", "DIGEST"];
     if console.is_wide() {
-        header.extend(["STALE-MS", "LAST", "COMMITTED", "APPLIED", "SNAPSHOT", "REJECTED", "FORMAT", "VOTER"]);
+        header.extend([
+            "STALE-MS",
+            "LAST",
+            "COMMITTED",
+            "APPLIED",
+            "SNAPSHOT",
+            "REJECTED",
+            "FORMAT",
+            "VOTER",
+        ]);
     }
     header.push("ENDPOINT");
     let mut grid = Grid::new(header);

@@ -5,13 +5,15 @@ mod config;
 pub use config::{ConfigError, ServerConfig};
 
 use muster_api::ApiConfig;
+use muster_archive::{Archive, ArchiveError};
 use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
-use muster_engine::{Engine, EngineConfig, ReplicaInfo};
+use muster_engine::{Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
 use muster_store::{Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -80,6 +82,17 @@ pub enum ServerError {
         #[source]
         source: StoreError,
     },
+    /// The archive was refused.
+    #[error(
+        "archive.dir: opening {dir} failed; an archive that is damaged or another cluster's can be moved away, and a new one begins"
+    )]
+    Archive {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: ArchiveError,
+    },
     /// Consensus did not start.
     #[error("starting consensus failed")]
     Consensus(#[from] muster_consensus::StartError),
@@ -127,6 +140,15 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
     })
 }
 
+async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerError> {
+    let Some(archive) = &config.archive else { return Ok(None) };
+    let (dir, cluster) = (archive.dir.clone(), config.cluster_id);
+    let opened = tokio::task::spawn_blocking(move || open_archive(&dir, cluster)).await;
+    let opened = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let refused = |source| ServerError::Archive { dir: archive.dir.clone(), source };
+    opened.map(Some).map_err(refused)
+}
+
 /// Runs a replica until `shutdown` or until it stops by itself.
 ///
 /// # Errors
@@ -137,6 +159,11 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let clients = listen("client_listen", config.client_listen, args.insecure).await?;
     let peers = listen("peer_listen", config.peer_listen, args.insecure).await?;
     let store = open_store(&config, args.bootstrap).await?;
+    let archive = open_history(&config).await?;
+    if let Some(archive) = &archive {
+        // Before anything is purged.
+        store.log.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
+    }
     let (replicated, view) = muster_engine::replicated();
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
@@ -155,6 +182,12 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         EngineConfig { founding, client_commands_waiting_max: 8_192, node_commands_waiting_max: 16_384 };
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
+    let mut history = HistorySettings::new(archive.map(Arc::new));
+    history.peers = Some(Arc::new(muster_api::RemoteHistory));
+    if let Some(archive) = &config.archive {
+        history.segment_age = archive.segment_age;
+    }
+    engine.keep_history(history);
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
     let stop_serving = CancellationToken::new();
     let api = tokio::spawn(muster_api::serve(
