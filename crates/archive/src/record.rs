@@ -118,6 +118,11 @@ impl Records {
         self.place
     }
 
+    /// Goes on behind entries that have no round.
+    pub fn pass(&mut self, next_raft: u64) {
+        self.place.next_raft = self.place.next_raft.max(next_raft);
+    }
+
     /// The records of the next round. Those of an ended leadership have no position and are none.
     ///
     /// # Errors

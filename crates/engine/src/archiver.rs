@@ -77,10 +77,7 @@ pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive
 }
 
 pub(crate) fn spawn(history: Arc<History>, settings: HistorySettings) {
-    let Some(archive) = history.archive.clone() else {
-        history.consensus.hold_purge(None);
-        return;
-    };
+    let Some(archive) = history.archive.clone() else { return };
     history.consensus.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
     tokio::spawn(async move {
         let shutdown = history.shutdown.clone();

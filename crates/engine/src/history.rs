@@ -26,6 +26,8 @@ use crate::replicated::Shared;
 const MARK_BYTES: u64 = 128 << 10;
 /// The same in entries: without payloads they have no bytes.
 const MARK_ENTRIES: u64 = 1_024;
+/// Without an archive: the log may be purged up to the last mark.
+const MARK_ENTRIES_ALONE: u64 = 64;
 /// Marks that are kept without an archive: some four gigabytes of log.
 const MARKS_MAX: usize = 32_768;
 /// Between two looks at a log that had nothing where there should be something.
@@ -156,6 +158,9 @@ impl History {
 
     fn begin(&self, place: Place, origin: Option<Arc<State>>) {
         let mark = Mark { place, bytes: 0, noted_at: Instant::now() };
+        if self.archive.is_none() {
+            self.consensus.hold_purge(Some(place.next_raft.saturating_sub(1)));
+        }
         *self.trail() = Some(Trail { marks: VecDeque::from([mark]), end: mark, origin });
         self.end.send_replace(place.sequence.log_index);
     }
@@ -209,18 +214,22 @@ impl History {
 
     fn note(&self, next: Mark) {
         let floor = self.consensus.log_floor();
+        let entries_max = if self.archive.is_some() { MARK_ENTRIES } else { MARK_ENTRIES_ALONE };
         let mut trail = self.trail();
         let Some(trail) = trail.as_mut() else { return };
         trail.end = next;
         let far = trail.marks.back().is_none_or(|last| {
             next.bytes - last.bytes >= MARK_BYTES
-                || next.place.next_raft - last.place.next_raft >= MARK_ENTRIES
+                || next.place.next_raft - last.place.next_raft >= entries_max
         });
         if far {
             trail.marks.push_back(next);
         }
         if self.archive.is_none() {
-            // What the log has lost cannot be read from; the last mark is always one that can.
+            if far {
+                // Everything behind the last mark can be read.
+                self.consensus.hold_purge(Some(next.place.next_raft.saturating_sub(1)));
+            }
             let lost = |mark: &Mark| floor.is_some_and(|floor| mark.place.next_raft <= floor);
             while trail.marks.len() > MARKS_MAX || (trail.marks.len() > 1 && lost(&trail.marks[0])) {
                 trail.marks.pop_front();
@@ -367,7 +376,12 @@ pub struct LogFollower {
     next: LogIndex,
     end: watch::Receiver<LogIndex>,
     rounds: std::vec::IntoIter<ArchivedRound>,
+    /// The first entry behind them.
+    behind: u64,
+    /// The last record of them that counts.
     to: LogIndex,
+    /// Whether there are more, which do not.
+    is_cut: bool,
 }
 
 /// What a reader gets at a time.
@@ -391,6 +405,8 @@ impl LogFollower {
         let mut records = Vec::new();
         while records.len() < BATCH_RECORDS {
             let Some(round) = self.rounds.next() else {
+                // Entries of the protocol's own may follow the last round.
+                self.records.pass(self.behind);
                 if !records.is_empty() {
                     break;
                 }
@@ -400,20 +416,20 @@ impl LogFollower {
                 if slice.from.next_raft != place.next_raft || slice.from.sequence != place.sequence {
                     self.records = muster_archive::Records::from(slice.from);
                 }
-                if slice.rounds.is_empty() {
-                    self.records = muster_archive::Records::from(slice.end);
-                }
-                (self.rounds, self.to) = (slice.rounds.into_iter(), slice.to);
+                self.is_cut = slice.to < slice.end.sequence.log_index;
+                (self.rounds, self.behind, self.to) =
+                    (slice.rounds.into_iter(), slice.end.next_raft, slice.to);
                 continue;
             };
             let taken = self.records.take(&round).map_err(|error| self.history.refusal(&error))?;
             let wanted = taken.into_iter().filter(|r| r.log_index >= self.next && r.log_index <= self.to);
             records.extend(wanted);
-            if self.records.place().sequence.log_index >= self.to {
+            if self.is_cut && self.records.place().sequence.log_index >= self.to {
                 // A later life of the cluster goes on from here; the archive knows where.
                 let at = muster_state::Sequence { log_index: self.to, ..Default::default() };
                 let place = Place { sequence: at, ..Place::default() };
-                (self.records, self.rounds) = (muster_archive::Records::from(place), Vec::new().into_iter());
+                (self.records, self.rounds, self.behind) =
+                    (muster_archive::Records::from(place), Vec::new().into_iter(), 0);
             }
         }
         if let Some(first) = records.first()
@@ -494,7 +510,9 @@ impl Engine {
             next: from,
             end: history.end.subscribe(),
             rounds: Vec::new().into_iter(),
+            behind: 0,
             to: LogIndex(u64::MAX),
+            is_cut: false,
         })
     }
 
