@@ -5,7 +5,7 @@ use muster_wire::v1;
 use serde_json::Value;
 use std::time::Duration;
 
-use crate::support::{Cluster, eventually, heavy, job, run_to_end};
+use crate::support::{Cluster, eventually, heavy, job, node, register, run_to_end};
 
 /// Snapshots and segments every moment, so that the log is purged within a test.
 const EAGER: &str =
@@ -20,6 +20,12 @@ fn cluster() -> Cluster {
         std::fs::write(cluster.replicas[at].config(), config).expect("writing a config");
     }
     cluster
+}
+
+/// Waits for a leader, and makes a node known that jobs could run on; no agent is behind it.
+async fn start(cluster: &Cluster) {
+    let leader = cluster.leader().await;
+    register(&cluster.replicas[leader].endpoint(), node("host-1")).await.expect("it is registered");
 }
 
 async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
@@ -61,7 +67,7 @@ async fn everything_is_there_after_purges_and_restarts() {
     for at in 0..REPLICAS {
         cluster.start_replica_first(at);
     }
-    cluster.leader().await;
+    start(&cluster).await;
     let early = submit(&cluster, 60, "early").await;
     for at in 0..REPLICAS {
         cluster.caught_up(at, early).await;
@@ -125,7 +131,7 @@ async fn a_follower_survives_its_replica() {
     for at in 0..REPLICAS {
         cluster.start_replica_first(at);
     }
-    cluster.leader().await;
+    start(&cluster).await;
     let request = v1::ReadLogRequest { from_index: 1, follow: true, ..Default::default() };
     let mut reader = cluster.client().read_log(request);
     let first = submit(&cluster, 20, "first").await;

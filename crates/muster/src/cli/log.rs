@@ -296,7 +296,6 @@ async fn show(client: &Client, console: &Console, index: u64) -> Result<Exit, Fa
 /// Where an export goes.
 pub struct Output {
     to: Box<dyn Write>,
-    form: ExportFormat,
     told_at: Instant,
     pub records: u64,
 }
@@ -313,7 +312,7 @@ impl Output {
             }
             None => Box::new(BufWriter::new(std::io::stdout())),
         };
-        let mut output = Output { to, form: args.form, told_at: Instant::now(), records: 0 };
+        let mut output = Output { to, told_at: Instant::now(), records: 0 };
         if args.form == ExportFormat::Csv {
             output.line(muster_archive::CSV_HEADER)?;
         }
