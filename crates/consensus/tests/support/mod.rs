@@ -201,7 +201,7 @@ impl Disk {
                 ReplicaStore::in_memory(disk.clone(), snapshots.clone(), options).unwrap()
             }
             Disk::Folder(dir) => {
-                let identity = Identity { cluster_id: CLUSTER, replica_id: id };
+                let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: 1 };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
             }
         }

@@ -9,7 +9,7 @@ use muster_archive::{Archive, ArchiveError};
 use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
-use muster_store::{Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -121,10 +121,14 @@ async fn listen(key: &'static str, address: SocketAddr, insecure: bool) -> Resul
 }
 
 async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaStore, ServerError> {
-    let identity = Identity { cluster_id: config.cluster_id, replica_id: config.replica_id };
+    let (cluster_id, replica_id) = (config.cluster_id, config.replica_id);
     let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
     let dir = config.data_dir.clone();
     let opened = tokio::task::spawn_blocking(move || {
+        // A folder knows which life of the cluster it belongs to; a new one starts in the first.
+        let found = ReplicaStore::identity_of(&dir)?;
+        let generation = found.map_or(FIRST_GENERATION, |found| found.generation);
+        let identity = Identity { cluster_id, replica_id, generation };
         ReplicaStore::open(&dir, identity, mode, StoreOptions::production())
     });
     let opened = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
