@@ -302,6 +302,9 @@ mod tests {
         assert!(passed_on.forwarded);
         let slack = Duration::from_millis(100);
         assert!(passed_on.deadline <= caller.deadline + slack, "no longer than was left");
+        // A read is refused while its caller still listens.
+        let reading = router.read_deadline(&request).saturating_duration_since(Instant::now());
+        assert!(reading <= Duration::from_millis(1_900) && reading > Duration::from_millis(1_000));
         request.set_timeout(Duration::from_secs(3_600));
         assert!(within(router.caller(&request)) <= ApiConfig::DEFAULT.write_timeout);
     }
