@@ -19,6 +19,7 @@ mod fleet_service;
 mod forward;
 mod guard;
 mod job_service;
+mod log_service;
 mod node_service;
 mod policy_service;
 mod read;
@@ -31,4 +32,5 @@ mod tests;
 mod watcher;
 
 pub use guard::CallLimits;
+pub use log_service::RemoteHistory;
 pub use server::{ApiConfig, ServeError, serve};

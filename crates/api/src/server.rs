@@ -5,6 +5,7 @@ use muster_transport::{AcceptLimits, Security};
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
+use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::fleet_service::Fleet;
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
 use crate::job_service::Jobs;
+use crate::log_service::Logs;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 
@@ -82,12 +84,13 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 6] = [
+const PUBLIC_SERVICES: [&str; 7] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
     "muster.v1.ClusterService",
+    "muster.v1.LogService",
     "grpc.health.v1.Health",
 ];
 
@@ -112,6 +115,7 @@ pub async fn serve(
         "muster.v1.FleetService",
         "muster.v1.PolicyService",
         "muster.v1.ClusterService",
+        "muster.v1.LogService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -132,6 +136,7 @@ pub async fn serve(
         )
         .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(small))
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
         .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(small))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;

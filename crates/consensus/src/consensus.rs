@@ -55,7 +55,7 @@ pub(crate) struct Inner {
     pub(crate) store: ReplicaStore,
     pub(crate) network: PeerNetwork,
     pub(crate) view: watch::Receiver<LeadershipView>,
-    applied: watch::Receiver<u64>,
+    pub(crate) applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
     pub(crate) confirmations: Confirmations,
     reads: mpsc::Sender<Caller<Confirmation>>,

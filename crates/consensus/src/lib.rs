@@ -21,6 +21,7 @@ mod error;
 mod gate;
 mod handover;
 mod leadership;
+mod log_reader;
 mod membership;
 mod network;
 mod reads;
@@ -41,6 +42,7 @@ pub use membership::{
     ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
 };
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
+pub use log_reader::{LogSlice, ReadLogError};
 pub use network::{PeerService, peer_server};
 pub use peers::PeerReport;
 pub use status::{Member, ReplicaStatus, Role};

@@ -123,7 +123,7 @@ impl StateMachine {
     }
 }
 
-fn committed_entry(entry: &Entry) -> CommittedEntry {
+pub(crate) fn committed_entry(entry: &Entry) -> CommittedEntry {
     let leader = entry.log_id.committed_leader_id();
     let payload = match &entry.payload {
         EntryPayload::Normal(payload) => Some(payload.0.clone()),
@@ -207,7 +207,11 @@ impl RaftStateMachine<RaftConfig> for StateMachine {
 
 impl StateMachine {
     fn install(&self, meta: &SnapshotMeta, snapshot: &SnapshotHandle) -> Result<(), io::Error> {
-        let data = SnapshotData { reader: snapshot.chunks(), bytes: snapshot.bytes() };
+        let data = SnapshotData {
+            reader: snapshot.chunks(),
+            bytes: snapshot.bytes(),
+            raft_index: meta.last_log_id.map_or(0, |last| last.index()),
+        };
         let mut applied = self.lock();
         self.call(&mut applied, |application| application.restore(data))?.map_err(io::Error::other)?;
         applied.last = meta.last_log_id;

@@ -6,7 +6,7 @@ use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotDa
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::LogIndex;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use crate::orders::OrderBoard;
@@ -20,6 +20,29 @@ pub(crate) struct Shared {
     pub(crate) hub: Arc<WatchHub>,
     pub(crate) waiters: Waiters,
     pub(crate) orders: OrderBoard,
+    /// The same state as the view, with its place among the Raft entries.
+    pub(crate) position: ArcSwap<Position>,
+    /// The newest snapshot that replaced the state, until whoever keeps history has gone on from it.
+    pub(crate) restored: Mutex<Option<Arc<Position>>>,
+}
+
+/// A state and the last Raft entry in it.
+#[derive(Debug, Default)]
+pub(crate) struct Position {
+    pub(crate) raft_index: u64,
+    /// Whether the last round in it has a record, so that nothing else is ever the state behind that record.
+    pub(crate) exact: bool,
+    pub(crate) state: Arc<State>,
+}
+
+impl Shared {
+    pub(crate) fn restored(&self) -> Option<Arc<Position>> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn forget_restored(&self) {
+        *self.restored.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// The replicated state behind consensus. Keeps the only copy that changes.
@@ -40,6 +63,8 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         hub: Arc::new(WatchHub::new(LogIndex::ZERO)),
         waiters: Waiters::default(),
         orders: OrderBoard::default(),
+        position: ArcSwap::default(),
+        restored: Mutex::new(None),
     });
     (Replicated { state, format_max, shared: Arc::clone(&shared) }, View { shared })
 }
@@ -97,9 +122,11 @@ impl Replicated {
         }
     }
 
-    fn publish(&self, events: Vec<Event>) {
+    fn publish(&self, raft_index: u64, exact: bool, events: Vec<Event>) {
         let end = self.state.log_index();
-        self.shared.view.store(Arc::new(self.state.clone()));
+        let state = Arc::new(self.state.clone());
+        self.shared.position.store(Arc::new(Position { raft_index, exact, state: Arc::clone(&state) }));
+        self.shared.view.store(state);
         self.shared.hub.append(end, events);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_marked();
@@ -111,15 +138,19 @@ impl Application for Replicated {
         let mut events = Vec::new();
         // The state's leadership, not the round's: a round of a lost one is applied as nothing.
         let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
+        let (mut last, mut exact) = (0, false);
         for entry in entries {
+            last = entry.raft_index;
             let Some(payload) = &entry.payload else { continue };
+            let before = self.state.log_index();
             self.apply_round(entry.raft_index, payload, &mut events);
+            exact = self.state.log_index() > before;
             reached.push((self.state.log_index(), self.state.leadership()));
         }
         if reached.is_empty() {
             return;
         }
-        self.publish(events);
+        self.publish(last, exact, events);
         // Only now: who is answered must find the record in the view.
         for (index, leadership) in reached {
             self.shared.waiters.applied(index, leadership);
@@ -131,6 +162,7 @@ impl Application for Replicated {
     }
 
     fn restore(&mut self, data: SnapshotData) -> Result<(), ApplicationError> {
+        let raft_index = data.raft_index();
         let chunks: Vec<Bytes> = data.collect::<Result<_, _>>()?;
         let state =
             State::restore_up_to(self.format_max, chunks.iter()).map_err(|error| ApplicationError {
@@ -139,7 +171,11 @@ impl Application for Replicated {
             })?;
         self.state = state;
         let end = self.state.log_index();
-        self.shared.view.store(Arc::new(self.state.clone()));
+        let state = Arc::new(self.state.clone());
+        let position = Arc::new(Position { raft_index, exact: false, state: Arc::clone(&state) });
+        *self.shared.restored.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&position));
+        self.shared.position.store(position);
+        self.shared.view.store(state);
         self.shared.hub.reset(end);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_all();

@@ -173,14 +173,7 @@ impl State {
         time: LogTime,
         decision: &Decision,
     ) -> Check {
-        let current = self.meta.leadership;
-        if matches!(decision, Decision::LeaderStarted) {
-            require(current.is_none_or(|c| leadership > c), GuardError::StaleLeadership)?;
-        } else {
-            require(current == Some(leadership), GuardError::StaleLeadership)?;
-        }
-        require(index == self.meta.log_index.next(), GuardError::OutOfSequence)?;
-        require(time >= self.meta.log_time, GuardError::TimeWentBack)
+        self.sequence().check(leadership, index, time, decision)
     }
 
     /// The job and its placement.

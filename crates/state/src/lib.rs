@@ -25,6 +25,7 @@ mod guard;
 mod history;
 mod index;
 mod rows;
+mod sequence;
 mod snapshot;
 mod table;
 mod verify;
@@ -48,6 +49,7 @@ pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
     RankState, RequestAnswer, RequestRow,
 };
+pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use table::Table;
 pub use verify::BrokenInvariant;

@@ -7,6 +7,7 @@
 mod bad_input;
 mod durability;
 mod failover;
+mod history;
 mod quickstart;
 mod reads;
 mod reflection;

@@ -16,6 +16,8 @@ pub mod failure;
 mod follow;
 mod job;
 mod list;
+mod log;
+mod log_archive;
 mod logs;
 mod node;
 mod policy;
@@ -111,6 +113,9 @@ pub enum ClientCommand {
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// The decision log: follow it, look at single records, export and verify history
+    #[command(subcommand)]
+    Log(log::LogCommand),
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -159,6 +164,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
+        ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Sim(command) => sim::run(console, command),

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Replicas of one cluster: three or five, with room for a change of membership.
 const MEMBERS_MAX: usize = 9;
@@ -19,6 +20,10 @@ const ELECTION_TIMEOUT_MS_MAX: u64 = 600_000;
 /// Smaller bounds would make a snapshot, or a pause of an upload, of every few entries.
 const SNAPSHOT_BYTES_MIN: u64 = 1 << 20;
 const SNAPSHOT_AGE_MS_MIN: u64 = 1_000;
+/// Age at which a segment of the archive is closed, and its bounds.
+const SEGMENT_AGE_MS_DEFAULT: u64 = 600_000;
+const SEGMENT_AGE_MS_MIN: u64 = 100;
+const SEGMENT_AGE_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 
 /// Why a configuration was refused. Names file, key and reason.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +75,8 @@ struct File {
     snapshots: SnapshotsFile,
     #[serde(default)]
     leader: LeaderFile,
+    #[serde(default)]
+    archive: ArchiveFile,
     tls: Option<TlsFiles>,
     #[serde(default)]
     limits: LimitsFile,
@@ -143,6 +150,23 @@ struct LeaderFile {
     settle_ms: Option<u64>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArchiveFile {
+    enabled: Option<bool>,
+    dir: Option<PathBuf>,
+    segment_age_ms: Option<u64>,
+}
+
+/// Where history is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveConfig {
+    /// The folder.
+    pub dir: PathBuf,
+    /// A segment is closed at this age at the latest.
+    pub segment_age: Duration,
+}
+
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -172,6 +196,8 @@ pub struct ServerConfig {
     pub tls: Option<TlsFiles>,
     /// Bounds of what clients and agents may take.
     pub api: ApiConfig,
+    /// The archive of the log; none for no more history than the log has.
+    pub archive: Option<ArchiveConfig>,
 }
 
 impl ServerConfig {
@@ -236,6 +262,7 @@ impl ServerConfig {
         let mut leader = leader(&file.leader, &members, &refuse)?;
         let ranked = file.members.iter().filter_map(|m| m.election_rank.map(|rank| (ReplicaId(m.id), rank)));
         leader.election_ranks = ranked.collect();
+        let archive = archive(file.archive, &file.data_dir, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -250,8 +277,29 @@ impl ServerConfig {
             leader,
             tls: file.tls,
             api,
+            archive,
         })
     }
+}
+
+fn archive(
+    file: ArchiveFile,
+    data_dir: &Path,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<Option<ArchiveConfig>, ConfigError> {
+    if file.enabled == Some(false) {
+        return match file.dir {
+            Some(_) => Err(refuse("archive.dir", "is given, but archive.enabled is false".into())),
+            None => Ok(None),
+        };
+    }
+    let age_ms = file.segment_age_ms.unwrap_or(SEGMENT_AGE_MS_DEFAULT);
+    if !(SEGMENT_AGE_MS_MIN..=SEGMENT_AGE_MS_MAX).contains(&age_ms) {
+        let rule = format!("must be between {SEGMENT_AGE_MS_MIN} and {SEGMENT_AGE_MS_MAX}, got {age_ms}");
+        return Err(refuse("archive.segment_age_ms", rule));
+    }
+    let dir = file.dir.unwrap_or_else(|| data_dir.join("archive"));
+    Ok(Some(ArchiveConfig { dir, segment_age: Duration::from_millis(age_ms) }))
 }
 
 /// The first of the rules that elections need and that is broken: said here, before anything is written.
@@ -445,6 +493,8 @@ client_endpoint = "http://127.0.0.1:7400"
         let config = ServerConfig::parse(Path::new("muster.toml"), GOOD).expect("it is complete");
         assert_eq!(config.region.as_str(), "eu-west");
         assert_eq!(config.parameters, Parameters::DEFAULT);
+        let dir = config.archive.expect("history is kept unless that is switched off").dir;
+        assert_eq!(dir, Path::new("/tmp/r1/archive"));
     }
 
     #[test]
@@ -493,6 +543,8 @@ client_endpoint = "http://127.0.0.1:7400"
                 GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
                 "members[0].client_endpoint: https needs certificates",
             ),
+            (format!("{GOOD}\n[archive]\nsegment_age_ms = 1\n"), "archive.segment_age_ms: must be between"),
+            (format!("{GOOD}\n[archive]\nenabled = false\ndir = \"/x\"\n"), "archive.dir: is given"),
             (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
             (
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),

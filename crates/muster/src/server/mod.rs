@@ -4,14 +4,16 @@ mod config;
 
 pub use config::{ConfigError, ServerConfig};
 
+use muster_archive::{Archive, ArchiveError};
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
-use muster_engine::{Engine, EngineConfig, ReplicaInfo};
+use muster_engine::{Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
 use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -86,6 +88,17 @@ pub enum ServerError {
         #[source]
         source: StoreError,
     },
+    /// The archive was refused.
+    #[error(
+        "archive.dir: opening {dir} failed; an archive that is damaged or another cluster's can be moved away, and a new one begins"
+    )]
+    Archive {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: ArchiveError,
+    },
     /// Consensus did not start.
     #[error("starting consensus failed")]
     Consensus(#[from] muster_consensus::StartError),
@@ -152,6 +165,15 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
     })
 }
 
+async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerError> {
+    let Some(archive) = &config.archive else { return Ok(None) };
+    let (dir, cluster) = (archive.dir.clone(), config.cluster_id);
+    let opened = tokio::task::spawn_blocking(move || open_archive(&dir, cluster)).await;
+    let opened = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let refused = |source| ServerError::Archive { dir: archive.dir.clone(), source };
+    opened.map(Some).map_err(refused)
+}
+
 /// Runs a replica until `shutdown` or until it stops by itself.
 ///
 /// # Errors
@@ -166,6 +188,11 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let store = open_store(&config, args.bootstrap).await?;
     let founding = Founding::new(config.cluster_id, config.parameters);
     let (replicated, view) = muster_engine::replicated(founding.format_max);
+    let archive = open_history(&config).await?;
+    if let Some(archive) = &archive {
+        // Before anything is purged.
+        store.log.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
+    }
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
@@ -189,6 +216,12 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         EngineConfig { founding, client_commands_waiting_max: 8_192, node_commands_waiting_max: 16_384 };
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
+    let mut history = HistorySettings::new(archive.map(Arc::new));
+    history.peers = Some(Arc::new(muster_api::RemoteHistory));
+    if let Some(archive) = &config.archive {
+        history.segment_age = archive.segment_age;
+    }
+    engine.keep_history(history);
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
     let stop_serving = CancellationToken::new();
     let api = tokio::spawn(muster_api::serve(

@@ -134,6 +134,11 @@ impl Cluster {
         assert!(old.is_none(), "replica {at} runs already");
     }
 
+    /// Starts a replica for the first time.
+    pub fn start_replica_first(&mut self, at: usize) {
+        self.start_replica_with(at, &["--bootstrap"]);
+    }
+
     /// Starts a replica again.
     pub fn start_replica(&mut self, at: usize) {
         self.start_replica_with(at, &[]);
