@@ -12,7 +12,7 @@ use crate::burst::BurstRow;
 use crate::demand::Demand;
 use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
-use crate::index::{GangClass, Indexes, LinePlace, Pool, PoolKey, Turn};
+use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
 use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
@@ -96,7 +96,7 @@ pub struct State {
     pub(crate) nodes: Table<NodeId, NodeRow>,
     pub(crate) jobs: Table<JobId, JobRow>,
     /// Apart from the rows: hashed once, shared by every version of the row.
-    pub(crate) specs: Table<JobId, Arc<JobSpec>>,
+    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
     pub(crate) requests: Table<RequestId, RequestRow>,
     /// What tenants have used, decayed.
     pub(crate) tenants: Table<Name, TenantUsage>,
@@ -241,6 +241,12 @@ impl State {
     #[must_use]
     pub fn spec(&self, id: JobId) -> Option<&Arc<JobSpec>> {
         self.specs.get(&id)
+    }
+
+    /// What was submitted, with what follows from it.
+    pub(crate) fn described(&self, id: JobId) -> Option<Described> {
+        let (spec, facts) = self.specs.get_with_facts(&id)?;
+        Some(Described { spec: Arc::clone(spec), facts: *facts })
     }
 
     /// All jobs, in order of submission.

@@ -140,15 +140,15 @@ impl State {
         for level in HistoryLevel::ALL {
             let key = HistoryKey::of(level, &spec);
             let mut row = self.history.get(&key).cloned().unwrap_or_default();
-            self.indexes.history_by_time.remove_mut(&(row.last, key));
+            self.indexes.history_by_time.remove(&(row.last, key));
             row.observe(run_ms, now);
-            self.indexes.history_by_time.insert_mut((now, key));
+            self.indexes.history_by_time.insert((now, key));
             self.history.insert(key, row);
         }
         while self.history.len() > HISTORY_ROWS_MAX {
             let oldest = self.indexes.history_by_time.first().copied();
             let (last, key) = oldest.expect("every row of the history is indexed");
-            self.indexes.history_by_time.remove_mut(&(last, key));
+            self.indexes.history_by_time.remove(&(last, key));
             self.history.remove(&key);
         }
         Some(run_ms)

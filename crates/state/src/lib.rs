@@ -27,6 +27,7 @@ mod index;
 mod rows;
 mod snapshot;
 mod table;
+pub mod tree;
 mod verify;
 
 pub mod fit;
@@ -50,4 +51,5 @@ pub use rows::{
 };
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use table::Table;
+pub use tree::{Map, Set};
 pub use verify::BrokenInvariant;

@@ -133,6 +133,53 @@ pub struct Placement {
     pub charge: Charge,
 }
 
+impl Placement {
+    /// Moves ranks on one node; the devices of those that are over now.
+    pub(crate) fn set_ranks(
+        &mut self,
+        node: NodeId,
+        states: Vec<(u32, RankState)>,
+    ) -> Vec<(u32, muster_types::DeviceSet)> {
+        let mut freed = Vec::new();
+        for (rank, state) in states {
+            let at = rank as usize;
+            assert!(self.slots[at].node == node, "a rank is reported by its own node");
+            assert!(!self.ranks[at].is_over(), "what is over stays over");
+            self.unstarted -= u32::from(self.ranks[at] == RankState::Assigned);
+            if state.is_over() {
+                freed.push((rank, self.slots[at].devices));
+                self.live -= 1;
+            }
+            self.ranks[at] = state;
+        }
+        freed
+    }
+}
+
+/// What a gang is charged for, without a copy of it.
+pub(crate) enum Charged {
+    Promise(Arc<PromiseRow>),
+    Placement(Arc<Placement>),
+}
+
+impl Charged {
+    /// What a job is charged for now, as [`JobRow::charge`] says.
+    pub(crate) fn of(row: &JobRow) -> Option<Charged> {
+        if let Some(promise) = &row.promise {
+            return Some(Charged::Promise(Arc::clone(promise)));
+        }
+        row.charge()?;
+        row.placement.clone().map(Charged::Placement)
+    }
+
+    pub(crate) fn get(&self) -> (&Name, &Charge) {
+        match self {
+            Charged::Promise(promise) => (&promise.region, &promise.charge),
+            Charged::Placement(placement) => (&placement.region, &placement.charge),
+        }
+    }
+}
+
 /// What a gang is charged for: against quota, and in its tenant's share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
