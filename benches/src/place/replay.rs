@@ -306,17 +306,29 @@ fn submissions(found: &Value) -> Vec<Figure> {
 
 fn lives(found: &Value) -> Vec<Figure> {
     vec![
-        Figure::new("replay", "records of jobs that start, run and end", per_second(found, "records"), "records/s")
-            .bar(Bar::AtLeast(1e6))
-            .detail(found.clone()),
+        Figure::new(
+            "replay",
+            "records of jobs that start, run and end",
+            per_second(found, "records"),
+            "records/s",
+        )
+        .bar(Bar::AtLeast(1e6))
+        .detail(found.clone()),
     ]
 }
 
 fn restore(found: &Value) -> Vec<Figure> {
     let what = format!("restoring a snapshot of {} jobs", number(found, "jobs"));
     vec![
-        Figure::new("replay", what, number(found, "seconds"), "s").bar(Bar::AtMost(6.0)).detail(found.clone()),
-        Figure::new("replay", "memory of a job after it", number(found, "resident_bytes_per_job"), "bytes/job")
-            .bar(Bar::AtMost(1_536.0)),
+        Figure::new("replay", what, number(found, "seconds"), "s")
+            .bar(Bar::AtMost(6.0))
+            .detail(found.clone()),
+        Figure::new(
+            "replay",
+            "memory of a job after it",
+            number(found, "resident_bytes_per_job"),
+            "bytes/job",
+        )
+        .bar(Bar::AtMost(1_536.0)),
     ]
 }

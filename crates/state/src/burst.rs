@@ -133,7 +133,11 @@ impl State {
     }
 
     /// Whether submitted jobs may join what their estimates say.
-    pub(crate) fn check_bursts(&self, specs: &[Arc<JobSpec>], estimates: &[Estimate]) -> Result<(), GuardError> {
+    pub(crate) fn check_bursts(
+        &self,
+        specs: &[Arc<JobSpec>],
+        estimates: &[Estimate],
+    ) -> Result<(), GuardError> {
         let mut seen: Option<(JobId, BurstKey)> = None;
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let Some(burst) = estimate.burst else { continue };

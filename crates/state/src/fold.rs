@@ -14,8 +14,8 @@ use crate::apply::{Effect, Meta, State};
 use crate::free::{Free, Promised};
 use crate::index::Standing;
 use crate::rows::{
-    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
-    RankState, RequestAnswer, RequestRow,
+    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow,
 };
 
 impl State {
@@ -152,24 +152,27 @@ impl State {
 
     /// Changes a node's row and moves it between the indexes. `is_transition` stamps it.
     pub(crate) fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
-        let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
-        self.indexes.remove_free(id, &row);
-        self.indexes.remove_status(id, &row);
+        let row = self.nodes.get(&id).expect("the guard has seen the node");
+        self.indexes.remove_free(id, row);
+        self.indexes.remove_status(id, row);
         let was_placeable = row.is_placeable();
-        change(&mut row);
+        let now = (self.meta.log_time, self.meta.log_index);
+        let changed = self.nodes.change(&id, |row, _| {
+            change(row);
+            if is_transition {
+                (row.changed_at, row.changed_index) = now;
+            }
+        });
+        changed.expect("it was there just now");
+        let row = self.nodes.get(&id).expect("it was there just now");
         // A description changes only while the node is not placeable (see `fold_registered`).
         match (was_placeable, row.is_placeable()) {
             (true, false) => self.indexes.remove_placeable(&row.spec),
             (false, true) => self.indexes.add_placeable(&row.spec),
             (true, true) | (false, false) => {}
         }
-        if is_transition {
-            row.changed_at = self.meta.log_time;
-            row.changed_index = self.meta.log_index;
-        }
-        self.indexes.add_status(id, &row);
-        self.indexes.add_free(id, &row);
-        self.nodes.insert(id, row);
+        self.indexes.add_status(id, row);
+        self.indexes.add_free(id, row);
     }
 
     fn fold_submitted(

@@ -1,13 +1,13 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
+use crate::tree::{Map, Set};
 use alloc::sync::Arc;
 use core::cmp::Reverse;
 use core::ops::Deref;
 use muster_journal::hash;
 use muster_types::tpu::PodPosition;
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId, TaskGroup};
-use crate::tree::{Map, Set};
 use serde::{Serialize, Serializer};
 
 use crate::burst::{BurstKey, BurstTurn, holds_devices};
@@ -145,21 +145,27 @@ pub struct Turn {
 /// Where a walk over everything in line has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinePlace {
-    pub(crate) lane: LaneKey,
+    pub(crate) tier: Reverse<PriorityTier>,
+    pub(crate) tenant: Name,
+    pub(crate) class: GangClass,
     pub(crate) turn: Turn,
 }
 
-/// Waiting jobs that differ in their turn alone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LaneKey {
-    pub(crate) tier: Reverse<PriorityTier>,
-    /// Before the tenant: a number is compared without following a pointer.
-    pub(crate) class: GangClass,
-    pub(crate) tenant: Name,
+/// What of one tier a tenant has in line. A lane is what has one class: it differs in its turn alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TenantLine {
+    /// Lane by lane. Numbers alone: a node is copied without following a pointer.
+    pub(crate) lanes: Set<(GangClass, Turn)>,
+    /// The first of every lane.
+    pub(crate) heads: Set<(Turn, GangClass)>,
 }
 
-/// The first of every lane of a tier, by tenant and turn; no set is empty.
-pub(crate) type TenantHeads = Map<Name, Set<(Turn, GangClass)>>;
+impl TenantLine {
+    fn first(&self, class: GangClass) -> Option<Turn> {
+        let (least, last) = (Turn { turn: 0, job: JobId(0) }, Turn { turn: u64::MAX, job: JobId(u64::MAX) });
+        self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
+    }
+}
 
 /// What a spec says of the order, made once: making it costs hashes of most of the spec.
 #[derive(Clone, Copy, Debug)]
@@ -260,10 +266,10 @@ fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
 pub(crate) struct Indexes {
     /// How many jobs are pending.
     pub(crate) pending: usize,
-    /// Bursts in line, by what they ask for; no lane is empty.
-    pub(crate) lanes: Map<LaneKey, Set<Turn>>,
-    /// The first of every lane, by tier and tenant.
-    pub(crate) heads: Map<Reverse<PriorityTier>, TenantHeads>,
+    /// Bursts in line, by tier and tenant; a tenant without any is not there.
+    pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
+    /// How many lanes there are.
+    pub(crate) lanes: usize,
     /// Jobs in line of bursts of two or more jobs, by burst.
     pub(crate) waiting: Set<(JobId, JobId)>,
     /// Jobs that hold devices of bursts of two or more jobs, by burst.
@@ -428,58 +434,30 @@ impl Indexes {
 
     /// Replaces a place in the lane of a spec.
     fn change_lane(&mut self, spec: &Described, gone: Option<Turn>, new: Option<Turn>) {
-        let class = spec.facts.class;
-        let lane = LaneKey { tier: Reverse(spec.tier), class, tenant: spec.tenant.clone() };
-        let (before, now) = match (self.lanes.get_mut(&lane), new) {
-            (Some(turns), new) => {
-                let before = turns.first().copied();
-                if let Some(gone) = gone {
-                    assert!(turns.remove(&gone), "a burst in line is in its lane");
-                }
-                if let Some(new) = new {
-                    turns.insert(new);
-                }
-                (before, turns.first().copied())
-            }
-            (None, Some(new)) => {
-                assert!(gone.is_none(), "a burst in line is in its lane");
-                self.lanes.insert(lane.clone(), Set::of(new));
-                (None, Some(new))
-            }
-            (None, None) => panic!("a burst in line is in its lane"),
-        };
-        if now.is_none() {
-            self.lanes.remove(&lane);
+        let (tier, class) = (Reverse(spec.tier), spec.facts.class);
+        if self.line.get(&tier).is_none_or(|tenants| !tenants.contains_key(&spec.tenant)) {
+            let mut tenants = self.line.get(&tier).cloned().unwrap_or_default();
+            tenants.insert(spec.tenant.clone(), TenantLine::default());
+            self.line.insert(tier, tenants);
         }
-        self.change_head(lane.tier, &lane.tenant, class, before, now);
-    }
-
-    fn change_head(
-        &mut self,
-        tier: Reverse<PriorityTier>,
-        tenant: &Name,
-        class: GangClass,
-        before: Option<Turn>,
-        now: Option<Turn>,
-    ) {
-        if before == now {
-            return;
+        let tenants = self.line.get_mut(&tier).expect("it was put there just now");
+        let line = tenants.get_mut(&spec.tenant).expect("it was put there just now");
+        let before = line.first(class);
+        if let Some(gone) = gone {
+            assert!(line.lanes.remove(&(class, gone)), "a burst in line is in its lane");
         }
-        if self.heads.get(&tier).is_none_or(|of_tier| !of_tier.contains_key(tenant)) {
-            let mut of_tier = self.heads.get(&tier).cloned().unwrap_or_default();
-            of_tier.insert(tenant.clone(), Set::default());
-            self.heads.insert(tier, of_tier);
+        if let Some(new) = new {
+            line.lanes.insert((class, new));
         }
-        let of_tier = self.heads.get_mut(&tier).expect("it was put there just now");
-        let heads = of_tier.get_mut(tenant).expect("it was put there just now");
-        if let Some(before) = before {
-            heads.remove(&(before, class));
+        let now = line.first(class);
+        if before != now {
+            before.inspect(|first| _ = line.heads.remove(&(*first, class)));
+            now.inspect(|first| line.heads.insert((*first, class)));
         }
-        if let Some(now) = now {
-            heads.insert((now, class));
-        }
-        if heads.is_empty() {
-            of_tier.remove(tenant);
+        self.lanes += usize::from(now.is_some());
+        self.lanes -= usize::from(before.is_some());
+        if line.lanes.is_empty() {
+            tenants.remove(&spec.tenant);
         }
     }
 

@@ -46,8 +46,8 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
-    RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow,
 };
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use table::Table;

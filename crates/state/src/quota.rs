@@ -23,12 +23,12 @@
 //! names whom to take it back from, and taking it back is enough. (A quota over all regions promises no
 //! single one of them: a region can be full of others' work within their nominal quotas.)
 
+use crate::tree::Map;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::Name;
 use muster_types::policy::{Policy, Quota};
-use crate::tree::Map;
 
 /// Accelerator type, and region or all of them.
 type Flavour = (Name, Option<Name>);
@@ -208,11 +208,7 @@ impl QuotaUsage {
     /// Nothing in use.
     #[must_use]
     pub fn new(policy: &Policy) -> QuotaUsage {
-        QuotaUsage {
-            tree: Arc::new(Tree::new(policy)),
-            own: Map::default(),
-            levels: Map::default(),
-        }
+        QuotaUsage { tree: Arc::new(Tree::new(policy)), own: Map::default(), levels: Map::default() }
     }
 
     /// The same use, counted against another policy: once through the policy and everything in use.

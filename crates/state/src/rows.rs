@@ -3,7 +3,7 @@
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot};
+use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
@@ -12,6 +12,7 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::free::{Free, Promised};
+use crate::table::Facts;
 
 /// Who decides: term and replica, because two replicas can lead in one term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -63,6 +64,41 @@ pub struct NodeRow {
     pub changed_at: LogTime,
     /// Record of the last change of status or cordon.
     pub changed_index: LogIndex,
+}
+
+/// The hash of a node's description, which is most of its row and hardly ever changes.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    spec: Arc<NodeSpec>,
+    hash: u64,
+}
+
+impl Facts<NodeId, NodeRow> for NodeFacts {
+    fn of(row: &NodeRow) -> NodeFacts {
+        NodeFacts { spec: Arc::clone(&row.spec), hash: hash(&row.spec) }
+    }
+
+    fn refresh(&mut self, row: &NodeRow) {
+        if !Arc::ptr_eq(&self.spec, &row.spec) {
+            *self = NodeFacts::of(row);
+        }
+    }
+
+    fn hash(&self, id: &NodeId, row: &NodeRow) -> u64 {
+        let NodeRow {
+            spec: _,
+            holder,
+            incarnation,
+            status,
+            cordoned,
+            free,
+            promised,
+            changed_at,
+            changed_index,
+        } = row;
+        let session = (holder, incarnation, status, cordoned);
+        hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
+    }
 }
 
 impl NodeRow {

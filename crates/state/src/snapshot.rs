@@ -19,8 +19,8 @@ use crate::apply::{Meta, State};
 use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
-use crate::rows::{JobRow, NodeRow, PolicyRow, RequestRow};
 use crate::index::SpecFacts;
+use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
@@ -242,7 +242,7 @@ where
 /// The tables of a snapshot while they are read.
 #[derive(Default)]
 struct Tables {
-    nodes: TableBuilder<NodeId, NodeRow, ()>,
+    nodes: TableBuilder<NodeId, NodeRow, NodeFacts>,
     jobs: TableBuilder<JobId, JobRow, ()>,
     specs: TableBuilder<JobId, Arc<JobSpec>, SpecFacts>,
     requests: TableBuilder<RequestId, RequestRow, ()>,

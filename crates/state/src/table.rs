@@ -12,8 +12,11 @@ use crate::tree::{Builder, Map};
 
 /// What follows from a row and is worth keeping beside it, because it costs more to make than to keep.
 pub trait Facts<K, V>: Clone {
-    /// From a new row, or one whose lasting part has changed.
+    /// From a new row.
     fn of(value: &V) -> Self;
+
+    /// After a change of the row where it stands.
+    fn refresh(&mut self, _value: &V) {}
 
     /// The hash of a row. Facts may stand for the part of the row they were made from.
     fn hash(&self, key: &K, value: &V) -> u64;
@@ -60,10 +63,11 @@ impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> Table<K, V, F> {
         self.rows.insert(key, Row { value, facts, hash });
     }
 
-    /// Changes a row where it stands, but not what its facts were made from; none when there is no such row.
+    /// Changes a row where it stands; none when there is no such row.
     pub(crate) fn change<T>(&mut self, key: &K, change: impl FnOnce(&mut V, &F) -> T) -> Option<T> {
         let row = self.rows.get_mut(key)?;
         let result = change(&mut row.value, &row.facts);
+        row.facts.refresh(&row.value);
         let hash = row.facts.hash(key, &row.value);
         self.digest = self.digest.wrapping_sub(row.hash).wrapping_add(hash);
         row.hash = hash;
@@ -112,11 +116,6 @@ impl<K: Ord, V, F> Table<K, V, F> {
     /// Rows in key order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.rows.iter().map(|(key, row)| (key, &row.value))
-    }
-
-    /// Rows in key order, with what is kept beside each.
-    pub(crate) fn iter_with_facts(&self) -> impl DoubleEndedIterator<Item = (&K, &V, &F)> {
-        self.rows.iter().map(|(key, row)| (key, &row.value, &row.facts))
     }
 
     /// Rows of a range, in key order.

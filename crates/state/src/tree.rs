@@ -128,15 +128,6 @@ impl<K: Ord, V> Map<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Map<K, V> {
-    /// The map of entries whose keys ascend: built from the leaves up, with full nodes.
-    pub(crate) fn from_ascending(entries: impl IntoIterator<Item = (K, V)>) -> Map<K, V> {
-        let mut builder = Builder::default();
-        for (key, value) in entries {
-            builder.push(key, value);
-        }
-        builder.finish()
-    }
-
     /// Adds an entry, or gives the key another value.
     pub fn insert(&mut self, key: K, value: V) {
         let Some(root) = &mut self.root else {
@@ -409,7 +400,8 @@ impl<K: Ord + Clone, V: Clone> Builder<K, V> {
             let mut above = Vec::with_capacity(level.len().div_ceil(WIDTH));
             let mut rest = level.into_iter().peekable();
             while let Some((least, first)) = rest.next() {
-                let mut inner = Inner { keys: Vec::with_capacity(WIDTH - 1), children: Vec::with_capacity(WIDTH) };
+                let mut inner =
+                    Inner { keys: Vec::with_capacity(WIDTH - 1), children: Vec::with_capacity(WIDTH) };
                 inner.children.push(first);
                 while inner.children.len() < WIDTH
                     && let Some((key, child)) = rest.next()
@@ -667,11 +659,6 @@ impl<K: Ord> Set<K> {
 }
 
 impl<K: Ord + Clone> Set<K> {
-    /// The set of ascending members.
-    pub(crate) fn from_ascending(members: impl IntoIterator<Item = K>) -> Set<K> {
-        Set(Map::from_ascending(members.into_iter().map(|member| (member, ()))))
-    }
-
     /// The set of one.
     pub(crate) fn of(member: K) -> Set<K> {
         let mut set = Set::default();

@@ -176,7 +176,8 @@ impl State {
             let burst = row.burst(*id);
             if let Some(of_burst) = self.bursts.get(&burst) {
                 *members.entry(burst).or_default() += 1;
-                let spec = self.specs.get_with_facts(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
+                let spec =
+                    self.specs.get_with_facts(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
                 if of_burst.key != spec.1.burst {
                     return Err(broken(format!("{id} is unlike the rest of its burst {burst}")));
                 }
@@ -203,19 +204,18 @@ impl State {
                 && a.pools.iter().all(|(key, pool)| b.pools.get(key).is_some_and(|other| pool == other))
         };
         // A tier whose last job left keeps an empty map, which a rebuild does not make.
-        let heads = |i: &Indexes| -> Vec<_> {
-            let tiers = i.heads.iter().filter(|(_, tenants)| !tenants.is_empty());
+        let line = |i: &Indexes| -> Vec<_> {
+            let tiers = i.line.iter().filter(|(_, tenants)| !tenants.is_empty());
             tiers.map(|(tier, tenants)| (*tier, tenants.clone())).collect()
         };
         let ends = |i: &Indexes| -> Vec<_> {
             let clusters = i.ends.iter().filter(|(_, ends)| !ends.is_empty());
             clusters.map(|(place, ends)| (place.clone(), ends.clone())).collect()
         };
-        let same_heads = |a: &Indexes, b: &Indexes| heads(a) == heads(b);
         let checks = [
             ("pending", fresh.pending == ours.pending),
             ("lanes", fresh.lanes == ours.lanes),
-            ("heads", same_heads(&fresh, ours)),
+            ("line", line(&fresh) == line(ours)),
             ("waiting", fresh.waiting == ours.waiting),
             ("running", fresh.running == ours.running),
             ("bursts_by_key", fresh.bursts_by_key == ours.bursts_by_key),
