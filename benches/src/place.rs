@@ -11,13 +11,13 @@ mod fleet;
 mod gang;
 mod growth;
 mod line;
-mod machine;
 mod memory;
 mod peers;
 mod verdict;
 
 use std::time::{Duration, Instant};
 
+use crate::machine;
 use serde_json::{Value, json};
 
 /// What published figures of schedulers on Kubernetes have in them that these have not.
