@@ -26,7 +26,8 @@ impl ClusterService for Clusters {
         request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let engine = self.router.engine();
-        let view = fresh(engine, request.into_inner().min_log_index).await?;
+        let deadline = self.router.read_deadline(&request);
+        let view = fresh(engine, request.get_ref().read.as_ref(), deadline).await?;
         let raft = engine.consensus().status();
         let replicas = raft.members.iter().map(|member| v1::Replica {
             id: member.replica.0,

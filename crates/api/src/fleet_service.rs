@@ -42,10 +42,11 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest([message.region.as_str()]);
         let after = match message.page_token.as_str() {
@@ -78,9 +79,10 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::GetNodeRequest>,
     ) -> Result<Response<v1::GetNodeResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))

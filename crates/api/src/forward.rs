@@ -26,6 +26,11 @@ pub(crate) const ONWARD_BYTES_MAX: usize = 16 << 20;
 /// Replicas whose channels are kept: more than a cluster ever has.
 const CHANNELS_MAX: usize = 64;
 
+/// How long a read whose caller sets no deadline may wait for a leader: an election takes a few seconds.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Kept of a caller's time for the way back of a refusal.
+const ANSWER_RESERVE_MAX: Duration = Duration::from_millis(100);
+
 /// Where a write is carried out.
 pub(crate) enum Route {
     /// Here.
@@ -65,10 +70,16 @@ impl Router {
     /// Deadline and origin of a request.
     pub(crate) fn caller<T>(&self, request: &Request<T>) -> Caller {
         let own = self.inner.config.write_timeout;
-        let asked =
-            request.metadata().get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(grpc_timeout);
+        let asked = asked_timeout(request);
         let forwarded = request.metadata().contains_key(FORWARDED);
         Caller { forwarded, deadline: Instant::now() + asked.unwrap_or(own).min(own) }
+    }
+
+    /// Until when a read may wait for what it asks for. A little before its caller gives up, so that the
+    /// refusal with its reason arrives instead of silence.
+    pub(crate) fn read_deadline<T>(&self, request: &Request<T>) -> Instant {
+        let asked = asked_timeout(request).unwrap_or(READ_TIMEOUT).min(self.inner.config.write_timeout);
+        Instant::now() + (asked - (asked / 10).min(ANSWER_RESERVE_MAX))
     }
 
     /// A request to be passed on.
@@ -218,6 +229,10 @@ pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {
     }
 }
 
+fn asked_timeout<T>(request: &Request<T>) -> Option<Duration> {
+    request.metadata().get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(grpc_timeout)
+}
+
 /// The `grpc-timeout` header: at most eight digits and a unit.
 fn grpc_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -257,8 +272,14 @@ mod tests {
         for code in RefusalCode::ALL {
             let here = is_transient(*code);
             let there = is_transient_status(&to_status(&Refusal::new(*code, "why")));
-            // What only the leader can say is not said for a write.
-            let reads_only = matches!(code, RefusalCode::LogsUnavailable | RefusalCode::Diverged);
+            // What only the leader can say, or only of a read, is not said for a write.
+            let reads_only = matches!(
+                code,
+                RefusalCode::LogsUnavailable
+                    | RefusalCode::Diverged
+                    | RefusalCode::TooStale
+                    | RefusalCode::ReadUnconfirmed
+            );
             assert!(here == there || reads_only, "{code}");
         }
         for code in [Code::Unavailable, Code::Unknown, Code::Cancelled, Code::DeadlineExceeded] {

@@ -4,8 +4,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::LogRequest;
-use muster_state::State;
+use muster_engine::{LogRequest, Reading};
 use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
     fencing_token_from_proto, job_id, job_specs_from_proto, jobs_from_proto, request_id,
@@ -52,7 +51,7 @@ impl Jobs {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let engine = self.router.engine();
         let local = || async {
-            let view = engine.view();
+            let view = engine.reading();
             engine.check_submission(&view, specs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
@@ -94,8 +93,9 @@ type Submitted = (Vec<String>, Option<v1::Freshness>);
 
 /// What the answer to a write says about itself: complete up to its own record.
 pub(crate) fn written(engine: &muster_engine::Engine, at: LogIndex) -> Option<v1::Freshness> {
-    let own = freshness(engine, &engine.view());
-    Some(v1::Freshness { log_index: at.0, ..own })
+    let own = freshness(engine, &engine.reading());
+    // The rest is of whatever state is here by now.
+    Some(v1::Freshness { log_index: at.0, log_time_ms: 0, staleness_ms: None, ..own })
 }
 
 fn too_many_jobs(field: &str, count: usize) -> Status {
@@ -183,10 +183,11 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::GetJobResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let job = render::job_explained(engine, &view, id).await.map_err(|refusal| to_status(&refusal))?;
         let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: Some(freshness(engine, &view)) }))
@@ -196,14 +197,15 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let specs = job_specs_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let Some(spec) = specs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
-        let explained = engine.explain_spec(Arc::clone(&view), spec).await;
+        let explained = engine.explain_spec(Arc::clone(view.state()), spec).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))
@@ -213,12 +215,13 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::ExplainJobRequest>,
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
-        let explained = engine.explain_job(Arc::clone(&view), id).await;
+        let explained = engine.explain_job(Arc::clone(view.state()), id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
             None => explanation::placed(&view, row),
@@ -254,10 +257,11 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.min_log_index).await?;
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
         list(engine, &view, &message, size).map(Response::new)
     }
 
@@ -325,7 +329,7 @@ fn no_such_job(id: JobId) -> Refusal {
 
 fn list(
     engine: &muster_engine::Engine,
-    view: &State,
+    view: &Reading,
     message: &v1::ListJobsRequest,
     size: usize,
 ) -> Result<v1::ListJobsResponse, Status> {

@@ -1,7 +1,7 @@
 //! gRPC services: limits, forwarding, status mapping.
 //!
 //! Every replica serves every call. Reads are answered from the local applied state, as fresh as
-//! the caller asks (`min_log_index`); writes and sessions are passed on to the leader, and a change
+//! the caller asks (`ReadOptions`); writes and sessions are passed on to the leader, and a change
 //! of leader on the way is ridden out here as long as the caller waits, because repeating a write
 //! under its request id repeats its answer and not its effect.
 //!

@@ -30,7 +30,8 @@ impl PolicyService for Policies {
         request: Request<v1::GetPolicyRequest>,
     ) -> Result<Response<v1::GetPolicyResponse>, Status> {
         let engine = self.router.engine();
-        let view = fresh(engine, request.into_inner().min_log_index).await?;
+        let deadline = self.router.read_deadline(&request);
+        let view = fresh(engine, request.get_ref().read.as_ref(), deadline).await?;
         let row = view.policy();
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(policy_to_proto(&row.policy)),
@@ -57,7 +58,7 @@ impl PolicyService for Policies {
         let engine = self.router.engine();
         let local = || async {
             if message.validate_only {
-                let view = engine.view();
+                let view = engine.reading();
                 let version = view.policy().version;
                 check_version(expected_version, version)?;
                 return Ok(v1::SetPolicyResponse {

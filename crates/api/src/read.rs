@@ -1,32 +1,35 @@
-//! What all reads share: freshness and page sizes.
+//! What all reads share: which state they are answered from, freshness and page sizes.
+//!
+//! **Invariant:** [`fresh`] is the only way a read gets a state.
 
-use muster_engine::Engine;
+use muster_engine::{Engine, Reading, staleness_ms};
 use muster_state::State;
-use muster_types::{ClusterId, LogIndex, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, Refusal, RefusalCode, Violation};
+use muster_wire::convert::read_from_proto;
 use muster_wire::status::to_status;
 use muster_wire::v1;
-use std::sync::Arc;
-use std::time::Duration;
+use tokio::time::Instant;
 use tonic::Status;
 
-/// How long a read waits for this replica to reach what the caller has already seen.
-const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 const PAGE_SIZE_DEFAULT: u32 = 100;
 const PAGE_SIZE_MAX: u32 = 1_000;
 
-/// The applied state, at least as fresh as asked.
-pub(crate) async fn fresh(engine: &Engine, min_log_index: u64) -> Result<Arc<State>, Status> {
-    let view = engine.view();
-    if view.log_index().0 >= min_log_index {
-        return Ok(view);
-    }
-    engine.wait_applied(LogIndex(min_log_index), CATCH_UP_MAX).await.map_err(|refusal| to_status(&refusal))
+/// The state that a read asks for, before its caller's time is over.
+pub(crate) async fn fresh(
+    engine: &Engine,
+    options: Option<&v1::ReadOptions>,
+    deadline: Instant,
+) -> Result<Reading, Status> {
+    let from = read_from_proto("read", options).map_err(invalid)?;
+    engine.read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))
 }
 
-/// What an answer from `view` says about itself.
-pub(crate) fn freshness(engine: &Engine, view: &State) -> v1::Freshness {
+/// What an answer from `reading` says about itself.
+pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
     v1::Freshness {
-        log_index: view.log_index().0,
+        log_index: reading.log_index().0,
+        log_time_ms: reading.log_time().0,
+        staleness_ms: reading.staleness().map(staleness_ms),
         replica_id: engine.info().replica.0,
         leader_id: engine.leader().map_or(0, |leader| leader.replica.0),
     }

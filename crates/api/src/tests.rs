@@ -5,6 +5,7 @@ use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
+use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
@@ -25,6 +26,10 @@ async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
         Ok(value) => value,
         Err(_) => panic!("nothing happened: {what}"),
     }
+}
+
+fn at_least(min_log_index: u64) -> Option<v1::ReadOptions> {
+    Some(v1::ReadOptions { min_log_index, ..Default::default() })
 }
 
 struct Served {
@@ -160,7 +165,7 @@ async fn a_write_is_read_at_once_and_its_repetition_is_its_answer() {
     let again = served.submit(ONE, "a").await.expect("it is repeated");
     assert_eq!(again.job_ids, answer.job_ids);
     let at = answer.freshness.expect("it says").log_index;
-    let get = v1::GetJobRequest { job_id: answer.job_ids[0].clone(), min_log_index: at };
+    let get = v1::GetJobRequest { job_id: answer.job_ids[0].clone(), read: at_least(at) };
     let job = guarded("a read", served.jobs().get_job(get)).await.expect("it is there").into_inner();
     assert_eq!(job.job.map(|job| job.name), Some("a".to_owned()));
     assert_eq!(refused(served.submit(ONE, "b").await).code, Some(RefusalCode::RequestIdReused));
@@ -210,7 +215,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
     assert_eq!(again.expect("it is repeated").into_inner().version, set.version);
     let stale = guarded("a change", policies.set_policy(request(TWO, Some(0), false))).await;
     assert_eq!(refused(stale).code, Some(RefusalCode::PolicyChanged));
-    let read = v1::GetPolicyRequest { min_log_index: set.version };
+    let read = v1::GetPolicyRequest { read: at_least(set.version) };
     let shown = guarded("a read", policies.get_policy(read)).await.expect("it is there").into_inner();
     assert_eq!((shown.version, shown.policy.as_ref()), (set.version, Some(&policy)));
     assert!(shown.set_at_ms > 0);
@@ -224,7 +229,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
 #[tokio::test]
 async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let served = Served::start().await;
-    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, min_log_index: 0 };
+    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, read: None };
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
     assert!(explanation.placement.is_none() && !explanation.sentence.is_empty(), "{explanation:?}");
@@ -261,8 +266,8 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     .await;
     let waiting = guarded("a submission", submit(wide(TWO, "waits", 4))).await;
     let explain = |job_id: &str| {
-        let min_log_index = waiting.freshness.map_or(0, |f| f.log_index);
-        let request = v1::ExplainJobRequest { job_id: job_id.to_owned(), min_log_index };
+        let read = at_least(waiting.freshness.map_or(0, |f| f.log_index));
+        let request = v1::ExplainJobRequest { job_id: job_id.to_owned(), read };
         let mut jobs = served.jobs();
         async move { jobs.explain_job(request).await.expect("it is answered").into_inner().explanation }
     };
@@ -271,7 +276,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     assert_eq!((why.clusters[0].free_devices, why.clusters[0].workers_that_fit), (2, 0));
     let place = guarded("where", explain(&running)).await.expect("it says").placement.expect("it has one");
     assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].devices), ("h1", 6));
-    let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), min_log_index: 0 };
+    let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), read: None };
     let job = guarded("a read", served.jobs().get_job(job)).await.expect("it is there").into_inner().job;
     let job = job.expect("it is shown");
     assert_eq!(job.status_reason, "WAITING_FOR_CAPACITY");
@@ -279,7 +284,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
         job.released && job.estimate.is_some_and(|e| e.run_ms > 0 && e.run_high_ms >= e.run_ms),
         "{job:?}"
     );
-    let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), min_log_index: 0 };
+    let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), read: None };
     let nobody = guarded("why", served.jobs().explain_job(nobody)).await;
     assert_eq!(refused(nobody).code, Some(RefusalCode::JobNotFound));
 }
@@ -319,7 +324,7 @@ async fn only_the_current_placement_commits_a_checkpoint() {
     let other = v1::FencingToken { log_index: token.log_index + 1, ..token };
     assert_eq!(refused(guarded("a commit", commit(Some(other))).await).code, Some(RefusalCode::Fenced));
     let done = guarded("a commit", commit(Some(token))).await.expect("it holds its devices").into_inner();
-    let read = v1::GetJobRequest { job_id, min_log_index: done.freshness.map_or(0, |f| f.log_index) };
+    let read = v1::GetJobRequest { job_id, read: at_least(done.freshness.map_or(0, |f| f.log_index)) };
     let job = guarded("a read", served.jobs().get_job(read)).await.expect("it is there").into_inner().job;
     assert!(job.is_some_and(|job| job.checkpointed_at_ms > 0));
 }
@@ -359,12 +364,12 @@ async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_
 #[tokio::test]
 async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
     let served = Served::start().await;
-    let far = v1::GetStatusRequest { min_log_index: 1 << 40 };
+    let far = v1::GetStatusRequest { read: at_least(1 << 40) };
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let refused = refused(guarded("a read", cluster.get_status(far)).await);
     assert_eq!(refused.code, Some(RefusalCode::ResumeTokenInvalid));
     assert!(refused.metadata.contains_key("applied_log_index"), "{refused:?}");
-    let caught_up = v1::GetStatusRequest { min_log_index: 1 };
+    let caught_up = v1::GetStatusRequest { read: at_least(1) };
     guarded("a read", cluster.get_status(caught_up)).await.expect("it is reached");
 }
 
@@ -435,4 +440,112 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
     guarded("the session ends", async { while let Ok(Some(_)) = session.message().await {} }).await;
     drop(served.channel);
     guarded("the server ends", served.task).await.expect("it does not panic").expect("it ends well");
+}
+
+fn options(consistency: v1::Consistency, max_staleness_ms: u64) -> v1::ReadOptions {
+    v1::ReadOptions { consistency: consistency.into(), max_staleness_ms, ..Default::default() }
+}
+
+#[tokio::test]
+async fn contradicting_read_options_are_refused_by_every_read_with_their_fields() {
+    let served = Served::start().await;
+    let mut jobs = served.jobs();
+    let mut cluster = ClusterServiceClient::new(served.channel.clone());
+    let mut fleet = FleetServiceClient::new(served.channel.clone());
+    let mut policy = PolicyServiceClient::new(served.channel.clone());
+    let job_id = JobId(1).to_string();
+    let cases = [
+        (options(v1::Consistency::Any, 5), "read.max_staleness_ms"),
+        (options(v1::Consistency::Bounded, 0), "read.max_staleness_ms"),
+        (v1::ReadOptions { at_log_index: 1, at_time_ms: 1, ..Default::default() }, "read.at_time_ms"),
+        (
+            v1::ReadOptions { at_log_index: 1, ..options(v1::Consistency::Linearizable, 0) },
+            "read.consistency",
+        ),
+        (v1::ReadOptions { consistency: 9, ..Default::default() }, "read.consistency"),
+    ];
+    for (wrong, field) in cases {
+        let read = Some(wrong);
+        let spec = submission(ONE, "a").spec;
+        let job_id = job_id.clone();
+        let get = v1::GetJobRequest { job_id: job_id.clone(), read };
+        let answers = [
+            jobs.get_job(get).await.map(drop),
+            jobs.list_jobs(v1::ListJobsRequest { read, ..Default::default() }).await.map(drop),
+            jobs.plan_job(v1::PlanJobRequest { spec, read }).await.map(drop),
+            jobs.explain_job(v1::ExplainJobRequest { job_id, read }).await.map(drop),
+            fleet.list_nodes(v1::ListNodesRequest { read, ..Default::default() }).await.map(drop),
+            fleet.get_node(v1::GetNodeRequest { node: "h1".to_owned(), read }).await.map(drop),
+            policy.get_policy(v1::GetPolicyRequest { read }).await.map(drop),
+            cluster.get_status(v1::GetStatusRequest { read }).await.map(drop),
+        ];
+        for answer in answers {
+            let refused = Refused::from_status(&answer.expect_err("it contradicts itself"));
+            assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{wrong:?}");
+            assert_eq!(refused.violations[0].field, field, "{wrong:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_token_goes_on_under_any_read_options() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    for n in 1..=4 {
+        let id = format!("00000000-0000-4000-8000-{n:012}");
+        served.submit(&id, &format!("job-{n}")).await.expect("it is taken");
+    }
+    let mut request = v1::ListJobsRequest { page_size: 1, ..Default::default() };
+    let mut seen = Vec::new();
+    for read in [
+        None,
+        Some(options(v1::Consistency::Any, 0)),
+        Some(options(v1::Consistency::Bounded, 60_000)),
+        Some(options(v1::Consistency::Linearizable, 0)),
+    ] {
+        request.read = read;
+        let page = guarded("a page", served.jobs().list_jobs(request.clone())).await.expect("it is there");
+        let page = page.into_inner();
+        seen.push(page.jobs[0].id.parse::<JobId>().expect("an id"));
+        request.page_token = page.next_page_token;
+    }
+    assert!(seen.is_sorted_by(|a, b| a > b) && request.page_token.is_empty(), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_confirmed_answer_says_how_old_it_may_be_and_one_of_the_past_needs_an_archive() {
+    let served = Served::start().await;
+    let mut cluster = ClusterServiceClient::new(served.channel.clone());
+    let read = Some(options(v1::Consistency::Linearizable, 0));
+    let began = std::time::Instant::now();
+    let status = guarded("a read", cluster.get_status(v1::GetStatusRequest { read })).await;
+    let fresh = status.expect("the replica leads").into_inner().freshness.expect("it says so");
+    assert!(fresh.log_index > 0 && fresh.log_time_ms > 0, "{fresh:?}");
+    let staleness = fresh.staleness_ms.expect("it was just proved");
+    assert!(u128::from(staleness) <= began.elapsed().as_millis() + 1, "no older than the read");
+    let past = Some(v1::ReadOptions { at_log_index: 1, ..Default::default() });
+    let refused = refused(guarded("the past", cluster.get_status(v1::GetStatusRequest { read: past })).await);
+    assert_eq!(refused.code, Some(RefusalCode::ArchiveUnavailable));
+    assert_eq!(refused.grpc, Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_gives_up() {
+    let served = Served::of(sample::engine_alone().await).await;
+    let read = |read: Option<v1::ReadOptions>| {
+        let mut cluster = ClusterServiceClient::new(served.channel.clone());
+        let mut request = Request::new(v1::GetStatusRequest { read });
+        request.set_timeout(Duration::from_millis(1_500));
+        async move { guarded("a read", cluster.get_status(request)).await }
+    };
+    let status = read(None).await.expect("there is a state, however old").into_inner();
+    let fresh = status.freshness.expect("it says so");
+    assert_eq!((fresh.staleness_ms, fresh.leader_id), (None, 0), "nothing is proved");
+    let stale = refused(read(Some(options(v1::Consistency::Bounded, 1_000))).await);
+    assert_eq!((stale.code, stale.grpc), (Some(RefusalCode::TooStale), Code::Unavailable));
+    assert!(!stale.metadata.contains_key("staleness_ms"), "{stale:?}");
+    let began = std::time::Instant::now();
+    let held = refused(read(Some(options(v1::Consistency::Linearizable, 0))).await);
+    assert_eq!((held.code, held.grpc), (Some(RefusalCode::ReadUnconfirmed), Code::Unavailable));
+    assert!(began.elapsed() >= Duration::from_millis(900), "a leader may come while the caller waits");
 }

@@ -3,7 +3,10 @@
 //! Requests and answers are the messages of the API themselves. A mutation without a request id gets
 //! one before it is sent for the first time.
 
+use std::time::Duration;
+
 use muster_wire::v1;
+use tonic::Request;
 use tonic::transport::Channel;
 use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
@@ -12,6 +15,7 @@ use v1::policy_service_client::PolicyServiceClient;
 
 use crate::Client;
 use crate::error::{AttemptError, CallError};
+use crate::read::is_past;
 use crate::repeat::Subject;
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
@@ -105,11 +109,13 @@ impl Client {
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn get_job(&self, mut request: v1::GetJobRequest) -> Result<v1::GetJobResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("get job", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get job", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { jobs(channel).get_job(request).await }
+            async move { jobs(channel).get_job(within(limit, request)).await }
         };
         let answer: v1::GetJobResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -124,11 +130,13 @@ impl Client {
         &self,
         mut request: v1::ListJobsRequest,
     ) -> Result<v1::ListJobsResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("list jobs", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("list jobs", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { jobs(channel).list_jobs(request).await }
+            async move { jobs(channel).list_jobs(within(limit, request)).await }
         };
         let answer: v1::ListJobsResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -140,11 +148,13 @@ impl Client {
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn plan_job(&self, mut request: v1::PlanJobRequest) -> Result<v1::PlanJobResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("plan job", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("plan job", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { jobs(channel).plan_job(request).await }
+            async move { jobs(channel).plan_job(within(limit, request)).await }
         };
         let answer: v1::PlanJobResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -159,11 +169,13 @@ impl Client {
         &self,
         mut request: v1::ExplainJobRequest,
     ) -> Result<v1::ExplainJobResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("explain job", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("explain job", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { jobs(channel).explain_job(request).await }
+            async move { jobs(channel).explain_job(within(limit, request)).await }
         };
         let answer: v1::ExplainJobResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -196,9 +208,11 @@ impl Client {
         &self,
         mut request: v1::GetPolicyRequest,
     ) -> Result<v1::GetPolicyResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("get policy", request.min_log_index);
-        let send = |channel| async move { policy(channel).get_policy(request).await };
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get policy", &read);
+        let send = |channel| async move { policy(channel).get_policy(within(limit, request)).await };
         let answer: v1::GetPolicyResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
@@ -231,11 +245,13 @@ impl Client {
         &self,
         mut request: v1::ListNodesRequest,
     ) -> Result<v1::ListNodesResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("list nodes", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("list nodes", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { fleet(channel).list_nodes(request).await }
+            async move { fleet(channel).list_nodes(within(limit, request)).await }
         };
         let answer: v1::ListNodesResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -247,11 +263,13 @@ impl Client {
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn get_node(&self, mut request: v1::GetNodeRequest) -> Result<v1::GetNodeResponse, CallError> {
-        request.min_log_index = self.wanted_log_index(request.min_log_index);
-        let subject = read("get node", request.min_log_index);
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get node", &read);
         let send = |channel| {
             let request = request.clone();
-            async move { fleet(channel).get_node(request).await }
+            async move { fleet(channel).get_node(within(limit, request)).await }
         };
         let answer: v1::GetNodeResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -284,10 +302,13 @@ impl Client {
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn get_status(
         &self,
-        request: v1::GetStatusRequest,
+        mut request: v1::GetStatusRequest,
     ) -> Result<v1::GetStatusResponse, CallError> {
-        let subject = read("get status", request.min_log_index);
-        let send = |channel| async move { cluster(channel).get_status(request).await };
+        let read = request.read.unwrap_or(self.options.read.into());
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get status", &read);
+        let send = |channel| async move { cluster(channel).get_status(within(limit, request)).await };
         self.repeat(subject, send).await
     }
 
@@ -300,7 +321,7 @@ impl Client {
         let (endpoint, channel) = link;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
         let mut cluster = cluster(channel);
-        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest { min_log_index: 0 })).await
+        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await
         {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
@@ -318,10 +339,19 @@ impl Client {
     pub async fn get_server_info(&self) -> Result<v1::GetServerInfoResponse, CallError> {
         let send =
             |channel| async move { cluster(channel).get_server_info(v1::GetServerInfoRequest {}).await };
-        self.repeat(read("get server info", 0), send).await
+        self.repeat(reading("get server info", &v1::ReadOptions::default()), send).await
     }
 }
 
-pub(crate) fn read(operation: &'static str, min_log_index: u64) -> Subject {
-    Subject { operation, request_id: None, names_log_index: min_log_index > 0 }
+/// A request that says how long it may be held up, if that is bounded.
+fn within<T>(limit: Option<Duration>, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some(limit) = limit {
+        request.set_timeout(limit);
+    }
+    request
+}
+
+pub(crate) fn reading(operation: &'static str, read: &v1::ReadOptions) -> Subject {
+    Subject { operation, request_id: None, names_log_index: read.min_log_index > 0 || is_past(read) }
 }

@@ -13,6 +13,7 @@
 mod calls;
 pub mod endpoint;
 mod error;
+mod read;
 mod repeat;
 mod watch;
 
@@ -25,6 +26,7 @@ use muster_wire::v1;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use muster_wire::status::Refused;
+pub use read::Read;
 pub use watch::{LogStream, Watch, WatchItem};
 
 use repeat::Connection;
@@ -41,21 +43,30 @@ pub struct Options {
     pub pause_min: Duration,
     /// The longest pause.
     pub pause_max: Duration,
-    /// Whether reads wait for what this client (and its clones) has seen before, on whichever replica.
+    /// Whether reads wait for what this client (and its clones) has seen before, on whichever replica:
+    /// the highest log index of all answers goes along as `min_log_index`. Not for reads of the past.
     pub read_your_writes: bool,
+    /// How reads are answered that do not say it themselves.
+    pub read: Read,
 }
 
 impl Options {
     /// What suits a person at a terminal and a program alike: 30 s over all, 10 s for an attempt,
     /// pauses of 30 to 500 ms. A leader is replaced within a few seconds, so a failover is ridden out.
+    /// Reads are answered by any replica, and never with less than this client has seen.
     pub const STANDARD: Options = Options {
         deadline: Duration::from_secs(30),
         attempt_timeout: Duration::from_secs(10),
         pause_min: Duration::from_millis(30),
         pause_max: Duration::from_millis(500),
         read_your_writes: true,
+        read: Read::NOTHING_SAID,
     };
 }
+
+/// Longest time for one replica to confirm a read: more than an election in one region takes, and about
+/// that of one across regions.
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(3);
 
 /// A client of one cluster. Clones share the connection and what was seen.
 #[derive(Clone)]
@@ -90,6 +101,13 @@ impl Client {
         Client { options, ..self.clone() }
     }
 
+    /// The same client, connection and memory, whose reads are answered like this unless they say
+    /// otherwise themselves.
+    #[must_use]
+    pub fn reading(&self, read: Read) -> Client {
+        self.with_options(Options { read, ..self.options.clone() })
+    }
+
     /// How patient it is.
     #[must_use]
     pub fn options(&self) -> &Options {
@@ -119,8 +137,19 @@ impl Client {
         }
     }
 
-    /// What a read has to wait for.
-    fn wanted_log_index(&self, asked: u64) -> u64 {
-        if self.options.read_your_writes { asked.max(self.seen_log_index()) } else { asked }
+    /// What a read asks for in the end.
+    fn wanted_read(&self, asked: Option<v1::ReadOptions>) -> v1::ReadOptions {
+        let mut read = asked.unwrap_or(self.options.read.into());
+        if self.options.read_your_writes && !read::is_past(&read) {
+            read.min_log_index = read.min_log_index.max(self.seen_log_index());
+        }
+        read
+    }
+
+    /// How long one replica may hold up a read that waits for a leader; none for the usual limit of an
+    /// attempt. A replica that is cut off waits in vain, while another would answer.
+    fn confirmed_within(&self, read: &v1::ReadOptions) -> Option<Duration> {
+        let limit = UNCONFIRMED_MAX.min(self.options.attempt_timeout).min(self.options.deadline);
+        read::needs_others(read).then_some(limit)
     }
 }

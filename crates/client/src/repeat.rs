@@ -120,7 +120,10 @@ impl Subject {
                 None => Verdict::Rotate,
             },
             Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown) => Verdict::Stay,
-            Some(RefusalCode::Diverged) => Verdict::Rotate,
+            // What this replica cannot say of its own state, another may.
+            Some(RefusalCode::Diverged | RefusalCode::TooStale | RefusalCode::ReadUnconfirmed) => {
+                Verdict::Rotate
+            }
             Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
             None => judge_by_grpc(refused.grpc, transport),
@@ -336,7 +339,9 @@ mod tests {
                 RefusalCode::NotLeader,
                 RefusalCode::Overloaded,
                 RefusalCode::OutcomeUnknown,
-                RefusalCode::Diverged
+                RefusalCode::Diverged,
+                RefusalCode::TooStale,
+                RefusalCode::ReadUnconfirmed
             ]
         );
     }

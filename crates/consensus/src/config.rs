@@ -10,6 +10,7 @@
 //!
 //! **Invariant:** every limit is finite.
 
+use crate::reads::Pace;
 use muster_store::ReplicaNode;
 use muster_types::{ClusterId, ReplicaId};
 use std::sync::Arc;
@@ -47,6 +48,14 @@ impl Timing {
     /// a leader that merely missed a heartbeat is left alone.
     pub(crate) fn silence_max(self) -> Duration {
         self.lease() + self.lease() / 4
+    }
+
+    /// Rounds of reads: a twentieth of a heartbeat apart while another runs, so that a round trip to
+    /// another region is shared by a few rounds and one inside a region by none; and one for every
+    /// second heartbeat without reads, which is as good as a measure needs to be.
+    pub(crate) fn read_pace(self) -> Pace {
+        let heartbeat = Duration::from_millis(self.heartbeat_interval_ms.max(1));
+        Pace { pause: heartbeat / 20, sample: heartbeat * 2 }
     }
 
     /// A request that was not answered for this long ends its stream.

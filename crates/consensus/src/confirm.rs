@@ -1,33 +1,44 @@
 //! Confirms leadership: one round of a quorum answers everybody who asked before it began.
-//!
-//! **Invariant:** a caller is answered only by a round that began after it asked; an answer from an
-//! earlier round could miss what was committed in between.
 
 use crate::error::{NotLeader, ReadPoint};
 use crate::leadership::{Leadership, LeadershipView};
+use crate::rounds::{Caller, Rounds};
 use crate::state_machine::Raft;
+use futures::FutureExt;
 use muster_types::ReplicaId;
 use openraft::ReadPolicy;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) type Confirmation = Result<ReadPoint, NotLeader>;
 
-/// Callers one round may serve before the next is started for the rest.
-const CALLERS_MAX: usize = 65_536;
+/// Where a confirmation is asked for.
+pub(crate) type Confirmations = mpsc::Sender<Caller<Confirmation>>;
 
 /// Runs rounds until nobody can ask any more.
 pub(crate) async fn run_confirmations(
     raft: Raft,
     view: watch::Receiver<LeadershipView>,
-    mut callers: mpsc::Receiver<oneshot::Sender<Confirmation>>,
+    callers: mpsc::Receiver<Caller<Confirmation>>,
+    pause: Duration,
 ) {
-    let mut waiting = Vec::new();
-    while callers.recv_many(&mut waiting, CALLERS_MAX).await > 0 {
-        let outcome = confirm(&raft, &view).await;
-        for caller in waiting.drain(..) {
-            let _ = caller.send(outcome.clone());
-        }
+    let mut rounds = Rounds::new(callers, pause);
+    let round = || {
+        let (raft, view) = (raft.clone(), view.clone());
+        async move { confirm(&raft, &view).await }.boxed()
+    };
+    while let Some(finished) = rounds.next(&round).await {
+        finished.answer();
     }
+}
+
+/// Asks for one; waits its turn.
+pub(crate) async fn confirmed(confirmations: &Confirmations) -> Confirmation {
+    let (caller, answer) = oneshot::channel();
+    if confirmations.send(caller).await.is_err() {
+        return Err(NotLeader::default());
+    }
+    answer.await.unwrap_or_else(|_| Err(NotLeader::default()))
 }
 
 async fn confirm(raft: &Raft, view: &watch::Receiver<LeadershipView>) -> Confirmation {

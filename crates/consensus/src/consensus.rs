@@ -5,11 +5,13 @@
 
 use crate::application::Application;
 use crate::config::ConsensusConfig;
-use crate::confirm::{Confirmation, run_confirmations};
+use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
 use crate::network::{PeerNetwork, PeerService, peer_server};
+use crate::reads::{FreshAsOf, Source, run_reads};
+use crate::rounds::Caller;
 use crate::state_machine::{Raft, StateMachine};
 use crate::status::ReplicaStatus;
 use bytes::Bytes;
@@ -26,9 +28,10 @@ use openraft::vote::RaftLeaderId;
 use openraft::{ChangeMembers, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::IntoFuture;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 /// The outcome of a proposal that is already in line. Dropping it gives up the answer, not the
 /// proposal.
@@ -50,7 +53,9 @@ struct Inner {
     view: watch::Receiver<LeadershipView>,
     applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
-    confirmations: mpsc::Sender<oneshot::Sender<Confirmation>>,
+    confirmations: Confirmations,
+    reads: mpsc::Sender<Caller<Confirmation>>,
+    fresh: Arc<FreshAsOf>,
 }
 
 impl Consensus {
@@ -76,16 +81,30 @@ impl Consensus {
         );
         let gate = Gate::new(config.timing);
         let network = PeerNetwork { config: config.clone(), gate: gate.clone() };
-        let raft = Raft::new(config.replica_id.0, openraft_config, network, store.log.clone(), machine)
-            .await
-            .map_err(|error| StartError::Raft { detail: error.to_string() })?;
+        let raft =
+            Raft::new(config.replica_id.0, openraft_config, network.clone(), store.log.clone(), machine)
+                .await
+                .map_err(|error| StartError::Raft { detail: error.to_string() })?;
         gate.watch(raft.metrics());
         let (view_sender, view) = watch::channel(LeadershipView::unknown());
         tokio::spawn(watch_leadership(raft.metrics(), config.timing, view_sender));
         tokio::spawn(watch_stop(raft.clone(), Arc::clone(&stop)));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
-        tokio::spawn(run_confirmations(raft.clone(), view.clone(), callers));
-        let inner = Inner { config, raft, store, view, applied, stop, confirmations };
+        let pace = config.timing.read_pace();
+        tokio::spawn(run_confirmations(raft.clone(), view.clone(), callers, pace.pause));
+        let (reads, readers) = mpsc::channel(config.limits.confirmations_waiting_max);
+        let fresh = Arc::new(FreshAsOf::new());
+        let source = Source {
+            own: config.replica_id,
+            raft: raft.clone(),
+            network,
+            view: view.clone(),
+            confirmations: confirmations.clone(),
+            answer_max: config.timing.stall_max(),
+            link: Mutex::new(None),
+        };
+        tokio::spawn(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
+        let inner = Inner { config, raft, store, view, applied, stop, confirmations, reads, fresh };
         Ok(Consensus { inner: Arc::new(inner) })
     }
 
@@ -225,14 +244,27 @@ impl Consensus {
     /// # Errors
     /// When it does not lead or no quorum answers within a lease.
     pub async fn confirm_leadership(&self) -> Result<ReadPoint, NotLeader> {
-        let (caller, confirmed) = oneshot::channel();
-        if self.inner.confirmations.send(caller).await.is_err() {
-            return Err(NotLeader::default());
-        }
-        match confirmed.await {
-            Ok(confirmation) => confirmation,
-            Err(_) => Err(NotLeader::default()),
-        }
+        confirmed(&self.inner.confirmations).await
+    }
+
+    /// Waits until what is applied here holds everything that was committed before this call, on
+    /// whichever replica: then a read of it is linearizable. On a follower the leader is asked, once for
+    /// all callers that wait.
+    ///
+    /// # Errors
+    /// When no leader is known or it confirms nothing; a moment later another may. Has no deadline of
+    /// its own while apply catches up.
+    pub async fn read_index(&self) -> Result<ReadPoint, NotLeader> {
+        confirmed(&self.inner.reads).await
+    }
+
+    /// What is applied here is known to hold everything that was committed before this instant; none
+    /// before the first proof. Read it before the state it is to speak of. Measured by every
+    /// [`Consensus::read_index`] and, without any, about every second heartbeat; stands still while no
+    /// leader is heard.
+    #[must_use]
+    pub fn fresh_as_of(&self) -> Option<Instant> {
+        self.inner.fresh.get()
     }
 
     /// Waits until everything appended before this call, under any leadership, is applied here.
@@ -272,7 +304,9 @@ impl Consensus {
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
         let config = &self.inner.config;
         let snapshots = self.inner.store.snapshots.clone();
-        PeerService::new(config.cluster_id, config.replica_id, self.inner.raft.clone(), snapshots)
+        let confirmations = self.inner.confirmations.clone();
+        let raft = self.inner.raft.clone();
+        PeerService::new(config.cluster_id, config.replica_id, raft, confirmations, snapshots)
             .into_server(&config.limits)
     }
 

@@ -19,6 +19,8 @@ mod error;
 mod gate;
 mod leadership;
 mod network;
+mod reads;
+mod rounds;
 mod state_machine;
 mod status;
 

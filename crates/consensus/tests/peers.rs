@@ -52,10 +52,17 @@ async fn strangers_are_refused_and_change_nothing() {
         let part = wire::SnapshotRequest { part: Some(wire::snapshot_request::Part::Start(start)) };
         let refused = client.install_snapshot(futures::stream::iter([part])).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
+        let read = wire::ReadIndexRequest { peer: peer.clone() };
+        assert_eq!(client.read_index(read).await.unwrap_err().code(), Code::FailedPrecondition);
         let transfer = wire::TransferLeaderRequest { peer, from_leader: leader, to: 1, last_log_id: None };
         assert_eq!(client.transfer_leader(transfer).await.unwrap_err().code(), Code::FailedPrecondition);
     }
     assert_eq!(client.vote(wire::VoteRequest::default()).await.unwrap_err().code(), Code::InvalidArgument);
+    // One that belongs here learns at once that this replica does not lead.
+    let read = wire::ReadIndexRequest { peer: peer(CLUSTER, 1) };
+    assert_eq!(client.read_index(read).await.unwrap_err().code(), Code::Unavailable);
+    let read = wire::ReadIndexRequest { peer: None };
+    assert_eq!(client.read_index(read).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(consensus.status(), before);
 }
 

@@ -409,6 +409,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-fn stopping() -> Refusal {
+pub(crate) fn stopping() -> Refusal {
     Refusal::new(RefusalCode::OutcomeUnknown, "this replica stops; repeat the request at another")
 }

@@ -23,6 +23,8 @@ mod leader;
 mod liveness;
 mod logs;
 mod orders;
+mod past;
+mod reads;
 mod replicated;
 #[cfg(test)]
 mod sample;
@@ -35,6 +37,7 @@ mod watch;
 pub use engine::{Engine, EngineConfig, ReplicaInfo};
 pub use logs::{LogChunk, LogRequest};
 pub use orders::{Order, StartOrder, StopOrder};
+pub use reads::{Reading, staleness_ms};
 pub use replicated::{Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
 pub use watch::{Change, Event, Subscription, WatchPosition};

@@ -19,6 +19,7 @@ pub mod lease;
 pub mod limits;
 pub mod name;
 pub mod policy;
+pub mod read;
 pub mod reason;
 pub mod time;
 pub mod topology;
@@ -30,6 +31,7 @@ pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, Reque
 pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::Name;
+pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use time::LogTime;
 pub use topology::{Level, Spread, TopologyRule};

@@ -106,6 +106,12 @@ refusal_codes! {
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED";
+    /// The replica cannot prove that its state is as current as the read asks for.
+    TooStale = "MS-6001", "TOO_STALE";
+    /// No leader confirmed in time that the state here holds everything that was committed.
+    ReadUnconfirmed = "MS-6002", "READ_UNCONFIRMED";
+    /// The state of the past that a read asks for is not at hand here.
+    ArchiveUnavailable = "MS-6003", "ARCHIVE_UNAVAILABLE";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
 }

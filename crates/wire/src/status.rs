@@ -55,7 +55,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
-        | RefusalCode::NodeChanged => Code::FailedPrecondition,
+        | RefusalCode::NodeChanged
+        // Nothing but its operators will make this replica answer.
+        | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
         RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
@@ -65,7 +67,10 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::NotLeader
         | RefusalCode::OutcomeUnknown
         | RefusalCode::LogsUnavailable
-        | RefusalCode::Diverged => Code::Unavailable,
+        | RefusalCode::Diverged
+        // Another replica may answer at once, and this one as soon as it hears of the leader.
+        | RefusalCode::TooStale
+        | RefusalCode::ReadUnconfirmed => Code::Unavailable,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => Code::OutOfRange,
     }
@@ -75,9 +80,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 #[must_use]
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
-        RefusalCode::NotLeader => Some(Duration::from_millis(200)),
+        RefusalCode::NotLeader | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded => Some(Duration::from_millis(500)),
-        RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
+        RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
         | RefusalCode::RequestIdReused
@@ -93,6 +98,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
+        | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable => None,
     }
 }

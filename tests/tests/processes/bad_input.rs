@@ -78,7 +78,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         ["", "job-", "job", "node-1", "job-x!", "JOB-1", "job--1", "job-fffffffffffffffffffff", "ü", "a\nb"]
     {
         let job_id = bad.to_owned();
-        let request = v1::GetJobRequest { job_id: job_id.clone(), min_log_index: 0 };
+        let request = v1::GetJobRequest { job_id: job_id.clone(), read: None };
         assert_refused(jobs.get_job(request).await, InvalidField, "job_id");
         let request = v1::CancelJobRequest { request_id: request_id(), job_id: job_id.clone() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
@@ -88,7 +88,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids[0]");
     }
     let nobody = "job-fffffffff".to_owned();
-    let request = v1::GetJobRequest { job_id: nobody.clone(), min_log_index: 0 };
+    let request = v1::GetJobRequest { job_id: nobody.clone(), read: None };
     assert_refused(jobs.get_job(request).await, JobNotFound, "");
     let request = v1::CancelJobRequest { request_id: request_id(), job_id: nobody.clone() };
     assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
@@ -213,7 +213,7 @@ async fn oversized(jobs: &mut Jobs) {
     let much = "x".repeat(5 << 20);
     let answers = [
         jobs.submit_job(changed(|spec| spec.name = much.clone())).await.map(drop),
-        jobs.get_job(v1::GetJobRequest { job_id: much.clone(), min_log_index: 0 }).await.map(drop),
+        jobs.get_job(v1::GetJobRequest { job_id: much.clone(), read: None }).await.map(drop),
         jobs.list_jobs(v1::ListJobsRequest { page_token: much.clone(), ..Default::default() })
             .await
             .map(drop),
@@ -228,17 +228,17 @@ async fn oversized(jobs: &mut Jobs) {
 /// What the log has not reached is waited for a moment, then refused; never answered with less.
 async fn ahead_of_the_log(endpoint: &str) {
     use RefusalCode::ResumeTokenInvalid;
-    let min_log_index = u64::MAX;
+    let read = Some(v1::ReadOptions { min_log_index: u64::MAX, ..Default::default() });
     let connected = Channel::from_shared(endpoint.to_owned()).expect("an address").connect().await;
     let channel = connected.expect("a replica takes connections");
     let (mut jobs, mut again) = (Jobs::new(channel.clone()), Jobs::new(channel.clone()));
     let mut fleet = FleetServiceClient::new(channel.clone());
     let mut cluster = ClusterServiceClient::new(channel);
     let (job, list, nodes, status) = tokio::join!(
-        jobs.get_job(v1::GetJobRequest { job_id: "job-1".to_owned(), min_log_index }),
-        again.list_jobs(v1::ListJobsRequest { min_log_index, ..Default::default() }),
-        fleet.list_nodes(v1::ListNodesRequest { min_log_index, ..Default::default() }),
-        cluster.get_status(v1::GetStatusRequest { min_log_index }),
+        jobs.get_job(v1::GetJobRequest { job_id: "job-1".to_owned(), read }),
+        again.list_jobs(v1::ListJobsRequest { read, ..Default::default() }),
+        fleet.list_nodes(v1::ListNodesRequest { read, ..Default::default() }),
+        cluster.get_status(v1::GetStatusRequest { read }),
     );
     assert_refused(job, ResumeTokenInvalid, "");
     assert_refused(list, ResumeTokenInvalid, "");
@@ -251,7 +251,7 @@ async fn wrong_fleet_calls(endpoint: &str) {
     let mut fleet =
         FleetServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
     for nobody in ["", "nobody", "node-999", "ü", "a\nb", &"a".repeat(100_000)] {
-        let request = v1::GetNodeRequest { node: nobody.to_owned(), min_log_index: 0 };
+        let request = v1::GetNodeRequest { node: nobody.to_owned(), read: None };
         assert_refused(fleet.get_node(request).await, NodeNotFound, "");
         let request =
             v1::SetNodeCordonRequest { request_id: request_id(), node: nobody.to_owned(), cordoned: true };

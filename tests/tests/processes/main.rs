@@ -8,6 +8,7 @@ mod bad_input;
 mod durability;
 mod failover;
 mod quickstart;
+mod reads;
 mod reflection;
 mod run_once;
 mod server_refusals;

@@ -111,7 +111,7 @@ impl Service {
 }
 
 pub fn freshness(log_index: u64) -> Option<v1::Freshness> {
-    Some(v1::Freshness { log_index, replica_id: 1, leader_id: 1 })
+    Some(v1::Freshness { log_index, replica_id: 1, leader_id: 1, ..Default::default() })
 }
 
 type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fake::{Fake, Step, dead_endpoint, endpoints, options};
-use muster_client::{AttemptError, CallError, Client, Options};
+use muster_client::{AttemptError, CallError, Client, Options, Read};
 use muster_types::{Refusal, RefusalCode, Violation};
 use muster_wire::status::{METADATA_LEADER_ENDPOINT, METADATA_RETRY_AFTER_MS, to_status};
 use muster_wire::v1;
@@ -156,11 +156,12 @@ async fn reads_wait_for_what_was_written() {
     let client = client(&[fake.endpoint()], options()).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     client.clone().get_job(v1::GetJobRequest::default()).await.unwrap();
-    client.get_job(v1::GetJobRequest { min_log_index: 100, ..Default::default() }).await.unwrap();
+    let read = Read::any().at_least(100).into();
+    client.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
     let careless = client.with_options(Options { read_your_writes: false, ..options() });
     careless.get_job(v1::GetJobRequest::default()).await.unwrap();
     let script = fake.script.lock().unwrap();
-    let asked: Vec<_> = script.gets.iter().map(|r| r.min_log_index).collect();
+    let asked: Vec<_> = script.gets.iter().map(|r| r.read.unwrap_or_default().min_log_index).collect();
     assert_eq!(asked, [41, 100, 0]);
     assert_eq!(client.seen_log_index(), 45);
 }
@@ -186,4 +187,46 @@ async fn broken_output_says_how_much_was_read() {
         matches!(error, CallError::BreakOff { bytes: 7, last: AttemptError::Answer { .. }, .. }),
         "{error:?}"
     );
+}
+
+#[tokio::test]
+async fn reads_ask_for_what_they_say_or_what_their_client_says() {
+    let fake = Fake::start([]);
+    let client = client(&[fake.endpoint()], options()).await;
+    client.observe_log_index(7);
+    client.get_job(v1::GetJobRequest::default()).await.unwrap();
+    let exact = client.reading(Read::linearizable());
+    exact.get_job(v1::GetJobRequest::default()).await.unwrap();
+    let read = Read::bounded(Duration::from_micros(1_500)).into();
+    exact.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
+    exact.reading(Read::at_log_index(3)).get_job(v1::GetJobRequest::default()).await.unwrap();
+    client.reading(Read::at_time_ms(9)).get_job(v1::GetJobRequest::default()).await.unwrap();
+    let asked: Vec<v1::ReadOptions> = fake.script.lock().unwrap().gets.iter().filter_map(|r| r.read).collect();
+    let (any, index, time) = (Read::default(), Read::at_log_index(3), Read::at_time_ms(9));
+    let bounded = Read::bounded(Duration::from_millis(2));
+    // What was seen goes along with the present, never with the past; each answer carries 45.
+    let expected = [any.at_least(7), Read::linearizable().at_least(45), bounded.at_least(45), index, time];
+    assert_eq!(asked, expected.map(v1::ReadOptions::from));
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_prove_its_freshness_is_left_for_the_next() {
+    for code in [RefusalCode::TooStale, RefusalCode::ReadUnconfirmed] {
+        let stale = Fake::start([refuse(code)]);
+        let fresh = Fake::start([]);
+        let client = client(&[stale.endpoint(), fresh.endpoint()], options()).await;
+        let read = Read::bounded(Duration::from_secs(1)).into();
+        client.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
+        let asked = |fake: &Fake| fake.script.lock().unwrap().gets.len();
+        assert_eq!((asked(&stale), asked(&fresh)), (1, 1), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_replica_without_an_archive_is_not_asked_again() {
+    let fake = Fake::start([refuse(RefusalCode::ArchiveUnavailable)]);
+    let client = client(&[fake.endpoint()], options()).await.reading(Read::at_log_index(3));
+    let error = client.get_job(v1::GetJobRequest::default()).await.unwrap_err();
+    assert_eq!(error.refused().unwrap().code, Some(RefusalCode::ArchiveUnavailable));
+    assert_eq!(fake.script.lock().unwrap().gets.len(), 1);
 }

@@ -6,6 +6,7 @@
 
 use super::convert;
 use crate::config::ConsensusConfig;
+use crate::error::ReadPoint;
 use crate::gate::Gate;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
@@ -76,6 +77,29 @@ impl PeerNetwork {
             stall_max: timing.stall_max(),
             refused: false,
         }
+    }
+}
+
+impl PeerNetwork {
+    /// A connection for reads, apart from those of the protocol.
+    pub(crate) fn reader(&self, target: ReplicaId, node: &ReplicaNode) -> PeerReader {
+        let PeerClient { peer, client, .. } = self.connect(target, node);
+        PeerReader { peer, client }
+    }
+}
+
+/// Asks one peer how far reads have to wait. Clones share the connection.
+#[derive(Clone)]
+pub(crate) struct PeerReader {
+    peer: wire::Peer,
+    client: Result<RaftServiceClient<Channel>, String>,
+}
+
+impl PeerReader {
+    pub(crate) async fn read_index(self) -> Result<ReadPoint, Status> {
+        let mut client = self.client.map_err(Status::unavailable)?;
+        let request = wire::ReadIndexRequest { peer: Some(self.peer) };
+        convert::read_point(client.read_index(request).await?.into_inner())
     }
 }
 

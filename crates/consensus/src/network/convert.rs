@@ -1,5 +1,7 @@
 //! Between messages of the wire and types of the protocol.
 
+use crate::error::ReadPoint;
+use crate::leadership::Leadership;
 use muster_store::{Entry, LeaderId, LogId, RaftConfig, Vote, decode_entry, encode_entry};
 use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
@@ -40,6 +42,17 @@ pub(crate) fn log_id_to_wire(log_id: &LogId) -> wire::LogId {
 
 pub(crate) fn log_id(message: wire::LogId) -> LogId {
     LogId::new(LeaderId::new(message.term, message.replica), message.index)
+}
+
+pub(crate) fn read_point_to_wire(point: &ReadPoint) -> wire::ReadIndexResponse {
+    let Leadership { term, replica } = point.leadership;
+    wire::ReadIndexResponse { point: Some(wire::LogId { term, replica: replica.0, index: point.raft_index }) }
+}
+
+pub(crate) fn read_point(message: wire::ReadIndexResponse) -> Result<ReadPoint, Status> {
+    let point = message.point.ok_or_else(|| missing("point"))?;
+    let leadership = Leadership { term: point.term, replica: ReplicaId(point.replica) };
+    Ok(ReadPoint { raft_index: point.index, leadership })
 }
 
 pub(crate) fn vote_request_to_wire(peer: wire::Peer, request: &VoteRequest<RaftConfig>) -> wire::VoteRequest {

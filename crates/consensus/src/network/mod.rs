@@ -7,5 +7,5 @@ mod client;
 mod convert;
 mod server;
 
-pub(crate) use client::PeerNetwork;
+pub(crate) use client::{PeerNetwork, PeerReader};
 pub use server::{PeerService, peer_server};

@@ -5,6 +5,7 @@
 
 use super::convert;
 use crate::config::Limits;
+use crate::confirm::{Confirmations, confirmed};
 use crate::state_machine::Raft;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
@@ -35,6 +36,7 @@ struct Shared {
     cluster_id: ClusterId,
     replica_id: ReplicaId,
     raft: Raft,
+    confirmations: Confirmations,
     snapshots: SnapshotStore,
     /// One snapshot is received at a time.
     receiving: Semaphore,
@@ -46,12 +48,14 @@ impl PeerService {
         cluster_id: ClusterId,
         replica_id: ReplicaId,
         raft: Raft,
+        confirmations: Confirmations,
         snapshots: SnapshotStore,
     ) -> Self {
         let shared = Shared {
             cluster_id,
             replica_id,
             raft,
+            confirmations,
             snapshots,
             receiving: Semaphore::new(1),
             strangers: Mutex::new(BTreeSet::new()),
@@ -227,6 +231,17 @@ impl RaftService for PeerService {
         }
         let response = self.shared.raft.handle_transfer_leader(request).await.map_err(stopped)?;
         Ok(Response::new(convert::transfer_response_to_wire(&response)))
+    }
+
+    async fn read_index(
+        &self,
+        request: Request<wire::ReadIndexRequest>,
+    ) -> Result<Response<wire::ReadIndexResponse>, Status> {
+        self.check(request.into_inner().peer)?;
+        // Never passed on: whoever asks has to know the leader itself.
+        let point = confirmed(&self.shared.confirmations).await;
+        let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(Response::new(convert::read_point_to_wire(&point)))
     }
 }
 

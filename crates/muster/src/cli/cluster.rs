@@ -36,7 +36,7 @@ pub async fn run(global: &Global, console: &Console, command: ClusterCommand) ->
 }
 
 async fn status(client: &Client, console: &Console) -> Result<Exit, Failure> {
-    let first = client.get_status(v1::GetStatusRequest { min_log_index: 0 }).await?;
+    let first = client.get_status(v1::GetStatusRequest::default()).await?;
     let replicas = ask_all(client, &first).await;
     for replica in replicas.iter().filter(|r| r.role == "unreachable") {
         let why = replica.error.as_deref().unwrap_or_default();
@@ -56,8 +56,7 @@ async fn status(client: &Client, console: &Console) -> Result<Exit, Failure> {
     };
     match console.format {
         Format::Json | Format::Yaml => {
-            let log_index = first.freshness.map(|f| f.log_index);
-            console.object(&Document::new("ClusterStatus", log_index, content))?;
+            console.object(&Document::new("ClusterStatus", first.freshness, content))?;
         }
         Format::Name => {
             for replica in &content.replicas {
@@ -114,6 +113,7 @@ fn fill(replica: &mut Replica, answer: Result<v1::GetStatusResponse, AttemptErro
             replica.role = status.role;
             replica.status = Some(ReplicaStatus {
                 log_index: status.freshness.map_or(0, |f| f.log_index),
+                staleness_ms: status.freshness.and_then(|f| f.staleness_ms),
                 state_digest: status.state_digest,
                 term: status.term,
                 raft_last_index: status.raft_last_index,
@@ -161,7 +161,7 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
     console.line("")?;
     let mut header = vec!["REPLICA", "REGION", "ROLE", "TERM", "LOG-INDEX", "DIGEST"];
     if console.is_wide() {
-        header.extend(["LAST", "COMMITTED", "APPLIED", "SNAPSHOT", "REJECTED", "FORMAT", "VOTER"]);
+        header.extend(["STALE-MS", "LAST", "COMMITTED", "APPLIED", "SNAPSHOT", "REJECTED", "FORMAT", "VOTER"]);
     }
     header.push("ENDPOINT");
     let mut grid = Grid::new(header);
@@ -178,6 +178,8 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
             replica.status.as_ref().map(|s| s.state_digest.clone()).unwrap_or_default(),
         ];
         if console.is_wide() {
+            let staleness = replica.status.as_ref().and_then(|s| s.staleness_ms);
+            cells.push(staleness.map(|ms| ms.to_string()).unwrap_or_default());
             cells.push(number(|s| s.raft_last_index));
             cells.push(number(|s| s.raft_committed_index));
             cells.push(number(|s| s.raft_applied_index));

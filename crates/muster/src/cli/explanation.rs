@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Global;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
+use super::reading::ReadArgs;
 use super::submit::{now_ms, read_manifests, refused};
 use super::view::{Decimal, Document, Estimate, time};
 use crate::manifest::Overrides;
@@ -44,6 +45,8 @@ pub struct PlanArgs {
     /// The same as -o json
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    read: ReadArgs,
 }
 
 /// Content of `Explanation`.
@@ -292,40 +295,46 @@ fn quota_view(message: v1::QuotaReport) -> Quota {
 pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<Exit, Failure> {
     let overrides = Overrides { name: None, tenant: args.tenant, tier: args.tier, regions: args.region };
     let manifests = read_manifests(&args.file, &overrides)?;
-    let client = global.client().await?;
+    let client = args.read.client(global).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
-        let request = v1::PlanJobRequest { spec: Some(manifest.message.clone()), min_log_index: 0 };
+        let request = v1::PlanJobRequest { spec: Some(manifest.message.clone()), read: None };
         let answer = client.plan_job(request).await;
         let answer = answer.map_err(|e| refused(e, &args.file, &manifests, Some(index)))?;
         if index > 0 && !console.is_structured() {
             console.line("")?;
         }
         let name = manifest.message.name.clone();
-        let log_index = answer.freshness.map(|f| f.log_index);
-        print(console, name, log_index, answer.explanation.unwrap_or_default(), manifests.len() > 1)?;
+        let explanation = answer.explanation.unwrap_or_default();
+        print(console, name, answer.freshness, explanation, manifests.len() > 1)?;
+        args.read.tell_age(console, answer.freshness.as_ref());
     }
     Ok(Exit::Ok)
 }
 
-pub async fn explain(client: &Client, console: &Console, job_id: String) -> Result<Exit, Failure> {
-    let request = v1::ExplainJobRequest { job_id: job_id.clone(), min_log_index: 0 };
+pub async fn explain(
+    client: &Client,
+    console: &Console,
+    job_id: String,
+    read: &ReadArgs,
+) -> Result<Exit, Failure> {
+    let request = v1::ExplainJobRequest { job_id: job_id.clone(), read: None };
     let answer = client.explain_job(request).await?;
-    let log_index = answer.freshness.map(|f| f.log_index);
-    print(console, job_id, log_index, answer.explanation.unwrap_or_default(), false)?;
+    print(console, job_id, answer.freshness, answer.explanation.unwrap_or_default(), false)?;
+    read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
 }
 
 fn print(
     console: &Console,
     job: String,
-    log_index: Option<u64>,
+    freshness: Option<v1::Freshness>,
     message: v1::Explanation,
     is_one_of_many: bool,
 ) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
-            let document = Document::new("Explanation", log_index, Explanation::new(job, message));
+            let document = Document::new("Explanation", freshness, Explanation::new(job, message));
             if is_one_of_many { console.event(&document) } else { console.object(&document) }
         }
         Format::Name => console.line(&message.reason),

@@ -160,6 +160,15 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::Diverged => {
             "this replica has stopped serving; use another --endpoint and tell its operators"
         }
+        RefusalCode::TooStale => {
+            "ask another --endpoint, allow more with --max-staleness, or take what there is with --consistency any"
+        }
+        RefusalCode::ReadUnconfirmed => {
+            "`muster cluster status` shows which replicas are up; --consistency any reads without a leader"
+        }
+        RefusalCode::ArchiveUnavailable => {
+            "ask a replica that keeps an archive of its log, or leave out --at to see the present"
+        }
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

@@ -12,7 +12,8 @@ use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
 use super::list::{self, ListArgs, age};
 use super::logs::{self, LogsArgs};
-use super::view::{self, Document, Items};
+use super::reading::ReadArgs;
+use super::view::{self, Document, Items, Position};
 use crate::manifest::quantity;
 
 /// Commands about jobs.
@@ -25,6 +26,8 @@ pub enum JobCommand {
     Show {
         /// Its id
         id: String,
+        #[command(flatten)]
+        read: ReadArgs,
     },
     /// Say why a job waits, what stands before it, what would help and when it will start
     #[command(after_help = "\
@@ -36,6 +39,8 @@ Examples:
     Explain {
         /// Its id
         id: String,
+        #[command(flatten)]
+        read: ReadArgs,
     },
     /// Print each change of jobs, with its log index, until they end
     #[command(after_help = "\
@@ -81,13 +86,13 @@ Examples:
 pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Result<Exit, Failure> {
     match command {
         JobCommand::List(args) => list::run(global, console, args).await,
-        JobCommand::Show { id } => {
+        JobCommand::Show { id, read } => {
             let id = checked(&id)?;
-            show(&global.client().await?, console, id).await
+            show(&read.client(global).await?, console, id, &read).await
         }
-        JobCommand::Explain { id } => {
+        JobCommand::Explain { id, read } => {
             let id = checked(&id)?;
-            explanation::explain(&global.client().await?, console, id).await
+            explanation::explain(&read.client(global).await?, console, id, &read).await
         }
         JobCommand::Logs(args) => logs::run(global, console, args).await,
         JobCommand::Cancel { ids } => {
@@ -134,16 +139,20 @@ fn all_checked(ids: &[String]) -> Result<Vec<String>, Failure> {
     Ok(all)
 }
 
-async fn show(client: &Client, console: &Console, job_id: String) -> Result<Exit, Failure> {
-    let request = v1::GetJobRequest { job_id, min_log_index: 0 };
-    let answer = client.get_job(request).await?;
-    let log_index = answer.freshness.map(|f| f.log_index);
+async fn show(
+    client: &Client,
+    console: &Console,
+    job_id: String,
+    read: &ReadArgs,
+) -> Result<Exit, Failure> {
+    let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
     let job = view::Job::from(answer.job.unwrap_or_default());
     match console.format {
-        Format::Json | Format::Yaml => console.object(&Document::new("Job", log_index, job))?,
+        Format::Json | Format::Yaml => console.object(&Document::new("Job", answer.freshness, job))?,
         Format::Name => console.line(&job.id)?,
         Format::Table | Format::Wide => describe(console, &job)?,
     }
+    read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
 }
 
@@ -283,10 +292,14 @@ pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
 }
 
 /// Jobs in whichever form was asked for.
-pub fn print_jobs(console: &Console, log_index: Option<u64>, jobs: Vec<view::Job>) -> Result<(), Failure> {
+pub fn print_jobs(
+    console: &Console,
+    position: impl Into<Position>,
+    jobs: Vec<view::Job>,
+) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
-            console.object(&Document::new("JobList", log_index, Items { items: jobs }))
+            console.object(&Document::new("JobList", position, Items { items: jobs }))
         }
         Format::Name => {
             let lines: String = jobs.iter().map(|job| format!("{}\n", job.id)).collect();

@@ -9,6 +9,7 @@ use super::Global;
 use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::job::print_jobs;
+use super::reading::ReadArgs;
 use super::view;
 
 /// What the server gives at most at once.
@@ -60,10 +61,12 @@ pub struct ListArgs {
     /// At most so many, the newest [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
+    #[command(flatten)]
+    read: ReadArgs,
 }
 
 pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
-    let client = global.client().await?;
+    let client = args.read.client(global).await?;
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
@@ -73,11 +76,11 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         ..Default::default()
     };
     let mut jobs: Vec<view::Job> = Vec::new();
-    let mut log_index = None;
+    let mut freshness: Option<v1::Freshness> = None;
     loop {
         let page = client.list_jobs(request.clone()).await?;
         // The first page's position is the one the whole list is complete up to.
-        log_index = log_index.or(page.freshness.map(|f| f.log_index));
+        freshness = freshness.or(page.freshness);
         let room = limit - jobs.len();
         jobs.extend(page.jobs.into_iter().take(room).map(view::Job::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
@@ -86,7 +89,8 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         }
         request.page_token = page.next_page_token;
     }
-    print_jobs(console, log_index, jobs)?;
+    print_jobs(console, freshness, jobs)?;
+    args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
 }
 

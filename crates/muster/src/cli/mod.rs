@@ -19,6 +19,7 @@ mod logs;
 mod node;
 mod policy;
 mod policy_view;
+mod reading;
 mod sim;
 mod submit;
 pub mod view;

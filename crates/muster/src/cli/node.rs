@@ -7,7 +7,8 @@ use muster_wire::v1;
 use super::Global;
 use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
-use super::view::{self, Document, Items};
+use super::reading::ReadArgs;
+use super::view::{self, Document, Items, Position};
 
 const PAGE_SIZE: u32 = 1_000;
 
@@ -20,6 +21,8 @@ pub enum NodeCommand {
     Show {
         /// Its name or id
         node: String,
+        #[command(flatten)]
+        read: ReadArgs,
     },
     /// Take nodes out of placement; what runs on them stays
     #[command(
@@ -48,15 +51,16 @@ pub struct ListArgs {
     /// At most so many [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
+    #[command(flatten)]
+    read: ReadArgs,
 }
 
 pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Result<Exit, Failure> {
-    let client = global.client().await?;
     match command {
-        NodeCommand::List(args) => list(&client, console, args).await,
-        NodeCommand::Show { node } => show(&client, console, node).await,
-        NodeCommand::Cordon { nodes } => cordon(&client, console, nodes, true).await,
-        NodeCommand::Uncordon { nodes } => cordon(&client, console, nodes, false).await,
+        NodeCommand::List(args) => list(&args.read.client(global).await?, console, args).await,
+        NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
+        NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
+        NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
     }
 }
 
@@ -68,10 +72,10 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
         ..Default::default()
     };
     let mut nodes: Vec<view::Node> = Vec::new();
-    let mut log_index = None;
+    let mut freshness: Option<v1::Freshness> = None;
     loop {
         let page = client.list_nodes(request.clone()).await?;
-        log_index = log_index.or(page.freshness.map(|f| f.log_index));
+        freshness = freshness.or(page.freshness);
         let room = limit - nodes.len();
         nodes.extend(page.nodes.into_iter().take(room).map(view::Node::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
@@ -80,16 +84,21 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
         }
         request.page_token = page.next_page_token;
     }
-    print_nodes(console, log_index, nodes)?;
+    print_nodes(console, freshness, nodes)?;
+    args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
 }
 
-async fn show(client: &Client, console: &Console, node: String) -> Result<Exit, Failure> {
-    let answer = client.get_node(v1::GetNodeRequest { node, min_log_index: 0 }).await?;
-    let log_index = answer.freshness.map(|f| f.log_index);
+async fn show(
+    client: &Client,
+    console: &Console,
+    node: String,
+    read: &ReadArgs,
+) -> Result<Exit, Failure> {
+    let answer = client.get_node(v1::GetNodeRequest { node, read: None }).await?;
     let node = view::Node::from(answer.node.unwrap_or_default());
     match console.format {
-        Format::Json | Format::Yaml => console.object(&Document::new("Node", log_index, node))?,
+        Format::Json | Format::Yaml => console.object(&Document::new("Node", answer.freshness, node))?,
         Format::Name => console.line(&node.name)?,
         Format::Table | Format::Wide => {
             let job_ids = node.job_ids.clone();
@@ -102,6 +111,7 @@ async fn show(client: &Client, console: &Console, node: String) -> Result<Exit, 
             }
         }
     }
+    read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
 }
 
@@ -123,10 +133,10 @@ async fn cordon(
     Ok(Exit::Ok)
 }
 
-fn print_nodes(console: &Console, log_index: Option<u64>, nodes: Vec<view::Node>) -> Result<(), Failure> {
+fn print_nodes(console: &Console, position: impl Into<Position>, nodes: Vec<view::Node>) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
-            console.object(&Document::new("NodeList", log_index, Items { items: nodes }))
+            console.object(&Document::new("NodeList", position, Items { items: nodes }))
         }
         Format::Name => {
             let lines: String = nodes.iter().map(|node| format!("{}\n", node.name)).collect();

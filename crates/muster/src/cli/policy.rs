@@ -9,7 +9,8 @@ use super::Global;
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::policy_view::{self, settings, tables};
-use super::submit::{located, now_ms, read};
+use super::reading::ReadArgs;
+use super::submit::{self, located, now_ms};
 use crate::manifest::{PolicyFile, Problem, parse_policy};
 
 /// Commands about the policy.
@@ -22,7 +23,10 @@ Examples:
   muster policy show -o yaml > policy.yaml     a file that `muster policy set` takes back
 
 The file carries the version it was made from: set refuses it when somebody else was faster.")]
-    Show,
+    Show {
+        #[command(flatten)]
+        read: ReadArgs,
+    },
     /// Check a policy file without asking a cluster
     #[command(after_help = "Examples:\n  muster policy check ops/examples/policy.yaml")]
     Check {
@@ -53,7 +57,7 @@ The new version, a log index, goes to stdout. In force for every decision behind
 
 pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> Result<Exit, Failure> {
     match command {
-        PolicyCommand::Show => show(global, console).await,
+        PolicyCommand::Show { read } => show(global, console, &read).await,
         PolicyCommand::Check { file } => {
             read_policy(&file)?;
             console.progress(&format!("{file} is valid"));
@@ -72,8 +76,8 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
     }
 }
 
-async fn show(global: &Global, console: &Console) -> Result<Exit, Failure> {
-    let answer = global.client().await?.get_policy(v1::GetPolicyRequest { min_log_index: 0 }).await?;
+async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
+    let answer = read.client(global).await?.get_policy(v1::GetPolicyRequest::default()).await?;
     match console.format {
         Format::Json | Format::Yaml => console.object(&policy_view::document(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
@@ -89,6 +93,7 @@ async fn show(global: &Global, console: &Console) -> Result<Exit, Failure> {
             }
         }
     }
+    read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
 }
 
@@ -120,7 +125,7 @@ async fn set(
 
 /// The policy of a file, checked as the server would.
 fn read_policy(file: &str) -> Result<PolicyFile, Failure> {
-    let bytes = read(file)?;
+    let bytes = submit::read(file)?;
     let wrong = |problems: Vec<Problem>| {
         Failure::usage("the policy file is not valid")
             .with_details(problems.iter().map(|p| located(file, p)))

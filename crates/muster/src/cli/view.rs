@@ -12,22 +12,68 @@ use serde::Serialize;
 
 const SCHEMA: &str = "muster.dev/v1";
 
-/// A document: its kind, the log index it is complete up to, and its content.
+/// A document: its kind, where in the log it stands, and its content.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Document<T> {
     schema: &'static str,
     kind: &'static str,
-    /// Left out when the answer has no position in the log.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    log_index: Option<u64>,
+    #[serde(flatten)]
+    position: Position,
     #[serde(flatten)]
     content: T,
 }
 
 impl<T> Document<T> {
-    pub fn new(kind: &'static str, log_index: Option<u64>, content: T) -> Document<T> {
-        Document { schema: SCHEMA, kind, log_index, content }
+    pub fn new(kind: &'static str, position: impl Into<Position>, content: T) -> Document<T> {
+        Document { schema: SCHEMA, kind, position: position.into(), content }
+    }
+}
+
+/// Where in the log an answer stands and, of a read, how fresh it is.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Position {
+    /// Left out when the answer has no position in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_index: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freshness: Option<Freshness>,
+}
+
+/// How fresh an answer is.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Freshness {
+    /// The replica that answered.
+    replica: u64,
+    /// The leader it knows of; left out when it knows none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leader: Option<u64>,
+    /// The answer holds everything that was committed so long before; left out when that is not known,
+    /// and of the past.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staleness_ms: Option<u64>,
+    /// Log time of the last record it holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_time: Option<String>,
+}
+
+impl From<Option<u64>> for Position {
+    fn from(log_index: Option<u64>) -> Position {
+        Position { log_index, freshness: None }
+    }
+}
+
+impl From<Option<v1::Freshness>> for Position {
+    fn from(freshness: Option<v1::Freshness>) -> Position {
+        let shown = |of: v1::Freshness| Freshness {
+            replica: of.replica_id,
+            leader: Some(of.leader_id).filter(|leader| *leader > 0),
+            staleness_ms: of.staleness_ms,
+            log_time: time(of.log_time_ms),
+        };
+        Position { log_index: freshness.map(|of| of.log_index), freshness: freshness.map(shown) }
     }
 }
 
@@ -387,6 +433,9 @@ pub struct Replica {
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaStatus {
     pub log_index: u64,
+    /// How far it may be behind the others; left out when it does not know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness_ms: Option<u64>,
     pub state_digest: String,
     pub term: u64,
     pub raft_last_index: u64,

@@ -24,6 +24,10 @@ pub struct Book {
     pub list_pages: usize,
     pub cordoned: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
+    /// What `GetJob` and `ListJobs` were asked for.
+    pub reads: Vec<v1::ReadOptions>,
+    /// What `GetJob` says of its age.
+    pub staleness_ms: Option<u64>,
     /// Version, and what was set.
     pub policy: Option<(u64, v1::Policy)>,
 }
@@ -39,7 +43,7 @@ impl Fake {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let book = Arc::new(Mutex::new(Book::default()));
+        let book = Arc::new(Mutex::new(Book { staleness_ms: Some(12), ..Default::default() }));
         let service = Service { book: book.clone(), endpoint: endpoint.clone() };
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -96,7 +100,13 @@ struct Service {
 }
 
 fn freshness() -> Option<v1::Freshness> {
-    Some(v1::Freshness { log_index: 41, replica_id: 1, leader_id: 1 })
+    Some(v1::Freshness {
+        log_index: 41,
+        replica_id: 1,
+        leader_id: 1,
+        staleness_ms: Some(12),
+        log_time_ms: 1_700_000_000_000,
+    })
 }
 
 fn refuse(code: RefusalCode, message: &str) -> Status {
@@ -182,8 +192,12 @@ impl JobService for Service {
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::GetJobResponse>, Status> {
-        let job = self.find(&request.into_inner().job_id)?;
-        Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: freshness() }))
+        let request = request.into_inner();
+        let job = self.find(&request.job_id)?;
+        let mut book = self.book.lock().unwrap();
+        book.reads.extend(request.read);
+        let freshness = freshness().map(|f| v1::Freshness { staleness_ms: book.staleness_ms, ..f });
+        Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness }))
     }
 
     /// Two to a page, whatever was asked for: a server may always give less.
@@ -194,6 +208,7 @@ impl JobService for Service {
         let request = request.into_inner();
         let mut book = self.book.lock().unwrap();
         book.list_pages += 1;
+        book.reads.extend(request.read);
         let start: usize =
             if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };
         let wanted = |job: &&v1::Job| {

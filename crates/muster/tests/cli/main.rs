@@ -95,6 +95,13 @@ fn wrong_usage_is_2() {
         &["submit", "x", "--wait", "--watch"],
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
+        &["job", "list", "--consistency", "strong"],
+        &["job", "list", "--max-staleness", "0"],
+        &["job", "list", "--max-staleness", "2d"],
+        &["job", "list", "--consistency", "bounded"],
+        &["job", "list", "--consistency", "any", "--max-staleness", "1s"],
+        &["job", "show", "job-1", "--at", "yesterday"],
+        &["node", "list", "--at", "7", "--consistency", "any"],
     ] {
         assert_eq!(finish(command("127.0.0.1:1", args)).code, 2, "{args:?}");
     }
@@ -426,7 +433,7 @@ fn lists_page_through_everything_and_obey_the_limit() {
     assert_eq!(shown.len(), 2);
     let ran = muster(&fake, &["job", "list", "-o", "yaml", "--limit", "1"]);
     assert!(
-        ran.out.starts_with("schema: muster.dev/v1\nkind: JobList\nlogIndex: 41\nitems:\n"),
+        ran.out.starts_with("schema: muster.dev/v1\nkind: JobList\nlogIndex: 41\nfreshness:\n  replica: 1\n"),
         "{}",
         ran.out
     );
@@ -504,4 +511,75 @@ fn a_reader_that_goes_away_is_no_error() {
     let output = child.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn reads_say_how_fresh_they_have_to_be() {
+    use muster_wire::v1::Consistency;
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    for options in [
+        [].as_slice(),
+        &["--consistency", "any"],
+        &["--max-staleness", "2s"],
+        &["--consistency", "bounded", "--max-staleness", "250ms"],
+        &["--consistency", "linearizable"],
+        &["--at", "4711"],
+        &["--at", "1970-01-01T00:00:02Z"],
+    ] {
+        let ran = muster(&fake, &[["job", "show", "job-1"].as_slice(), options].concat());
+        assert_eq!(ran.code, 0, "{options:?}: {}", ran.err);
+    }
+    let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
+    let asked: Vec<_> = reads
+        .iter()
+        .map(|r| (r.consistency(), r.max_staleness_ms, r.at_log_index, r.at_time_ms))
+        .collect();
+    let nothing = Consistency::Unspecified;
+    assert_eq!(
+        asked,
+        [
+            (nothing, 0, 0, 0),
+            (Consistency::Any, 0, 0, 0),
+            (Consistency::Bounded, 2_000, 0, 0),
+            (Consistency::Bounded, 250, 0, 0),
+            (Consistency::Linearizable, 0, 0, 0),
+            (nothing, 0, 4_711, 0),
+            (nothing, 0, 0, 2_000),
+        ]
+    );
+    // Every page of a list is asked for alike; the later ones with what the first was complete up to.
+    for n in 2..=5 {
+        fake.add(&format!("job-{n}"), "train", JobPhase::Pending);
+    }
+    muster(&fake, &["job", "list", "--consistency", "linearizable"]);
+    let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
+    assert_eq!(reads.len(), 3);
+    assert!(reads.iter().all(|r| r.consistency() == Consistency::Linearizable), "{reads:?}");
+    assert_eq!(reads[1].min_log_index, 41);
+}
+
+#[test]
+fn answers_say_how_fresh_they_are() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    let show = |staleness_ms, more: &[&str]| {
+        fake.book.lock().unwrap().staleness_ms = staleness_ms;
+        muster(&fake, &[["job", "show", "job-1"].as_slice(), more].concat())
+    };
+    let document: serde_json::Value = serde_json::from_str(&show(Some(12), &["-o", "json"]).out).unwrap();
+    assert_eq!(document["logIndex"], 41);
+    assert_eq!(
+        document["freshness"],
+        serde_json::json!({ "replica": 1, "leader": 1, "stalenessMs": 12, "logTime": "2023-11-14T22:13:20Z" })
+    );
+    let unknown: serde_json::Value = serde_json::from_str(&show(None, &["-o", "json"]).out).unwrap();
+    assert_eq!(unknown["freshness"].get("stalenessMs"), None);
+    assert!(!show(Some(12), &[]).err.contains("as of log index"));
+    let old = show(Some(72_000), &[]);
+    assert!(old.err.contains("as of log index 41 (2023-11-14T22:13:20Z): replica 1 may be 1m12s behind"));
+    assert!(!old.out.contains("as of"), "data alone goes to stdout");
+    assert!(show(None, &[]).err.contains("how far replica 1 is behind is not known"));
+    assert!(show(None, &["--at", "41"]).err.contains("as it was at log index 41"));
+    assert!(show(None, &["--quiet"]).err.is_empty());
 }

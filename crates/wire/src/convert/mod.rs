@@ -14,6 +14,7 @@ mod id;
 mod job;
 mod node;
 mod policy;
+mod read;
 mod value;
 
 use muster_types::Violation;
@@ -26,6 +27,7 @@ pub use node::{
     worker_report_to_proto,
 };
 pub use policy::{policy_from_proto, policy_to_proto};
+pub use read::read_from_proto;
 pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,

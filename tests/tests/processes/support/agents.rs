@@ -85,7 +85,7 @@ impl Agents {
     /// Waits until the cluster says so of a node.
     pub async fn wait_status(&self, name: &str, wanted: v1::NodeStatus) {
         eventually(&format!("node {name} did not become {wanted:?}"), || async {
-            let request = v1::GetNodeRequest { node: name.to_owned(), min_log_index: 0 };
+            let request = v1::GetNodeRequest { node: name.to_owned(), read: None };
             let node = self.client.get_node(request).await.ok()?.node?;
             (node.status() == wanted).then_some(())
         })

@@ -141,6 +141,11 @@ impl Cluster {
             .expect("a child can be waited for")
     }
 
+    /// A signal for one replica, which goes on being a child.
+    pub fn signal(&self, at: usize, what: Signal) {
+        signal(self.children.get(&at).unwrap_or_else(|| panic!("replica {at} does not run")), what);
+    }
+
     /// SIGKILL for every replica, all before any is waited for: a power cut of the processes.
     pub async fn kill_all_at_once(&mut self) {
         for child in self.children.values() {
@@ -199,9 +204,15 @@ impl Cluster {
 
     /// Waits for a leader that a majority of the running replicas knows; its place in `replicas`.
     pub async fn leader(&self) -> usize {
+        let running: Vec<usize> = self.children.keys().copied().collect();
+        self.leader_among(&running).await
+    }
+
+    /// The same of a leader among some of them, which alone are asked.
+    pub async fn leader_among(&self, running: &[usize]) -> usize {
         eventually("no leader was elected", || async {
             let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
-            for at in self.children.keys() {
+            for at in running {
                 if let Ok(status) = self.status_of(*at).await
                     && let Some(leader) = status.freshness.map(|f| f.leader_id).filter(|id| *id > 0)
                     && !status.cluster_id.is_empty()
@@ -211,7 +222,7 @@ impl Cluster {
             }
             let (leader, known_by) = votes.into_iter().max_by_key(|(_, votes)| *votes)?;
             let at = self.replicas.iter().position(|r| r.id == leader)?;
-            (known_by * 2 > self.replicas.len() && self.children.contains_key(&at)).then_some(at)
+            (known_by * 2 > self.replicas.len() && running.contains(&at)).then_some(at)
         })
         .await
     }

@@ -1,0 +1,225 @@
+//! Read index on every replica, and how fresh the state applied here is known to be.
+//!
+//! A read that must not miss anything needs a number from the leader: how far the log may be committed,
+//! confirmed by a quorum after the read was asked for. A follower asks the leader for it, once for all
+//! reads that wait. The same rounds measure freshness: what is applied here up to the number of a round
+//! holds everything that was committed before the round began. A round for nobody now and then keeps the
+//! measure going without reads; behind a partition it stands still, and the staleness it tells of grows.
+//!
+//! **Invariant:** freshness is the beginning of a round whose number is applied, on this replica's own
+//! monotonic clock; no clock of another machine is believed.
+//! **Invariant:** a number is believed only from the replica that was asked, for its own leadership.
+
+use crate::confirm::{Confirmation, Confirmations, confirmed};
+use crate::error::{NotLeader, ReadPoint};
+use crate::leadership::LeadershipView;
+use crate::network::{PeerNetwork, PeerReader};
+use crate::rounds::{Caller, Finished, Rounds};
+use crate::state_machine::Raft;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use muster_store::ReplicaNode;
+use muster_types::ReplicaId;
+use openraft::async_runtime::WatchReceiver;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+/// Points that may wait to be applied before no more are made without a read that needs them: a
+/// replica that has much to catch up with measures on with those it has.
+const UNAPPLIED_POINTS_MAX: usize = 64;
+/// Callers waiting for apply between two looks for those that have gone.
+const CALLERS_BETWEEN_SWEEPS: usize = 4_096;
+
+/// The newest instant up to which the state applied here is known to be complete.
+pub(crate) struct FreshAsOf {
+    base: Instant,
+    /// Nanoseconds from `base`, plus one; 0 for never.
+    nanos: AtomicU64,
+}
+
+impl FreshAsOf {
+    pub(crate) fn new() -> FreshAsOf {
+        FreshAsOf { base: Instant::now(), nanos: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn get(&self) -> Option<Instant> {
+        let nanos = self.nanos.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.base + Duration::from_nanos(nanos))
+    }
+
+    /// Everything committed before `instant` is applied here. It must be, by now.
+    fn reached(&self, instant: Instant) {
+        let since = instant.saturating_duration_since(self.base).as_nanos();
+        let nanos = u64::try_from(since).unwrap_or(u64::MAX - 1);
+        self.nanos.fetch_max(nanos.saturating_add(1), Ordering::AcqRel);
+    }
+}
+
+/// Gets read points from whoever leads.
+pub(crate) struct Source {
+    pub(crate) own: ReplicaId,
+    pub(crate) raft: Raft,
+    pub(crate) network: PeerNetwork,
+    pub(crate) view: watch::Receiver<LeadershipView>,
+    pub(crate) confirmations: Confirmations,
+    /// A leader that has not answered by then is given up.
+    pub(crate) answer_max: Duration,
+    /// The connection to the replica that was asked last.
+    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerReader)>>,
+}
+
+impl Source {
+    async fn point(self: Arc<Self>) -> Confirmation {
+        let (leads, leader) = {
+            let view = self.view.borrow();
+            (view.mine.is_some(), view.leader.clone())
+        };
+        if leads {
+            return confirmed(&self.confirmations).await;
+        }
+        let Some(leader) = leader.filter(|leader| leader.replica != self.own) else {
+            return Err(NotLeader::default());
+        };
+        let Some(link) = self.link(leader.replica) else { return Err(NotLeader { leader: Some(leader) }) };
+        let mut view = self.view.clone();
+        let asked = leader.replica;
+        let replaced =
+            view.wait_for(|view| view.leader.as_ref().is_none_or(|leader| leader.replica != asked));
+        let answered = tokio::select! {
+            biased;
+            answered = tokio::time::timeout(self.answer_max, link.read_index()) => answered.ok(),
+            // It may never answer.
+            _ = replaced => None,
+        };
+        match answered {
+            Some(Ok(point)) if point.leadership.replica == asked => Ok(point),
+            Some(Ok(point)) => {
+                tracing::error!(%asked, ?point, "a replica answered with a leadership that is not its own");
+                Err(NotLeader::default())
+            }
+            Some(Err(status)) => {
+                tracing::debug!(%asked, %status, "the leader gave no read index");
+                Err(NotLeader { leader: Some(leader) })
+            }
+            None => Err(NotLeader { leader: Some(leader) }),
+        }
+    }
+
+    /// The connection to a replica; none while no membership here names it.
+    fn link(&self, replica: ReplicaId) -> Option<PeerReader> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let node = metrics.membership_config.get_node(&replica.0)?;
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*link {
+            Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
+            _ => {
+                let reader = self.network.reader(replica, node);
+                *link = Some((replica, node.clone(), reader.clone()));
+                Some(reader)
+            }
+        }
+    }
+}
+
+/// Points whose entry is not applied here yet.
+#[derive(Default)]
+struct Unapplied {
+    /// By raft index: when the newest round with it began, and who waits.
+    points: BTreeMap<u64, (Instant, Vec<(Caller<Confirmation>, ReadPoint)>)>,
+    callers: usize,
+    sweep_at: usize,
+}
+
+impl Unapplied {
+    fn add(&mut self, point: ReadPoint, began: Instant, callers: Vec<Caller<Confirmation>>) {
+        self.callers += callers.len();
+        let (newest, waiting) = self.points.entry(point.raft_index).or_insert((began, Vec::new()));
+        *newest = began.max(*newest);
+        waiting.extend(callers.into_iter().map(|caller| (caller, point)));
+        if self.callers > self.sweep_at.max(CALLERS_BETWEEN_SWEEPS) {
+            for (_, waiting) in self.points.values_mut() {
+                waiting.retain(|(caller, _)| !caller.is_closed());
+            }
+            self.callers = self.points.values().map(|(_, waiting)| waiting.len()).sum();
+            self.sweep_at = self.callers * 2;
+        }
+    }
+
+    fn applied(&mut self, index: u64, fresh: &FreshAsOf) {
+        while let Some(first) = self.points.first_entry().filter(|first| *first.key() <= index) {
+            let (began, waiting) = first.remove();
+            fresh.reached(began);
+            self.callers -= waiting.len();
+            for (caller, point) in waiting {
+                let _ = caller.send(Ok(point));
+            }
+        }
+    }
+}
+
+/// Pauses of the rounds of reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
+    /// Between the beginnings of two rounds that run beside each other.
+    pub(crate) pause: Duration,
+    /// Without reads, a round begins so long after the one before.
+    pub(crate) sample: Duration,
+}
+
+/// Serves reads until nobody can ask any more.
+pub(crate) async fn run_reads(
+    source: Source,
+    callers: mpsc::Receiver<Caller<Confirmation>>,
+    mut applied: watch::Receiver<u64>,
+    fresh: Arc<FreshAsOf>,
+    pace: Pace,
+) {
+    let source = Arc::new(source);
+    let round = || -> BoxFuture<'static, Confirmation> { Arc::clone(&source).point().boxed() };
+    let mut rounds = Rounds::new(callers, pace.pause);
+    let mut unapplied = Unapplied::default();
+    let mut samples = tokio::time::interval(pace.sample);
+    samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            finished = rounds.next(&round) => match finished {
+                Some(finished) => {
+                    let index = *applied.borrow();
+                    settle(finished, index, &fresh, &mut unapplied);
+                }
+                None => return,
+            },
+            changed = applied.changed(), if !unapplied.points.is_empty() => {
+                if changed.is_err() {
+                    // The protocol has ended: whoever waits learns it as the senders go.
+                    return;
+                }
+                let index = *applied.borrow_and_update();
+                unapplied.applied(index, &fresh);
+            }
+            _ = samples.tick() => {
+                // Reads have measured it meanwhile, where there are any.
+                let recent = rounds.last_began().is_some_and(|last| last.elapsed() * 2 < pace.sample);
+                if !recent && unapplied.points.len() < UNAPPLIED_POINTS_MAX {
+                    rounds.begin(&round);
+                }
+            }
+        }
+    }
+}
+
+fn settle(finished: Finished<Confirmation>, applied: u64, fresh: &FreshAsOf, unapplied: &mut Unapplied) {
+    match finished.outcome {
+        Ok(point) if point.raft_index > applied => unapplied.add(point, finished.began, finished.callers),
+        Ok(_) => {
+            fresh.reached(finished.began);
+            finished.answer();
+        }
+        Err(_) => finished.answer(),
+    }
+}
