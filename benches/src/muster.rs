@@ -37,11 +37,21 @@ pub(crate) async fn submit(client: &Client, jobs: usize) -> Option<Vec<String>> 
     answer.inspect_err(|error| eprintln!("not acknowledged: {error}")).ok()
 }
 
+/// How one submission at a time travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// As a call of its own.
+    Call,
+    /// Over a stream that its connection keeps.
+    Stream,
+}
+
 /// Submits, over and over.
 #[derive(Clone)]
 pub(crate) struct Submitter {
     pub(crate) client: Client,
     pub(crate) jobs: usize,
+    stream: Option<muster_client::Submitter>,
 }
 
 impl Submitter {
@@ -51,15 +61,27 @@ impl Submitter {
         count: usize,
         to: &[usize],
         jobs: usize,
+        via: Via,
     ) -> Result<Vec<Submitter>> {
-        let connect = |n: usize| Ok(Submitter { client: cluster.client(to[n % to.len()], DEADLINE)?, jobs });
+        let connect = |n: usize| {
+            let client = cluster.client(to[n % to.len()], DEADLINE)?;
+            let stream = (via == Via::Stream).then(|| client.submitter());
+            Ok(Submitter { client, jobs, stream })
+        };
         (0..count).map(connect).collect()
     }
 }
 
 impl Caller for Submitter {
     async fn call(&self) -> bool {
-        submit(&self.client, self.jobs).await.is_some()
+        match &self.stream {
+            Some(stream) if self.jobs == 1 => {
+                let request = v1::SubmitJobRequest { spec: Some(job()), ..Default::default() };
+                let answer = stream.submit_job(request).await;
+                answer.inspect_err(|error| eprintln!("not acknowledged: {error}")).is_ok()
+            }
+            _ => submit(&self.client, self.jobs).await.is_some(),
+        }
     }
 }
 
@@ -68,7 +90,6 @@ impl Caller for Submitter {
 pub(crate) struct Reader {
     pub(crate) client: Client,
     pub(crate) jobs: Arc<[String]>,
-    pub(crate) read: Read,
 }
 
 /// What a read asks for.
@@ -76,15 +97,29 @@ pub(crate) struct Reader {
 pub(crate) enum Read {
     /// Whatever the replica has.
     Any,
+    /// At most a second old, proved by what the leader said last.
+    Bounded,
+    /// Everything that was acknowledged before.
+    Linearizable,
+}
+
+impl Read {
+    /// For the client's library.
+    pub(crate) fn options(self) -> muster_client::Read {
+        match self {
+            Read::Any => muster_client::Read::any(),
+            Read::Bounded => muster_client::Read::bounded(Duration::from_secs(1)),
+            Read::Linearizable => muster_client::Read::linearizable(),
+        }
+    }
 }
 
 impl Caller for Reader {
     async fn call(&self) -> bool {
         let n = uuid::Uuid::new_v4().as_u128() as usize % self.jobs.len();
-        let request = match self.read {
-            Read::Any => v1::GetJobRequest { job_id: self.jobs[n].clone(), ..Default::default() },
-        };
-        self.client.get_job(request).await.is_ok_and(|answer| answer.job.is_some())
+        let request = v1::GetJobRequest { job_id: self.jobs[n].clone(), ..Default::default() };
+        let answer = self.client.get_job(request).await;
+        answer.inspect_err(|error| eprintln!("not read: {error}")).is_ok_and(|answer| answer.job.is_some())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::cluster::{Cluster, Settings};
 use crate::figures::rounded;
 use crate::load::{self, Load};
 use crate::machine;
-use crate::muster::{Submitter, job};
+use crate::muster::{Submitter, Via, job};
 
 /// Entries of the log between two snapshots, and kept behind one.
 const ENTRIES_PER_SNAPSHOT: u64 = 4_000;
@@ -91,7 +91,7 @@ pub(crate) async fn run(args: DiskArgs) -> Result<()> {
         let leader = cluster.wait_for_leader().await?;
         let data = cluster.data(leader);
         let (before, _) = usage(&data);
-        let connections = Submitter::connections(&cluster, 8, &[leader], each)?;
+        let connections = Submitter::connections(&cluster, 8, &[leader], each, Via::Call)?;
         let load = Load {
             what: what.to_owned(),
             each: each as u32,

@@ -12,7 +12,7 @@ use super::Common;
 use crate::cluster::{Cluster, Settings};
 use crate::figures::{median, rounded};
 use crate::machine;
-use crate::muster::{DEADLINE, Submitter, preload, submit};
+use crate::muster::{DEADLINE, Submitter, Via, preload, submit};
 
 /// Longest wait for a killed replica to be back.
 const BACK_MAX: Duration = Duration::from_secs(120);
@@ -87,7 +87,7 @@ pub(crate) async fn run(args: FailoverArgs) -> Result<()> {
         preload(&cluster, leader, args.jobs).await?;
     }
     let outcomes = Outcomes::default();
-    let connections = Submitter::connections(&cluster, 6, &[0, 1, 2], 1)?;
+    let connections = Submitter::connections(&cluster, 6, &[0, 1, 2], 1, Via::Call)?;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let load = tokio::spawn(submit_steadily(connections, args.rate, Arc::clone(&outcomes), stopped));
     let mut gaps = Vec::new();

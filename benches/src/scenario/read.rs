@@ -42,7 +42,10 @@ struct Kind {
 
 const KINDS: &[Kind] = &[
     Kind { name: "any, follower", at_leader: false, read: Read::Any },
+    Kind { name: "bounded, follower", at_leader: false, read: Read::Bounded },
+    Kind { name: "linearizable, follower", at_leader: false, read: Read::Linearizable },
     Kind { name: "any, leader", at_leader: true, read: Read::Any },
+    Kind { name: "linearizable, leader", at_leader: true, read: Read::Linearizable },
 ];
 
 struct Measured {
@@ -100,7 +103,10 @@ async fn of_muster(args: &ReadArgs) -> Result<(Value, Vec<Measured>)> {
     }
     println!("\nmuster: three replicas, {JOBS} waiting jobs");
     let connections = |count: usize, at: usize, kind: Kind| {
-        let one = |_| Ok(Reader { client: cluster.client_of(at)?, jobs: Arc::clone(&jobs), read: kind.read });
+        let one = |_| {
+            let client = cluster.client_of(at)?.reading(kind.read.options());
+            Ok(Reader { client, jobs: Arc::clone(&jobs) })
+        };
         (0..count).map(one).collect::<Result<Vec<_>>>()
     };
     Ok((machine, measure(args, cluster.processes(leader), leader, connections).await?))
@@ -110,9 +116,10 @@ async fn of_etcd(args: &ReadArgs) -> Result<Option<(String, Vec<Measured>)>> {
     let Some(members) = etcd::Etcd::start(args.common.dir.as_deref()).await? else { return Ok(None) };
     members.fill(&value()).await?;
     let version = members.version().await?;
-    println!("\netcd {version}: three members, {JOBS} keys; any = serializable");
+    println!("\netcd {version}: three members, {JOBS} keys; any and bounded = serializable");
     let connections = |count: usize, at: usize, kind: Kind| {
-        let serializable = kind.read == Read::Any;
+        // What is at most so old has no like there: serializable is the nearest.
+        let serializable = kind.read != Read::Linearizable;
         Ok(members.connections(count, &[at], etcd::Action::Get { serializable }))
     };
     Ok(Some((version, measure(args, members.processes(), members.leader, connections).await?)))

@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, Settings};
 use crate::figures::rounded;
 use crate::load::{self, Load, Part};
 use crate::machine;
-use crate::muster::{DEADLINE, Submitter, preload};
+use crate::muster::{DEADLINE, Submitter, Via, preload};
 
 /// Entries of the log between two snapshots here: large rounds make few entries.
 const ENTRIES_PER_SNAPSHOT: u64 = 2_000;
@@ -52,7 +52,7 @@ fn newest_snapshot(data: &Path) -> Option<(String, u64)> {
 async fn snapshot_under_load(cluster: &Cluster, leader: usize) -> Result<Value> {
     const RATE: f64 = 500.0;
     let before = newest_snapshot(&cluster.data(leader));
-    let connections = Submitter::connections(cluster, 8, &[leader], 1)?;
+    let connections = Submitter::connections(cluster, 8, &[leader], 1, Via::Call)?;
     let begun = Instant::now();
     println!("{}", Part::header());
     let mut parts: Vec<(bool, Part)> = Vec::new();

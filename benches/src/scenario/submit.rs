@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, Settings};
 use crate::figures::rounded;
 use crate::load::{self, Caller, Load, Part};
 use crate::machine;
-use crate::muster::{Submitter, job};
+use crate::muster::{Submitter, Via, job};
 use crate::peer::{Peer, etcd, slurm};
 
 /// Connections that clients share, at most: some for many clients, as a program with many users has.
@@ -42,18 +42,23 @@ pub(crate) struct SubmitArgs {
 /// The parts of one run.
 struct Run {
     closed: Vec<(u32, Part)>,
+    /// Over streams, where the one that is measured has such.
+    streamed: Vec<(u32, Part)>,
     half: Part,
     batch: Part,
+}
+
+fn with_clients((clients, part): &(u32, Part)) -> Value {
+    let mut value = part.json();
+    value["clients"] = json!(clients);
+    value
 }
 
 impl Run {
     fn json(&self) -> Value {
         json!({
-            "closed": self.closed.iter().map(|(clients, part)| {
-                let mut value = part.json();
-                value["clients"] = json!(clients);
-                value
-            }).collect::<Vec<_>>(),
+            "closed": self.closed.iter().map(with_clients).collect::<Vec<_>>(),
+            "closed_over_streams": self.streamed.iter().map(with_clients).collect::<Vec<_>>(),
             "open_at_half_of_peak": self.half.json(),
             "batches": self.batch.json(),
         })
@@ -64,30 +69,40 @@ impl Run {
 async fn measure<C: Caller>(
     args: &SubmitArgs,
     processes: Vec<(String, u32)>,
-    connections: impl Fn(u32, u32) -> Result<Vec<C>>,
+    has_streams: bool,
+    connections: impl Fn(u32, u32, Via) -> Result<Vec<C>>,
 ) -> Result<Run> {
     let load =
         |what: String, each| Load { what, each, length: args.common.length(), processes: processes.clone() };
     let last = args.clients.last().copied().unwrap_or(1);
     let warm_up = Load { length: std::time::Duration::from_secs(2), ..load(String::new(), 1) };
-    load::closed(&warm_up, &connections(last.min(CONNECTIONS_MAX), 1)?, last).await?;
+    load::closed(&warm_up, &connections(last.min(CONNECTIONS_MAX), 1, Via::Call)?, last).await?;
     println!("{}", Part::header());
-    let mut closed = Vec::new();
-    for clients in &args.clients {
-        let load = load(format!("one at a time, {clients} clients"), 1);
-        let part = load::closed(&load, &connections((*clients).min(CONNECTIONS_MAX), 1)?, *clients).await?;
-        println!("{}", part.line());
-        closed.push((*clients, part));
+    let mut of = Vec::new();
+    for via in [Via::Call, Via::Stream] {
+        let mut closed = Vec::new();
+        for clients in args.clients.iter().filter(|_| via == Via::Call || has_streams) {
+            let over = if via == Via::Stream { ", streams" } else { "" };
+            let load = load(format!("one at a time, {clients} clients{over}"), 1);
+            let connections = connections((*clients).min(CONNECTIONS_MAX), 1, via)?;
+            let part = load::closed(&load, &connections, *clients).await?;
+            println!("{}", part.line());
+            closed.push((*clients, part));
+        }
+        of.push(closed);
     }
-    let peak = closed.last().map_or(1.0, |(_, part)| part.per_s);
+    let (streamed, closed) = (of.pop().unwrap_or_default(), of.pop().unwrap_or_default());
+    let (via, fastest) = if has_streams { (Via::Stream, &streamed) } else { (Via::Call, &closed) };
+    let peak = fastest.last().map_or(1.0, |(_, part)| part.per_s);
     let rate = args.rate.unwrap_or(peak / 2.0).max(1.0);
     let what = format!("one at a time, open loop at {rate:.0}/s");
-    let half = load::open(&load(what, 1), &connections(CONNECTIONS_MAX, 1)?, rate).await?;
+    let half = load::open(&load(what, 1), &connections(CONNECTIONS_MAX, 1, via)?, rate).await?;
     println!("{}", half.line());
     let what = format!("batches of {BATCH}, {BATCH_CLIENTS} clients");
-    let batch = load::closed(&load(what, BATCH), &connections(BATCH_CLIENTS, BATCH)?, BATCH_CLIENTS).await?;
+    let connections = connections(BATCH_CLIENTS, BATCH, Via::Call)?;
+    let batch = load::closed(&load(what, BATCH), &connections, BATCH_CLIENTS).await?;
     println!("{}", batch.line());
-    Ok(Run { closed, half, batch })
+    Ok(Run { closed, streamed, half, batch })
 }
 
 async fn of_muster(args: &SubmitArgs) -> Result<(Value, Run)> {
@@ -97,9 +112,10 @@ async fn of_muster(args: &SubmitArgs) -> Result<(Value, Run)> {
     let leader = cluster.wait_for_leader().await?;
     println!("\nmuster: three replicas; clients connect to {}", args.to.name());
     let to = args.to.replicas(leader);
-    let connections =
-        |count: u32, each: u32| Submitter::connections(&cluster, count as usize, &to, each as usize);
-    Ok((machine, measure(args, cluster.processes(leader), connections).await?))
+    let connections = |count: u32, each: u32, via| {
+        Submitter::connections(&cluster, count as usize, &to, each as usize, via)
+    };
+    Ok((machine, measure(args, cluster.processes(leader), true, connections).await?))
 }
 
 /// The bytes that a peer stores for what Muster stores a job for.
@@ -116,23 +132,22 @@ async fn of_etcd(args: &SubmitArgs) -> Result<Option<(String, Run)>> {
         args.to.name()
     );
     let to = args.to.replicas(members.leader);
-    let connections = |count: u32, each: u32| {
+    let connections = |count: u32, each: u32, _| {
         let action = match each {
             1 => etcd::Action::Put { value: value() },
             many => etcd::Action::PutMany { value: value(), count: many as usize },
         };
         Ok(members.connections(count as usize, &to, action))
     };
-    let run = measure(args, members.processes(), connections).await?;
+    let run = measure(args, members.processes(), false, connections).await?;
     Ok(Some((version, run)))
 }
 
 fn ratios(ours: &Run, theirs: &Run) -> Value {
-    let closed = ours.closed.iter().zip(&theirs.closed).map(|((clients, ours), (_, theirs))| {
-        json!({ "clients": clients, "times_as_many_per_s": rounded(ours.per_s / theirs.per_s) })
-    });
+    let over = |(ours, (_, theirs)): (&(u32, Part), &(u32, Part))| json!({ "clients": ours.0, "times_as_many_per_s": rounded(ours.1.per_s / theirs.per_s) });
     json!({
-        "closed": closed.collect::<Vec<_>>(),
+        "closed": ours.closed.iter().zip(&theirs.closed).map(over).collect::<Vec<_>>(),
+        "closed_over_streams": ours.streamed.iter().zip(&theirs.closed).map(over).collect::<Vec<_>>(),
         "batches": rounded(ours.batch.per_s / theirs.batch.per_s),
     })
 }

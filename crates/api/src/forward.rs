@@ -75,6 +75,11 @@ impl Router {
         Caller { forwarded, deadline: Instant::now() + asked.unwrap_or(own).min(own) }
     }
 
+    /// The same caller with a write that begins now, on a stream that may have been opened long ago.
+    pub(crate) fn once_more(&self, caller: Caller) -> Caller {
+        Caller { deadline: Instant::now() + self.inner.config.write_timeout, ..caller }
+    }
+
     /// Until when a read may wait for what it asks for. A little before its caller gives up, so that the
     /// refusal with its reason arrives instead of silence.
     pub(crate) fn read_deadline<T>(&self, request: &Request<T>) -> Instant {

@@ -20,6 +20,7 @@ mod render;
 #[cfg(test)]
 mod sample;
 mod server;
+mod submit_stream;
 #[cfg(test)]
 mod tests;
 mod watcher;

@@ -39,7 +39,7 @@ fn policy(channel: Channel) -> PolicyServiceClient<Channel> {
 }
 
 /// A request id of this call's own, unless the caller brought one.
-fn ensure_request_id(request_id: &mut String) -> Option<String> {
+pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
     if request_id.is_empty() {
         *request_id = uuid::Uuid::new_v4().to_string();
     }
@@ -321,8 +321,7 @@ impl Client {
         let (endpoint, channel) = link;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
         let mut cluster = cluster(channel);
-        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await
-        {
+        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
                 let refused = muster_wire::status::Refused::from_status(&status);

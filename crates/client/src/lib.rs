@@ -15,6 +15,7 @@ pub mod endpoint;
 mod error;
 mod read;
 mod repeat;
+mod submitter;
 mod watch;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use muster_wire::status::Refused;
 pub use read::Read;
+pub use submitter::Submitter;
 pub use watch::{LogStream, Watch, WatchItem};
 
 use repeat::Connection;

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
@@ -30,8 +31,8 @@ pub enum Command {
     Submit {
         /// The client's name for it.
         request: RequestId,
-        /// At most [`limits::BATCH_JOBS_MAX`].
-        specs: Vec<JobSpec>,
+        /// At most [`limits::BATCH_JOBS_MAX`]. Shared with whoever may have to submit them again.
+        specs: Arc<[JobSpec]>,
     },
     /// Cancel a job.
     Cancel {

@@ -75,8 +75,11 @@ impl Cluster {
         }
         let mut engines = BTreeMap::new();
         for (id, listener) in listeners {
-            let routes: BTreeMap<u64, SocketAddr> =
-                cables.iter().filter(|((source, _), _)| *source == id).map(|((_, to), at)| (*to, *at)).collect();
+            let routes: BTreeMap<u64, SocketAddr> = cables
+                .iter()
+                .filter(|((source, _), _)| *source == id)
+                .map(|((_, to), at)| (*to, *at))
+                .collect();
             engines.insert(id, start(id, listener, routes).await);
         }
         let node = |id: u64| ReplicaNode {
@@ -94,7 +97,9 @@ impl Cluster {
     async fn leader_among(&self, ids: &[u64]) -> u64 {
         let waits = ids.iter().map(|id| {
             let mut leadership = self.engines[id].leadership();
-            Box::pin(async move { leadership.wait_for(|view| view.mine.is_some()).await.map(|_| *id).unwrap() })
+            Box::pin(
+                async move { leadership.wait_for(|view| view.mine.is_some()).await.map(|_| *id).unwrap() },
+            )
         });
         guarded("a leader", futures::future::select_all(waits)).await.0
     }
@@ -227,7 +232,8 @@ async fn the_past_needs_an_archive_and_the_future_is_waited_for_and_refused() {
     let engine = &cluster.engines[&1];
     let deadline = || Instant::now() + Duration::from_millis(300);
     for at in [At::Index(LogIndex(1)), At::Time(LogTime(1))] {
-        let refusal = guarded("the past", engine.read_view(ReadFrom::Past(at), deadline())).await.err().unwrap();
+        let refusal =
+            guarded("the past", engine.read_view(ReadFrom::Past(at), deadline())).await.err().unwrap();
         assert_eq!(refusal.code, RefusalCode::ArchiveUnavailable);
     }
     for consistency in [Consistency::Any, HALF_A_SECOND, Consistency::Linearizable] {

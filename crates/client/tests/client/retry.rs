@@ -201,7 +201,8 @@ async fn reads_ask_for_what_they_say_or_what_their_client_says() {
     exact.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
     exact.reading(Read::at_log_index(3)).get_job(v1::GetJobRequest::default()).await.unwrap();
     client.reading(Read::at_time_ms(9)).get_job(v1::GetJobRequest::default()).await.unwrap();
-    let asked: Vec<v1::ReadOptions> = fake.script.lock().unwrap().gets.iter().filter_map(|r| r.read).collect();
+    let asked: Vec<v1::ReadOptions> =
+        fake.script.lock().unwrap().gets.iter().filter_map(|r| r.read).collect();
     let (any, index, time) = (Read::default(), Read::at_log_index(3), Read::at_time_ms(9));
     let bounded = Read::bounded(Duration::from_millis(2));
     // What was seen goes along with the present, never with the past; each answer carries 45.
