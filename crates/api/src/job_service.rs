@@ -89,21 +89,16 @@ impl Jobs {
         self.router.write(caller, local, onward).await
     }
 
-    /// One submission, by itself or of a stream.
+    /// One submission that was checked, by itself or of a stream.
     async fn submit_one(
         &self,
         caller: Caller,
-        message: v1::SubmitJobRequest,
+        submission: Submission,
     ) -> Result<v1::SubmitJobResponse, Status> {
-        let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
-        let mut violations = Vec::new();
-        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let specs = job_specs_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
+        let Submission { id, text, specs, validate_only } = submission;
         if validate_only {
-            return self.validate(caller, &text, &specs).await;
+            return Box::pin(self.validate(caller, &text, &specs)).await;
         }
-        let specs: Arc<[JobSpec]> = specs.into();
         let onward = |channel| {
             let spec = messages(&specs).next();
             let message = v1::SubmitJobRequest { request_id: text.clone(), spec, validate_only };
@@ -116,6 +111,25 @@ impl Jobs {
         };
         let (job_ids, freshness) = self.submit(caller, id, &specs, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
+    }
+}
+
+/// A submission whose message was checked. Much smaller than the message, which counts where thousands wait.
+struct Submission {
+    id: muster_types::RequestId,
+    text: String,
+    specs: Arc<[JobSpec]>,
+    validate_only: bool,
+}
+
+impl Submission {
+    fn check(message: v1::SubmitJobRequest) -> Result<Submission, Status> {
+        let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
+        let mut violations = Vec::new();
+        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
+        let specs = job_specs_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
+        Ok(Submission { id, text, specs: specs.into(), validate_only })
     }
 }
 
@@ -150,7 +164,8 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let caller = self.router.caller(&request);
-        let answer = self.submit_one(caller, request.into_inner()).await?;
+        let submission = Submission::check(request.into_inner())?;
+        let answer = self.submit_one(caller, submission).await?;
         Ok(naming_leader(&self.router, answer))
     }
 
@@ -165,7 +180,8 @@ impl JobService for Jobs {
         let submit = move |message| {
             let jobs = jobs.clone();
             let caller = jobs.router.once_more(caller);
-            async move { jobs.submit_one(caller, message).await }
+            let submission = Submission::check(message);
+            async move { jobs.submit_one(caller, submission?).await }
         };
         let answers = submit_stream::answers(self.router.clone(), request.into_inner(), submit);
         Ok(naming_leader(&self.router, answers))
