@@ -1,6 +1,6 @@
 //! Watchers of all jobs on a follower: how long after a submission was acknowledged each of them sees it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,13 +44,15 @@ struct Seen {
 async fn follow(client: Client, ready: mpsc::Sender<()>, seen: Arc<Mutex<Seen>>) -> Result<()> {
     let mut watch = client.watch_jobs(v1::WatchJobsRequest::default());
     let mut synced = false;
+    // A job may change again, when the one host there is takes it: only its first sight counts.
+    let mut known = HashSet::new();
     loop {
         match watch.next().await.context("a watch ended")? {
             WatchItem::SyncEnd { .. } => {
                 synced = true;
                 let _ = ready.send(()).await;
             }
-            WatchItem::Changed { job, .. } if synced => {
+            WatchItem::Changed { job, .. } if synced && known.insert(job.id.clone()) => {
                 let now = Instant::now();
                 seen.lock().unwrap_or_else(PoisonError::into_inner).seen.push((job.id, now));
             }
