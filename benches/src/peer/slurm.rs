@@ -63,7 +63,9 @@ impl Drop for Slurm {
 
 fn all_installed() -> bool {
     let programs = ["slurmctld", "scontrol", "munged", "perl"];
-    let library = Command::new("perl").args(["-MSlurm", "-e", "1"]).stderr(Stdio::null()).status();
+    // Loading the library needs a configuration, which there is not yet.
+    let find = "-e $_ . '/Slurm.pm' and exit 0 for @INC; exit 1";
+    let library = Command::new("perl").args(["-e", find]).stderr(Stdio::null()).status();
     programs.iter().all(|program| installed(program).is_some())
         && library.is_ok_and(|status| status.success())
 }
