@@ -11,10 +11,19 @@ use std::time::{Duration, Instant};
 /// Longest wait for a cluster to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What differs between the clusters that scenarios need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settings {
+    /// Entries of the log between two snapshots, and entries kept behind one; what a server does by
+    /// itself when not said.
+    pub(crate) snapshots: Option<(u64, u64)>,
+}
+
 /// The processes; they end with this value.
-pub struct Cluster {
+pub(crate) struct Cluster {
     dir: tempfile::TempDir,
     program: PathBuf,
+    settings: Settings,
     replicas: Vec<(SocketAddr, SocketAddr)>,
     children: Vec<Option<Child>>,
 }
@@ -29,7 +38,8 @@ impl Drop for Cluster {
     }
 }
 
-fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
+/// A port that nobody listens on.
+pub(crate) fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
     TcpListener::bind((address, 0))
         .and_then(|l| l.local_addr())
         .with_context(|| format!("no free port on {address}"))
@@ -37,7 +47,7 @@ fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
 
 impl Cluster {
     /// Starts replicas from the program beside this one, and waits for a leader.
-    pub async fn start(folder: Option<&Path>) -> Result<Cluster> {
+    pub(crate) async fn start(folder: Option<&Path>, settings: Settings) -> Result<Cluster> {
         let own = std::env::current_exe().context("finding this program")?;
         let program = own.with_file_name("muster");
         ensure!(
@@ -58,7 +68,7 @@ impl Cluster {
             replicas.push((free_address(address)?, free_address(address)?));
         }
         let children = vec![None, None, None];
-        let mut cluster = Cluster { dir, program, replicas, children };
+        let mut cluster = Cluster { dir, program, settings, replicas, children };
         for replica in 0..3 {
             cluster.configure(replica)?;
             cluster.run(replica, true)?;
@@ -69,13 +79,32 @@ impl Cluster {
     }
 
     /// Where the data is.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.dir.path()
     }
 
     /// Where clients connect.
-    pub fn endpoints(&self) -> Vec<String> {
+    pub(crate) fn endpoints(&self) -> Vec<String> {
         self.replicas.iter().map(|(client, _)| format!("http://{client}")).collect()
+    }
+
+    /// The processes that run, by what they do: `leader`, and `follower` with its number.
+    pub(crate) fn processes(&self, leader: usize) -> Vec<(String, u32)> {
+        let named = |(n, child): (usize, &Option<Child>)| {
+            let name = if n == leader { "leader".to_owned() } else { format!("follower {}", n + 1) };
+            child.as_ref().map(|child| (name, child.id()))
+        };
+        self.children.iter().enumerate().filter_map(named).collect()
+    }
+
+    /// The process of a replica.
+    pub(crate) fn process(&self, replica: usize) -> Result<u32> {
+        self.children[replica].as_ref().map(Child::id).context("the replica does not run")
+    }
+
+    /// What a replica has written.
+    pub(crate) fn data(&self, replica: usize) -> PathBuf {
+        self.home(replica).join("data")
     }
 
     fn home(&self, replica: usize) -> PathBuf {
@@ -89,8 +118,11 @@ impl Cluster {
         let members: String = self.replicas.iter().enumerate().map(|(n, (client, peer))| {
             format!("[[members]]\nid = {}\nregion = \"region-{}\"\npeer_endpoint = \"http://{peer}\"\nclient_endpoint = \"http://{client}\"\n", n + 1, n + 1)
         }).collect();
+        let snapshots = self.settings.snapshots.map_or_else(String::new, |(every, kept)| {
+            format!("[snapshots]\nevery_entries = {every}\nkept_entries = {kept}\n")
+        });
         let text = format!(
-            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{members}",
+            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{members}{snapshots}",
             std::process::id(),
             replica + 1,
             home.join("data"),
@@ -99,7 +131,7 @@ impl Cluster {
     }
 
     /// Starts a replica.
-    pub fn run(&mut self, replica: usize, bootstrap: bool) -> Result<()> {
+    pub(crate) fn run(&mut self, replica: usize, bootstrap: bool) -> Result<()> {
         let home = self.home(replica);
         let log = std::fs::OpenOptions::new()
             .create(true)
@@ -117,7 +149,7 @@ impl Cluster {
     }
 
     /// SIGKILL for a replica.
-    pub fn kill(&mut self, replica: usize) -> Result<()> {
+    pub(crate) fn kill(&mut self, replica: usize) -> Result<()> {
         let child = self.children[replica].as_mut().context("the replica was never started")?;
         child.kill().context("killing a replica")?;
         child.wait().context("waiting for a killed replica")?;
@@ -125,7 +157,7 @@ impl Cluster {
     }
 
     /// A client of its own connection, beginning at one of the replicas.
-    pub fn client(&self, first: usize, deadline: Duration) -> Result<Client> {
+    pub(crate) fn client(&self, first: usize, deadline: Duration) -> Result<Client> {
         let mut endpoints = self.endpoints();
         let count = endpoints.len();
         endpoints.rotate_left(first % count);
@@ -133,8 +165,35 @@ impl Cluster {
         Ok(Client::lazy(Endpoints::parse(&endpoints)?, options))
     }
 
+    /// A client that asks one replica only, and reads what that replica has.
+    pub(crate) fn client_of(&self, replica: usize) -> Result<Client> {
+        let endpoints = Endpoints::parse(&self.endpoints()[replica..=replica])?;
+        let options = Options { read_your_writes: false, ..Options::STANDARD };
+        Ok(Client::lazy(endpoints, options))
+    }
+
+    /// Waits until a replica has applied the log up to an index, and serves it.
+    pub(crate) async fn wait_for(&self, replica: usize, log_index: u64, limit: Duration) -> Result<Duration> {
+        let client = self.client_of(replica)?;
+        let address = self.endpoints()[replica].clone();
+        let begun = Instant::now();
+        while begun.elapsed() < limit {
+            if let Ok(status) = client.get_status_of(&address).await
+                && status.freshness.is_some_and(|f| f.log_index >= log_index)
+            {
+                return Ok(begun.elapsed());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::bail!(
+            "replica {} did not reach log index {log_index} within {} s",
+            replica + 1,
+            limit.as_secs()
+        )
+    }
+
     /// The leader's place among the replicas.
-    pub async fn wait_for_leader(&self) -> Result<usize> {
+    pub(crate) async fn wait_for_leader(&self) -> Result<usize> {
         let client = self.client(0, PATIENCE)?;
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {

@@ -11,7 +11,6 @@ mod fleet;
 mod gang;
 mod growth;
 mod line;
-mod machine;
 mod memory;
 mod peers;
 pub(crate) mod replay;
@@ -19,6 +18,7 @@ mod verdict;
 
 use std::time::{Duration, Instant};
 
+use crate::machine;
 use serde_json::{Value, json};
 
 /// What published figures of schedulers on Kubernetes have in them that these have not.

@@ -8,8 +8,8 @@ use muster_types::JobId;
 use serde_json::{Value, json};
 
 use super::fleet::{Dice, Fleet, HOST_DEVICES, Layout, Mix, placements};
-use super::machine::thread_time;
 use super::{Bar, Figure, Times, rounded};
+use crate::machine::thread_time;
 
 const ROUNDS: usize = 300;
 /// Time after which a size is measured well enough with fewer rounds.

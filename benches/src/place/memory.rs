@@ -6,8 +6,8 @@ use muster_types::JobSpec;
 use serde_json::json;
 
 use super::fleet::{Fleet, Layout, Mix};
-use super::machine::resident_bytes;
 use super::{Bar, Figure};
+use crate::machine::resident_bytes;
 
 const JOBS: u64 = 1_000_000;
 

@@ -10,8 +10,8 @@ use muster_types::{Level, PriorityTier};
 use serde_json::json;
 
 use super::fleet::{Ask, Fleet, HOST_DEVICES, Happened, Layout, job};
-use super::machine::thread_time;
 use super::{Bar, Figure, Times};
+use crate::machine::thread_time;
 
 /// Share of the peer's time that the scheduler may take for the same work.
 const SHARE_MAX: f64 = 0.01;

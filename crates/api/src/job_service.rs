@@ -7,7 +7,7 @@ use muster_decider::{Answer, Command};
 use muster_engine::{LogRequest, Reading};
 use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, job_id, job_specs_from_proto, jobs_from_proto, request_id,
+    fencing_token_from_proto, job_id, job_spec_to_proto, job_specs_from_proto, jobs_from_proto, request_id,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -25,6 +25,7 @@ use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
+use crate::submit_stream::{self, naming_leader};
 use crate::watcher::{EVENTS_WAITING_MAX, Watcher};
 
 /// Watches at once.
@@ -32,6 +33,7 @@ const WATCHES_MAX: usize = 8_192;
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
 const JOBS_LOOKED_AT_MAX: usize = 100_000;
+#[derive(Clone)]
 pub(crate) struct Jobs {
     router: Router,
     watches: Arc<Semaphore>,
@@ -46,9 +48,9 @@ impl Jobs {
     async fn validate(
         &self,
         caller: Caller,
-        message: &v1::SubmitJobRequest,
+        request_id: &str,
         specs: &[JobSpec],
-    ) -> Result<Response<v1::SubmitJobResponse>, Status> {
+    ) -> Result<v1::SubmitJobResponse, Status> {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
@@ -56,10 +58,13 @@ impl Jobs {
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
+            let spec = messages(specs).next();
+            let message =
+                v1::SubmitJobRequest { request_id: request_id.to_owned(), spec, validate_only: true };
+            let request = Router::onward(message, caller);
             async move { Ok(onward_client(channel).submit_job(request).await?.into_inner()) }
         };
-        self.router.write(caller, local, onward).await.map(Response::new)
+        self.router.write(caller, local, onward).await
     }
 
     /// Submits at the leader; ids and freshness.
@@ -67,12 +72,12 @@ impl Jobs {
         &self,
         caller: Caller,
         request: muster_types::RequestId,
-        specs: Vec<JobSpec>,
+        specs: &Arc<[JobSpec]>,
         onward: impl Fn(Channel) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
-            let answer = engine.execute(Command::Submit { request, specs: specs.clone() }).await?;
+            let answer = engine.execute(Command::Submit { request, specs: Arc::clone(specs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
                     RefusalCode::RequestIdReused,
@@ -83,6 +88,56 @@ impl Jobs {
         };
         self.router.write(caller, local, onward).await
     }
+
+    /// One submission that was checked, by itself or of a stream.
+    async fn submit_one(
+        &self,
+        caller: Caller,
+        submission: Submission,
+    ) -> Result<v1::SubmitJobResponse, Status> {
+        let Submission { id, text, specs, validate_only } = submission;
+        if validate_only {
+            return Box::pin(self.validate(caller, &text, &specs)).await;
+        }
+        let onward = |channel| {
+            let spec = messages(&specs).next();
+            let message = v1::SubmitJobRequest { request_id: text.clone(), spec, validate_only };
+            let request = Router::onward(message, caller);
+            let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
+                let answer = onward_client(channel).submit_job(request).await?.into_inner();
+                Ok((answer.job_ids, answer.freshness))
+            });
+            call
+        };
+        let (job_ids, freshness) = self.submit(caller, id, &specs, onward).await?;
+        Ok(v1::SubmitJobResponse { job_ids, freshness })
+    }
+}
+
+/// A submission whose message was checked. Much smaller than the message, which counts where thousands wait.
+struct Submission {
+    id: muster_types::RequestId,
+    text: String,
+    specs: Arc<[JobSpec]>,
+    validate_only: bool,
+}
+
+impl Submission {
+    fn check(message: v1::SubmitJobRequest) -> Result<Submission, Status> {
+        let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
+        let mut violations = Vec::new();
+        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
+        let specs = job_specs_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
+        Ok(Submission { id, text, specs: specs.into(), validate_only })
+    }
+}
+
+/// The messages that become these jobs at another replica: defaults are filled in already, and an array is
+/// one message, made from its first job.
+fn messages(specs: &[JobSpec]) -> impl Iterator<Item = v1::JobSpec> {
+    let first = |spec: &&JobSpec| spec.array.is_none_or(|array| array.index == 0);
+    specs.iter().filter(first).map(job_spec_to_proto)
 }
 
 fn onward_client(channel: Channel) -> JobServiceClient<Channel> {
@@ -109,24 +164,27 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let mut violations = Vec::new();
-        let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
-        let specs = job_specs_from_proto("spec", message.spec.clone()).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
-        if message.validate_only {
-            return self.validate(caller, &message, &specs).await;
-        }
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
-                let answer = onward_client(channel).submit_job(request).await?.into_inner();
-                Ok((answer.job_ids, answer.freshness))
-            });
-            call
+        let submission = Submission::check(request.into_inner())?;
+        let answer = self.submit_one(caller, submission).await?;
+        Ok(naming_leader(&self.router, answer))
+    }
+
+    type SubmitStreamStream = BoxStream<'static, Result<v1::SubmitStreamResponse, Status>>;
+
+    async fn submit_stream(
+        &self,
+        request: Request<tonic::Streaming<v1::SubmitStreamRequest>>,
+    ) -> Result<Response<Self::SubmitStreamStream>, Status> {
+        let caller = self.router.caller(&request);
+        let jobs = self.clone();
+        let submit = move |message| {
+            let jobs = jobs.clone();
+            let caller = jobs.router.once_more(caller);
+            let submission = Submission::check(message);
+            async move { jobs.submit_one(caller, submission?).await }
         };
-        let (job_ids, freshness) = self.submit(caller, id, specs, onward).await?;
-        Ok(Response::new(v1::SubmitJobResponse { job_ids, freshness }))
+        let answers = submit_stream::answers(self.router.clone(), request.into_inner(), submit);
+        Ok(naming_leader(&self.router, answers))
     }
 
     async fn submit_jobs(
@@ -134,26 +192,28 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobsRequest>,
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let caller = self.router.caller(&request);
-        let message = Arc::new(request.into_inner());
-        let count = message.specs.len();
+        let v1::SubmitJobsRequest { request_id: text, specs } = request.into_inner();
+        let count = specs.len();
         if count == 0 || count > limits::BATCH_JOBS_MAX {
             return Err(too_many_jobs("specs", count));
         }
         let mut violations = Vec::new();
-        let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
-        let specs = jobs_from_proto("specs", message.specs.clone()).map_err(|v| violations.extend(v)).ok();
+        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
+        let specs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
+        let specs: Arc<[JobSpec]> = specs.into();
         let onward = |channel| {
-            let message = Arc::clone(&message);
+            let message =
+                v1::SubmitJobsRequest { request_id: text.clone(), specs: messages(&specs).collect() };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
-                let request = Router::onward(v1::SubmitJobsRequest::clone(&message), caller);
+                let request = Router::onward(message, caller);
                 let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, specs, onward).await?;
-        Ok(Response::new(v1::SubmitJobsResponse { job_ids, freshness }))
+        let (job_ids, freshness) = self.submit(caller, id, &specs, onward).await?;
+        Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
     }
 
     async fn cancel_job(

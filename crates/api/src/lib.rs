@@ -27,6 +27,7 @@ mod render;
 #[cfg(test)]
 mod sample;
 mod server;
+mod submit_stream;
 #[cfg(test)]
 mod tests;
 mod watcher;

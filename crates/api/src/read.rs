@@ -31,7 +31,7 @@ pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
         log_time_ms: reading.log_time().0,
         staleness_ms: reading.staleness().map(staleness_ms),
         replica_id: engine.info().replica.0,
-        leader_id: engine.leader().map_or(0, |leader| leader.replica.0),
+        leader_id: engine.leader_id().map_or(0, |leader| leader.0),
     }
 }
 

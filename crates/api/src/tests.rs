@@ -10,7 +10,8 @@ use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
-use muster_wire::v1::{session_request, session_response, watch_jobs_response};
+use muster_wire::v1::{session_request, session_response, submit_stream_response, watch_jobs_response};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -550,4 +551,55 @@ async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_give
     let held = refused(read(Some(options(v1::Consistency::Linearizable, 0))).await);
     assert_eq!((held.code, held.grpc), (Some(RefusalCode::ReadUnconfirmed), Code::Unavailable));
     assert!(began.elapsed() >= Duration::from_millis(900), "a leader may come while the caller waits");
+}
+
+#[tokio::test]
+async fn a_stream_answers_each_submission_as_a_call_would() {
+    let served = Served::start().await;
+    let _agent = served.agent().await;
+    let stream = |submissions: Vec<v1::SubmitStreamRequest>| {
+        let mut jobs = served.jobs();
+        async move {
+            let opened = jobs.submit_stream(tokio_stream::iter(submissions));
+            let response = guarded("a stream", opened).await.expect("it opens");
+            assert!(!response.metadata().contains_key("muster-leader"), "it is the leader itself");
+            let mut answers = response.into_inner();
+            let mut outcomes = BTreeMap::new();
+            while let Some(answer) = guarded("an answer", answers.message()).await.expect("it goes on") {
+                let outcome = answer.outcome.expect("an answer has one");
+                assert!(outcomes.insert(answer.sequence, outcome).is_none(), "answered twice");
+            }
+            outcomes
+        }
+    };
+    let numbered = |sequence, submission| v1::SubmitStreamRequest { sequence, submission };
+    let mut nameless = submission(TWO, "a");
+    nameless.spec = None;
+    let outcomes = stream(vec![
+        numbered(7, Some(submission(ONE, "a"))),
+        numbered(8, Some(submission(ONE, "a"))),
+        numbered(10, Some(nameless)),
+        numbered(11, None),
+    ])
+    .await;
+    assert_eq!(outcomes.len(), 4);
+    let mut outcomes = outcomes;
+    outcomes.extend(stream(vec![numbered(9, Some(submission(ONE, "b")))]).await);
+    let accepted = |sequence: u64| match &outcomes[&sequence] {
+        submit_stream_response::Outcome::Accepted(response) => response.job_ids.clone(),
+        other => panic!("{sequence} was not accepted: {other:?}"),
+    };
+    let refused = |sequence: u64| match &outcomes[&sequence] {
+        submit_stream_response::Outcome::Refused(status) => {
+            let details = status.details.clone().into();
+            Refused::from_status(&Status::with_details(Code::from_i32(status.code), &status.message, details))
+        }
+        other => panic!("{sequence} was not refused: {other:?}"),
+    };
+    let by_call = served.submit(ONE, "a").await.expect("it is known");
+    assert_eq!(accepted(7), by_call.job_ids);
+    assert_eq!(accepted(8), by_call.job_ids, "the same request id, the same answer");
+    assert_eq!(refused(9).code, Some(RefusalCode::RequestIdReused));
+    assert_eq!(refused(10).violations[0].field, "spec");
+    assert_eq!(refused(11).violations[0].field, "submission");
 }

@@ -39,7 +39,7 @@ fn policy(channel: Channel) -> PolicyServiceClient<Channel> {
 }
 
 /// A request id of this call's own, unless the caller brought one.
-fn ensure_request_id(request_id: &mut String) -> Option<String> {
+pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
     if request_id.is_empty() {
         *request_id = uuid::Uuid::new_v4().to_string();
     }

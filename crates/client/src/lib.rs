@@ -16,6 +16,7 @@ mod error;
 mod log;
 mod read;
 mod repeat;
+mod submitter;
 mod watch;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub use error::{AttemptError, CallError};
 pub use log::{LogItem, LogReader, oldest_kept};
 pub use muster_wire::status::Refused;
 pub use read::Read;
+pub use submitter::Submitter;
 pub use watch::{LogStream, Watch, WatchItem};
 
 use repeat::Connection;

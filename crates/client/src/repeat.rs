@@ -6,7 +6,7 @@
 //! next one.
 
 use std::error::Error as _;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -21,11 +21,27 @@ use crate::endpoint::{ConnectError, Endpoints};
 use crate::error::{AttemptError, CallError};
 use crate::{Client, Options};
 
+/// In the answer of a replica that is not the leader: where the leader is.
+pub(crate) const LEADER: &str = "muster-leader";
+
+/// A leader that could not be reached is not tried again for so long.
+const LEADER_PAUSE: Duration = Duration::from_secs(10);
+
 /// The one channel that clones of a client share.
 pub(crate) struct Connection {
     endpoints: Endpoints,
     /// Held while connecting, so that many calls that lose a replica together connect once.
     current: Mutex<Option<Link>>,
+    /// Where mutations go when a replica has said that it only passes them on.
+    leader: std::sync::Mutex<LeaderLink>,
+}
+
+/// What is known of a way to the leader.
+#[derive(Default)]
+struct LeaderLink {
+    link: Option<Link>,
+    /// When it may be looked for again; while somebody looks, some time ahead.
+    not_before: Option<Instant>,
 }
 
 /// A channel to one replica.
@@ -40,14 +56,14 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    fn new((address, channel): (String, Channel), epoch: u64) -> Link {
+    pub(crate) fn new((address, channel): (String, Channel), epoch: u64) -> Link {
         Link { address: address.into(), channel, identity: Arc::new(()), epoch }
     }
 }
 
 impl Connection {
     pub(crate) fn new(endpoints: Endpoints) -> Connection {
-        Connection { endpoints, current: Mutex::new(None) }
+        Connection { endpoints, current: Mutex::new(None), leader: Default::default() }
     }
 
     pub(crate) fn endpoints(&self) -> &Endpoints {
@@ -83,8 +99,47 @@ impl Connection {
         Ok(link)
     }
 
+    fn leader(&self) -> std::sync::MutexGuard<'_, LeaderLink> {
+        // Nothing panics while it holds the lock.
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The channel to the leader, where one is known beside the present channel.
+    fn to_leader(&self) -> Option<Link> {
+        self.leader().link.clone()
+    }
+
+    /// A replica has passed a mutation on to `leader`: later ones go there at once, as soon as there is a
+    /// connection. The present channel stays as it is, for reads and for when the leader is gone.
+    fn learn_leader(self: &Arc<Self>, leader: &str) {
+        {
+            let mut known = self.leader();
+            let waits = known.not_before.is_some_and(|not_before| Instant::now() < not_before);
+            if waits || known.link.is_some() {
+                return;
+            }
+            known.not_before = Some(Instant::now() + LEADER_PAUSE);
+        }
+        let (connection, leader) = (Arc::clone(self), leader.to_owned());
+        tokio::spawn(async move {
+            match connection.endpoints.connect_to(&leader).await {
+                Ok(found) => connection.leader().link = Some(Link::new(found)),
+                Err(error) => tracing::debug!(leader, %error, "the leader cannot be reached from here"),
+            }
+        });
+    }
+
+    /// The channel does not lead to the leader any more.
+    fn forget_leader(&self, failed: &Link) {
+        let mut known = self.leader();
+        if known.link.as_ref().is_some_and(|link| Arc::ptr_eq(&link.identity, &failed.identity)) {
+            *known = LeaderLink::default();
+        }
+    }
+
     /// Gives up a channel, unless another call has already done so.
     pub(crate) async fn give_up(&self, failed: &Link) {
+        self.forget_leader(failed);
         let mut current = self.current.lock().await;
         if current.as_ref().is_some_and(|link| Arc::ptr_eq(&link.identity, &failed.identity)) {
             *current = None;
@@ -291,10 +346,22 @@ impl Client {
         F: Fn(Channel) -> Fut,
         Fut: Future<Output = Result<tonic::Response<T>, Status>>,
     {
-        let link = self.connection.current_within(patience.left()).await.map_err(Failure::connect)?;
+        let mutates = subject.request_id.is_some();
+        let link = match self.connection.to_leader().filter(|_| mutates) {
+            Some(link) => link,
+            None => self.connection.current_within(patience.left()).await.map_err(Failure::connect)?,
+        };
         let limit = patience.left().min(self.options.attempt_timeout);
         match tokio::time::timeout(limit, send(link.channel.clone())).await {
-            Ok(Ok(response)) => Ok((link.address.to_string(), response.into_inner())),
+            Ok(Ok(response)) => {
+                let leader = response.metadata().get(LEADER).filter(|_| mutates);
+                if let Some(leader) = leader.and_then(|leader| leader.to_str().ok()) {
+                    // Its place may be taken by now: what is known of it is no longer true.
+                    self.connection.forget_leader(&link);
+                    self.connection.learn_leader(leader);
+                }
+                Ok((link.address.to_string(), response.into_inner()))
+            }
             Ok(Err(status)) => Err(Failure::answer(&link, &status, subject)),
             Err(_) => Err(Failure::silence(&link)),
         }
@@ -315,10 +382,13 @@ impl Client {
             return Err(CallError::Refuse { operation: subject.operation, endpoint, refused });
         }
         if let Some(link) = link {
-            match verdict {
+            match &verdict {
                 Verdict::Rotate => self.connection.give_up(&link).await,
-                Verdict::Follow(hint) => self.connection.follow(&link, &hint).await,
+                Verdict::Follow(hint) => self.connection.follow(&link, hint).await,
                 Verdict::Stay | Verdict::Final => {}
+            }
+            if verdict != Verdict::Final {
+                self.connection.forget_leader(&link);
             }
         }
         if !patience.pause(retry_after).await {

@@ -31,8 +31,8 @@ pub enum Command {
     Submit {
         /// The client's name for it.
         request: RequestId,
-        /// At most [`limits::BATCH_JOBS_MAX`].
-        specs: Vec<JobSpec>,
+        /// At most [`limits::BATCH_JOBS_MAX`]. Shared with whoever may have to submit them again.
+        specs: Arc<[JobSpec]>,
     },
     /// Cancel a job.
     Cancel {

@@ -183,23 +183,35 @@ impl Engine {
         self.inner.consensus.leadership().borrow().leader.clone()
     }
 
+    /// The leader's id, as far as this replica knows.
+    #[must_use]
+    pub fn leader_id(&self) -> Option<ReplicaId> {
+        self.inner.consensus.leadership().borrow().leader.as_ref().map(|leader| leader.replica)
+    }
+
     /// Whether this replica leads, as far as it knows.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         own(&self.inner.consensus.leadership().borrow()).is_some()
     }
 
-    /// Carries out a client's command at this replica, which must lead. The answer comes after its
-    /// record was applied here, durable on a quorum.
+    /// Carries out a client's command at this replica, which must lead. It is in line when this returns; the
+    /// answer comes after its record was applied here, durable on a quorum.
     ///
     /// # Errors
     /// A refusal; `NOT_LEADER` and `OVERLOADED` certainly changed nothing, `OUTCOME_UNKNOWN` may have.
-    pub async fn execute(&self, command: Command) -> Result<Answer, Refusal> {
+    pub fn execute(&self, command: Command) -> impl Future<Output = Result<Answer, Refusal>> + Send + use<> {
+        // The command is handed over here, so that the future is small: there are thousands of them.
+        let answer = self.enqueue(command);
+        async move { answer?.await.unwrap_or_else(|_| Err(stopping())) }
+    }
+
+    fn enqueue(&self, command: Command) -> Result<oneshot::Receiver<Result<Answer, Refusal>>, Refusal> {
         let (reply, answer) = oneshot::channel();
         let room = Arc::clone(&self.inner.client_room).try_acquire_many_owned(room_kib(&command));
         let Ok(room) = room else { return Err(overloaded()) };
         match self.inner.clients.try_send(Intake { command, reply, _room: Some(room) }) {
-            Ok(()) => answer.await.unwrap_or_else(|_| Err(stopping())),
+            Ok(()) => Ok(answer),
             Err(mpsc::error::TrySendError::Full(_)) => Err(overloaded()),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(stopping()),
         }

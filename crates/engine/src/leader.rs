@@ -5,6 +5,7 @@
 //! committed), are then decided together, and go out as one entry. Several rounds may be in flight
 //! to the quorum. Nodes have a lane of their own, so that submissions never delay a report.
 
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, LeadershipView, Proposal, ProposeError};
@@ -120,6 +121,7 @@ impl DecisionLoop {
             self.liveness.end();
             self.sessions.close_all();
             self.shared.waiters.fail(mine);
+            self.shared.own_rounds.clear();
             tracing::info!(term = mine.term, ?end, "leadership ended");
             match end {
                 End::Shutdown => return,
@@ -350,9 +352,11 @@ impl Term<'_> {
 
     fn propose(&mut self) {
         let Some(round) = self.speculation.take_round() else { return };
-        let payload = encode_round(&round);
+        let payload = Bytes::from(encode_round(&round));
         tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
-        self.in_flight.push(self.outer.consensus.propose(payload.into(), self.ours));
+        // Before it is proposed: it may be applied before this goes on.
+        self.outer.shared.own_rounds.keep(payload.clone(), round);
+        self.in_flight.push(self.outer.consensus.propose(payload, self.ours));
         self.proposed += 1;
     }
 

@@ -27,6 +27,7 @@ mod leader;
 mod liveness;
 mod logs;
 mod orders;
+mod own_rounds;
 mod past;
 mod reads;
 mod replicated;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use crate::orders::OrderBoard;
+use crate::own_rounds::OwnRounds;
 use crate::waiters::Waiters;
 use crate::watch::{Change, Event, WatchHub, WatchPosition};
 
@@ -19,6 +20,7 @@ pub(crate) struct Shared {
     pub(crate) applied: watch::Sender<LogIndex>,
     pub(crate) hub: Arc<WatchHub>,
     pub(crate) waiters: Waiters,
+    pub(crate) own_rounds: OwnRounds,
     pub(crate) orders: OrderBoard,
     /// The same state as the view, with its place among the Raft entries.
     pub(crate) position: ArcSwap<Position>,
@@ -62,6 +64,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         applied: watch::Sender::new(LogIndex::ZERO),
         hub: Arc::new(WatchHub::new(LogIndex::ZERO)),
         waiters: Waiters::default(),
+        own_rounds: OwnRounds::default(),
         orders: OrderBoard::default(),
         position: ArcSwap::default(),
         restored: Mutex::new(None),
@@ -75,12 +78,21 @@ pub struct View {
 }
 
 impl Replicated {
-    fn apply_round(&mut self, raft_index: u64, payload: &[u8], events: &mut Vec<Event>) {
+    fn apply_round(&mut self, raft_index: u64, payload: &Bytes, events: &mut Vec<Event>) {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
-        let round = decode_round(payload, self.format_max).unwrap_or_else(|error| {
-            panic!("the entry at raft index {raft_index} cannot be applied: {error}")
-        });
+        let decode = || {
+            decode_round(payload, self.format_max).unwrap_or_else(|error| {
+                panic!("the entry at raft index {raft_index} cannot be applied: {error}")
+            })
+        };
+        let round = match self.shared.own_rounds.take(payload) {
+            Some(own) => {
+                debug_assert_eq!(own, decode(), "a round is not what its own bytes say");
+                own
+            }
+            None => decode(),
+        };
         let leadership = Leadership { term: round.term, replica: round.replica };
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use muster_client::{Endpoints, Options};
 use muster_wire::v1;
 use tokio::runtime::Runtime;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use v1::job_service_server::{JobService, JobServiceServer};
+use v1::submit_stream_response::Outcome;
 
 /// What happens on one call.
 pub enum Step {
@@ -27,6 +28,9 @@ pub enum Step {
 pub struct Script {
     pub steps: VecDeque<Step>,
     pub submits: Vec<v1::SubmitJobRequest>,
+    pub streamed: Vec<v1::SubmitJobRequest>,
+    /// Named as the leader in answers to submissions.
+    pub leader: Option<String>,
     pub gets: Vec<v1::GetJobRequest>,
     pub watches: Vec<v1::WatchJobsRequest>,
 }
@@ -110,6 +114,10 @@ impl Service {
     }
 }
 
+fn accepted() -> v1::SubmitJobResponse {
+    v1::SubmitJobResponse { job_ids: vec!["job-1".into()], freshness: freshness(41) }
+}
+
 pub fn freshness(log_index: u64) -> Option<v1::Freshness> {
     Some(v1::Freshness { log_index, replica_id: 1, leader_id: 1, ..Default::default() })
 }
@@ -120,6 +128,39 @@ type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 impl JobService for Service {
     type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
     type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
+    type SubmitStreamStream = Boxed<v1::SubmitStreamResponse>;
+
+    /// Answers one submission after the other; a step that refuses with `ABORTED` breaks the stream.
+    async fn submit_stream(
+        &self,
+        request: Request<tonic::Streaming<v1::SubmitStreamRequest>>,
+    ) -> Result<Response<Self::SubmitStreamStream>, Status> {
+        let script = self.script.clone();
+        let answers = futures::stream::unfold(Some(request.into_inner()), move |inbound| {
+            let service = Service { script: script.clone() };
+            async move {
+                let mut inbound = inbound?;
+                let message = inbound.message().await.ok()??;
+                service.script.lock().unwrap().streamed.extend(message.submission);
+                let outcome = match service.step().await {
+                    Ok(()) => Outcome::Accepted(accepted()),
+                    Err(status) if status.code() == Code::Aborted => return Some((Err(status), None)),
+                    Err(status) => Outcome::Refused(v1::StreamedStatus {
+                        code: status.code().into(),
+                        message: status.message().to_owned(),
+                        details: status.details().to_vec(),
+                    }),
+                };
+                let answer = v1::SubmitStreamResponse { sequence: message.sequence, outcome: Some(outcome) };
+                Some((Ok(answer), Some(inbound)))
+            }
+        });
+        let mut response: Response<Self::SubmitStreamStream> = Response::new(Box::pin(answers));
+        if let Some(leader) = &self.script.lock().unwrap().leader {
+            response.metadata_mut().insert("muster-leader", leader.parse().unwrap());
+        }
+        Ok(response)
+    }
 
     async fn submit_job(
         &self,
@@ -127,7 +168,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         self.script.lock().unwrap().submits.push(request.into_inner());
         self.step().await?;
-        Ok(Response::new(v1::SubmitJobResponse { job_ids: vec!["job-1".into()], freshness: freshness(41) }))
+        let mut response = Response::new(accepted());
+        if let Some(leader) = &self.script.lock().unwrap().leader {
+            response.metadata_mut().insert("muster-leader", leader.parse().unwrap());
+        }
+        Ok(response)
     }
 
     async fn submit_jobs(

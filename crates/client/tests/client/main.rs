@@ -5,4 +5,5 @@
 
 mod fake;
 mod retry;
+mod submitter;
 mod watch;

@@ -23,7 +23,7 @@ fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
 }
 
 fn submit(speculation: &mut Speculation, n: u128, specs: Vec<muster_types::JobSpec>) -> Answer {
-    handle(speculation, &Command::Submit { request: request(n), specs }).unwrap()
+    handle(speculation, &Command::Submit { request: request(n), specs: specs.into() }).unwrap()
 }
 
 /// The count of a round's bytes is never below the bytes, whichever field users fill.
@@ -78,7 +78,8 @@ fn a_submission_is_bounded() {
     let wordy = wordy.check().unwrap();
     let refused = |speculation: &mut Speculation, specs| {
         let before = speculation.last_index();
-        let refusal = handle(speculation, &Command::Submit { request: request(1), specs }).unwrap_err();
+        let refusal =
+            handle(speculation, &Command::Submit { request: request(1), specs: specs.into() }).unwrap_err();
         assert_eq!(speculation.last_index(), before);
         refusal
     };

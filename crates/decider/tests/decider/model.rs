@@ -373,7 +373,7 @@ impl Model {
         let count = 1 + self.random.below(3);
         let specs = (0..count).map(|_| self.spec()).collect();
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Submit { request, specs });
+        let _ = handle(&mut self.speculation, &Command::Submit { request, specs: specs.into() });
     }
 
     fn host(&mut self) -> NodeSpec {

@@ -178,12 +178,15 @@ fn in_message(violation: Violation) -> Violation {
 
 /// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
 fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
-    let name = found.take(checked_name(&below(at, "name"), &message.name));
+    let name = found.take(name_below(at, "name", &message.name));
     let tenant = if message.tenant.is_empty() { TENANT_DEFAULT } else { &message.tenant };
-    let tenant = found.take(checked_name(&below(at, "tenant"), tenant));
+    let tenant = found.take(name_below(at, "tenant", tenant));
     let tier = found.take(tier_from_text(&below(at, "tier"), &message.tier));
     let groups = groups(at, message.groups, found);
-    let mut names_in = |field: &str, texts, max| names(&below(at, field), texts, max, found);
+    let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
+        [] => Vec::new(),
+        _ => names(&below(at, field), texts, max, found),
+    };
     let regions = names_in("regions", message.regions, limits::JOB_REGIONS_MAX);
     let tolerations = names_in("tolerations", message.tolerations, limits::NODE_TAINTS_MAX);
     let datasets = names_in("datasets", message.datasets, limits::JOB_DATASETS_MAX);
@@ -201,14 +204,29 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
         working_directory: given(message.working_directory),
         array: None,
         topology: topology(&below(at, "topology"), message.topology, found),
-        node_selector: node_selector(&below(at, "node_selector"), message.node_selector, found),
+        node_selector: node_selector(at, message.node_selector, found),
         tolerations: tolerations.into_iter().collect(),
         preemptible: message.preemptible.unwrap_or(true),
-        dependencies: dependencies(&below(at, "dependencies"), message.dependencies, found),
+        dependencies: dependencies(at, message.dependencies, found),
         not_before: time(message.not_before_ms),
         deadline: time(message.deadline_ms),
         expected_run_ms: (message.expected_run_ms != 0).then_some(message.expected_run_ms),
         datasets,
+    }
+}
+
+/// A name in a field. The path is made only for the violation: a batch has thousands of fields that are right.
+fn name_below(at: &str, field: &str, text: &str) -> Result<Name, Violation> {
+    match Name::new(text) {
+        Some(name) => Ok(name),
+        None => checked_name(&below(at, field), text),
+    }
+}
+
+/// [`bound`] for a field below a message.
+fn bound_below<T>(at: &str, field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
+    if list.len() > max {
+        bound(&below(at, field), list, max, found);
     }
 }
 
@@ -224,10 +242,14 @@ fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> 
 
 /// Too many labels are not looked at one by one: which of them would be, a hash map cannot say.
 fn node_selector(
-    field: &str,
+    at: &str,
     messages: HashMap<String, v1::LabelValues>,
     found: &mut Found,
 ) -> BTreeMap<Name, BTreeSet<String>> {
+    if messages.is_empty() {
+        return BTreeMap::new();
+    }
+    let field = &below(at, "node_selector");
     let max = limits::NODE_LABELS_MAX;
     if messages.len() > max {
         found.push(Violation::limit(field, messages.len() as u64, 0, max as u64));
@@ -244,6 +266,10 @@ fn node_selector(
 }
 
 fn dependencies(at: &str, mut messages: Vec<v1::Dependency>, found: &mut Found) -> Vec<Dependency> {
+    if messages.is_empty() {
+        return Vec::new();
+    }
+    let at = &below(at, "dependencies");
     bound(at, &mut messages, limits::JOB_DEPENDENCIES_MAX, found);
     let mut dependencies = Vec::with_capacity(messages.len());
     for (index, message) in messages.iter().enumerate() {
@@ -265,27 +291,27 @@ fn rule_from_text(field: &str, text: &str) -> Result<DependencyRule, Violation> 
 }
 
 fn groups(at: &str, mut messages: Vec<v1::TaskGroup>, found: &mut Found) -> Vec<TaskGroup> {
-    bound(&below(at, "groups"), &mut messages, limits::TASK_GROUPS_MAX, found);
+    bound_below(at, "groups", &mut messages, limits::TASK_GROUPS_MAX, found);
     let only = messages.len() == 1;
     let mut groups = Vec::with_capacity(messages.len());
     for (index, message) in messages.into_iter().enumerate() {
-        groups.push(group(&below(at, &format!("groups[{index}]")), index, only, message, found));
+        let at = if at.is_empty() { format!("groups[{index}]") } else { format!("{at}.groups[{index}]") };
+        groups.push(group(&at, index, only, message, found));
     }
     groups
 }
 
 fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut Found) -> TaskGroup {
-    let field = below(at, "name");
     let name = match message.name.as_str() {
         "" if only => Ok(Name::literal(GROUP_NAME_DEFAULT)),
-        "" => Err(Violation::new(field, "must be given when a job has several groups")),
-        text => checked_name(&field, text),
+        "" => Err(Violation::new(below(at, "name"), "must be given when a job has several groups")),
+        text => name_below(at, "name", text),
     };
     // A stand-in of its own per group: two wrong names are not one name used twice.
     let stand_in = || Name::new(&format!("invalid-{index}")).unwrap_or_else(|| Name::literal("invalid"));
     let name = found.take(name).unwrap_or_else(stand_in);
     let mut command = message.command;
-    bound(&below(at, "command"), &mut command, limits::COMMAND_WORDS_MAX, found);
+    bound_below(at, "command", &mut command, limits::COMMAND_WORDS_MAX, found);
     let asked_slice = message.slice.is_some();
     let slice = message.slice.and_then(|slice| demand::slice(&below(at, "slice"), &slice, found));
     // What a slice that cannot be read would have said is not missing besides.
@@ -303,7 +329,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
         workers,
         workers_min: if message.workers_min == 0 { workers } else { message.workers_min },
         command,
-        environment: environment(&below(at, "environment"), message.environment, found).into_iter().collect(),
+        environment: environment(at, message.environment, found).into_iter().collect(),
         request: WorkerRequest {
             accelerators,
             cpu_milli: if message.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { message.cpu_milli },
@@ -314,14 +340,10 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
 }
 
 /// Too many variables are not looked at one by one: which of them would be, a hash map cannot say.
-fn environment(
-    field: &str,
-    variables: HashMap<String, String>,
-    found: &mut Found,
-) -> HashMap<String, String> {
+fn environment(at: &str, variables: HashMap<String, String>, found: &mut Found) -> HashMap<String, String> {
     let max = limits::ENVIRONMENT_MAX;
     if variables.len() > max {
-        found.push(Violation::limit(field, variables.len() as u64, 0, max as u64));
+        found.push(Violation::limit(&below(at, "environment"), variables.len() as u64, 0, max as u64));
         return HashMap::new();
     }
     variables

@@ -1,13 +1,19 @@
 //! The machine that figures were taken on.
 
 use std::fs;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
 
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use crate::figures::Latencies;
+
 /// What it is, and how busy it was at the start.
-pub(super) fn describe() -> Value {
+pub(crate) fn describe() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let of_cpu = |field: &str| {
         let line = cpuinfo.lines().find_map(|line| line.strip_prefix(field));
@@ -27,8 +33,47 @@ pub(super) fn describe() -> Value {
     })
 }
 
+/// The same with what a durable append to a disk takes: the folder's, whose flushes bound every write.
+///
+/// # Errors
+/// When the folder cannot be written to.
+pub(crate) fn describe_with_disk(folder: &Path) -> anyhow::Result<Value> {
+    let path = folder.join("flushes");
+    let mut file = fs::File::create(&path).context("creating a file to flush")?;
+    let mut latencies = Latencies::new()?;
+    for _ in 0..200 {
+        file.write_all(&[7u8; 4_096]).context("writing")?;
+        let begun = Instant::now();
+        file.sync_data().context("flushing")?;
+        latencies.record(begun.elapsed());
+    }
+    drop(file);
+    fs::remove_file(&path).context("removing the file")?;
+    let mut machine = describe();
+    machine["fdatasync_of_4_kib"] = latencies.json();
+    Ok(machine)
+}
+
+/// Processor time of a process of ours so far, of all its threads.
+pub(crate) fn process_time(pid: u32) -> Duration {
+    // Ticks of 10 ms, as every Linux shows them to programs.
+    const TICK_MS: u64 = 10;
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything; what follows is numbers.
+    let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * TICK_MS)
+}
+
+/// Bytes of memory that a process has resident.
+pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
+    const PAGE_BYTES: u64 = 4_096;
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE_BYTES
+}
+
 /// The same as a line.
-pub(super) fn sentence(machine: &Value) -> String {
+pub(crate) fn sentence(machine: &Value) -> String {
     let text = |field: &str| machine[field].as_str().unwrap_or("unknown").to_owned();
     format!(
         "{} x {}, {} GiB, Linux {}, load average {}, {}{}",
@@ -43,26 +88,24 @@ pub(super) fn sentence(machine: &Value) -> String {
 }
 
 /// Of the last minute, five and fifteen.
-pub(super) fn load_average() -> String {
+pub(crate) fn load_average() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
 /// Bytes of memory that this process has resident.
-pub(super) fn resident_bytes() -> u64 {
-    const PAGE_BYTES: u64 = 4_096;
-    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE_BYTES
+pub(crate) fn resident_bytes() -> u64 {
+    resident_bytes_of(std::process::id())
 }
 
 /// Processor time that this thread has had.
-pub(super) fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has a clock for every thread");
     Duration::from(time)
 }
 
 /// The date in UTC.
-fn today() -> String {
+pub(crate) fn today() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     date_of(since / 86_400)
 }
