@@ -122,6 +122,7 @@ fn main() -> Result<()> {
             Command::Failover(args) => failover::run(args).await,
             Command::Disk(args) => disk::run(args).await,
             Command::Place(args) => run_place(&args),
+            Command::Replay(args) => run_replay(&args),
         }
     })
 }

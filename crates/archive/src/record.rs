@@ -26,7 +26,7 @@ impl ArchivedRound {
     /// # Errors
     /// When it is damaged or of a newer format.
     pub fn decode(&self) -> Result<Round, ArchiveError> {
-        decode_round(&self.payload)
+        decode_round(&self.payload, muster_journal::FORMAT_MAX)
             .map_err(|source| ArchiveError::Round { raft_index: self.raft_index, source })
     }
 }

@@ -106,7 +106,13 @@ impl Connection {
 
     /// The channel to the leader, where one is known beside the present channel.
     fn to_leader(&self) -> Option<Link> {
-        self.leader().link.clone()
+        let epoch = self.endpoints.security().epoch();
+        let mut known = self.leader();
+        if known.link.as_ref().is_some_and(|link| link.epoch != epoch) {
+            // Made with certificates that may soon be trusted no more.
+            *known = LeaderLink::default();
+        }
+        known.link.clone()
     }
 
     /// A replica has passed a mutation on to `leader`: later ones go there at once, as soon as there is a
@@ -122,8 +128,9 @@ impl Connection {
         }
         let (connection, leader) = (Arc::clone(self), leader.to_owned());
         tokio::spawn(async move {
+            let epoch = connection.endpoints.security().epoch();
             match connection.endpoints.connect_to(&leader).await {
-                Ok(found) => connection.leader().link = Some(Link::new(found)),
+                Ok(found) => connection.leader().link = Some(Link::new(found, epoch)),
                 Err(error) => tracing::debug!(leader, %error, "the leader cannot be reached from here"),
             }
         });

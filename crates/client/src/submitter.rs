@@ -166,9 +166,10 @@ impl Submitter {
         let limit = self.client.options.attempt_timeout;
         let link = self.client.connection.current_within(limit).await.ok()?;
         let (pipe, inbound, leader) = open_at(link).await?;
+        let epoch = self.client.endpoints().security().epoch();
         if let Some(leader) = leader
             && let Ok(found) = self.client.endpoints().connect_to(&leader).await
-            && let Some((pipe, inbound, None)) = open_at(Link::new(found)).await
+            && let Some((pipe, inbound, None)) = open_at(Link::new(found, epoch)).await
         {
             tokio::spawn(pipe.clone().receive(inbound));
             return Some(pipe);
