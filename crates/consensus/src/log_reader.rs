@@ -38,6 +38,9 @@ impl Consensus {
     /// # Errors
     /// When storage fails or was closed.
     pub async fn read_applied(&self, from: u64) -> Result<LogSlice, ReadLogError> {
+        // Entry 0 is the cluster's first membership: nothing of the application, and gone with the first
+        // purge, however far that is held.
+        let from = from.max(1);
         let applied = *self.inner.applied.borrow();
         let mut log = self.inner.store.log.clone();
         let entries = if from > applied {
