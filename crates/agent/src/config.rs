@@ -31,6 +31,9 @@ pub struct AgentConfig {
     /// Whether and where workers get control groups.
     #[serde(default = "ControlGroups::auto")]
     pub control_groups: ControlGroups,
+    /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
+    #[serde(default)]
+    pub tls: Option<muster_transport::TlsFiles>,
     /// Where the kernel says which boot this is.
     #[serde(default = "boot_id_path")]
     pub boot_id_path: PathBuf,

@@ -34,6 +34,8 @@ pub use shim::shim_main;
 
 use executor::Executor as _;
 use muster_client::Endpoints;
+use muster_transport::{Role, Security, Tls, TlsError};
+use muster_types::NodeSpec;
 use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
@@ -50,6 +52,9 @@ pub enum AgentError {
     /// An endpoint is no address.
     #[error("configuration key endpoints")]
     Endpoints(#[source] muster_client::EndpointsError),
+    /// The certificates cannot be used.
+    #[error("configuration key tls")]
+    Tls(#[source] TlsError),
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] state_dir::StateDirError),
@@ -72,7 +77,9 @@ pub enum AgentError {
 /// When it cannot start.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     let spec = config.check(Path::new("/"))?;
-    let endpoints = Endpoints::parse(&config.endpoints).map_err(AgentError::Endpoints)?.spread();
+    let security = security(&config, &spec).map_err(AgentError::Tls)?;
+    let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
+    let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
@@ -101,10 +108,30 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
     let sessions = session::Sessions { endpoints, state, spec, lease, events };
+    let fresh = async {
+        match security {
+            Security::Tls(tls) => tls.keep_fresh().await,
+            Security::Plaintext => std::future::pending().await,
+        }
+    };
     tokio::select! {
+        () = fresh => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
+}
+
+/// The certificates of the configuration; they have to be this node's, or every session would be refused.
+fn security(config: &AgentConfig, spec: &NodeSpec) -> Result<Security, TlsError> {
+    let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
+    let tls = Tls::load(files.clone())?;
+    match tls.name().role {
+        Role::Agent(node) if node.as_str() == spec.name.as_str() => Ok(Security::Tls(tls)),
+        _ => {
+            let wanted = format!("agent/{}, the node of this configuration,", spec.name);
+            Err(TlsError::WrongName { found: tls.name(), wanted })
+        }
+    }
 }

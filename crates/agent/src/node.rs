@@ -80,6 +80,8 @@ pub(crate) struct SessionHandle {
     pub(crate) outgoing: mpsc::Sender<v1::SessionRequest>,
     /// The replica it goes through.
     pub(crate) endpoint: String,
+    /// How it was reached.
+    pub(crate) endpoints: muster_client::Endpoints,
     pub(crate) stop_grace: Duration,
 }
 
@@ -609,6 +611,7 @@ impl<E: Executor> Node<E> {
         let Some(session) = &self.session else { return };
         let job = uploads::Upload {
             endpoint: session.endpoint.clone(),
+            endpoints: session.endpoints.clone(),
             node_name: self.spec.name.to_string(),
             read_id,
             request,

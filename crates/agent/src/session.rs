@@ -155,7 +155,8 @@ impl Sessions {
             lease_ttl_ms = registered.lease_ttl_ms,
             "registered"
         );
-        let handle = SessionHandle { number, outgoing, endpoint, stop_grace: terms.stop_grace };
+        let endpoints = self.endpoints.clone();
+        let handle = SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {

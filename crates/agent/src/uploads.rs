@@ -18,6 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 pub(crate) struct Upload {
     /// The replica that the order came through.
     pub(crate) endpoint: String,
+    pub(crate) endpoints: Endpoints,
     pub(crate) node_name: String,
     pub(crate) read_id: u64,
     pub(crate) request: OutputRequest,
@@ -44,11 +45,8 @@ pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderErr
 /// Sends until the output ends or nobody takes it.
 pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
     let read_id = upload.read_id;
-    let connected = match Endpoints::parse(std::slice::from_ref(&upload.endpoint)) {
-        Ok(endpoints) => endpoints.connect_next().await.map_err(|e| e.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    let channel = match connected {
+    let connected = upload.endpoints.connect_to(&upload.endpoint).await;
+    let channel = match connected.map_err(|error| error.to_string()) {
         Ok((_, channel)) => channel,
         Err(error) => {
             tracing::warn!(read_id, error, "no connection for output");

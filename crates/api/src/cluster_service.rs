@@ -1,6 +1,6 @@
 //! `muster.v1.ClusterService`.
 
-use muster_journal::FORMAT;
+use muster_journal::FORMAT_MAX;
 use muster_state::NodeStatus;
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
@@ -61,7 +61,8 @@ impl ClusterService for Clusters {
             nodes_up,
             nodes_lost: view.nodes().len() as u64 - nodes_up,
             records_rejected: view.rejected(),
-            format: FORMAT.into(),
+            format: view.format().into(),
+            certificate_days_left: self.router.security().days_left(),
         }))
     }
 
@@ -73,7 +74,7 @@ impl ClusterService for Clusters {
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api_versions: vec!["muster.v1".to_owned()],
-            format_max: FORMAT.into(),
+            format_max: FORMAT_MAX.into(),
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),
             cluster_id: engine.view().cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),

@@ -1,7 +1,8 @@
 //! Passing writes on to the leader.
 
 use muster_engine::Engine;
-use muster_types::{Refusal, RefusalCode};
+use muster_transport::{Expect, PeerName, Principal, Role, Security};
+use muster_types::{Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +11,14 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
+use crate::access::Class;
+use crate::guard::Admitted;
 use crate::server::ApiConfig;
 
 /// On a request that another replica passed on: carried out here or refused, never passed on again.
-const FORWARDED: &str = "muster-forwarded";
+pub(crate) const FORWARDED: &str = "muster-forwarded";
+/// For whom it was passed on; believed of replicas alone.
+pub(crate) const ON_BEHALF: &str = "muster-principal";
 /// How long a replica that knows no leader waits before it looks again, when nothing wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Between two attempts at the same leader: the first, and the longest it grows to. All callers of a
@@ -42,7 +47,19 @@ pub(crate) enum Route {
 struct Inner {
     engine: Engine,
     config: ApiConfig,
-    channels: Mutex<BTreeMap<String, Channel>>,
+    security: Security,
+    channels: Mutex<Channels>,
+}
+
+/// To whom, where, and whether for agents: their sessions and what clients send share no connection, so
+/// that a flood of the one does not hold up the other.
+type Destination = (ReplicaId, String, bool);
+
+/// Channels made with the certificates of one epoch.
+#[derive(Default)]
+struct Channels {
+    epoch: u64,
+    open: BTreeMap<Destination, Channel>,
 }
 
 /// Finds the leader. Clones share the channels.
@@ -56,11 +73,36 @@ pub(crate) struct Router {
 pub(crate) struct Caller {
     forwarded: bool,
     deadline: Instant,
+    principal: Principal,
+    /// It is an agent's stream.
+    nodes: bool,
+}
+
+impl Caller {
+    /// Whether the caller is this node's agent, as far as that is known.
+    ///
+    /// # Errors
+    /// When it is another's.
+    pub(crate) fn speaks_for(&self, node: &str) -> Result<(), Status> {
+        match self.principal {
+            Principal::Named(PeerName { role: Role::Agent(own), .. }) if own.as_str() != node => {
+                let text = format!("{} does not speak for another node", self.principal);
+                let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
+                Err(to_status(&refusal.with("principal", self.principal)))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Router {
-    pub(crate) fn new(engine: Engine, config: ApiConfig) -> Router {
-        Router { inner: Arc::new(Inner { engine, config, channels: Mutex::default() }) }
+    pub(crate) fn new(engine: Engine, config: ApiConfig, security: Security) -> Router {
+        Router { inner: Arc::new(Inner { engine, config, security, channels: Mutex::default() }) }
+    }
+
+    /// How this replica speaks to the others.
+    pub(crate) fn security(&self) -> &Security {
+        &self.inner.security
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -72,7 +114,13 @@ impl Router {
         let own = self.inner.config.write_timeout;
         let asked = asked_timeout(request);
         let forwarded = request.metadata().contains_key(FORWARDED);
-        Caller { forwarded, deadline: Instant::now() + asked.unwrap_or(own).min(own) }
+        let admitted = request.extensions().get::<Admitted>();
+        Caller {
+            forwarded,
+            deadline: Instant::now() + asked.unwrap_or(own).min(own),
+            principal: admitted.map_or(Principal::Plaintext, |admitted| admitted.principal),
+            nodes: admitted.is_some_and(|a| matches!(a.class, Class::Session | Class::Upload)),
+        }
     }
 
     /// The same caller with a write that begins now, on a stream that may have been opened long ago.
@@ -91,6 +139,11 @@ impl Router {
     pub(crate) fn onward<T>(message: T, caller: Caller) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert(FORWARDED, tonic::metadata::MetadataValue::from_static("1"));
+        if let Principal::Named(name) = caller.principal
+            && let Ok(name) = name.to_string().parse()
+        {
+            request.metadata_mut().insert(ON_BEHALF, name);
+        }
         request.set_timeout(caller.deadline.saturating_duration_since(Instant::now()));
         request
     }
@@ -107,13 +160,14 @@ impl Router {
             if view.mine.is_some() {
                 return Ok(Route::Local);
             }
-            let endpoint = view.leader.and_then(|leader| leader.client_endpoint);
+            let leader = view.leader.and_then(|leader| Some((leader.replica, leader.client_endpoint?)));
+            let endpoint = leader.as_ref().map(|(_, endpoint)| endpoint.clone());
             if caller.forwarded {
                 // Whoever passed it on knows more, or will soon; a second hop could go in circles.
                 return Err(to_status(&not_leader(endpoint)));
             }
-            if let Some(endpoint) = endpoint.filter(|_| view.mine.is_none())
-                && let Some(channel) = self.channel(&endpoint)
+            if let Some((replica, endpoint)) = leader
+                && let Some(channel) = self.channel((replica, endpoint, caller.nodes))
             {
                 return Ok(Route::Remote(channel));
             }
@@ -131,29 +185,35 @@ impl Router {
         }
     }
 
-    fn channel(&self, endpoint: &str) -> Option<Channel> {
+    fn channel(&self, to: Destination) -> Option<Channel> {
+        let security = &self.inner.security;
         let mut channels = self.inner.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = channels.get(endpoint) {
+        // What was opened with other certificates ends with the calls on it.
+        if channels.epoch != security.epoch() {
+            *channels = Channels { epoch: security.epoch(), open: BTreeMap::new() };
+        }
+        if let Some(channel) = channels.open.get(&to) {
             return Some(channel.clone());
         }
-        let uri = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
-        let channel = match Endpoint::from_shared(uri) {
+        let (replica, endpoint, _) = &to;
+        let uri = security.address(endpoint).map_err(|error| error.to_string());
+        let channel = match uri.and_then(|uri| Endpoint::from_shared(uri).map_err(|e| e.to_string())) {
             Ok(to) => to
                 .connect_timeout(Duration::from_millis(1_000))
                 .http2_keep_alive_interval(Duration::from_millis(500))
                 .keep_alive_timeout(Duration::from_millis(1_000))
                 .keep_alive_while_idle(true)
                 .tcp_nodelay(true)
-                .connect_lazy(),
+                .connect_with_connector_lazy(security.connector(Expect::Replica(*replica))),
             Err(error) => {
-                tracing::warn!(endpoint, %error, "the leader's client endpoint is not an address");
+                tracing::warn!(endpoint, error, "the leader's client endpoint cannot be used");
                 return None;
             }
         };
-        if channels.len() >= CHANNELS_MAX {
-            channels.clear();
+        if channels.open.len() >= CHANNELS_MAX {
+            channels.open.clear();
         }
-        channels.insert(endpoint.to_owned(), channel.clone());
+        channels.open.insert(to, channel.clone());
         Some(channel)
     }
 
@@ -216,7 +276,7 @@ fn is_refusal(status: &Status) -> bool {
 
 /// Whether the same request may succeed at once elsewhere or a moment later.
 fn is_transient(code: RefusalCode) -> bool {
-    matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown)
+    matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown | RefusalCode::ClusterRecovering)
 }
 
 /// The same of an answer from the leader, or of none.
@@ -299,7 +359,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_is_held_to_its_own_deadline_and_to_ours() {
-        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT);
+        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT, Security::Plaintext);
         let within = |caller: Caller| caller.deadline.saturating_duration_since(Instant::now());
         let mut request = Request::new(());
         assert!(within(router.caller(&request)) > Duration::from_secs(29), "ours when it has none");
@@ -311,20 +371,24 @@ mod tests {
         assert!(passed_on.forwarded);
         let slack = Duration::from_millis(100);
         assert!(passed_on.deadline <= caller.deadline + slack, "no longer than was left");
+        // A read is refused while its caller still listens.
+        let reading = router.read_deadline(&request).saturating_duration_since(Instant::now());
+        assert!(reading <= Duration::from_millis(1_900) && reading > Duration::from_millis(1_000));
         request.set_timeout(Duration::from_secs(3_600));
         assert!(within(router.caller(&request)) <= ApiConfig::DEFAULT.write_timeout);
     }
 
     #[tokio::test]
     async fn without_a_leader_a_write_ends_at_its_deadline_and_a_forwarded_one_at_once() {
-        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT);
+        let router = Router::new(sample::engine_alone().await, ApiConfig::DEFAULT, Security::Plaintext);
         let write = |forwarded, wait| {
             let router = router.clone();
             let deadline = Instant::now() + Duration::from_millis(wait);
             async move {
                 let local = || async { Ok::<(), Refusal>(()) };
                 let remote = |_| async { Ok::<(), Status>(()) };
-                router.write(Caller { forwarded, deadline }, local, remote).await
+                let caller = Caller { forwarded, deadline, principal: Principal::Plaintext, nodes: false };
+                router.write(caller, local, remote).await
             }
         };
         let began = Instant::now();
@@ -340,8 +404,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_write_that_nobody_answers_is_of_unknown_outcome() {
-        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT);
-        let caller = Caller { forwarded: false, deadline: Instant::now() + Duration::from_millis(50) };
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        let caller = Caller {
+            forwarded: false,
+            deadline: Instant::now() + Duration::from_millis(50),
+            principal: Principal::Plaintext,
+            nodes: false,
+        };
         let local = || std::future::pending::<Result<(), Refusal>>();
         let remote = |_| std::future::pending::<Result<(), Status>>();
         let refused = router.write(caller, local, remote).await.expect_err("no answer came");

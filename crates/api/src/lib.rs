@@ -6,13 +6,20 @@
 //! under its request id repeats its answer and not its effect.
 //!
 //! **Invariant:** decides nothing: a message becomes a command or a refusal that names the field.
+//! **Invariant:** who calls is known before anything of the call is looked at, and `access` says whether
+//! they may; what it does not name is not served.
 //! **Invariant:** what a caller sends is bounded before it is looked at.
 
+mod access;
+#[cfg(test)]
+mod access_tests;
 mod cluster_service;
 mod explanation;
 mod fleet_service;
 mod forward;
+mod guard;
 mod job_service;
+mod log_service;
 mod node_service;
 mod policy_service;
 mod read;
@@ -25,4 +32,6 @@ mod submit_stream;
 mod tests;
 mod watcher;
 
+pub use guard::CallLimits;
+pub use log_service::RemoteHistory;
 pub use server::{ApiConfig, ServeError, serve};

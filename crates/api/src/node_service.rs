@@ -23,6 +23,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::guard::ours;
 use crate::read::invalid;
 
 /// How long an agent may take to say who it is.
@@ -70,6 +71,7 @@ impl NodeService for Nodes {
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be register")]));
         };
+        caller.speaks_for(register.node.as_ref().map_or("", |node| &node.name))?;
         match self.router.route(caller).await? {
             Route::Remote(channel) => pass_on(channel, caller, register, requests).await,
             Route::Local => {
@@ -88,7 +90,7 @@ impl NodeService for Nodes {
         let caller = self.router.caller(&request);
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
-            Route::Local => take_upload(&self.router, uploads).await?,
+            Route::Local => take_upload(&self.router, caller, uploads).await?,
             Route::Remote(channel) => {
                 let mut onward = Router::onward(with_failure(uploads), caller);
                 onward.metadata_mut().remove("grpc-timeout");
@@ -115,17 +117,18 @@ fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T>
 fn with_failure(
     uploads: Streaming<v1::UploadLogsRequest>,
 ) -> impl Stream<Item = v1::UploadLogsRequest> + Send + 'static {
-    futures::stream::unfold((Some(uploads), 0), |(uploads, read_id)| async move {
+    futures::stream::unfold((Some(uploads), 0, String::new()), |(uploads, read_id, node_name)| async move {
         let mut uploads = uploads?;
         match uploads.message().await {
             Ok(Some(upload)) => {
-                let read_id = upload.read_id;
-                Some((upload, (Some(uploads), read_id)))
+                let (read_id, node_name) = (upload.read_id, upload.node_name.clone());
+                Some((upload, (Some(uploads), read_id, node_name)))
             }
             Ok(None) => None,
             Err(_) => {
                 let error = BROKEN_OFF.to_owned();
-                Some((v1::UploadLogsRequest { read_id, error, ..Default::default() }, (None, read_id)))
+                let last = v1::UploadLogsRequest { read_id, node_name, error, ..Default::default() };
+                Some((last, (None, read_id, String::new())))
             }
         }
     })
@@ -229,7 +232,7 @@ async fn carry(
                 Ok(Some(Ok(message))) => inward = Some(message),
                 Ok(Some(Err(violations))) => return invalid(violations),
                 Ok(None) => return over(),
-                Err(status) => return status,
+                Err(status) => return ours(status),
             },
         }
     }
@@ -297,15 +300,22 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
 }
 
 /// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
-async fn take_upload(router: &Router, mut uploads: Streaming<v1::UploadLogsRequest>) -> Result<(), Status> {
+async fn take_upload(
+    router: &Router,
+    caller: Caller,
+    mut uploads: Streaming<v1::UploadLogsRequest>,
+) -> Result<(), Status> {
     let nobody = || Status::cancelled("nobody reads this output any more");
     let mut reader = None;
     let broken = loop {
         let upload = match uploads.message().await {
             Ok(Some(upload)) => upload,
             Ok(None) => return Ok(()),
-            Err(status) => break status,
+            Err(status) => break ours(status),
         };
+        if let Err(status) = caller.speaks_for(&upload.node_name) {
+            break status;
+        }
         if upload.data.len() > CHUNK_BYTES_MAX {
             let bytes = upload.data.len() as u64;
             break invalid(vec![Violation::limit("data", bytes, 0, CHUNK_BYTES_MAX as u64)]);

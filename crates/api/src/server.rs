@@ -1,9 +1,11 @@
 //! The server: services, health, reflection, and their limits.
 
 use muster_engine::Engine;
+use muster_transport::{AcceptLimits, Security};
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
+use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use std::time::Duration;
@@ -14,7 +16,9 @@ use tonic::transport::server::TcpIncoming;
 use crate::cluster_service::Clusters;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
+use crate::guard::{CallLimits, GuardLayer};
 use crate::job_service::Jobs;
+use crate::log_service::Logs;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 
@@ -23,6 +27,10 @@ use crate::policy_service::Policies;
 pub struct ApiConfig {
     /// Bytes of one message from a client; a batch of 1,000 jobs fits.
     pub message_bytes_max: usize,
+    /// Bytes of one message of an agent: its registration with all it holds, or a piece of output.
+    pub node_message_bytes_max: usize,
+    /// Bytes of one message that only asks for something.
+    pub small_message_bytes_max: usize,
     /// Calls of one connection at a time.
     pub calls_per_connection_max: usize,
     /// Calls and streams of one connection at a time. A follower carries the sessions of all its
@@ -30,15 +38,23 @@ pub struct ApiConfig {
     pub streams_per_connection_max: u32,
     /// How long a write may take when its caller sets no deadline.
     pub write_timeout: Duration,
+    /// What each caller may have open at a time.
+    pub calls: CallLimits,
+    /// Connections.
+    pub accept: AcceptLimits,
 }
 
 impl ApiConfig {
     /// What a server gets that says nothing.
     pub const DEFAULT: ApiConfig = ApiConfig {
         message_bytes_max: 4 << 20,
+        node_message_bytes_max: 2 << 20,
+        small_message_bytes_max: 64 << 10,
         calls_per_connection_max: 1_024,
         streams_per_connection_max: 262_144,
         write_timeout: Duration::from_secs(30),
+        calls: CallLimits::DEFAULT,
+        accept: AcceptLimits::DEFAULT,
     };
 }
 
@@ -69,12 +85,13 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 6] = [
+const PUBLIC_SERVICES: [&str; 7] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
     "muster.v1.ClusterService",
+    "muster.v1.LogService",
     "grpc.health.v1.Health",
 ];
 
@@ -85,11 +102,13 @@ const PUBLIC_SERVICES: [&str; 6] = [
 pub async fn serve(
     engine: Engine,
     config: ApiConfig,
+    security: Security,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let router = Router::new(engine.clone(), config);
-    let limit = config.message_bytes_max;
+    let incoming = security.accept(listener, config.accept);
+    let router = Router::new(engine.clone(), config, security);
+    let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
     let (health, health_service) = tonic_health::server::health_reporter();
     for service in [
         "muster.v1.JobService",
@@ -97,6 +116,7 @@ pub async fn serve(
         "muster.v1.FleetService",
         "muster.v1.PolicyService",
         "muster.v1.ClusterService",
+        "muster.v1.LogService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -109,14 +129,19 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
+        .layer(GuardLayer::new(config.calls))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)
         .add_service(JobServiceServer::new(Jobs::new(router.clone())).max_decoding_message_size(limit))
-        .add_service(NodeServiceServer::new(Nodes::new(router.clone())).max_decoding_message_size(limit))
-        .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(
+            NodeServiceServer::new(Nodes::new(router.clone()))
+                .max_decoding_message_size(config.node_message_bytes_max),
+        )
+        .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(small))
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
-        .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(limit))
+        .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
+        .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(small))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;
     leader_health.abort();

@@ -1,5 +1,6 @@
 //! Calls on a whole replica, through a real listener.
 
+use muster_transport::Security;
 use muster_types::{JobId, LogIndex, RefusalCode};
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
@@ -46,7 +47,8 @@ impl Served {
         let address: SocketAddr = listener.local_addr().expect("it has one");
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async move { drop(stopped.await) };
-        let task = tokio::spawn(serve(engine.clone(), ApiConfig::DEFAULT, listener, stopped));
+        let task =
+            tokio::spawn(serve(engine.clone(), ApiConfig::DEFAULT, Security::Plaintext, listener, stopped));
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = guarded("a connection", endpoint.connect()).await.expect("it listens");
         Served { engine, channel, stop, task }

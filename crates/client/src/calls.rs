@@ -20,7 +20,7 @@ use crate::repeat::Subject;
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
 /// policy about 4.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
+pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
     JobServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)

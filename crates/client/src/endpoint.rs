@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use muster_transport::{AddressError, Expect, Security};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// Most endpoints one client may be given: replicas are three or five; the rest is room for names.
@@ -35,12 +36,20 @@ pub enum EndpointsError {
     #[error("more than {ENDPOINTS_MAX} endpoints given")]
     TooMany,
     /// One of them is not an address.
-    #[error("endpoint {text:?}: {problem}; expected host:port or http://host:port")]
+    #[error("endpoint {text:?}: {problem}; expected host:port, http://host:port or https://host:port")]
     ParseEndpoint {
         /// As it was given, shortened.
         text: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// One of them asks for what goes against the certificates given or not given.
+    #[error("endpoint {text:?}: {problem}")]
+    Scheme {
+        /// As it was given, shortened.
+        text: String,
+        /// What to write instead.
+        problem: AddressError,
     },
 }
 
@@ -68,9 +77,10 @@ fn describe(attempts: &[(String, String)]) -> String {
 /// The addresses of the replicas. Clones share the place in the rotation.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    /// Normalised to `http://host:port`, without repetitions.
+    /// Normalised to `http://host:port` or `https://host:port`, without repetitions.
     list: Arc<[String]>,
     cursor: Arc<AtomicUsize>,
+    security: Security,
 }
 
 impl Endpoints {
@@ -80,9 +90,18 @@ impl Endpoints {
     /// # Errors
     /// Names the first endpoint that is not an address.
     pub fn parse(texts: &[String]) -> Result<Endpoints, EndpointsError> {
+        Endpoints::parse_with(texts, Security::Plaintext)
+    }
+
+    /// The same for a cluster with certificates (`https`) or without (`http`); an address that says
+    /// neither is taken as what `security` is.
+    ///
+    /// # Errors
+    /// Names the first endpoint that is not an address, or one of the other kind.
+    pub fn parse_with(texts: &[String], security: Security) -> Result<Endpoints, EndpointsError> {
         let mut list: Vec<String> = Vec::new();
         for text in texts.iter().flat_map(|t| t.split(',')).map(str::trim).filter(|t| !t.is_empty()) {
-            let normalised = normalise(text)?;
+            let normalised = normalise(text, &security)?;
             if !list.contains(&normalised) {
                 list.push(normalised);
             }
@@ -93,7 +112,7 @@ impl Endpoints {
         if list.is_empty() {
             return Err(EndpointsError::NoEndpoint);
         }
-        Ok(Endpoints { list: list.into(), cursor: Arc::new(AtomicUsize::new(0)) })
+        Ok(Endpoints { list: list.into(), cursor: Arc::new(AtomicUsize::new(0)), security })
     }
 
     /// Starts the rotation anywhere, so that many holders of the same list do not all begin with its
@@ -105,7 +124,13 @@ impl Endpoints {
         self
     }
 
-    /// The addresses, as `http://host:port`.
+    /// What the replicas are spoken to with.
+    #[must_use]
+    pub fn security(&self) -> &Security {
+        &self.security
+    }
+
+    /// The addresses, as `http://host:port` or `https://host:port`.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.list.iter().map(String::as_str)
     }
@@ -126,7 +151,7 @@ impl Endpoints {
         for _ in 0..self.list.len() {
             let place = self.cursor.fetch_add(1, Ordering::Relaxed) % self.list.len();
             let address = &self.list[place];
-            match connect(address).await {
+            match connect(address, &self.security).await {
                 Ok(channel) => return Ok((address.clone(), channel)),
                 Err(why) => attempts.push((address.clone(), why)),
             }
@@ -140,8 +165,8 @@ impl Endpoints {
     /// When it is not an address or cannot be reached.
     pub async fn connect_to(&self, address: &str) -> Result<(String, Channel), ConnectError> {
         let failed = |why: String| ConnectError::ConnectAny { attempts: vec![(shorten(address), why)] };
-        let address = normalise(address).map_err(|e| failed(e.to_string()))?;
-        match connect(&address).await {
+        let address = normalise(address, &self.security).map_err(|e| failed(e.to_string()))?;
+        match connect(&address, &self.security).await {
             Ok(channel) => Ok((address, channel)),
             Err(why) => Err(failed(why)),
         }
@@ -153,17 +178,15 @@ fn shorten(text: &str) -> String {
     text.chars().take(120).collect()
 }
 
-fn normalise(text: &str) -> Result<String, EndpointsError> {
+fn normalise(text: &str, security: &Security) -> Result<String, EndpointsError> {
     let refuse = |problem: &'static str| EndpointsError::ParseEndpoint { text: shorten(text), problem };
     let text = text.trim();
     if text.len() > 512 {
         return Err(refuse("it is longer than 512 bytes"));
     }
-    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let full =
+        security.address(text).map_err(|problem| EndpointsError::Scheme { text: shorten(text), problem })?;
     let uri: Uri = full.parse().map_err(|_| refuse("it is not an address"))?;
-    if uri.scheme_str() != Some("http") {
-        return Err(refuse("only http is supported"));
-    }
     let Some(authority) = uri.authority() else {
         return Err(refuse("it names no host"));
     };
@@ -179,11 +202,11 @@ fn normalise(text: &str) -> Result<String, EndpointsError> {
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
         return Err(refuse("it must not have a path"));
     }
-    Ok(format!("http://{authority}"))
+    Ok(format!("{}://{authority}", security.scheme().as_str()))
 }
 
 /// One connection; the failure as text with its causes, since callers can only show it.
-async fn connect(address: &str) -> Result<Channel, String> {
+async fn connect(address: &str, security: &Security) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(address.to_owned())
         .map_err(|e| chain(&e))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -193,7 +216,12 @@ async fn connect(address: &str) -> Result<Channel, String> {
         .keep_alive_while_idle(true);
     // The timeout of the endpoint covers TCP only: a listener that accepts and says nothing would
     // otherwise hold the rotation.
-    match tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
+    match tokio::time::timeout(
+        CONNECT_TIMEOUT,
+        endpoint.connect_with_connector(security.connector(Expect::AnyReplica)),
+    )
+    .await
+    {
         Ok(Ok(channel)) => Ok(channel),
         Ok(Err(error)) => Err(chain(&error)),
         Err(_) => Err(format!("no answer within {} ms", CONNECT_TIMEOUT.as_millis())),

@@ -13,6 +13,7 @@
 mod calls;
 pub mod endpoint;
 mod error;
+mod log;
 mod read;
 mod repeat;
 mod submitter;
@@ -26,6 +27,7 @@ use muster_wire::v1;
 
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
+pub use log::{LogItem, LogReader, oldest_kept};
 pub use muster_wire::status::Refused;
 pub use read::Read;
 pub use submitter::Submitter;

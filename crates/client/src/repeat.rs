@@ -51,11 +51,13 @@ pub(crate) struct Link {
     pub(crate) channel: Channel,
     /// Tells this connection from later ones to the same address.
     identity: Arc<()>,
+    /// Of the certificates it was made with.
+    epoch: u64,
 }
 
 impl Link {
-    pub(crate) fn new((address, channel): (String, Channel)) -> Link {
-        Link { address: address.into(), channel, identity: Arc::new(()) }
+    pub(crate) fn new((address, channel): (String, Channel), epoch: u64) -> Link {
+        Link { address: address.into(), channel, identity: Arc::new(()), epoch }
     }
 }
 
@@ -78,10 +80,20 @@ impl Connection {
 
     async fn current(&self) -> Result<Link, ConnectError> {
         let mut current = self.current.lock().await;
+        let epoch = self.endpoints.security().epoch();
         if let Some(link) = &*current {
-            return Ok(link.clone());
+            // With other certificates than it was made with, a connection may soon be trusted no more:
+            // new calls go to a new one, those under way end on the old one.
+            if link.epoch == epoch {
+                return Ok(link.clone());
+            }
+            if let Ok(again) = self.endpoints.connect_to(&link.address).await {
+                let link = Link::new(again, epoch);
+                *current = Some(link.clone());
+                return Ok(link);
+            }
         }
-        let link = Link::new(self.endpoints.connect_next().await?);
+        let link = Link::new(self.endpoints.connect_next().await?, epoch);
         tracing::debug!(endpoint = %link.address, "connected");
         *current = Some(link.clone());
         Ok(link)
@@ -141,7 +153,8 @@ impl Connection {
         if current.as_ref().is_none_or(|link| !Arc::ptr_eq(&link.identity, &from.identity)) {
             return;
         }
-        *current = self.endpoints.connect_to(hint).await.ok().map(Link::new);
+        let epoch = self.endpoints.security().epoch();
+        *current = self.endpoints.connect_to(hint).await.ok().map(|to| Link::new(to, epoch));
     }
 }
 

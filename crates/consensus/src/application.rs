@@ -63,6 +63,7 @@ pub trait SnapshotSource: Send {
 pub struct SnapshotData {
     pub(crate) reader: SnapshotReader,
     pub(crate) bytes: u64,
+    pub(crate) raft_index: u64,
 }
 
 impl SnapshotData {
@@ -70,6 +71,12 @@ impl SnapshotData {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The last entry it covers.
+    #[must_use]
+    pub fn raft_index(&self) -> u64 {
+        self.raft_index
     }
 }
 

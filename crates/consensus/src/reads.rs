@@ -13,7 +13,7 @@
 use crate::confirm::{Confirmation, Confirmations, confirmed};
 use crate::error::{NotLeader, ReadPoint};
 use crate::leadership::LeadershipView;
-use crate::network::{PeerNetwork, PeerReader};
+use crate::network::{PeerChannel, PeerNetwork};
 use crate::rounds::{Caller, Finished, Rounds};
 use crate::state_machine::Raft;
 use futures::FutureExt;
@@ -69,7 +69,7 @@ pub(crate) struct Source {
     /// A leader that has not answered by then is given up.
     pub(crate) answer_max: Duration,
     /// The connection to the replica that was asked last.
-    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerReader)>>,
+    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerChannel)>>,
 }
 
 impl Source {
@@ -110,7 +110,7 @@ impl Source {
     }
 
     /// The connection to a replica; none while no membership here names it.
-    fn link(&self, replica: ReplicaId) -> Option<PeerReader> {
+    fn link(&self, replica: ReplicaId) -> Option<PeerChannel> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
@@ -118,7 +118,7 @@ impl Source {
         match &*link {
             Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
             _ => {
-                let reader = self.network.reader(replica, node);
+                let reader = self.network.channel(replica, node);
                 *link = Some((replica, node.clone(), reader.clone()));
                 Some(reader)
             }
@@ -126,11 +126,14 @@ impl Source {
     }
 }
 
+/// A caller, and what it is told once that is applied.
+type Waiting = (Caller<Confirmation>, ReadPoint);
+
 /// Points whose entry is not applied here yet.
 #[derive(Default)]
 struct Unapplied {
     /// By raft index: when the newest round with it began, and who waits.
-    points: BTreeMap<u64, (Instant, Vec<(Caller<Confirmation>, ReadPoint)>)>,
+    points: BTreeMap<u64, (Instant, Vec<Waiting>)>,
     callers: usize,
     sweep_at: usize,
 }
@@ -142,9 +145,11 @@ impl Unapplied {
         *newest = began.max(*newest);
         waiting.extend(callers.into_iter().map(|caller| (caller, point)));
         if self.callers > self.sweep_at.max(CALLERS_BETWEEN_SWEEPS) {
-            for (_, waiting) in self.points.values_mut() {
+            // A point that is let go is one measure less, not a wrong one.
+            self.points.retain(|_, (_, waiting)| {
                 waiting.retain(|(caller, _)| !caller.is_closed());
-            }
+                !waiting.is_empty()
+            });
             self.callers = self.points.values().map(|(_, waiting)| waiting.len()).sum();
             self.sweep_at = self.callers * 2;
         }
@@ -221,5 +226,65 @@ fn settle(finished: Finished<Confirmation>, applied: u64, fresh: &FreshAsOf, una
             finished.answer();
         }
         Err(_) => finished.answer(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
+
+    use super::*;
+    use crate::leadership::Leadership;
+    use tokio::sync::oneshot;
+
+    fn point(raft_index: u64) -> ReadPoint {
+        ReadPoint { raft_index, leadership: Leadership { term: 1, replica: ReplicaId(1) } }
+    }
+
+    fn finished(
+        outcome: Confirmation,
+        began: Instant,
+    ) -> (Finished<Confirmation>, oneshot::Receiver<Confirmation>) {
+        let (caller, answer) = oneshot::channel();
+        (Finished { began, outcome, callers: vec![caller] }, answer)
+    }
+
+    #[test]
+    fn a_round_is_worth_something_once_its_number_is_applied() {
+        let fresh = FreshAsOf::new();
+        let at = |ms| fresh.base + Duration::from_millis(ms);
+        let mut unapplied = Unapplied::default();
+        let (first, mut first_answer) = finished(Ok(point(7)), at(1));
+        let (second, mut second_answer) = finished(Ok(point(9)), at(2));
+        settle(first, 6, &fresh, &mut unapplied);
+        settle(second, 6, &fresh, &mut unapplied);
+        assert_eq!(fresh.get(), None);
+        unapplied.applied(6, &fresh);
+        assert!(first_answer.try_recv().is_err(), "not before it is applied");
+        unapplied.applied(8, &fresh);
+        assert_eq!((first_answer.try_recv().unwrap(), fresh.get()), (Ok(point(7)), Some(at(1))));
+        assert!(second_answer.try_recv().is_err());
+        unapplied.applied(9, &fresh);
+        assert_eq!((second_answer.try_recv().unwrap(), fresh.get()), (Ok(point(9)), Some(at(2))));
+        // One that ends late does not turn freshness back, and one that failed proves nothing.
+        let (late, mut late_answer) = finished(Ok(point(9)), at(1));
+        settle(late, 9, &fresh, &mut unapplied);
+        let (failed, mut failed_answer) = finished(Err(NotLeader::default()), at(5));
+        settle(failed, 9, &fresh, &mut unapplied);
+        assert!(late_answer.try_recv().unwrap().is_ok() && failed_answer.try_recv().unwrap().is_err());
+        assert_eq!(fresh.get(), Some(at(2)));
+    }
+
+    #[test]
+    fn callers_that_have_gone_are_not_kept_while_apply_catches_up() {
+        let mut unapplied = Unapplied::default();
+        for index in 0..10 * CALLERS_BETWEEN_SWEEPS as u64 {
+            let (caller, _) = oneshot::channel();
+            unapplied.add(point(index), Instant::now(), vec![caller]);
+            assert!(unapplied.callers <= 2 * CALLERS_BETWEEN_SWEEPS);
+        }
+        let kept: usize = unapplied.points.values().map(|(_, waiting)| waiting.len()).sum();
+        assert_eq!(kept, unapplied.callers);
+        assert!(unapplied.points.len() <= 2 * CALLERS_BETWEEN_SWEEPS);
     }
 }

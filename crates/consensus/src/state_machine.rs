@@ -5,10 +5,12 @@
 //! **Invariant:** building a snapshot holds the application only while the copy is taken.
 
 use crate::application::{Application, CommittedEntry, SnapshotData};
+use crate::compaction::Weights;
 use crate::error::StopReason;
 use futures::{Stream, StreamExt};
 use muster_store::{
-    Entry, EntryPayload, LogId, RaftConfig, SnapshotHandle, SnapshotMeta, SnapshotStore, StoredMembership,
+    Entry, EntryPayload, LogId, RaftConfig, SnapshotHandle, SnapshotMeta, SnapshotStore, StoreError,
+    StoreOptions, StoredMembership,
 };
 use muster_types::ReplicaId;
 use openraft::storage::{EntryResponder, RaftStateMachine};
@@ -37,6 +39,7 @@ pub struct StateMachine {
     snapshots: SnapshotStore,
     apply_entries_max: usize,
     applied_index: Arc<watch::Sender<u64>>,
+    weights: Weights,
     stop: Arc<watch::Sender<Option<StopReason>>>,
 }
 
@@ -55,8 +58,13 @@ impl StateMachine {
             snapshots,
             apply_entries_max,
             applied_index: Arc::new(applied_index),
+            weights: Weights::default(),
             stop,
         }
+    }
+
+    pub(crate) fn weights(&self) -> Weights {
+        self.weights.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Applied> {
@@ -99,6 +107,8 @@ impl StateMachine {
         let committed: Vec<CommittedEntry> = entries.iter().map(committed_entry).collect();
         let mut applied = self.lock();
         self.call(&mut applied, |application| application.apply(&committed))?;
+        let bytes = |entry: &CommittedEntry| entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
+        let payload_bytes = committed.iter().map(bytes).sum();
         for entry in entries {
             if let EntryPayload::Membership(membership) = entry.payload {
                 applied.membership = StoredMembership::new(Some(entry.log_id), membership);
@@ -107,12 +117,13 @@ impl StateMachine {
         }
         let last_index = applied.last.map_or(0, |last| last.index());
         drop(applied);
+        self.weights.applied(last_index, committed.len() as u64, payload_bytes);
         self.applied_index.send_replace(last_index);
         Ok(())
     }
 }
 
-fn committed_entry(entry: &Entry) -> CommittedEntry {
+pub(crate) fn committed_entry(entry: &Entry) -> CommittedEntry {
     let leader = entry.log_id.committed_leader_id();
     let payload = match &entry.payload {
         EntryPayload::Normal(payload) => Some(payload.0.clone()),
@@ -196,7 +207,11 @@ impl RaftStateMachine<RaftConfig> for StateMachine {
 
 impl StateMachine {
     fn install(&self, meta: &SnapshotMeta, snapshot: &SnapshotHandle) -> Result<(), io::Error> {
-        let data = SnapshotData { reader: snapshot.chunks(), bytes: snapshot.bytes() };
+        let data = SnapshotData {
+            reader: snapshot.chunks(),
+            bytes: snapshot.bytes(),
+            raft_index: meta.last_log_id.map_or(0, |last| last.index()),
+        };
         let mut applied = self.lock();
         self.call(&mut applied, |application| application.restore(data))?.map_err(io::Error::other)?;
         applied.last = meta.last_log_id;
@@ -215,23 +230,43 @@ pub struct SnapshotBuilder {
     machine: StateMachine,
 }
 
+/// Why there is no snapshot.
+enum BuildError {
+    /// The application panicked: the end of this replica.
+    Broken(io::Error),
+    /// Storage refused it, for want of room mostly: later, perhaps.
+    Refused(StoreError),
+}
+
 impl SnapshotBuilder {
-    fn build(machine: &StateMachine) -> Result<SnapshotHandle, io::Error> {
+    fn build(machine: &StateMachine) -> Result<SnapshotHandle, BuildError> {
         let (source, meta) = {
             let mut applied = machine.lock();
-            let source = machine.call(&mut applied, |application| application.snapshot())?;
+            let source = machine
+                .call(&mut applied, |application| application.snapshot())
+                .map_err(BuildError::Broken)?;
             let meta =
                 SnapshotMeta { last_log_id: applied.last, last_membership: applied.membership.clone() };
             (source, meta)
         };
-        let mut writer = machine.snapshots.create(meta)?;
-        let mut chunks = machine.contained(|| source.chunks())?;
-        while let Some(chunk) = machine.contained(|| chunks.next())? {
-            writer.write(&chunk)?;
+        let mut writer = machine.snapshots.create(meta).map_err(BuildError::Refused)?;
+        let mut chunks = machine.contained(|| source.chunks()).map_err(BuildError::Broken)?;
+        while let Some(chunk) = machine.contained(|| chunks.next()).map_err(BuildError::Broken)? {
+            writer.write(&chunk).map_err(BuildError::Refused)?;
         }
-        let handle = writer.finish()?;
-        machine.snapshots.publish(&handle)?;
+        let handle = writer.finish().map_err(BuildError::Refused)?;
+        machine.snapshots.publish(&handle).map_err(BuildError::Refused)?;
         Ok(handle)
+    }
+
+    /// The newest snapshot there is, as if it had just been built: to the protocol, an error of a
+    /// builder is the end of the replica, and a snapshot no newer than it knows is nothing at all.
+    fn nothing_new(machine: &StateMachine) -> Result<SnapshotHandle, io::Error> {
+        if let Some(current) = machine.snapshots.current() {
+            return Ok(current);
+        }
+        let nowhere = SnapshotStore::memory(&StoreOptions::production());
+        Ok(nowhere.create(SnapshotMeta::default())?.finish()?)
     }
 }
 
@@ -240,8 +275,22 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
 
     async fn build_snapshot(&mut self) -> Result<SnapshotOf<RaftConfig, SnapshotHandle>, io::Error> {
         let machine = self.machine.clone();
-        let built = tokio::task::spawn_blocking(move || SnapshotBuilder::build(&machine)).await;
-        let handle = built.map_err(io::Error::other)??;
+        let built = tokio::task::spawn_blocking(move || match SnapshotBuilder::build(&machine) {
+            Ok(handle) => {
+                machine.weights.build_succeeded();
+                Ok(handle)
+            }
+            Err(BuildError::Broken(error)) => Err(error),
+            Err(BuildError::Refused(error)) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a snapshot could not be made; the log stays, and it is tried again later"
+                );
+                machine.weights.build_failed();
+                SnapshotBuilder::nothing_new(&machine)
+            }
+        });
+        let handle = built.await.map_err(io::Error::other)??;
         Ok(SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle })
     }
 }
@@ -253,7 +302,7 @@ mod tests {
     use super::*;
     use crate::application::{ApplicationError, SnapshotSource};
     use bytes::Bytes;
-    use muster_store::{LeaderId, Payload, StoreOptions};
+    use muster_store::{LeaderId, Payload};
     use openraft::vote::RaftLeaderId;
 
     /// Panics in the middle of a batch, with half of it applied.

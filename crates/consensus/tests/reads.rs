@@ -7,7 +7,7 @@ use muster_consensus::{Consensus, ReadPoint};
 use std::time::{Duration, Instant};
 use support::{Cluster, Disk, Fault, guarded};
 
-const LOST: Fault = Fault { lose_requests: true, lose_answers: true };
+const LOST: Fault = Fault { lose_requests: true, lose_answers: true, break_after_bytes: None };
 /// Longer than the rounds without reads are apart, several times.
 const A_WHILE: Duration = Duration::from_millis(800);
 

@@ -16,7 +16,7 @@ use muster_types::{
 };
 
 use crate::speculation::Speculation;
-use crate::{job, node};
+use crate::{cluster, job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -74,6 +74,23 @@ pub enum Command {
         holder: HolderId,
         /// Whether the session of another holder, if there is one, is known to have run out.
         other_session_is_over: bool,
+    },
+    /// Every replica has said that it knows a newer format: rounds are written in it from the next one on.
+    RaiseFormat {
+        /// Which.
+        format: u16,
+    },
+    /// The cluster begins a new generation. To be given only when one time to live and its margin have passed
+    /// on a monotonic clock since this leadership began, under which no lease was granted: then no agent runs
+    /// anything of the generation before.
+    Recover {
+        /// That of the replica's folder.
+        generation: u32,
+    },
+    /// A lost node will not come back: what it had is not counted with any more.
+    ForgetNode {
+        /// Which.
+        node: NodeId,
     },
     /// A session has run out by the leader's clock.
     SessionOver {
@@ -138,7 +155,19 @@ impl Answer {
 /// # Errors
 /// A refusal; then nothing was pushed.
 pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer, Refusal> {
+    // What ran in the generation before may be unknown here: nothing is placed, ended or promised beside it.
+    if speculation.is_recovering() && !matches!(command, Command::Recover { .. }) {
+        if matches!(command, Command::SessionOver { .. }) {
+            // Every session ends with the recovery.
+            return Ok(Answer::Done { at: speculation.last_index() });
+        }
+        let text = "the cluster is being recovered, and leases of its earlier life may still be held";
+        return Err(Refusal::new(RefusalCode::ClusterRecovering, text));
+    }
     match command {
+        Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
+        Command::Recover { generation } => cluster::recover(speculation, *generation),
+        Command::ForgetNode { node } => node::forget(speculation, *node),
         Command::Submit { request, specs } => submit(speculation, *request, specs),
         Command::Cancel { request, job } => cancel(speculation, *request, *job),
         Command::SetCordon { request, node, cordoned } => cordon(speculation, *request, *node, *cordoned),
@@ -224,6 +253,28 @@ fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
+/// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
+fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
+    let parameters = state.parameters();
+    let refuse = |limit: &'static str, max: u64, held: usize, what: &str| {
+        let text = format!("the cluster holds {held} {what}; it may hold {max}");
+        Err(Refusal::new(RefusalCode::StateFull, text)
+            .with("limit", limit)
+            .with("held", held)
+            .with("held_max", max)
+            .with("retry_after_ms", 5_000))
+    };
+    let held = state.jobs().len();
+    if (held + jobs) as u64 > parameters.jobs_held_max {
+        return refuse("jobs_held_max", parameters.jobs_held_max, held, "jobs");
+    }
+    let held = state.requests_count();
+    if held as u64 >= parameters.requests_held_max {
+        return refuse("requests_held_max", parameters.requests_held_max, held, "requests");
+    }
+    Ok(())
+}
+
 fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) -> Result<Answer, Refusal> {
     let bytes = canonical(specs);
     if bytes.len() > SUBMISSION_BYTES_MAX {
@@ -234,10 +285,12 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
+    check_room(speculation.state(), specs.len())?;
     check_submission(speculation.state(), specs)?;
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs, now);
-    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: specs.to_vec(), estimates });
+    let shared = specs.iter().cloned().map(Arc::new).collect();
+    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
     let jobs: Vec<JobId> = (0..specs.len()).map(|n| JobId::derive(at, n)).collect();
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
 use muster_types::policy::{Window, WindowPurpose};
-use muster_types::{JobId, NodeId};
+use muster_types::{JobId, LogTime, NodeId, Parameters, limits};
 
 use crate::job::{has_next_step, settle};
 use crate::schedule::renew_turns;
@@ -16,16 +16,27 @@ const LIMITS_PER_TICK: usize = 1_000;
 /// Time from one pass over the queue to the next, when nothing happens.
 const RECONSIDER_MS: u64 = 10_000;
 
+/// Records in one tick that drop history: each drops up to [`limits::PRUNE_ROWS_MAX`] rows of a kind, and a busy
+/// cluster takes in some thousand a second.
+const PRUNES_PER_TICK: usize = 4;
+
+/// Lost nodes forgotten in one tick.
+const NODES_FORGOTTEN_PER_TICK: usize = 256;
+
 /// Jobs released in one tick.
 const RELEASES_PER_TICK: usize = 1_000;
 
 /// Stops gangs that have run for their limit or are in the way of maintenance, releases jobs whose time has
-/// come, and drops history that has been kept for its time.
+/// come, and drops history and lost nodes that have been kept for their time.
 pub fn tick(speculation: &mut Speculation) {
+    if speculation.is_recovering() {
+        return;
+    }
     stop_overdue(speculation);
     clear_windows(speculation);
     release(speculation);
     prune(speculation);
+    forget_nodes(speculation);
     reconsider(speculation);
 }
 
@@ -97,14 +108,59 @@ fn stop_overdue(speculation: &mut Speculation) {
     }
 }
 
-fn prune(speculation: &mut Speculation) {
-    let parameters = speculation.state().parameters();
-    let requests_before = speculation.now().minus_ms(parameters.request_retention_ms);
-    let jobs_before = speculation.now().minus_ms(parameters.job_retention_ms);
+/// Nodes that have been lost for so long that they will not come back under their ids. Until the format can say
+/// so they stay.
+fn forget_nodes(speculation: &mut Speculation) {
+    let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
     let state = speculation.state();
-    let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
-    let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
-    if old_request || old_job {
+    let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
+    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { node }).collect();
+    for decision in old {
+        // Promised room on it is dropped first.
+        if speculation.can_say(&decision) && speculation.state().check(&decision).is_ok() {
+            speculation.push(decision);
+        }
+    }
+}
+
+/// Drops what has been kept for long enough, and what there is no room for any more, oldest first.
+fn prune(speculation: &mut Speculation) {
+    for _ in 0..PRUNES_PER_TICK {
+        let parameters = speculation.state().parameters();
+        let now = speculation.now();
+        let state = speculation.state();
+        let pressed = |held: usize, max: u64| (held as u64).saturating_sub(max - max / 10);
+        let requests_before = before(
+            now.minus_ms(parameters.request_retention_ms),
+            now.minus_ms(Parameters::REQUEST_RETENTION_MIN_MS),
+            pressed(state.requests_count(), parameters.requests_held_max),
+            state.requests_by_time().map(|(at, _)| at),
+        );
+        let jobs_before = before(
+            now.minus_ms(parameters.job_retention_ms),
+            now,
+            pressed(state.jobs().len(), parameters.jobs_held_max),
+            state.finished().map(|(at, _)| at),
+        );
+        let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
+        let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
+        if !old_request && !old_job {
+            return;
+        }
         speculation.push(Decision::HistoryPruned { requests_before, jobs_before });
     }
+}
+
+/// What is older than this goes: by age, and as far as `excess` asks for, but nothing younger than `youngest`.
+/// `times` are those of what there is, oldest first.
+fn before(
+    by_age: LogTime,
+    youngest: LogTime,
+    excess: u64,
+    mut times: impl Iterator<Item = LogTime>,
+) -> LogTime {
+    // One record drops no more rows than this, so there is no need to look further.
+    let last = usize::try_from(excess.min(u64::from(limits::PRUNE_ROWS_MAX))).unwrap_or(usize::MAX);
+    let Some(last) = last.checked_sub(1).and_then(|last| times.nth(last)) else { return by_age };
+    by_age.max(LogTime(last.0.saturating_add(1)).min(youngest))
 }

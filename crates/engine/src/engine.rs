@@ -7,16 +7,18 @@ use muster_state::{NodeStatus, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::clock;
+use crate::history::History;
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
+use crate::past::PastStates;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
 use crate::watch::{Subscription, WatchPosition};
@@ -62,8 +64,10 @@ pub(crate) struct Inner {
     explainers: Arc<Semaphore>,
     logs: LogRelay,
     info: ReplicaInfo,
-    shutdown: CancellationToken,
+    pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
+    pub(crate) history: OnceLock<Arc<History>>,
+    pub(crate) past: PastStates,
 }
 
 /// One replica's services. Clones share it.
@@ -105,6 +109,8 @@ impl Engine {
                 info,
                 shutdown,
                 failed: watch::Sender::new(None),
+                history: OnceLock::new(),
+                past: PastStates::default(),
             }),
         };
         tokio::spawn(engine.clone().supervise(tokio::spawn(decisions.run())));

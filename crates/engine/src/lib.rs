@@ -17,8 +17,12 @@
 //! **Invariant:** every queue is bounded; a full one refuses, it never waits for memory.
 //! **Invariant:** parses no request: values come in checked.
 
+mod archiver;
 mod clock;
 mod engine;
+mod history;
+#[cfg(test)]
+mod history_tests;
 mod leader;
 mod liveness;
 mod logs;
@@ -35,7 +39,12 @@ mod tests;
 mod waiters;
 mod watch;
 
+/// The newest record format this release reads.
+pub const RECORD_FORMAT_MAX: u32 = muster_journal::FORMAT_MAX as u32;
+
+pub use archiver::{HistorySettings, PeerHistory, open_archive};
 pub use engine::{Engine, EngineConfig, ReplicaInfo};
+pub use history::{ArchiveStatus, LogBatch, LogFollower};
 pub use logs::{LogChunk, LogRequest};
 pub use orders::{Order, StartOrder, StopOrder};
 pub use reads::{Reading, staleness_ms};

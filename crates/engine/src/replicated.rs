@@ -6,7 +6,7 @@ use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotDa
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::LogIndex;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use crate::orders::OrderBoard;
@@ -22,17 +22,42 @@ pub(crate) struct Shared {
     pub(crate) waiters: Waiters,
     pub(crate) own_rounds: OwnRounds,
     pub(crate) orders: OrderBoard,
+    /// The same state as the view, with its place among the Raft entries.
+    pub(crate) position: ArcSwap<Position>,
+    /// The newest snapshot that replaced the state, until whoever keeps history has gone on from it.
+    pub(crate) restored: Mutex<Option<Arc<Position>>>,
+}
+
+/// A state and the last Raft entry in it.
+#[derive(Debug, Default)]
+pub(crate) struct Position {
+    pub(crate) raft_index: u64,
+    /// Whether the last round in it has a record, so that nothing else is ever the state behind that record.
+    pub(crate) exact: bool,
+    pub(crate) state: Arc<State>,
+}
+
+impl Shared {
+    pub(crate) fn restored(&self) -> Option<Arc<Position>> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn forget_restored(&self) {
+        *self.restored.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// The replicated state behind consensus. Keeps the only copy that changes.
 pub struct Replicated {
     state: State,
+    format_max: u16,
     shared: Arc<Shared>,
 }
 
-/// A fresh replicated state, to be handed to consensus, and the view of it for the engine.
+/// A fresh replicated state, to be handed to consensus, and the view of it for the engine. The replica reads
+/// record formats up to `format_max`: `muster_journal::FORMAT_MAX`, or less to stand for an older binary.
 #[must_use]
-pub fn replicated() -> (Replicated, View) {
+pub fn replicated(format_max: u16) -> (Replicated, View) {
     let state = State::default();
     let shared = Arc::new(Shared {
         view: ArcSwap::from_pointee(state.clone()),
@@ -41,8 +66,10 @@ pub fn replicated() -> (Replicated, View) {
         waiters: Waiters::default(),
         own_rounds: OwnRounds::default(),
         orders: OrderBoard::default(),
+        position: ArcSwap::default(),
+        restored: Mutex::new(None),
     });
-    (Replicated { state, shared: Arc::clone(&shared) }, View { shared })
+    (Replicated { state, format_max, shared: Arc::clone(&shared) }, View { shared })
 }
 
 /// The engine's end of a [`Replicated`].
@@ -55,7 +82,7 @@ impl Replicated {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
         let decode = || {
-            decode_round(payload).unwrap_or_else(|error| {
+            decode_round(payload, self.format_max).unwrap_or_else(|error| {
                 panic!("the entry at raft index {raft_index} cannot be applied: {error}")
             })
         };
@@ -100,16 +127,18 @@ impl Replicated {
                     _ => continue,
                 },
                 Effect::JobForgotten(id) => Change::Forgotten(*id),
-                Effect::NodeChanged(node) => Change::Node(*node),
+                Effect::NodeChanged(node) | Effect::NodeForgotten(node) => Change::Node(*node),
             };
             seen += 1;
             events.push(Event { position: WatchPosition { log_index, ordinal: seen }, change });
         }
     }
 
-    fn publish(&self, events: Vec<Event>) {
+    fn publish(&self, raft_index: u64, exact: bool, events: Vec<Event>) {
         let end = self.state.log_index();
-        self.shared.view.store(Arc::new(self.state.clone()));
+        let state = Arc::new(self.state.clone());
+        self.shared.position.store(Arc::new(Position { raft_index, exact, state: Arc::clone(&state) }));
+        self.shared.view.store(state);
         self.shared.hub.append(end, events);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_marked();
@@ -121,15 +150,19 @@ impl Application for Replicated {
         let mut events = Vec::new();
         // The state's leadership, not the round's: a round of a lost one is applied as nothing.
         let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
+        let (mut last, mut exact) = (0, false);
         for entry in entries {
+            last = entry.raft_index;
             let Some(payload) = &entry.payload else { continue };
+            let before = self.state.log_index();
             self.apply_round(entry.raft_index, payload, &mut events);
+            exact = self.state.log_index() > before;
             reached.push((self.state.log_index(), self.state.leadership()));
         }
         if reached.is_empty() {
             return;
         }
-        self.publish(events);
+        self.publish(last, exact, events);
         // Only now: who is answered must find the record in the view.
         for (index, leadership) in reached {
             self.shared.waiters.applied(index, leadership);
@@ -141,14 +174,20 @@ impl Application for Replicated {
     }
 
     fn restore(&mut self, data: SnapshotData) -> Result<(), ApplicationError> {
+        let raft_index = data.raft_index();
         let chunks: Vec<Bytes> = data.collect::<Result<_, _>>()?;
-        let state = State::restore(chunks.iter()).map_err(|error| ApplicationError {
-            detail: "the snapshot is not a state".to_owned(),
-            source: Some(Box::new(error)),
-        })?;
+        let state =
+            State::restore_up_to(self.format_max, chunks.iter()).map_err(|error| ApplicationError {
+                detail: "the snapshot is not a state".to_owned(),
+                source: Some(Box::new(error)),
+            })?;
         self.state = state;
         let end = self.state.log_index();
-        self.shared.view.store(Arc::new(self.state.clone()));
+        let state = Arc::new(self.state.clone());
+        let position = Arc::new(Position { raft_index, exact: false, state: Arc::clone(&state) });
+        *self.shared.restored.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&position));
+        self.shared.position.store(position);
+        self.shared.view.store(state);
         self.shared.hub.reset(end);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_all();

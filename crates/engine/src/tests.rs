@@ -2,7 +2,7 @@
 
 use muster_consensus::{CommittedEntry, Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
 use muster_decider::{Answer, Command, Founding};
-use muster_journal::{Decision, Round, encode_round};
+use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{
@@ -11,7 +11,7 @@ use muster_types::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::orders::outstanding;
 use crate::sample::{host, job, name};
@@ -36,7 +36,7 @@ fn parameters() -> Parameters {
 }
 
 fn config(client_commands_waiting_max: usize) -> EngineConfig {
-    let founding = Founding { cluster: CLUSTER, parameters: parameters() };
+    let founding = Founding::new(CLUSTER, parameters());
     EngineConfig { founding, client_commands_waiting_max, node_commands_waiting_max: 64 }
 }
 
@@ -47,7 +47,7 @@ async fn consensus(application: crate::Replicated) -> Consensus {
     let mut settings = ConsensusConfig::new(CLUSTER, REPLICA);
     settings.timing =
         Timing { heartbeat_interval_ms: 20, election_timeout_min_ms: 50, election_timeout_max_ms: 100 };
-    settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
+    settings.snapshots = SnapshotPolicy::ON_DEMAND;
     Consensus::start(settings, store, application).await.expect("it starts")
 }
 
@@ -61,7 +61,7 @@ async fn form(consensus: &Consensus) {
 }
 
 async fn engine_with(config: EngineConfig) -> Engine {
-    let (application, view) = replicated();
+    let (application, view) = replicated(FORMAT_MAX);
     let consensus = consensus(application).await;
     let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
     let engine = Engine::start(config, info, view, consensus.clone());
@@ -535,7 +535,7 @@ async fn a_replica_that_does_not_lead_refuses_what_only_a_leader_can() {
 }
 
 async fn engine_without_cluster() -> Engine {
-    let (application, view) = replicated();
+    let (application, view) = replicated(FORMAT_MAX);
     let consensus = consensus(application).await;
     Engine::start(config(8), ReplicaInfo { replica: REPLICA, region: name("eu") }, view, consensus)
 }
@@ -555,7 +555,7 @@ async fn a_decision_loop_that_breaks_off_ends_the_sessions_and_is_noticed() {
 #[test]
 fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     use muster_consensus::Application;
-    let (mut application, view) = replicated();
+    let (mut application, view) = replicated(FORMAT_MAX);
     let entry = |raft_index, round: &Round| CommittedEntry {
         raft_index,
         term: round.term,
@@ -563,6 +563,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
         payload: Some(encode_round(round).into()),
     };
     let round = |term, first_index, decisions| Round {
+        format: FORMAT_MIN,
         term,
         replica: REPLICA,
         first_index: LogIndex(first_index),
@@ -599,7 +600,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
 fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
     use muster_consensus::Application;
     let apply = |payload: Vec<u8>| {
-        let (mut application, _view) = replicated();
+        let (mut application, _view) = replicated(FORMAT_MAX);
         let entry = CommittedEntry { raft_index: 1, term: 1, leader: REPLICA, payload: Some(payload.into()) };
         let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry]));
         let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
@@ -609,6 +610,7 @@ fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
         Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: Parameters::DEFAULT };
     let decisions = vec![Decision::LeaderStarted, created, Decision::DigestRecorded { digest: 7 }];
     let round = Round {
+        format: FORMAT_MIN,
         term: 1,
         replica: REPLICA,
         first_index: LogIndex(1),
@@ -620,4 +622,74 @@ fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
     assert!(said.contains("diverged at log index 3") && said.contains("0000000000000007"), "{said}");
     let said = apply(b"not a round".to_vec());
     assert!(said.contains("raft index 1 cannot be applied"), "{said}");
+}
+
+/// Formats are raised by a record that older binaries can read; what comes after it they must not touch.
+#[test]
+fn a_replica_that_is_held_back_stops_before_the_first_round_it_does_not_know() {
+    use muster_consensus::Application;
+    let (mut application, view) = replicated(1);
+    let entry = |raft_index, round: &Round| CommittedEntry {
+        raft_index,
+        term: 1,
+        leader: REPLICA,
+        payload: Some(encode_round(round).into()),
+    };
+    let created =
+        Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: Parameters::DEFAULT };
+    let first = Round {
+        format: FORMAT_MIN,
+        term: 1,
+        replica: REPLICA,
+        first_index: LogIndex(1),
+        basis_index: LogIndex(0),
+        log_time: LogTime(1),
+        decisions: vec![Decision::LeaderStarted, created, Decision::FormatRaised { format: 2 }],
+    };
+    application.apply(&[entry(1, &first)]);
+    let digest = view.shared.view.load().rows_digest();
+    let decisions = vec![Decision::DigestRecorded { digest }];
+    let next = Round { format: 2, first_index: LogIndex(4), basis_index: LogIndex(3), decisions, ..first };
+    let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry(2, &next)]));
+    let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
+    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    assert!(said.contains("format 2 is needed") && said.contains("upgrade this replica"), "{said}");
+    assert_eq!(view.shared.view.load().log_index(), LogIndex(3), "everything before it is applied");
+}
+
+/// A replica whose folder is of a later generation than its log: nothing is decided before every lease of the
+/// earlier one has run out, and then everything of it is over.
+#[tokio::test]
+async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
+    use muster_consensus::Application;
+    let (mut application, view) = replicated(FORMAT_MAX);
+    let created = Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: parameters() };
+    let registered = Decision::NodeRegistered { spec: host("n1"), holder: HolderId(1) };
+    let backup = Round {
+        format: FORMAT_MIN,
+        // Of a log that is gone; the first leadership here is newer.
+        term: 0,
+        replica: REPLICA,
+        first_index: LogIndex(1),
+        basis_index: LogIndex(0),
+        log_time: LogTime(1),
+        decisions: vec![Decision::LeaderStarted, created, registered],
+    };
+    let payload = Some(encode_round(&backup).into());
+    application.apply(&[CommittedEntry { raft_index: 0, term: 0, leader: REPLICA, payload }]);
+    let began = Instant::now();
+    let consensus = consensus(application).await;
+    let mut config = config(64);
+    config.founding.generation = 2;
+    let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
+    let engine = Engine::start(config, info, view, consensus.clone());
+    form(&consensus).await;
+    until(&engine, "a leadership begins", |view| view.log_index() >= LogIndex(5)).await;
+    let refused = guarded("a session", engine.open_session(opening("n1", 1))).await;
+    assert_eq!(refused.err().map(|refusal| refusal.code), Some(RefusalCode::ClusterRecovering));
+    let view = until(&engine, "the generation begins", |view| view.generation() == 2).await;
+    assert!(began.elapsed() >= Duration::from_millis(900), "one lease and its margin");
+    assert_eq!(view.nodes_up(), 0);
+    let session = open(&engine, opening("n1", 1)).await;
+    assert_eq!(session.incarnation, 2, "registered anew");
 }

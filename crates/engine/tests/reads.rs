@@ -4,6 +4,7 @@
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy};
 use muster_decider::{Command, Founding};
 use muster_engine::{Engine, EngineConfig, Reading, ReplicaInfo, replicated};
+use muster_journal::FORMAT_MAX;
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::policy::Policy;
 use muster_types::{
@@ -150,12 +151,12 @@ async fn start(id: u64, listener: TcpListener, routes: BTreeMap<u64, SocketAddr>
     let mut settings = ConsensusConfig::new(CLUSTER, ReplicaId(id));
     settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
     settings.dial = Some(std::sync::Arc::new(move |target, _| routes[&target.0].to_string()));
-    let (application, view) = replicated();
+    let (application, view) = replicated(FORMAT_MAX);
     let consensus = Consensus::start(settings, store, application).await.unwrap();
     let serving = consensus.clone();
     tokio::spawn(async move { serving.serve_peers(listener, std::future::pending()).await });
     let config = EngineConfig {
-        founding: Founding { cluster: CLUSTER, parameters: Parameters::DEFAULT },
+        founding: Founding::new(CLUSTER, Parameters::DEFAULT),
         client_commands_waiting_max: 64,
         node_commands_waiting_max: 64,
     };

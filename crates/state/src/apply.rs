@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
-use muster_journal::{Decision, Round, hash};
+use muster_journal::{Decision, FORMAT_MIN, Round, hash};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
 use serde::{Deserialize, Serialize};
 
@@ -12,30 +12,50 @@ use crate::burst::BurstRow;
 use crate::demand::Demand;
 use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
-use crate::index::{GangClass, Indexes, LinePlace, Pool, PoolKey, Turn};
+use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
-use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
+    /// The record format in force.
+    pub(crate) format: u16,
     pub(crate) cluster: Option<ClusterMeta>,
     pub(crate) leadership: Option<Leadership>,
     pub(crate) log_index: LogIndex,
     pub(crate) log_time: LogTime,
+    /// Nodes that were ever registered: the id of the next one. An id is never given twice, even when its
+    /// node is forgotten.
+    pub(crate) nodes_registered: u32,
     /// Records the guard refused although leadership and sequence were current.
     pub(crate) rejected: u64,
     /// Records of leaderships that had ended; expected around a change of leader.
     pub(crate) stale: u64,
 }
 
+impl Default for Meta {
+    fn default() -> Meta {
+        Meta {
+            format: FORMAT_MIN,
+            cluster: None,
+            leadership: None,
+            log_index: LogIndex::ZERO,
+            log_time: LogTime(0),
+            nodes_registered: 0,
+            rejected: 0,
+            stale: 0,
+        }
+    }
+}
+
 /// What the outside must look at after a record. Nobody needs to have seen it: everything follows
 /// from the state as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The cluster exists now.
+    /// The cluster exists now, has another leader, another format or another generation.
     ClusterChanged,
     /// A job was added or changed.
     JobChanged(JobId),
@@ -43,6 +63,8 @@ pub enum Effect {
     JobForgotten(JobId),
     /// A node was added or changed.
     NodeChanged(NodeId),
+    /// A lost node was dropped.
+    NodeForgotten(NodeId),
     /// What a node is asked to do has changed.
     OrdersChanged(NodeId),
     /// The policy was set.
@@ -71,10 +93,10 @@ pub struct Applied {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     pub(crate) meta: Meta,
-    pub(crate) nodes: Table<NodeId, NodeRow>,
+    pub(crate) nodes: Table<NodeId, NodeRow, NodeFacts>,
     pub(crate) jobs: Table<JobId, JobRow>,
     /// Apart from the rows: hashed once, shared by every version of the row.
-    pub(crate) specs: Table<JobId, Arc<JobSpec>>,
+    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
     pub(crate) requests: Table<RequestId, RequestRow>,
     /// What tenants have used, decayed.
     pub(crate) tenants: Table<Name, TenantUsage>,
@@ -185,6 +207,18 @@ impl State {
         self.meta.cluster.map_or(Parameters::DEFAULT, |c| c.parameters)
     }
 
+    /// The record format in force: rounds from here on are written in it.
+    #[must_use]
+    pub fn format(&self) -> u16 {
+        self.meta.format
+    }
+
+    /// The cluster's life, from 1; zero before it exists.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.meta.cluster.map_or(0, |cluster| cluster.generation)
+    }
+
     /// Records the guard refused although their basis was current: each is a bug of a leader.
     #[must_use]
     pub fn rejected(&self) -> u64 {
@@ -209,6 +243,12 @@ impl State {
         self.specs.get(&id)
     }
 
+    /// What was submitted, with what follows from it.
+    pub(crate) fn described(&self, id: JobId) -> Option<Described> {
+        let (spec, facts) = self.specs.get_with_facts(&id)?;
+        Some(Described { spec: Arc::clone(spec), facts: *facts })
+    }
+
     /// All jobs, in order of submission.
     #[must_use]
     pub fn jobs(&self) -> &Table<JobId, JobRow> {
@@ -223,8 +263,19 @@ impl State {
 
     /// All nodes, in order of first registration.
     #[must_use]
-    pub fn nodes(&self) -> &Table<NodeId, NodeRow> {
+    pub fn nodes(&self) -> &Table<NodeId, NodeRow, NodeFacts> {
         &self.nodes
+    }
+
+    /// Nodes that were ever registered; every id below it was given once.
+    #[must_use]
+    pub fn nodes_registered(&self) -> u32 {
+        self.meta.nodes_registered
+    }
+
+    /// Lost nodes by the time of their last change, longest ago first.
+    pub fn lost_nodes(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.lost_nodes.iter().copied()
     }
 
     /// A node by its name.
@@ -258,8 +309,8 @@ impl State {
 
     /// Tenants with jobs of a tier in line, with the first turn of each.
     pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
-        let of_tier = self.indexes.heads.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
-        of_tier.filter_map(|(tenant, heads)| heads.first().map(|(turn, _)| (tenant, *turn)))
+        let of_tier = self.indexes.line.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
+        of_tier.filter_map(|(tenant, line)| line.heads.first().map(|(turn, _)| (tenant, *turn)))
     }
 
     /// The next behind `after` among the first of every class that a tenant has in line; the very first
@@ -271,7 +322,7 @@ impl State {
         tenant: &Name,
         after: Option<Turn>,
     ) -> Option<(Turn, GangClass)> {
-        let heads = self.indexes.heads.get(&Reverse(tier))?.get(tenant)?;
+        let heads = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.heads;
         let from = match after {
             Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
             None => Bound::Unbounded,
@@ -283,17 +334,22 @@ impl State {
     /// unless that was all. A place that is gone still says where to go on.
     #[must_use]
     pub fn in_line_behind(&self, place: Option<&LinePlace>, count: usize) -> (Vec<JobId>, Option<LinePlace>) {
-        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.lane.clone()));
+        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tier));
         let mut found = Vec::new();
-        for (lane, turns) in self.indexes.lanes.range((from, Bound::Unbounded)) {
-            let behind = match place.filter(|place| place.lane == *lane) {
-                Some(place) => Bound::Excluded(place.turn),
-                None => Bound::Unbounded,
-            };
-            for turn in turns.range((behind, Bound::Unbounded)) {
-                found.push(self.burst_of(turn.job).expect("a job in line has a row"));
-                if found.len() >= count {
-                    return (found, Some(LinePlace { lane: lane.clone(), turn: *turn }));
+        for (tier, tenants) in self.indexes.line.range((from, Bound::Unbounded)) {
+            let place = place.filter(|place| place.tier == *tier);
+            let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tenant.clone()));
+            for (tenant, line) in tenants.range((from, Bound::Unbounded)) {
+                let behind = match place.filter(|place| place.tenant == *tenant) {
+                    Some(place) => Bound::Excluded((place.class, place.turn)),
+                    None => Bound::Unbounded,
+                };
+                for (class, turn) in line.lanes.range((behind, Bound::Unbounded)) {
+                    found.push(self.burst_of(turn.job).expect("a job in line has a row"));
+                    if found.len() >= count {
+                        let (tier, tenant) = (*tier, tenant.clone());
+                        return (found, Some(LinePlace { tier, tenant, class: *class, turn: *turn }));
+                    }
                 }
             }
         }
@@ -303,7 +359,7 @@ impl State {
     /// How many different requests are in line.
     #[must_use]
     pub fn classes_in_line(&self) -> usize {
-        self.indexes.lanes.size()
+        self.indexes.lanes
     }
 
     /// Jobs that may not start before a time, by that time.
@@ -411,6 +467,12 @@ impl State {
     /// Finished jobs with the time they ended, oldest first.
     pub fn finished(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.finished.iter().copied()
+    }
+
+    /// How many requests are remembered.
+    #[must_use]
+    pub fn requests_count(&self) -> usize {
+        self.indexes.requests_by_time.size()
     }
 
     /// Remembered requests with their time, oldest first.

@@ -1,6 +1,7 @@
 //! Snapshot and restore.
 //!
-//! A snapshot is frames: one head (format, position, digest), rows of each table in batches, one
+//! A snapshot is in the format in force where it was taken, so that a replica that is not upgraded yet takes
+//! it as long as the format was not raised. It is frames: one head (format, position, digest), rows of each table in batches, one
 //! tail. Restore rebuilds the indexes, recomputes the digest and checks every invariant before it
 //! hands the state over, so a damaged or foreign snapshot changes nothing.
 
@@ -9,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
-use muster_journal::{FORMAT, canonical, from_canonical};
+use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
 use muster_types::{JobId, JobSpec, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,9 @@ use crate::apply::{Meta, State};
 use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
-use crate::rows::{JobRow, NodeRow, PolicyRow, RequestRow};
-use crate::table::Table;
+use crate::index::SpecFacts;
+use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
 const HEAD: u8 = 1;
@@ -53,7 +55,12 @@ pub enum RestoreError {
     /// A frame is not what it should be; says which.
     Content(&'static str),
     /// Written by a newer binary.
-    FormatUnknown(u16),
+    FormatNewer {
+        /// The format that one must know to take it.
+        needed: u16,
+        /// The highest that is known here.
+        known: u16,
+    },
     /// The rows do not have the digest the snapshot claims.
     Digest,
     /// The rows break an invariant.
@@ -65,9 +72,10 @@ impl fmt::Display for RestoreError {
         match self {
             RestoreError::Frame(error) => write!(f, "snapshot is damaged: {error}"),
             RestoreError::Content(what) => write!(f, "snapshot has a wrong {what}"),
-            RestoreError::FormatUnknown(format) => {
-                write!(f, "snapshot format {format} is newer than this binary's {FORMAT}")
-            }
+            RestoreError::FormatNewer { needed, known } => write!(
+                f,
+                "snapshot format {needed} is needed and {known} is the highest known here: upgrade this replica"
+            ),
             RestoreError::Digest => f.write_str("snapshot rows do not match its digest"),
             RestoreError::Invariant(text) => write!(f, "snapshot breaks an invariant: {text}"),
         }
@@ -97,7 +105,7 @@ enum Step {
 }
 
 /// One frame of rows, each behind its length, from behind `after`, and the last key in it; none at the end of the table.
-fn batch<K, V>(tag: u8, table: &Table<K, V>, after: Option<&K>) -> Option<(Vec<u8>, K)>
+fn batch<K, V, F>(tag: u8, table: &Table<K, V, F>, after: Option<&K>) -> Option<(Vec<u8>, K)>
 where
     K: Ord + Clone + Serialize,
     V: Clone + Serialize,
@@ -128,7 +136,7 @@ impl Iterator for SnapshotChunks {
             match &mut self.step {
                 Step::Head => {
                     let head = Head {
-                        format: FORMAT,
+                        format: self.state.meta.format,
                         meta: self.state.meta.clone(),
                         policy: self.state.policy.clone(),
                         demand: self.state.demand.sums().clone(),
@@ -205,10 +213,16 @@ impl Iterator for SnapshotChunks {
     }
 }
 
-fn load<K, V>(payload: &[u8], table: &mut Table<K, V>, what: &'static str) -> Result<(), RestoreError>
+/// Rows stand in key order, so that tables are built and never searched.
+fn load<K, V, F>(
+    payload: &[u8],
+    table: &mut TableBuilder<K, V, F>,
+    what: &'static str,
+) -> Result<(), RestoreError>
 where
-    K: Ord + Clone + Serialize + DeserializeOwned,
-    V: Clone + Serialize + DeserializeOwned,
+    K: Ord + Clone + DeserializeOwned,
+    V: Clone + DeserializeOwned,
+    F: Facts<K, V>,
 {
     let wrong = RestoreError::Content(what);
     let mut rest = payload;
@@ -217,10 +231,43 @@ where
         let length = u32::from_le_bytes(*length) as usize;
         let (row, behind) = behind.split_at_checked(length).ok_or(wrong.clone())?;
         let (key, value): (K, V) = from_canonical(row).ok_or(wrong.clone())?;
-        table.insert(key, value);
+        if !table.push(key, value) {
+            return Err(wrong);
+        }
         rest = behind;
     }
     Ok(())
+}
+
+/// The tables of a snapshot while they are read.
+#[derive(Default)]
+struct Tables {
+    nodes: TableBuilder<NodeId, NodeRow, NodeFacts>,
+    jobs: TableBuilder<JobId, JobRow, ()>,
+    specs: TableBuilder<JobId, Arc<JobSpec>, SpecFacts>,
+    requests: TableBuilder<RequestId, RequestRow, ()>,
+    tenants: TableBuilder<Name, TenantUsage, ()>,
+    history: TableBuilder<HistoryKey, HistoryRow, ()>,
+    bursts: TableBuilder<JobId, BurstRow, ()>,
+    demand: TableBuilder<u16, WorkerDemand, ()>,
+}
+
+impl Tables {
+    /// A state of these rows and nothing else yet.
+    fn finish(self) -> State {
+        let mut state = State {
+            nodes: self.nodes.finish(),
+            jobs: self.jobs.finish(),
+            specs: self.specs.finish(),
+            requests: self.requests.finish(),
+            tenants: self.tenants.finish(),
+            history: self.history.finish(),
+            bursts: self.bursts.finish(),
+            ..State::default()
+        };
+        state.demand.set_sample(self.demand.finish());
+        state
+    }
 }
 
 impl State {
@@ -235,9 +282,20 @@ impl State {
     /// # Errors
     /// When the bytes are damaged, foreign, newer, or not a consistent state.
     pub fn restore<C: AsRef<[u8]>>(chunks: impl IntoIterator<Item = C>) -> Result<State, RestoreError> {
+        Self::restore_up_to(FORMAT_MAX, chunks)
+    }
+
+    /// The state in a snapshot, for a binary that knows formats up to `format_max`, as for rounds.
+    ///
+    /// # Errors
+    /// Like [`State::restore`].
+    pub fn restore_up_to<C: AsRef<[u8]>>(
+        format_max: u16,
+        chunks: impl IntoIterator<Item = C>,
+    ) -> Result<State, RestoreError> {
         let mut reader = FrameReader::default();
         let mut head: Option<Head> = None;
-        let mut state = State::default();
+        let mut tables = Tables::default();
         let mut ended = false;
         for chunk in chunks {
             reader.push(chunk.as_ref());
@@ -246,18 +304,15 @@ impl State {
                     return Err(RestoreError::Content("order of frames"));
                 }
                 match tag {
-                    HEAD => head = Some(load_head(&payload)?),
-                    NODES => load::<NodeId, NodeRow>(&payload, &mut state.nodes, "node row")?,
-                    JOBS => load::<JobId, JobRow>(&payload, &mut state.jobs, "job row")?,
-                    SPECS => load::<JobId, Arc<JobSpec>>(&payload, &mut state.specs, "job spec")?,
-                    REQUESTS => load::<RequestId, RequestRow>(&payload, &mut state.requests, "request row")?,
-                    TENANTS => load::<Name, TenantUsage>(&payload, &mut state.tenants, "tenant row")?,
-                    HISTORY => load::<HistoryKey, HistoryRow>(&payload, &mut state.history, "history row")?,
-                    BURSTS => load::<JobId, BurstRow>(&payload, &mut state.bursts, "burst row")?,
-                    DEMAND => {
-                        let table = state.demand.sample_table_mut();
-                        load::<u16, WorkerDemand>(&payload, table, "row of demand")?;
-                    }
+                    HEAD => head = Some(load_head(&payload, format_max.min(FORMAT_MAX))?),
+                    NODES => load(&payload, &mut tables.nodes, "node row")?,
+                    JOBS => load(&payload, &mut tables.jobs, "job row")?,
+                    SPECS => load(&payload, &mut tables.specs, "job spec")?,
+                    REQUESTS => load(&payload, &mut tables.requests, "request row")?,
+                    TENANTS => load(&payload, &mut tables.tenants, "tenant row")?,
+                    HISTORY => load(&payload, &mut tables.history, "history row")?,
+                    BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
+                    DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -267,6 +322,7 @@ impl State {
         let Some(head) = head.filter(|_| ended) else {
             return Err(RestoreError::Content("end: it is not complete"));
         };
+        let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
         state.demand.set_sums(head.demand);
@@ -275,7 +331,8 @@ impl State {
         }
         state.check_rows()?;
         state.indexes = state.rebuilt_indexes();
-        state.verify().map_err(|broken| RestoreError::Invariant(broken.0))?;
+        // The indexes were made from the rows just now.
+        state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
     }
 
@@ -297,16 +354,20 @@ impl State {
     }
 }
 
-fn load_head(payload: &[u8]) -> Result<Head, RestoreError> {
+fn load_head(payload: &[u8], known: u16) -> Result<Head, RestoreError> {
     // The format stands first, so that a newer head is told from a damaged one.
     let format: u16 = canonical_prefix(payload).ok_or(RestoreError::Content("head"))?;
-    if format > FORMAT {
-        return Err(RestoreError::FormatUnknown(format));
+    if format > known {
+        return Err(RestoreError::FormatNewer { needed: format, known });
     }
-    if format == 0 {
+    if format < FORMAT_MIN {
         return Err(RestoreError::Content("format"));
     }
-    from_canonical(payload).ok_or(RestoreError::Content("head"))
+    let head: Head = from_canonical(payload).ok_or(RestoreError::Content("head"))?;
+    if head.meta.format != format {
+        return Err(RestoreError::Content("format"));
+    }
+    Ok(head)
 }
 
 /// The format number that a head begins with: a variable-length integer.

@@ -107,23 +107,38 @@ pub struct Parameters {
     pub lease_margin_ms: u64,
     /// How often an agent sends a heartbeat.
     pub heartbeat_interval_ms: u64,
-    /// How long a request id is remembered.
+    /// How long a request id is remembered; less under pressure, see [`Parameters::requests_held_max`].
     pub request_retention_ms: u64,
-    /// How long a finished job is kept in the state.
+    /// How long a finished job is kept in the state; less under pressure, see [`Parameters::jobs_held_max`].
     pub job_retention_ms: u64,
+    /// How long a lost node is kept before it is forgotten by itself.
+    pub node_retention_ms: u64,
     /// Records between two state digests in the log.
     pub digest_interval_records: u64,
+    /// Jobs in the state, finished ones among them. When it fills up, the oldest finished jobs go before their
+    /// time; when there are none, submissions are refused.
+    pub jobs_held_max: u64,
+    /// Request ids in the state. When it fills up, the oldest go before their time, but none is younger than
+    /// [`Parameters::REQUEST_RETENTION_MIN_MS`]; beyond that, submissions are refused.
+    pub requests_held_max: u64,
 }
 
 impl Parameters {
-    /// What a cluster gets that says nothing: sessions of 10 s, request ids for a day, jobs for a week.
+    /// How long a request id is remembered whatever the pressure: longer than any client repeats a call.
+    pub const REQUEST_RETENTION_MIN_MS: u64 = 600_000;
+
+    /// What a cluster gets that says nothing: sessions of 10 s, request ids for a day, jobs and
+    /// lost nodes for a week.
     pub const DEFAULT: Parameters = Parameters {
         lease_ttl_ms: 10_000,
         lease_margin_ms: 3_000,
         heartbeat_interval_ms: 2_000,
         request_retention_ms: 24 * 3_600 * 1_000,
         job_retention_ms: 7 * 24 * 3_600 * 1_000,
+        node_retention_ms: 7 * 24 * 3_600 * 1_000,
         digest_interval_records: 1_000,
+        jobs_held_max: 4_000_000,
+        requests_held_max: 8_000_000,
     };
 
     /// How long an agent may take to stop a worker once its lease has run out: SIGTERM, this long,
@@ -148,7 +163,11 @@ impl Parameters {
         bound("heartbeat_interval_ms", self.heartbeat_interval_ms, 50, self.lease_ttl_ms / 3);
         bound("request_retention_ms", self.request_retention_ms, 60_000, 366 * 24 * 3_600_000);
         bound("job_retention_ms", self.job_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        // Far above any session: who is forgotten has been silent for long.
+        bound("node_retention_ms", self.node_retention_ms, 3_600_000, 366 * 24 * 3_600_000);
         bound("digest_interval_records", self.digest_interval_records, 1, 1_000_000);
+        bound("jobs_held_max", self.jobs_held_max, 1_000, 100_000_000);
+        bound("requests_held_max", self.requests_held_max, 1_000, 100_000_000);
         found
     }
 }

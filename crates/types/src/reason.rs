@@ -89,6 +89,8 @@ refusal_codes! {
     NodeChanged = "MS-3003", "NODE_CHANGED";
     /// The fleet has as many nodes as one cluster may have.
     FleetFull = "MS-3004", "FLEET_FULL";
+    /// The node cannot be forgotten: its session stands, or room on it is promised.
+    NodeInUse = "MS-3006", "NODE_IN_USE";
     /// The session, incarnation or fencing token is not the current one.
     Fenced = "MS-3005", "FENCED";
     /// This replica does not lead, and no leader is known.
@@ -104,16 +106,26 @@ refusal_codes! {
     ResumeTokenInvalid = "MS-4005", "RESUME_TOKEN_INVALID";
     /// A page token was not made by this cluster for this request.
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
+    /// The cluster holds as many jobs or requests as it may.
+    StateFull = "MS-4010", "STATE_FULL";
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED";
+    /// The record format in force cannot say this yet.
+    FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE";
+    /// The cluster is being recovered: leases of its earlier life may still be held.
+    ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING";
     /// The replica cannot prove that its state is as current as the read asks for.
-    TooStale = "MS-6001", "TOO_STALE";
+    TooStale = "MS-4007", "TOO_STALE";
     /// No leader confirmed in time that the state here holds everything that was committed.
-    ReadUnconfirmed = "MS-6002", "READ_UNCONFIRMED";
+    ReadUnconfirmed = "MS-4008", "READ_UNCONFIRMED";
     /// The state of the past that a read asks for is not at hand here.
-    ArchiveUnavailable = "MS-6003", "ARCHIVE_UNAVAILABLE";
+    ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
+    /// The caller's certificate does not permit this call.
+    PermissionDenied = "MS-8001", "PERMISSION_DENIED";
+    /// The message is larger than this service takes.
+    MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
 }
 
 impl fmt::Display for RefusalCode {

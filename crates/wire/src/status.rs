@@ -56,17 +56,24 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
-        RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
+        RefusalCode::FleetFull
+        | RefusalCode::Overloaded
+        | RefusalCode::StateFull
+        | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
+        RefusalCode::PermissionDenied => Code::PermissionDenied,
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
         RefusalCode::NotLeader
         | RefusalCode::OutcomeUnknown
         | RefusalCode::LogsUnavailable
+        | RefusalCode::ClusterRecovering
         | RefusalCode::Diverged
         // Another replica may answer at once, and this one as soon as it hears of the leader.
         | RefusalCode::TooStale
@@ -80,8 +87,10 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 #[must_use]
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
+        // Housekeeping makes room within seconds, where it can.
+        RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
         RefusalCode::NotLeader | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
-        RefusalCode::Overloaded => Some(Duration::from_millis(500)),
+        RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
         RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
@@ -92,6 +101,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive
         | RefusalCode::FleetFull
         | RefusalCode::Fenced
         | RefusalCode::ResumeTokenCompacted
@@ -99,7 +110,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
         | RefusalCode::ArchiveUnavailable
-        | RefusalCode::LogsUnavailable => None,
+        | RefusalCode::LogsUnavailable
+        | RefusalCode::PermissionDenied
+        | RefusalCode::MessageTooLarge => None,
     }
 }
 

@@ -7,9 +7,11 @@
 mod bad_input;
 mod durability;
 mod failover;
+mod history;
 mod quickstart;
 mod reads;
 mod reflection;
 mod run_once;
 mod server_refusals;
 mod support;
+mod tls;

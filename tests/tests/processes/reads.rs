@@ -23,7 +23,8 @@ fn impatient(cluster: &Cluster, at: usize) -> Client {
 
 async fn submit(client: &Client, name: &str) -> String {
     let request = v1::SubmitJobRequest { spec: Some(job(name, &["true"])), ..Default::default() };
-    let answer = client.submit_job(request).await.unwrap_or_else(|error| panic!("submitting {name}: {error:?}"));
+    let answer =
+        client.submit_job(request).await.unwrap_or_else(|error| panic!("submitting {name}: {error:?}"));
     answer.job_ids[0].clone()
 }
 
@@ -88,7 +89,8 @@ async fn reads_while_replicas_stand_still() {
     let staleness = any.freshness.and_then(|f| f.staleness_ms).expect("it heard of a leader before");
     assert!(staleness >= told, "staleness grows: {staleness} after {told}");
     let error = reader.get_job(get(&id, Read::linearizable())).await.expect_err("nobody confirms it");
-    let refused = error.refused().unwrap_or_else(|| panic!("refused with its reason, not silence: {error:?}"));
+    let refused =
+        error.refused().unwrap_or_else(|| panic!("refused with its reason, not silence: {error:?}"));
     assert_eq!(refused.code, Some(RefusalCode::ReadUnconfirmed));
     let endpoint = cluster.replicas[alone].endpoint();
     let ran = run_to_end(&["--endpoint", &endpoint, "job", "show", &id], "").await;

@@ -61,6 +61,7 @@ async fn reflection_and_health() {
         "muster.v1.ClusterService",
         "muster.v1.FleetService",
         "muster.v1.JobService",
+        "muster.v1.LogService",
         "muster.v1.NodeService",
         "muster.v1.PolicyService",
     ]

@@ -8,12 +8,16 @@ use muster_consensus::{
     Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, Leadership, SnapshotData,
     SnapshotPolicy, SnapshotSource,
 };
-use muster_store::{Identity, MemoryDisk, OpenMode, ReplicaNode, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_store::{
+    FIRST_GENERATION, FileLayer, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore,
+    SnapshotStore, StoreOptions,
+};
 use muster_types::{ClusterId, ReplicaId};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +25,17 @@ use tokio::sync::{oneshot, watch};
 
 pub const CLUSTER: ClusterId = ClusterId(0x00c1_0513);
 const GUARD: Duration = Duration::from_secs(60);
+
+/// Waits until something that makes no event of its own is so.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    guarded(what, async {
+        let mut look = tokio::time::interval(Duration::from_millis(10));
+        while !is_so() {
+            look.tick().await;
+        }
+    })
+    .await;
+}
 
 /// Fails the test instead of hanging it.
 pub async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -117,6 +132,8 @@ impl SnapshotSource for Copied {
 pub struct Fault {
     pub lose_requests: bool,
     pub lose_answers: bool,
+    /// Each connection breaks after so many bytes of requests.
+    pub break_after_bytes: Option<usize>,
 }
 
 /// Carries connections from one replica to another and can lose either direction, silently.
@@ -124,21 +141,31 @@ pub struct Proxy {
     pub address: SocketAddr,
     pub target: watch::Sender<Option<SocketAddr>>,
     pub fault: watch::Sender<Fault>,
+    /// Bytes of requests that arrived.
+    pub carried: AtomicU64,
 }
 
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     lose: impl Fn() -> bool,
+    bytes_max: impl Fn() -> Option<usize>,
+    count: impl Fn(usize),
 ) {
     let mut buffer = vec![0; 64 << 10];
+    let mut carried = 0;
     while let Ok(len) = from.read(&mut buffer).await {
-        if len == 0 {
+        carried += len;
+        if len == 0 || bytes_max().is_some_and(|bytes_max| carried > bytes_max) {
             break;
         }
-        if !lose() && to.write_all(&buffer[..len]).await.is_err() {
+        if lose() {
+            continue;
+        }
+        if to.write_all(&buffer[..len]).await.is_err() {
             break;
         }
+        count(len);
     }
     let _ = to.shutdown().await;
 }
@@ -147,8 +174,12 @@ impl Proxy {
     async fn start() -> Arc<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let proxy =
-            Arc::new(Proxy { address, target: watch::Sender::new(None), fault: watch::Sender::default() });
+        let proxy = Arc::new(Proxy {
+            address,
+            target: watch::Sender::new(None),
+            fault: watch::Sender::default(),
+            carried: AtomicU64::new(0),
+        });
         let accepting = Arc::downgrade(&proxy);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
@@ -162,13 +193,26 @@ impl Proxy {
                     let (far_read, far_write) = far.into_split();
                     let fault = proxy.fault.subscribe();
                     let fault_back = fault.clone();
-                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests);
-                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers);
+                    let fault_bytes = fault.clone();
+                    let bytes_max = move || fault_bytes.borrow().break_after_bytes;
+                    let there = pump(
+                        near_read,
+                        far_write,
+                        move || fault.borrow().lose_requests,
+                        bytes_max,
+                        |len| {
+                            proxy.carried.fetch_add(len as u64, Ordering::Relaxed);
+                        },
+                    );
+                    let back =
+                        pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None, |_| {});
                     let mut target_changes = proxy.target.subscribe();
                     target_changes.borrow_and_update();
                     // A target that moved or died takes its connections with it.
                     tokio::select! {
-                        _ = async { tokio::join!(there, back) } => {}
+                        // A broken connection is broken in both directions.
+                        () = there => {}
+                        () = back => {}
                         _ = target_changes.changed() => {}
                     }
                 });
@@ -183,6 +227,28 @@ impl Proxy {
 pub enum Disk {
     Memory(MemoryDisk, SnapshotStore),
     Folder(Arc<tempfile::TempDir>),
+    Hanging(Arc<tempfile::TempDir>, Arc<Hang>),
+}
+
+/// Files whose flushes hang while the test wants it.
+#[derive(Default)]
+pub struct Hang {
+    hangs: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Hang {
+    pub fn set(&self, hangs: bool) {
+        *self.hangs.lock().unwrap() = hangs;
+        self.changed.notify_all();
+    }
+}
+
+impl FileLayer for Hang {
+    fn sync_data(&self, file: &std::fs::File, _: &std::path::Path) -> std::io::Result<()> {
+        drop(self.changed.wait_while(self.hangs.lock().unwrap(), |hangs| *hangs).unwrap());
+        file.sync_data()
+    }
 }
 
 impl Disk {
@@ -194,14 +260,28 @@ impl Disk {
         Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
     }
 
+    /// The disk as it is after it was lost and the replica was told so.
+    pub fn emptied(&self, id: ReplicaId) -> Disk {
+        let fresh = match self {
+            Disk::Memory(..) => Disk::memory(),
+            Disk::Folder(_) | Disk::Hanging(..) => Disk::folder(),
+        };
+        let store = fresh.open(id);
+        store.set_rejoin(Rejoin { from_index: None }).unwrap();
+        fresh
+    }
+
     pub fn open(&self, id: ReplicaId) -> ReplicaStore {
-        let options = StoreOptions { segment_entries: 64, ..StoreOptions::small() };
+        let mut options = StoreOptions { segment_entries: 64, ..StoreOptions::small() };
+        if let Disk::Hanging(_, hang) = self {
+            options.files = hang.clone();
+        }
         match self {
             Disk::Memory(disk, snapshots) => {
                 ReplicaStore::in_memory(disk.clone(), snapshots.clone(), options).unwrap()
             }
-            Disk::Folder(dir) => {
-                let identity = Identity { cluster_id: CLUSTER, replica_id: id };
+            Disk::Folder(dir) | Disk::Hanging(dir, _) => {
+                let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
             }
         }
@@ -221,7 +301,11 @@ pub struct Cluster {
     pub replicas: BTreeMap<u64, Replica>,
     pub snapshots: SnapshotPolicy,
     pub panic_on: Option<Bytes>,
+    pub tune: Tune,
 }
+
+/// Changes the configuration of one replica before it starts.
+pub type Tune = Arc<dyn Fn(u64, &mut ConsensusConfig) + Send + Sync>;
 
 pub fn node(id: u64) -> ReplicaNode {
     ReplicaNode {
@@ -242,8 +326,15 @@ impl Cluster {
             }
         }
         let disks = (1..=count).map(|id| (id, disk())).collect();
-        let snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
-        Cluster { proxies, disks, replicas: BTreeMap::new(), snapshots, panic_on: None }
+        let snapshots = SnapshotPolicy::ON_DEMAND;
+        Cluster {
+            proxies,
+            disks,
+            replicas: BTreeMap::new(),
+            snapshots,
+            panic_on: None,
+            tune: Arc::new(|_, _| {}),
+        }
     }
 
     /// Starts `voters` replicas of `count` and forms the cluster of them.
@@ -272,10 +363,17 @@ impl Cluster {
             .filter(|((source, _), _)| *source == id)
             .map(|((_, target), proxy)| (*target, proxy.address))
             .collect();
-        config.dial = Some(Arc::new(move |target, _| match addresses.get(&target.0) {
-            Some(address) => address.to_string(),
-            None => "127.0.0.1:1".to_owned(),
+        config.leader.report_interval_ms = 50;
+        config.known_peers = self.disks.keys().map(|id| (ReplicaId(*id), node(*id))).collect();
+        // By the address in the membership, so that a wrong one leads nowhere.
+        config.dial = Some(Arc::new(move |_, node| {
+            let target = node.peer_endpoint.strip_prefix("replica-").and_then(|id| id.parse().ok());
+            match target.and_then(|target: u64| addresses.get(&target)) {
+                Some(address) => address.to_string(),
+                None => "127.0.0.1:1".to_owned(),
+            }
         }));
+        (self.tune)(id, &mut config);
         config
     }
 

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use muster_decider::{
-    Answer, Command, Pass, SUBMISSION_BYTES_MAX, Speculation, handle, schedule, settle_all,
+    Answer, Command, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, handle, schedule, settle_all, tick,
 };
 use muster_journal::{ROUND_BYTES_MAX, RankUpdate, encode_round};
 use muster_planner::Budget;
 use muster_state::State;
-use muster_types::{ExitStatus, LogTime, NodeId, RefusalCode, limits};
+use muster_types::{ClusterId, ExitStatus, LogTime, NodeId, Parameters, Refusal, RefusalCode, limits};
 
 use crate::support::{
     FOUNDING, accelerators, check, commit, founded, group, holder, job, job_draft, leadership, name,
@@ -252,4 +252,62 @@ fn timing() {
     let pass = schedule(&mut speculation, &mut Budget::new(u64::MAX));
     println!("one gang of 4096 on 512 nodes: {pass:?} in {:?}", start.elapsed());
     assert_eq!(State::active_count(speculation.state()), 1);
+}
+
+/// Memory is bounded whatever comes in: what is over or old goes before its time, then new work is refused, and
+/// nothing that was accepted is lost by it.
+#[test]
+fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
+    let parameters = Parameters { jobs_held_max: 1_000, requests_held_max: 1_500, ..Parameters::DEFAULT };
+    let founding = Founding::new(ClusterId(0xc1), parameters);
+    let start = LogTime(1_000_000);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut state = State::default();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let mut next = 0..;
+    let mut submit_one = |speculation: &mut Speculation| {
+        let n: u128 = next.next().unwrap();
+        let specs = vec![job(&format!("j{n}"), 1, Some(accelerators("h100", 8)))];
+        handle(speculation, &Command::Submit { request: request(n), specs })
+    };
+    // Cancelled at once: half of them are over.
+    for n in 0..1_000u128 {
+        if n.is_multiple_of(100) {
+            commit(&mut speculation, &mut state);
+        }
+        let Ok(Answer::Submitted { jobs, .. }) = submit_one(&mut speculation) else {
+            panic!("there is room")
+        };
+        if n.is_multiple_of(2) {
+            handle(&mut speculation, &Command::Cancel { request: request(10_000 + n), job: jobs[0] })
+                .unwrap();
+        }
+    }
+    let code = |result: Result<Answer, Refusal>| result.err().map(|refusal| refusal.code);
+    assert_eq!(code(submit_one(&mut speculation)), Some(RefusalCode::StateFull));
+    // A repeated request is answered all the same.
+    let again =
+        Command::Submit { request: request(7), specs: vec![job("j7", 1, Some(accelerators("h100", 8)))] };
+    assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
+    commit(&mut speculation, &mut state);
+    speculation.set_now(start.plus_ms(1_000));
+    tick(&mut speculation);
+    assert!(speculation.state().jobs().len() <= 900, "a tenth is free again");
+    assert_eq!(
+        speculation.state().jobs().len() - speculation.state().finished_count(),
+        500,
+        "nobody's work is lost"
+    );
+    // Requests are 1,500 by now, all of them young: none is forgotten, so none may come in.
+    assert_eq!(speculation.state().requests_count(), 1_500);
+    let refused = submit_one(&mut speculation).unwrap_err();
+    assert_eq!(refused.code, RefusalCode::StateFull);
+    assert!(refused.metadata.contains(&("limit", "requests_held_max".to_owned())), "{refused:?}");
+    commit(&mut speculation, &mut state);
+    speculation.set_now(start.plus_ms(Parameters::REQUEST_RETENTION_MIN_MS + 2_000));
+    tick(&mut speculation);
+    assert!(speculation.state().requests_count() <= 1_350, "old enough to go, a day before their time");
+    assert_eq!(code(submit_one(&mut speculation)), None);
+    commit(&mut speculation, &mut state);
+    check(&state);
 }

@@ -14,6 +14,8 @@ use super::view::{ClusterStatus, Document, JobCounts, NodeCounts, Replica, Repli
 
 /// Replicas are three or five; more than this is a broken answer, not a cluster.
 const REPLICAS_MAX: usize = 64;
+/// Sooner than this, the end of a replica's certificate is said unasked.
+const CERTIFICATE_WARN_DAYS: i64 = 14;
 
 /// Commands about the scheduler cluster.
 #[derive(Subcommand)]
@@ -41,6 +43,13 @@ async fn status(client: &Client, console: &Console) -> Result<Exit, Failure> {
     for replica in replicas.iter().filter(|r| r.role == "unreachable") {
         let why = replica.error.as_deref().unwrap_or_default();
         console.progress(&format!("replica {} at {} did not answer: {why}", replica.id, replica.endpoint));
+    }
+    for replica in &replicas {
+        if let Some(days) = replica.status.as_ref().and_then(|status| status.certificate_days_left)
+            && days < CERTIFICATE_WARN_DAYS
+        {
+            console.progress(&format!("the certificate of replica {} ends in {days} days", replica.id));
+        }
     }
     let diverged = diverged(&replicas);
     let content = ClusterStatus {
@@ -122,6 +131,7 @@ fn fill(replica: &mut Replica, answer: Result<v1::GetStatusResponse, AttemptErro
                 raft_snapshot_index: status.raft_snapshot_index,
                 records_rejected: status.records_rejected,
                 format: status.format,
+                certificate_days_left: status.certificate_days_left,
             });
         }
         Err(error) => {
@@ -161,7 +171,16 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
     console.line("")?;
     let mut header = vec!["REPLICA", "REGION", "ROLE", "TERM", "LOG-INDEX", "DIGEST"];
     if console.is_wide() {
-        header.extend(["STALE-MS", "LAST", "COMMITTED", "APPLIED", "SNAPSHOT", "REJECTED", "FORMAT", "VOTER"]);
+        header.extend([
+            "STALE-MS",
+            "LAST",
+            "COMMITTED",
+            "APPLIED",
+            "SNAPSHOT",
+            "REJECTED",
+            "FORMAT",
+            "VOTER",
+        ]);
     }
     header.push("ENDPOINT");
     let mut grid = Grid::new(header);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_client::Endpoints;
+use muster_transport::{Security, Tls, TlsFiles};
 use serde::Deserialize;
 
 use super::failure::Failure;
@@ -15,18 +16,38 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 struct ConfigFile {
     #[serde(default)]
     endpoints: Vec<String>,
+    #[serde(default)]
+    tls: Option<TlsFiles>,
 }
 
+/// Authorities, certificate and key, as given by flags or the environment.
+type GivenFiles<'a> = (&'a Option<PathBuf>, &'a Option<PathBuf>, &'a Option<PathBuf>);
+
 /// The replicas to talk to. `given` comes from the command line or, through it, the environment.
-pub fn endpoints(given: &[String]) -> Result<Endpoints, Failure> {
-    if given.iter().any(|text| !text.trim().is_empty()) {
-        return parse(given, "--endpoint or MUSTER_ENDPOINTS");
-    }
+pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, Failure> {
     let path = path();
-    let configured = match &path {
-        Some(path) => read(path)?,
-        None => Vec::new(),
+    let named = given.iter().any(|text| !text.trim().is_empty());
+    let (ca, cert, key) = files;
+    let flags = match (ca, cert, key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() })
+        }
+        (None, None, None) => None,
+        _ => {
+            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all";
+            return Err(Failure::usage(text));
+        }
     };
+    // With everything given there is nothing to be looked up.
+    let configured = match &path {
+        Some(path) if !(named && flags.is_some()) => read(path)?,
+        _ => ConfigFile::default(),
+    };
+    let security = security(flags.or(configured.tls))?;
+    let configured = configured.endpoints;
+    if named {
+        return parse(given, "--endpoint or MUSTER_ENDPOINTS", security);
+    }
     if configured.is_empty() {
         let place = path.map_or_else(|| "a configuration file".to_owned(), |p| p.display().to_string());
         return Err(Failure::usage("no endpoint given").with_next(format!(
@@ -34,11 +55,23 @@ pub fn endpoints(given: &[String]) -> Result<Endpoints, Failure> {
         )));
     }
     let place = path.map(|p| p.display().to_string()).unwrap_or_default();
-    parse(&configured, &place)
+    parse(&configured, &place, security)
 }
 
-fn parse(texts: &[String], place: &str) -> Result<Endpoints, Failure> {
-    Endpoints::parse(texts).map_err(|error| Failure::usage(format!("{place}: {error}")))
+/// Plaintext without certificates.
+fn security(files: Option<TlsFiles>) -> Result<Security, Failure> {
+    let Some(files) = files else { return Ok(Security::Plaintext) };
+    match Tls::load(files) {
+        Ok(tls) => Ok(Security::Tls(tls)),
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Err(Failure::usage(error.to_string()).with_details(cause))
+        }
+    }
+}
+
+fn parse(texts: &[String], place: &str, security: Security) -> Result<Endpoints, Failure> {
+    Endpoints::parse_with(texts, security).map_err(|error| Failure::usage(format!("{place}: {error}")))
 }
 
 /// `$XDG_CONFIG_HOME/muster/config.toml`, or below `~/.config`.
@@ -48,17 +81,16 @@ fn path() -> Option<PathBuf> {
     Some(base.join("muster").join("config.toml"))
 }
 
-fn read(path: &Path) -> Result<Vec<String>, Failure> {
+fn read(path: &Path) -> Result<ConfigFile, Failure> {
     let failed = |why: String| Failure::usage(format!("{}: {why}", path.display()));
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.len() > FILE_BYTES_MAX => return Err(failed("is larger than 1 MiB".into())),
         Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(ConfigFile::default()),
         Err(error) => return Err(failed(error.to_string())),
     }
     let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-    let file: ConfigFile = toml::from_str(&text).map_err(|e| failed(e.message().to_owned()))?;
-    Ok(file.endpoints)
+    toml::from_str(&text).map_err(|e| failed(e.message().to_owned()))
 }
 
 #[cfg(test)]
@@ -69,10 +101,12 @@ mod tests {
     fn files_are_read_and_their_mistakes_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
-        assert!(read(&path).unwrap().is_empty());
+        assert!(read(&path).unwrap().endpoints.is_empty());
         std::fs::write(&path, "endpoints = [\"a:1\", \"b:2\"]\n").unwrap();
-        assert_eq!(read(&path).unwrap(), ["a:1", "b:2"]);
-        for wrong in ["endpoint = [\"a:1\"]\n", "endpoints = 1\n", "[", "\u{0}"] {
+        assert_eq!(read(&path).unwrap().endpoints, ["a:1", "b:2"]);
+        std::fs::write(&path, "[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n").unwrap();
+        assert_eq!(read(&path).unwrap().tls.unwrap().cert, Path::new("c"));
+        for wrong in ["endpoint = [\"a:1\"]\n", "endpoints = 1\n", "[", "\u{0}", "[tls]\nca = \"a\"\n"] {
             std::fs::write(&path, wrong).unwrap();
             assert!(read(&path).is_err(), "{wrong:?}");
         }

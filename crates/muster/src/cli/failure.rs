@@ -144,6 +144,11 @@ fn next_step(code: RefusalCode) -> &'static str {
             "stop the other agent of that name, or wait until its session has run out"
         }
         RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
+        RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
+        RefusalCode::FormatNotActive => {
+            "upgrade the replicas that are behind; `muster cluster status` shows them"
+        }
+        RefusalCode::ClusterRecovering => "wait one lease; then try again with the same --request-id",
         RefusalCode::FleetFull => "this cluster has as many nodes as it may have",
         RefusalCode::Fenced => "another holder has taken over; start again from its present state",
         RefusalCode::NotLeader => {
@@ -151,6 +156,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::Overloaded => {
             "the cluster has too much to do; try again, with a longer --timeout if it lasts"
+        }
+        RefusalCode::StateFull => {
+            "cancel jobs that nobody needs any more, or try again later with the same --request-id"
         }
         RefusalCode::OutcomeUnknown => "repeat the command with the same --request-id to learn the outcome",
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => {
@@ -169,6 +177,10 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::ArchiveUnavailable => {
             "ask a replica that keeps an archive of its log, or leave out --at to see the present"
         }
+        RefusalCode::PermissionDenied => {
+            "use a certificate that permits it: --cert and --key; `muster ca show FILE` says whose one is"
+        }
+        RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

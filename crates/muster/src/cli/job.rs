@@ -139,12 +139,7 @@ fn all_checked(ids: &[String]) -> Result<Vec<String>, Failure> {
     Ok(all)
 }
 
-async fn show(
-    client: &Client,
-    console: &Console,
-    job_id: String,
-    read: &ReadArgs,
-) -> Result<Exit, Failure> {
+async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
     let job = view::Job::from(answer.job.unwrap_or_default());
     match console.format {

@@ -7,6 +7,7 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod ca;
 mod cluster;
 mod config;
 mod console;
@@ -15,6 +16,8 @@ pub mod failure;
 mod follow;
 mod job;
 mod list;
+mod log;
+mod log_archive;
 mod logs;
 mod node;
 mod policy;
@@ -24,6 +27,7 @@ mod sim;
 mod submit;
 pub mod view;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -49,6 +53,9 @@ Examples:
 Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"host:port\", …]` in
 $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml).
 
+With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
+`key` in the same file; without them the cluster is spoken to in plaintext.
+
 Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
 5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted.";
 
@@ -61,6 +68,15 @@ pub struct Global {
     /// A replica; repeat it or separate several by commas. Any replica will do, more survive its loss
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_ENDPOINTS", value_delimiter = ',', value_name = "HOST:PORT")]
     endpoint: Vec<String>,
+    /// Authorities of the cluster (PEM), for a cluster with certificates; needs --cert and --key
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Own certificate (PEM)
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CERT", value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Private key of it (PEM)
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_KEY", value_name = "FILE")]
+    key: Option<PathBuf>,
     /// How to print the answer
     #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -97,9 +113,15 @@ pub enum ClientCommand {
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// The decision log: follow it, look at single records, export and verify history
+    #[command(subcommand)]
+    Log(log::LogCommand),
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
+    #[command(subcommand)]
+    Ca(ca::CaCommand),
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
@@ -142,7 +164,9 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
+        ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
@@ -152,7 +176,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
 impl Global {
     /// A connected client.
     async fn client(&self) -> Result<Client, Failure> {
-        let endpoints = config::endpoints(&self.endpoint)?;
+        let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;
         let mut options = Options::STANDARD;
         if let Some(timeout) = self.timeout {
             options.deadline = timeout;

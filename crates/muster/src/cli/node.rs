@@ -89,12 +89,7 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
     Ok(Exit::Ok)
 }
 
-async fn show(
-    client: &Client,
-    console: &Console,
-    node: String,
-    read: &ReadArgs,
-) -> Result<Exit, Failure> {
+async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = client.get_node(v1::GetNodeRequest { node, read: None }).await?;
     let node = view::Node::from(answer.node.unwrap_or_default());
     match console.format {
@@ -133,7 +128,11 @@ async fn cordon(
     Ok(Exit::Ok)
 }
 
-fn print_nodes(console: &Console, position: impl Into<Position>, nodes: Vec<view::Node>) -> Result<(), Failure> {
+fn print_nodes(
+    console: &Console,
+    position: impl Into<Position>,
+    nodes: Vec<view::Node>,
+) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
             console.object(&Document::new("NodeList", position, Items { items: nodes }))

@@ -57,9 +57,8 @@ fn moment(text: &str) -> Result<Read, String> {
         let index = text.parse().ok().filter(|index| *index > 0);
         return index.map(Read::at_log_index).ok_or_else(|| "log indexes begin with 1".to_owned());
     }
-    let time: jiff::Timestamp = text
-        .parse()
-        .map_err(|_| "expected a log index or a time like 2026-11-22T08:30:00Z".to_owned())?;
+    let time: jiff::Timestamp =
+        text.parse().map_err(|_| "expected a log index or a time like 2026-11-22T08:30:00Z".to_owned())?;
     let ms = u64::try_from(time.as_millisecond()).ok().filter(|ms| *ms > 0);
     ms.map(Read::at_time_ms).ok_or_else(|| "nothing is known of the time before 1970".to_owned())
 }

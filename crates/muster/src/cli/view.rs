@@ -444,6 +444,9 @@ pub struct ReplicaStatus {
     pub raft_snapshot_index: u64,
     pub records_rejected: u64,
     pub format: u32,
+    /// Absent in plaintext.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_days_left: Option<i64>,
 }
 
 /// The document `Version`.

@@ -525,3 +525,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn damaged_job_files_are_refused_with_their_place() {
+    let seeds = [FULL.as_bytes().to_vec()];
+    muster_fuzz::run(
+        "manifest-job",
+        &seeds,
+        |_| {},
+        |input| match super::parse(input, NOW_MS) {
+            Ok(manifests) => manifests.iter().any(|manifest| manifest.check().is_ok()),
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                false
+            }
+        },
+    );
+}
+
+#[test]
+fn damaged_policy_files_are_refused_with_their_place() {
+    muster_fuzz::run(
+        "manifest-policy",
+        &[POLICY.as_bytes().to_vec()],
+        |_| {},
+        |input| parse_policy(input, NOW_MS).is_ok_and(|file| file.check().is_ok()),
+    );
+}

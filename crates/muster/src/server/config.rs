@@ -1,11 +1,14 @@
 //! The server's configuration file.
 
-use muster_consensus::{ReplicaNode, SnapshotPolicy, Timing};
+use muster_api::ApiConfig;
+use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
+use muster_transport::{Scheme, TlsFiles};
 use muster_types::{ClusterId, Name, Parameters, ReplicaId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Replicas of one cluster: three or five, with room for a change of membership.
 const MEMBERS_MAX: usize = 9;
@@ -13,6 +16,14 @@ const MEMBERS_MAX: usize = 9;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A cluster without a leader for longer than this is broken whatever the distances.
 const ELECTION_TIMEOUT_MS_MAX: u64 = 600_000;
+
+/// Smaller bounds would make a snapshot, or a pause of an upload, of every few entries.
+const SNAPSHOT_BYTES_MIN: u64 = 1 << 20;
+const SNAPSHOT_AGE_MS_MIN: u64 = 1_000;
+/// Age at which a segment of the archive is closed, and its bounds.
+const SEGMENT_AGE_MS_DEFAULT: u64 = 600_000;
+const SEGMENT_AGE_MS_MIN: u64 = 100;
+const SEGMENT_AGE_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 
 /// Why a configuration was refused. Names file, key and reason.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +73,30 @@ struct File {
     parameters: ParametersFile,
     #[serde(default)]
     snapshots: SnapshotsFile,
+    #[serde(default)]
+    leader: LeaderFile,
+    #[serde(default)]
+    archive: ArchiveFile,
+    tls: Option<TlsFiles>,
+    #[serde(default)]
+    limits: LimitsFile,
+}
+
+/// What one caller, and all together, may take of a replica. Each is 1 or more.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsFile {
+    message_bytes_max: Option<usize>,
+    calls_max: Option<u32>,
+    streams_max: Option<u32>,
+    agent_sessions_max: Option<u32>,
+    agent_uploads_max: Option<u32>,
+    plaintext_max: Option<u32>,
+    connections_max: Option<u32>,
+    connections_per_principal_max: Option<u32>,
+    handshakes_max: Option<u32>,
+    handshakes_per_address_max: Option<u32>,
+    handshake_timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,6 +106,7 @@ struct MemberFile {
     region: String,
     peer_endpoint: String,
     client_endpoint: String,
+    election_rank: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,6 +125,9 @@ struct ParametersFile {
     heartbeat_interval_ms: Option<u64>,
     request_retention_ms: Option<u64>,
     job_retention_ms: Option<u64>,
+    node_retention_ms: Option<u64>,
+    jobs_held_max: Option<u64>,
+    requests_held_max: Option<u64>,
     digest_interval_records: Option<u64>,
 }
 
@@ -96,7 +135,36 @@ struct ParametersFile {
 #[serde(deny_unknown_fields)]
 struct SnapshotsFile {
     every_entries: Option<u64>,
+    every_bytes: Option<u64>,
+    every_ms: Option<u64>,
     kept_entries: Option<u64>,
+    kept_bytes: Option<u64>,
+    send_bytes_per_s: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeaderFile {
+    #[serde(default)]
+    preferred_regions: Vec<String>,
+    settle_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArchiveFile {
+    enabled: Option<bool>,
+    dir: Option<PathBuf>,
+    segment_age_ms: Option<u64>,
+}
+
+/// Where history is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveConfig {
+    /// The folder.
+    pub dir: PathBuf,
+    /// A segment is closed at this age at the latest.
+    pub segment_age: Duration,
 }
 
 /// A checked configuration.
@@ -122,6 +190,14 @@ pub struct ServerConfig {
     pub parameters: Parameters,
     /// Snapshots.
     pub snapshots: SnapshotPolicy,
+    /// Who should lead.
+    pub leader: LeaderPolicy,
+    /// Certificates; without them the replica speaks plaintext.
+    pub tls: Option<TlsFiles>,
+    /// Bounds of what clients and agents may take.
+    pub api: ApiConfig,
+    /// The archive of the log; none for no more history than the log has.
+    pub archive: Option<ArchiveConfig>,
 }
 
 impl ServerConfig {
@@ -158,7 +234,9 @@ impl ServerConfig {
             return Err(refuse("replica_id", "must be 1 or more".into()));
         }
         let replica_id = ReplicaId(file.replica_id);
-        let members = members(&file.members, &refuse)?;
+        let scheme = if file.tls.is_some() { Scheme::Https } else { Scheme::Http };
+        let members = members(&file.members, scheme, &refuse)?;
+        let api = api(&file.limits).map_err(|(key, reason)| refuse(&format!("limits.{key}"), reason))?;
         let own = members.get(&replica_id).ok_or_else(|| {
             let known: Vec<String> = members.keys().map(ToString::to_string).collect();
             refuse("members", format!("must name this replica, {replica_id}; names {}", known.join(", ")))
@@ -180,10 +258,11 @@ impl ServerConfig {
         if let Some(violation) = parameters.violations().first() {
             return Err(refuse(&format!("parameters.{}", violation.field), violation.description.clone()));
         }
-        let snapshots = SnapshotPolicy {
-            every_entries: Some(file.snapshots.every_entries.unwrap_or(20_000).max(1)),
-            kept_entries: file.snapshots.kept_entries.unwrap_or(5_000),
-        };
+        let snapshots = snapshots(&file.snapshots, &refuse)?;
+        let mut leader = leader(&file.leader, &members, &refuse)?;
+        let ranked = file.members.iter().filter_map(|m| m.election_rank.map(|rank| (ReplicaId(m.id), rank)));
+        leader.election_ranks = ranked.collect();
+        let archive = archive(file.archive, &file.data_dir, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -195,8 +274,32 @@ impl ServerConfig {
             timing,
             parameters,
             snapshots,
+            leader,
+            tls: file.tls,
+            api,
+            archive,
         })
     }
+}
+
+fn archive(
+    file: ArchiveFile,
+    data_dir: &Path,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<Option<ArchiveConfig>, ConfigError> {
+    if file.enabled == Some(false) {
+        return match file.dir {
+            Some(_) => Err(refuse("archive.dir", "is given, but archive.enabled is false".into())),
+            None => Ok(None),
+        };
+    }
+    let age_ms = file.segment_age_ms.unwrap_or(SEGMENT_AGE_MS_DEFAULT);
+    if !(SEGMENT_AGE_MS_MIN..=SEGMENT_AGE_MS_MAX).contains(&age_ms) {
+        let rule = format!("must be between {SEGMENT_AGE_MS_MIN} and {SEGMENT_AGE_MS_MAX}, got {age_ms}");
+        return Err(refuse("archive.segment_age_ms", rule));
+    }
+    let dir = file.dir.unwrap_or_else(|| data_dir.join("archive"));
+    Ok(Some(ArchiveConfig { dir, segment_age: Duration::from_millis(age_ms) }))
 }
 
 /// The first of the rules that elections need and that is broken: said here, before anything is written.
@@ -222,6 +325,7 @@ fn broken_timing(timing: Timing) -> Option<(&'static str, String)> {
 
 fn members(
     list: &[MemberFile],
+    scheme: Scheme,
     refuse: &impl Fn(&str, String) -> ConfigError,
 ) -> Result<BTreeMap<ReplicaId, ReplicaNode>, ConfigError> {
     if list.is_empty() || list.len() > MEMBERS_MAX {
@@ -239,7 +343,9 @@ fn members(
         for (field, endpoint) in
             [("peer_endpoint", &member.peer_endpoint), ("client_endpoint", &member.client_endpoint)]
         {
-            muster_client::Endpoints::parse(std::slice::from_ref(endpoint))
+            let whole = scheme.address(endpoint).map_err(|error| refuse(&at(field), error.to_string()))?;
+            let bare = whole.split_once("://").map_or(whole.as_str(), |(_, rest)| rest);
+            muster_client::Endpoints::parse(&[bare.to_owned()])
                 .map_err(|error| refuse(&at(field), error.to_string()))?;
         }
         let node = ReplicaNode {
@@ -254,6 +360,97 @@ fn members(
     Ok(members)
 }
 
+fn snapshots(
+    file: &SnapshotsFile,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<SnapshotPolicy, ConfigError> {
+    let usual = SnapshotPolicy::PRODUCTION;
+    let checked = |key: &str, value: Option<u64>, least: u64, usual: Option<u64>| match value {
+        Some(value) if value < least => {
+            Err(refuse(&format!("snapshots.{key}"), format!("must be {least} or more, got {value}")))
+        }
+        value => Ok(value.or(usual)),
+    };
+    Ok(SnapshotPolicy {
+        every_entries: checked("every_entries", file.every_entries, 1, usual.every_entries)?,
+        every_bytes: checked("every_bytes", file.every_bytes, SNAPSHOT_BYTES_MIN, usual.every_bytes)?,
+        every_ms: checked("every_ms", file.every_ms, SNAPSHOT_AGE_MS_MIN, usual.every_ms)?,
+        kept_entries: file.kept_entries.unwrap_or(usual.kept_entries),
+        kept_bytes: file.kept_bytes.or(usual.kept_bytes),
+        send_bytes_per_s: checked(
+            "send_bytes_per_s",
+            file.send_bytes_per_s,
+            SNAPSHOT_BYTES_MIN,
+            usual.send_bytes_per_s,
+        )?,
+    })
+}
+
+fn leader(
+    file: &LeaderFile,
+    members: &BTreeMap<ReplicaId, ReplicaNode>,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<LeaderPolicy, ConfigError> {
+    for (place, region) in file.preferred_regions.iter().enumerate() {
+        let key = format!("leader.preferred_regions[{place}]");
+        if file.preferred_regions[..place].contains(region) {
+            return Err(refuse(&key, format!("{region:?} is there twice")));
+        }
+        // A typing error would silently be no preference.
+        if !members.values().any(|member| member.region == *region) {
+            return Err(refuse(&key, format!("no member stands in {region:?}")));
+        }
+    }
+    let usual = LeaderPolicy::default();
+    let settle_ms = file.settle_ms.unwrap_or(usual.settle_ms);
+    if settle_ms == 0 {
+        return Err(refuse("leader.settle_ms", "must be 1 or more".into()));
+    }
+    Ok(LeaderPolicy { preferred_regions: file.preferred_regions.clone(), settle_ms, ..usual })
+}
+
+/// The key and rule that are broken, or the bounds.
+fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
+    fn set<T: Copy + PartialOrd + std::fmt::Display>(
+        key: &'static str,
+        given: Option<T>,
+        (min, max): (T, T),
+        to: &mut T,
+    ) -> Result<(), (&'static str, String)> {
+        match given {
+            Some(value) if value < min || value > max => {
+                Err((key, format!("must be between {min} and {max}, got {value}")))
+            }
+            Some(value) => {
+                *to = value;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+    const MANY: (u32, u32) = (1, 1_000_000);
+    let mut api = ApiConfig::DEFAULT;
+    set("message_bytes_max", file.message_bytes_max, (64 << 10, 64 << 20), &mut api.message_bytes_max)?;
+    set("calls_max", file.calls_max, MANY, &mut api.calls.calls_max)?;
+    set("streams_max", file.streams_max, MANY, &mut api.calls.streams_max)?;
+    set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
+    set("agent_uploads_max", file.agent_uploads_max, MANY, &mut api.calls.agent_uploads_max)?;
+    set("plaintext_max", file.plaintext_max, MANY, &mut api.calls.plaintext_max)?;
+    let size = |given: Option<u32>| given.map(|value| value as usize);
+    let many = (1, 1_000_000);
+    let accept = &mut api.accept;
+    set("connections_max", size(file.connections_max), many, &mut accept.connections_max)?;
+    let each = size(file.connections_per_principal_max);
+    set("connections_per_principal_max", each, many, &mut accept.connections_per_principal_max)?;
+    set("handshakes_max", size(file.handshakes_max), many, &mut accept.handshakes_max)?;
+    let each = size(file.handshakes_per_address_max);
+    set("handshakes_per_address_max", each, many, &mut accept.handshakes_per_address_max)?;
+    let mut timeout_ms = u64::try_from(accept.handshake_timeout.as_millis()).unwrap_or(u64::MAX);
+    set("handshake_timeout_ms", file.handshake_timeout_ms, (100, 60_000), &mut timeout_ms)?;
+    accept.handshake_timeout = std::time::Duration::from_millis(timeout_ms);
+    Ok(api)
+}
+
 fn parameters(file: &ParametersFile) -> Parameters {
     let usual = Parameters::DEFAULT;
     Parameters {
@@ -262,6 +459,9 @@ fn parameters(file: &ParametersFile) -> Parameters {
         heartbeat_interval_ms: file.heartbeat_interval_ms.unwrap_or(usual.heartbeat_interval_ms),
         request_retention_ms: file.request_retention_ms.unwrap_or(usual.request_retention_ms),
         job_retention_ms: file.job_retention_ms.unwrap_or(usual.job_retention_ms),
+        node_retention_ms: file.node_retention_ms.unwrap_or(usual.node_retention_ms),
+        jobs_held_max: file.jobs_held_max.unwrap_or(usual.jobs_held_max),
+        requests_held_max: file.requests_held_max.unwrap_or(usual.requests_held_max),
         digest_interval_records: file.digest_interval_records.unwrap_or(usual.digest_interval_records),
     }
 }
@@ -293,6 +493,28 @@ client_endpoint = "http://127.0.0.1:7400"
         let config = ServerConfig::parse(Path::new("muster.toml"), GOOD).expect("it is complete");
         assert_eq!(config.region.as_str(), "eu-west");
         assert_eq!(config.parameters, Parameters::DEFAULT);
+        let dir = config.archive.expect("history is kept unless that is switched off").dir;
+        assert_eq!(dir, Path::new("/tmp/r1/archive"));
+    }
+
+    #[test]
+    fn snapshots_and_leaders_are_as_asked_for() {
+        let asked = "[snapshots]\nevery_bytes = 2097152\nevery_ms = 60000\nkept_bytes = 0\n\
+                     [leader]\npreferred_regions = [\"eu-west\"]\nsettle_ms = 5000\n";
+        let config = ServerConfig::parse(Path::new("muster.toml"), &format!("{GOOD}\n{asked}"))
+            .expect("it is complete");
+        let expected = SnapshotPolicy {
+            every_bytes: Some(2 << 20),
+            every_ms: Some(60_000),
+            kept_bytes: Some(0),
+            ..SnapshotPolicy::PRODUCTION
+        };
+        assert_eq!(config.snapshots, expected);
+        assert_eq!(config.leader.preferred_regions, ["eu-west"]);
+        assert_eq!(config.leader.settle_ms, 5_000);
+        let ranked = GOOD.replace("region = \"eu-west\"", "region = \"eu-west\"\nelection_rank = 4");
+        let config = ServerConfig::parse(Path::new("muster.toml"), &ranked).expect("it is complete");
+        assert_eq!(config.leader.election_ranks, [(ReplicaId(1), 4)].into());
     }
 
     #[test]
@@ -312,11 +534,40 @@ client_endpoint = "http://127.0.0.1:7400"
             (GOOD.replace("127.0.0.1:7400\"\npeer", "nowhere\"\npeer"), "invalid socket address"),
             (GOOD.replace("region = \"eu-west\"", "region = \"EU West\""), "members[0].region: must be"),
             (GOOD.replace("http://127.0.0.1:7500", "https://x"), "members[0].peer_endpoint: "),
+            (format!("{GOOD}\n[limits]\ncalls_max = 0\n"), "limits.calls_max: must be between 1 and 1000000"),
+            (
+                format!("{GOOD}\n[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n"),
+                "members[0].peer_endpoint: http is plaintext, and certificates are configured",
+            ),
+            (
+                GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
+                "members[0].client_endpoint: https needs certificates",
+            ),
+            (format!("{GOOD}\n[archive]\nsegment_age_ms = 1\n"), "archive.segment_age_ms: must be between"),
+            (format!("{GOOD}\n[archive]\nenabled = false\ndir = \"/x\"\n"), "archive.dir: is given"),
             (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
             (
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),
                 "missing field `election_timeout_min_ms`",
             ),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_bytes = 5\n"),
+                "snapshots.every_bytes: must be 1048576 or more",
+            ),
+            (format!("{GOOD}\n[snapshots]\nevery_ms = 5\n"), "snapshots.every_ms: must be 1000 or more"),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_entries = 0\n"),
+                "snapshots.every_entries: must be 1 or more",
+            ),
+            (
+                format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-wset\"]\n"),
+                "leader.preferred_regions[0]: no member stands in",
+            ),
+            (
+                format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-west\", \"eu-west\"]\n"),
+                "leader.preferred_regions[1]: \"eu-west\" is there twice",
+            ),
+            (format!("{GOOD}\n[leader]\nsettle_ms = 0\n"), "leader.settle_ms: must be 1 or more"),
             (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
         ];
         for (text, expected) in cases {
@@ -335,5 +586,21 @@ client_endpoint = "http://127.0.0.1:7400"
                 let _ = ServerConfig::parse(Path::new("muster.toml"), &GOOD[..cut]);
             }
         }
+    }
+
+    #[test]
+    fn damaged_configurations_are_refused_with_their_key() {
+        muster_fuzz::run(
+            "server-config",
+            &[GOOD.as_bytes().to_vec()],
+            |_| {},
+            |input| match ServerConfig::parse(Path::new("muster.toml"), &String::from_utf8_lossy(input)) {
+                Ok(_) => true,
+                Err(error) => {
+                    assert!(error.to_string().starts_with("muster.toml: "), "{error}");
+                    false
+                }
+            },
+        );
     }
 }

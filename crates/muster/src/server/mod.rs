@@ -4,14 +4,16 @@ mod config;
 
 pub use config::{ConfigError, ServerConfig};
 
-use muster_api::ApiConfig;
-use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
+use muster_archive::{Archive, ArchiveError};
+use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
-use muster_engine::{Engine, EngineConfig, ReplicaInfo};
-use muster_store::{Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_engine::{Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
+use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -61,7 +63,7 @@ pub enum ServerError {
     },
     /// Plaintext would be open to other machines.
     #[error(
-        "{key}: {address} can be reached from other machines, and this release speaks plaintext only; listen on a loopback address, or say --insecure"
+        "{key}: {address} can be reached from other machines, and without certificates this is plaintext; configure [tls] (`muster ca` makes what it needs), listen on a loopback address, or say --insecure"
     )]
     Plaintext {
         /// Key of the configuration.
@@ -69,6 +71,12 @@ pub enum ServerError {
         /// The address.
         address: SocketAddr,
     },
+    /// The certificates were refused.
+    #[error("tls: the certificates cannot be used")]
+    Tls(#[from] TlsError),
+    /// Two wishes that exclude each other.
+    #[error("--insecure asks for plaintext and [tls] for certificates; leave one of them out")]
+    Contradiction,
     /// The data directory was refused.
     #[error("data_dir: opening {dir} failed{advice}")]
     Store {
@@ -79,6 +87,17 @@ pub enum ServerError {
         /// Why.
         #[source]
         source: StoreError,
+    },
+    /// The archive was refused.
+    #[error(
+        "archive.dir: opening {dir} failed; an archive that is damaged or another cluster's can be moved away, and a new one begins"
+    )]
+    Archive {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: ArchiveError,
     },
     /// Consensus did not start.
     #[error("starting consensus failed")]
@@ -100,18 +119,37 @@ pub enum ServerError {
     ServePeers(#[source] tonic::transport::Error),
 }
 
-async fn listen(key: &'static str, address: SocketAddr, insecure: bool) -> Result<TcpListener, ServerError> {
-    if !address.ip().is_loopback() && !insecure {
+/// The certificates of the configuration, which have to be this replica's.
+fn security(config: &ServerConfig, insecure: bool) -> Result<Security, ServerError> {
+    let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
+    if insecure {
+        return Err(ServerError::Contradiction);
+    }
+    let tls = Tls::load(files.clone())?;
+    let own = PeerName { cluster: config.cluster_id, role: PeerRole::Replica(config.replica_id) };
+    if tls.name() != own {
+        return Err(TlsError::WrongName { found: tls.name(), wanted: own.to_string() }.into());
+    }
+    tracing::info!(name = %own, days_left = tls.days_left(), "certificates are in force");
+    Ok(Security::Tls(tls))
+}
+
+async fn listen(key: &'static str, address: SocketAddr, open: bool) -> Result<TcpListener, ServerError> {
+    if !address.ip().is_loopback() && !open {
         return Err(ServerError::Plaintext { key, address });
     }
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { key, address, source })
 }
 
 async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaStore, ServerError> {
-    let identity = Identity { cluster_id: config.cluster_id, replica_id: config.replica_id };
+    let (cluster_id, replica_id) = (config.cluster_id, config.replica_id);
     let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
     let dir = config.data_dir.clone();
     let opened = tokio::task::spawn_blocking(move || {
+        // A folder knows which life of the cluster it belongs to; a new one starts in the first.
+        let found = ReplicaStore::identity_of(&dir)?;
+        let generation = found.map_or(FIRST_GENERATION, |found| found.generation);
+        let identity = Identity { cluster_id, replica_id, generation };
         ReplicaStore::open(&dir, identity, mode, StoreOptions::production())
     });
     let opened = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -127,6 +165,15 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
     })
 }
 
+async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerError> {
+    let Some(archive) = &config.archive else { return Ok(None) };
+    let (dir, cluster) = (archive.dir.clone(), config.cluster_id);
+    let opened = tokio::task::spawn_blocking(move || open_archive(&dir, cluster)).await;
+    let opened = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let refused = |source| ServerError::Archive { dir: archive.dir.clone(), source };
+    opened.map(Some).map_err(refused)
+}
+
 /// Runs a replica until `shutdown` or until it stops by itself.
 ///
 /// # Errors
@@ -134,13 +181,28 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
 pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), ServerError> {
     let config = ServerConfig::read(&args.config)?;
     // Listeners first: a port in use is said before anything is written.
-    let clients = listen("client_listen", config.client_listen, args.insecure).await?;
-    let peers = listen("peer_listen", config.peer_listen, args.insecure).await?;
+    let security = security(&config, args.insecure)?;
+    let open = args.insecure || matches!(security, Security::Tls(_));
+    let clients = listen("client_listen", config.client_listen, open).await?;
+    let peers = listen("peer_listen", config.peer_listen, open).await?;
     let store = open_store(&config, args.bootstrap).await?;
-    let (replicated, view) = muster_engine::replicated();
+    let founding = Founding::new(config.cluster_id, config.parameters);
+    let (replicated, view) = muster_engine::replicated(founding.format_max);
+    let archive = open_history(&config).await?;
+    if let Some(archive) = &archive {
+        // Before anything is purged.
+        store.log.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
+    }
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
+    settings.leader = config.leader.clone();
+    settings.known_peers = config.members.clone();
+    settings.advertise = Advertise {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        format_max: muster_engine::RECORD_FORMAT_MAX,
+    };
+    settings.security = security.clone();
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
@@ -150,22 +212,35 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     if args.bootstrap {
         consensus.initialize(config.members.clone()).await?;
     }
-    let founding = Founding { cluster: config.cluster_id, parameters: config.parameters };
     let engine_config =
         EngineConfig { founding, client_commands_waiting_max: 8_192, node_commands_waiting_max: 16_384 };
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
+    let mut history = HistorySettings::new(archive.map(Arc::new));
+    history.peers = Some(Arc::new(muster_api::RemoteHistory));
+    if let Some(archive) = &config.archive {
+        history.segment_age = archive.segment_age;
+    }
+    engine.keep_history(history);
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
     let stop_serving = CancellationToken::new();
     let api = tokio::spawn(muster_api::serve(
         engine.clone(),
-        ApiConfig::DEFAULT,
+        config.api,
+        security.clone(),
         clients,
         stop_serving.clone().cancelled_owned(),
     ));
+    let fresh = tokio::spawn(async move {
+        match security {
+            Security::Tls(tls) => tls.keep_fresh().await,
+            Security::Plaintext => {}
+        }
+    });
     let mut parts = Parts { engine, consensus, peers, api, stop_serving };
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
+    fresh.abort();
     ended
 }
 
@@ -231,16 +306,18 @@ async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
     }
 }
 
-/// Lets the voter that lacks least lead, so that a restart costs the cluster no election timeout.
+/// Lets the best of the other voters lead, so that a restart costs the cluster no election timeout.
 async fn hand_over(consensus: &Consensus) {
     let status = consensus.status();
     if status.role != Role::Leader {
         return;
     }
     let others = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
-    let Some(next) = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))) else { return };
-    match consensus.transfer_leadership(next.replica).await {
-        Ok(()) => tracing::info!(to = %next.replica, "leadership handed over"),
-        Err(error) => tracing::info!(to = %next.replica, %error, "leadership was not handed over"),
+    // Who has not said how it fares yet may still be the best there is.
+    let nearest = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))).map(|m| m.replica);
+    let Some(next) = consensus.successor().or(nearest) else { return };
+    match consensus.transfer_leadership(next).await {
+        Ok(()) => tracing::info!(to = %next, "leadership handed over"),
+        Err(error) => tracing::info!(to = %next, %error, "leadership was not handed over"),
     }
 }

@@ -531,10 +531,8 @@ fn reads_say_how_fresh_they_have_to_be() {
         assert_eq!(ran.code, 0, "{options:?}: {}", ran.err);
     }
     let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
-    let asked: Vec<_> = reads
-        .iter()
-        .map(|r| (r.consistency(), r.max_staleness_ms, r.at_log_index, r.at_time_ms))
-        .collect();
+    let asked: Vec<_> =
+        reads.iter().map(|r| (r.consistency(), r.max_staleness_ms, r.at_log_index, r.at_time_ms)).collect();
     let nothing = Consistency::Unspecified;
     assert_eq!(
         asked,

@@ -1,6 +1,7 @@
 //! A cluster of real replicas.
 
 use muster_client::{AttemptError, Client, Endpoints, Options};
+use muster_transport::Security;
 use muster_types::ClusterId;
 use muster_wire::v1;
 use nix::sys::signal::Signal;
@@ -55,6 +56,8 @@ pub struct Cluster {
     pub block: [u8; 2],
     pub replicas: Vec<ReplicaFiles>,
     children: BTreeMap<usize, Child>,
+    /// What the test itself shows to the replicas.
+    security: Security,
     // Last, so that it is dropped after the processes.
     pub scratch: Scratch,
 }
@@ -75,8 +78,14 @@ impl Cluster {
                 ReplicaFiles { id: at as u64 + 1, client, peer, home }
             })
             .collect();
-        let cluster =
-            Cluster { id: ClusterId(random.as_u128()), block, replicas, children: BTreeMap::new(), scratch };
+        let cluster = Cluster {
+            id: ClusterId(random.as_u128()),
+            block,
+            replicas,
+            children: BTreeMap::new(),
+            security: Security::Plaintext,
+            scratch,
+        };
         for at in 0..count {
             std::fs::write(cluster.replicas[at].config(), cluster.config_of(at)).expect("writing a config");
         }
@@ -91,6 +100,15 @@ impl Cluster {
         }
         cluster.leader().await;
         cluster
+    }
+
+    /// Starts replicas whose configurations name certificates, for the first time; the test itself is
+    /// `security` to them.
+    pub fn start_secured(&mut self, security: &Security) {
+        self.security = security.clone();
+        for at in 0..self.replicas.len() {
+            self.start_replica_with(at, &["--bootstrap"]);
+        }
     }
 
     /// The configuration of a replica, as text.
@@ -114,6 +132,11 @@ impl Cluster {
         let args = [&["server", "--config", config], more].concat();
         let old = self.children.insert(at, spawn(&files.home, &args));
         assert!(old.is_none(), "replica {at} runs already");
+    }
+
+    /// Starts a replica for the first time.
+    pub fn start_replica_first(&mut self, at: usize) {
+        self.start_replica_with(at, &["--bootstrap"]);
     }
 
     /// Starts a replica again.
@@ -177,8 +200,10 @@ impl Cluster {
         self.replicas.iter().map(ReplicaFiles::endpoint).collect()
     }
 
-    fn client_at(endpoints: &[String]) -> Client {
-        let endpoints = Endpoints::parse(endpoints).expect("addresses are endpoints").spread();
+    fn client_at(&self, endpoints: &[SocketAddr]) -> Client {
+        let endpoints: Vec<String> = endpoints.iter().map(SocketAddr::to_string).collect();
+        let endpoints = Endpoints::parse_with(&endpoints, self.security.clone());
+        let endpoints = endpoints.expect("addresses are endpoints").spread();
         let options = Options {
             deadline: super::PATIENCE,
             attempt_timeout: Duration::from_secs(4),
@@ -189,17 +214,17 @@ impl Cluster {
 
     /// A client of the whole cluster; each begins with a replica of its own choice.
     pub fn client(&self) -> Client {
-        Cluster::client_at(&self.endpoints())
+        self.client_at(&self.replicas.iter().map(|files| files.client).collect::<Vec<_>>())
     }
 
     /// A client that knows one replica only.
     pub fn client_of(&self, at: usize) -> Client {
-        Cluster::client_at(&[self.replicas[at].endpoint()])
+        self.client_at(&[self.replicas[at].client])
     }
 
     /// How one replica stands.
     pub async fn status_of(&self, at: usize) -> Result<v1::GetStatusResponse, AttemptError> {
-        self.client_of(at).get_status_of(&self.replicas[at].endpoint()).await
+        self.client_of(at).get_status_of(&self.replicas[at].client.to_string()).await
     }
 
     /// Waits for a leader that a majority of the running replicas knows; its place in `replicas`.

@@ -1,0 +1,184 @@
+//! Who may call what. One table; whatever it does not name is not served.
+//!
+//! A certificate's kind decides; what a client may see or cancel of other tenants' jobs is not told apart
+//! yet. A replica calls in its own name only to look; what it passes on is judged by whom it is for.
+
+use muster_transport::{Principal, Role};
+
+/// How a call is counted, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Until it is answered.
+    Call,
+    /// An answer that goes on: a watch, output.
+    Stream,
+    /// An agent's session.
+    Session,
+    /// An agent's output on its way to a reader.
+    Upload,
+}
+
+/// Kinds of certificates, as a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kinds(u8);
+
+const REPLICA: Kinds = Kinds(1);
+const AGENT: Kinds = Kinds(2);
+const CLIENT: Kinds = Kinds(4);
+const ADMIN: Kinds = Kinds(8);
+/// Clients and operators.
+const USERS: Kinds = CLIENT.and(ADMIN);
+/// Whoever is of this cluster.
+const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
+
+impl Kinds {
+    const fn and(self, more: Kinds) -> Kinds {
+        Kinds(self.0 | more.0)
+    }
+
+    /// Whether this principal is among them. Where nobody shows a certificate, everybody may everything:
+    /// such a listener is one machine's own.
+    pub(crate) fn include(self, principal: &Principal) -> bool {
+        let kind = match principal {
+            Principal::Plaintext => return true,
+            Principal::Named(name) => match name.role {
+                Role::Replica(_) => REPLICA,
+                Role::Agent(_) => AGENT,
+                Role::Client(_) => CLIENT,
+                Role::Admin(_) => ADMIN,
+            },
+        };
+        self.0 & kind.0 != 0
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    /// As in the request.
+    pub(crate) path: &'static str,
+    pub(crate) class: Class,
+    pub(crate) kinds: Kinds,
+}
+
+const fn rule(path: &'static str, class: Class, kinds: Kinds) -> Rule {
+    Rule { path, class, kinds }
+}
+
+/// Every call that is served, in the order of paths.
+#[rustfmt::skip]
+pub(crate) const RULES: &[Rule] = &[
+    rule("/grpc.health.v1.Health/Check", Class::Call, MEMBERS),
+    rule("/grpc.health.v1.Health/Watch", Class::Stream, MEMBERS),
+    rule("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
+    rule("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
+
+    rule("/muster.v1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
+    rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
+
+    rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
+    rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
+    rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
+
+    rule("/muster.v1.JobService/CancelJob", Class::Call, USERS),
+    // A worker commits with what its agent has given it; the fencing token says whether it may.
+    rule("/muster.v1.JobService/CommitCheckpoint", Class::Call, USERS.and(AGENT)),
+    rule("/muster.v1.JobService/ExplainJob", Class::Call, USERS),
+    rule("/muster.v1.JobService/GetJob", Class::Call, USERS),
+    rule("/muster.v1.JobService/ListJobs", Class::Call, USERS),
+    rule("/muster.v1.JobService/PlanJob", Class::Call, USERS),
+    rule("/muster.v1.JobService/ReadLogs", Class::Stream, USERS),
+    rule("/muster.v1.JobService/SubmitJob", Class::Call, USERS),
+    rule("/muster.v1.JobService/SubmitJobs", Class::Call, USERS),
+    rule("/muster.v1.JobService/WatchJobs", Class::Stream, USERS),
+
+    rule("/muster.v1.NodeService/Session", Class::Session, AGENT),
+    rule("/muster.v1.NodeService/UploadLogs", Class::Upload, AGENT),
+
+    rule("/muster.v1.PolicyService/GetPolicy", Class::Call, USERS),
+    rule("/muster.v1.PolicyService/SetPolicy", Class::Call, ADMIN),
+];
+
+/// The line for a path.
+pub(crate) fn rule_of(path: &str) -> Option<&'static Rule> {
+    RULES.binary_search_by(|rule| rule.path.cmp(path)).ok().map(|at| &RULES[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_transport::{PeerName, ShortName};
+    use muster_types::{ClusterId, ReplicaId};
+    use prost::Message as _;
+    use std::collections::BTreeSet;
+
+    /// Every call of the public services and of the standard ones beside them.
+    fn described() -> BTreeSet<String> {
+        let reflection = tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET;
+        let alpha = tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET;
+        let sets = [muster_wire::DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET, reflection, alpha];
+        let mut paths = BTreeSet::new();
+        for set in sets {
+            let set = prost_types::FileDescriptorSet::decode(set).expect("descriptors are whole");
+            // Replicas speak Raft to one another on a listener of its own.
+            for file in set.file.iter().filter(|file| file.package() != "muster.raft.v1") {
+                for service in &file.service {
+                    for method in &service.method {
+                        paths.insert(format!("/{}.{}/{}", file.package(), service.name(), method.name()));
+                    }
+                }
+            }
+        }
+        paths
+    }
+
+    #[test]
+    fn every_call_has_its_line_and_every_line_its_call() {
+        let named: BTreeSet<String> = RULES.iter().map(|rule| rule.path.to_owned()).collect();
+        let described = described();
+        let missing: Vec<_> = described.difference(&named).collect();
+        assert!(
+            missing.is_empty(),
+            "calls that nobody may make, because the table does not name them: {missing:?}"
+        );
+        let gone: Vec<_> = named.difference(&described).collect();
+        assert!(gone.is_empty(), "lines for calls that do not exist: {gone:?}");
+        assert!(RULES.is_sorted_by(|a, b| a.path < b.path), "the table is in the order of paths");
+        assert!(RULES.iter().all(|rule| rule_of(rule.path).is_some_and(|found| found.path == rule.path)));
+        assert!(rule_of("/muster.v1.JobService/Anything").is_none());
+    }
+
+    #[test]
+    fn who_may_what() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let of = |role| Principal::Named(PeerName { cluster: ClusterId(1), role });
+        let may = |role| {
+            let calls = RULES.iter().filter(|rule| rule.kinds.include(&of(role)));
+            calls.map(|rule| rule.path.rsplit('/').next().expect("a path")).collect::<BTreeSet<_>>()
+        };
+        let agent = may(Role::Agent(short("h1")));
+        assert_eq!(
+            agent,
+            BTreeSet::from([
+                "Check",
+                "Watch",
+                "ServerReflectionInfo",
+                "GetServerInfo",
+                "CommitCheckpoint",
+                "Session",
+                "UploadLogs",
+            ])
+        );
+        let (client, admin) = (may(Role::Client(short("ada"))), may(Role::Admin(short("ada"))));
+        assert!(client.is_subset(&admin));
+        assert_eq!(
+            admin.difference(&client).copied().collect::<BTreeSet<_>>(),
+            BTreeSet::from(["SetNodeCordon", "SetPolicy"])
+        );
+        assert!(!admin.contains("Session") && !admin.contains("UploadLogs"), "only an agent is one");
+        let replica = may(Role::Replica(ReplicaId(1)));
+        let own = BTreeSet::from(["Check", "Watch", "ServerReflectionInfo", "GetServerInfo", "GetStatus"]);
+        assert_eq!(replica, own, "in its own name it only looks");
+        assert!(RULES.iter().all(|rule| rule.kinds.include(&Principal::Plaintext)));
+    }
+}

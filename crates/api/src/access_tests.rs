@@ -1,0 +1,222 @@
+//! The door, through a real listener with certificates.
+
+use muster_transport::{Authority, Expect, Principal, Role, Security, ShortName, Tls, TlsFiles};
+use muster_types::{RefusalCode, ReplicaId};
+use muster_wire::status::Refused;
+use muster_wire::v1;
+use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::session_request;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use crate::access::RULES;
+use crate::sample::{self, CLUSTER};
+use crate::{ApiConfig, CallLimits, serve};
+
+async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(Duration::from_secs(30), future).await {
+        Ok(value) => value,
+        Err(_) => panic!("nothing happened: {what}"),
+    }
+}
+
+struct World {
+    folder: TempDir,
+    authority: Authority,
+    engine: muster_engine::Engine,
+    address: String,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl World {
+    async fn start(config: ApiConfig) -> World {
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::init(&folder.path().join("authority"), CLUSTER, 10).expect("it is made");
+        let engine = sample::leader().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it has one").to_string();
+        let mut world = World { folder, authority, engine, address, task: tokio::spawn(async {}) };
+        let security = world.security(Role::Replica(ReplicaId(1)));
+        let serving = serve(world.engine.clone(), config, security, listener, std::future::pending());
+        world.task = tokio::spawn(async move { drop(serving.await) });
+        world
+    }
+
+    fn security(&self, role: Role) -> Security {
+        let out = self.folder.path().join(role.to_string().replace('/', "-"));
+        let issued = self.authority.issue(role, 5, &out, true).expect("it is issued");
+        let files = TlsFiles { ca: issued.ca, cert: issued.cert, key: issued.key };
+        Security::Tls(Tls::load(files).expect("it can be used"))
+    }
+
+    async fn channel(&self, role: Role) -> Channel {
+        let security = self.security(role);
+        let address = security.address(&self.address).expect("an address");
+        let endpoint = Endpoint::from_shared(address).expect("an address");
+        let connected = endpoint.connect_with_connector(security.connector(Expect::AnyReplica));
+        guarded("a connection", connected).await.expect("a member connects")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn short(name: &str) -> ShortName {
+    ShortName::new(name).expect("a name")
+}
+
+/// Any call, with an empty message; up to the beginning of its answer.
+async fn call(channel: &Channel, path: &'static str, on_behalf: Option<&str>) -> Result<(), Status> {
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    guarded(path, grpc.ready()).await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let codec = tonic_prost::ProstCodec::<(), ()>::default();
+    let mut request = Request::new(());
+    if let Some(name) = on_behalf {
+        request.metadata_mut().insert("muster-principal", name.parse().expect("a name is ASCII"));
+        request.metadata_mut().insert("muster-forwarded", "1".parse().expect("a digit is ASCII"));
+    }
+    let path = PathAndQuery::from_static(path);
+    guarded("an answer", grpc.server_streaming(request, path, codec)).await.map(drop)
+}
+
+fn refused(status: &Status) -> Option<RefusalCode> {
+    Refused::from_status(status).code
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_is_refused_to_whoever_may_not_make_it() {
+    let world = World::start(ApiConfig::DEFAULT).await;
+    let before = world.engine.view().log_index();
+    let admin = format!("spiffe://{CLUSTER}/admin/root");
+    let stranger = format!("spiffe://{}/admin/root", "1".repeat(32));
+    let roles = [
+        Role::Agent(short("h1")),
+        Role::Client(short("ada")),
+        Role::Admin(short("root")),
+        Role::Replica(ReplicaId(1)),
+    ];
+    for role in roles {
+        let channel = world.channel(role).await;
+        let principal = Principal::Named(muster_transport::PeerName { cluster: CLUSTER, role });
+        let replica = matches!(role, Role::Replica(_));
+        for rule in RULES {
+            let denied = |answer: &Result<(), Status>| {
+                // By the table; what an agent says inside of a call is another matter.
+                let by_table = |status: &&Status| {
+                    let text = status.message();
+                    text.contains(" may not call ") || text.contains("is passed on for nobody")
+                };
+                let status = answer.as_ref().err().filter(by_table);
+                status.and_then(refused) == Some(RefusalCode::PermissionDenied)
+            };
+            let answer = call(&channel, rule.path, None).await;
+            assert_eq!(denied(&answer), !rule.kinds.include(&principal), "{role} {}: {answer:?}", rule.path);
+            // For an operator, by its own account: believed of a replica alone.
+            let answer = call(&channel, rule.path, Some(&admin)).await;
+            let root = Principal::Named(admin.parse().expect("a name"));
+            let judged = if replica { root } else { principal };
+            assert_eq!(denied(&answer), !rule.kinds.include(&judged), "{role} {}: {answer:?}", rule.path);
+            let answer = call(&channel, rule.path, Some(&stranger)).await;
+            assert_eq!(
+                denied(&answer),
+                replica || !rule.kinds.include(&principal),
+                "for another cluster's: {role} {}: {answer:?}",
+                rule.path
+            );
+        }
+        let unknown = call(&channel, "/muster.v1.JobService/Anything", None).await.expect_err("no such call");
+        assert_eq!(unknown.code(), Code::Unimplemented);
+    }
+    // Without a certificate there is no answer at all.
+    let endpoint = Endpoint::from_shared(format!("http://{}", world.address)).expect("an address");
+    if let Ok(channel) = guarded("an end", endpoint.connect()).await {
+        for rule in RULES {
+            let answer = call(&channel, rule.path, None).await.expect_err("plaintext is not answered");
+            assert!(refused(&answer).is_none() && answer.code() != Code::Unimplemented, "{answer:?}");
+        }
+    }
+    assert_eq!(world.engine.view().log_index(), before, "somebody was obeyed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_speaks_for_its_own_node_alone() {
+    let world = World::start(ApiConfig::DEFAULT).await;
+    let channel = world.channel(Role::Agent(short("h1"))).await;
+    let session = |name: &str| {
+        let node = v1::NodeDescription { name: name.to_owned(), ..Default::default() };
+        let register = v1::Register { node: Some(node), ..Default::default() };
+        let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+        let mut nodes = NodeServiceClient::new(channel.clone());
+        async move { guarded("an answer", nodes.session(tokio_stream::once(message))).await.map(drop) }
+    };
+    let status = session("h2").await.expect_err("another's node");
+    assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
+    let status = session("h1").await.expect_err("the description is empty");
+    assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "its own is looked at: {status:?}");
+    let upload = |name: &str| {
+        let message = v1::UploadLogsRequest { read_id: 1, node_name: name.to_owned(), ..Default::default() };
+        let mut nodes = NodeServiceClient::new(channel.clone());
+        async move { guarded("an answer", nodes.upload_logs(tokio_stream::once(message))).await.map(drop) }
+    };
+    let status = upload("h2").await.expect_err("another's node");
+    assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
+    assert_eq!(upload("h1").await.expect_err("nobody reads").code(), Code::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_one_takes_nothing_from_the_others() {
+    let calls = CallLimits { streams_max: 2, ..CallLimits::DEFAULT };
+    let world = World::start(ApiConfig { calls, ..ApiConfig::DEFAULT }).await;
+    let ada = world.channel(Role::Client(short("ada"))).await;
+    let watch = |channel: Channel| async move {
+        let mut jobs = JobServiceClient::new(channel);
+        guarded("an answer", jobs.watch_jobs(v1::WatchJobsRequest::default())).await
+    };
+    // On two connections: it is the caller that is counted.
+    let first = watch(ada.clone()).await.expect("there is room");
+    let _second = watch(world.channel(Role::Client(short("ada"))).await).await.expect("there is room");
+    let status = watch(ada.clone()).await.expect_err("it has two open");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let told = Refused::from_status(&status);
+    assert_eq!(told.code, Some(RefusalCode::Overloaded));
+    assert_eq!(told.retry_after, Some(Duration::from_millis(calls.retry_after_ms)));
+    assert_eq!(told.metadata.get("principal").map(String::as_str), Some("client/ada"));
+    // Its calls, others' watches and agents' sessions are counted apart.
+    let mut jobs = JobServiceClient::new(ada.clone());
+    guarded("a call", jobs.list_jobs(v1::ListJobsRequest::default())).await.expect("a call is no stream");
+    let _others = watch(world.channel(Role::Client(short("bob"))).await).await.expect("another's");
+    let agent = world.channel(Role::Agent(short("h1"))).await;
+    let status = call(&agent, "/muster.v1.NodeService/Session", None).await.expect_err("an empty message");
+    assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "{status:?}");
+    // A place is free again when its stream has ended.
+    drop(first);
+    guarded("a place", async {
+        while watch(ada.clone()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_large_is_refused_in_our_words() {
+    let world = World::start(ApiConfig::DEFAULT).await;
+    let channel = world.channel(Role::Client(short("ada"))).await;
+    let request = v1::GetNodeRequest { node: "n".repeat(1 << 20), ..Default::default() };
+    let status = guarded("an answer", FleetServiceClient::new(channel.clone()).get_node(request)).await;
+    let told = Refused::from_status(&status.expect_err("a name has 63 bytes, not a million"));
+    assert_eq!((told.grpc, told.code), (Code::ResourceExhausted, Some(RefusalCode::MessageTooLarge)));
+    assert!(told.message.contains("65536"), "the limit is said: {told}");
+    let request = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
+    let status = guarded("an answer", JobServiceClient::new(channel).list_jobs(request)).await;
+    assert_eq!(refused(&status.expect_err("more than 4 MiB")), Some(RefusalCode::MessageTooLarge));
+}

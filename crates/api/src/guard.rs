@@ -1,0 +1,270 @@
+//! The door: who calls, whether they may, and whether they have not too much open already.
+//!
+//! **Invariant:** nothing of a request is read before it has passed.
+//! **Invariant:** each caller has its own allowance of each kind of call, so that a flood of one takes
+//! nothing from the others; agents' sessions are counted apart from everything else. What is counted is
+//! bounded by what is open: nothing is kept of a caller with nothing open.
+
+use http_body::{Frame, SizeHint};
+use muster_transport::{PeerInfo, PeerName, Principal, Role};
+use muster_types::{Refusal, RefusalCode};
+use muster_wire::status::to_status;
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use tonic::body::Body;
+use tonic::codegen::{Bytes, Service, http};
+use tonic::{Code, Status};
+use tower_layer::Layer;
+
+use crate::access::{Class, rule_of};
+use crate::forward::{FORWARDED, ON_BEHALF};
+
+/// What one caller may have open at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Calls of one client or operator that are not answered yet.
+    pub calls_max: u32,
+    /// Watches and reads of output of one client or operator.
+    pub streams_max: u32,
+    /// Sessions of one agent: the present one, and those that it gave up and that have not ended yet.
+    pub agent_sessions_max: u32,
+    /// Outputs that one agent sends.
+    pub agent_uploads_max: u32,
+    /// Of each kind, by all together who show no certificate.
+    pub plaintext_max: u32,
+    /// When a caller with too much open may try again, in milliseconds.
+    pub retry_after_ms: u64,
+}
+
+impl CallLimits {
+    /// What a server gets that says nothing.
+    pub const DEFAULT: CallLimits = CallLimits {
+        calls_max: 4_096,
+        streams_max: 1_024,
+        agent_sessions_max: 8,
+        agent_uploads_max: 128,
+        plaintext_max: 131_072,
+        retry_after_ms: 250,
+    };
+
+    fn of(&self, principal: &Principal, class: Class) -> u32 {
+        match (principal, class) {
+            (Principal::Plaintext, _) => self.plaintext_max,
+            (_, Class::Call) => self.calls_max,
+            (_, Class::Stream) => self.streams_max,
+            (_, Class::Session) => self.agent_sessions_max,
+            (_, Class::Upload) => self.agent_uploads_max,
+        }
+    }
+}
+
+/// Who made a call that has passed; among the request's extensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Admitted {
+    pub(crate) principal: Principal,
+    pub(crate) class: Class,
+}
+
+const CLASSES: usize = 4;
+type Open = Mutex<HashMap<Principal, [u32; CLASSES]>>;
+
+fn slot(class: Class) -> usize {
+    match class {
+        Class::Call => 0,
+        Class::Stream => 1,
+        Class::Session => 2,
+        Class::Upload => 3,
+    }
+}
+
+struct Guard {
+    limits: CallLimits,
+    open: Arc<Open>,
+}
+
+/// One call that is open.
+struct Permit {
+    open: Arc<Open>,
+    principal: Principal,
+    class: Class,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counts) = open.get_mut(&self.principal) {
+            counts[slot(self.class)] -= 1;
+            if *counts == [0; CLASSES] {
+                open.remove(&self.principal);
+            }
+        }
+    }
+}
+
+fn denied(principal: Principal, text: String) -> Status {
+    to_status(&Refusal::new(RefusalCode::PermissionDenied, text).with("principal", principal))
+}
+
+impl Guard {
+    fn admit(&self, request: &mut http::Request<Body>) -> Result<Permit, Status> {
+        let Some(rule) = rule_of(request.uri().path()) else {
+            return Err(Status::unimplemented("there is no such call"));
+        };
+        let principal = principal(request)?;
+        if !rule.kinds.include(&principal) {
+            let text = format!("{principal} may not call {}", rule.path.trim_start_matches('/'));
+            return Err(denied(principal, text));
+        }
+        let permit = self.enter(principal, rule.class)?;
+        request.extensions_mut().insert(Admitted { principal, class: rule.class });
+        Ok(permit)
+    }
+
+    fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
+        let max = self.limits.of(&principal, class);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = &mut open.entry(principal).or_insert([0; CLASSES])[slot(class)];
+        if *count >= max {
+            let what = match class {
+                Class::Call => "calls",
+                Class::Stream => "streams",
+                Class::Session => "sessions",
+                Class::Upload => "uploads",
+            };
+            let text = format!("{principal} has {max} {what} open, as many as it may; try again");
+            let refusal = Refusal::new(RefusalCode::Overloaded, text)
+                .with("retry_after_ms", self.limits.retry_after_ms)
+                .with("principal", principal)
+                .with("limit", max);
+            return Err(to_status(&refusal));
+        }
+        *count += 1;
+        Ok(Permit { open: Arc::clone(&self.open), principal, class })
+    }
+}
+
+/// Who it is that calls: the holder of the connection's certificate or, where that is a replica's, the one
+/// it passes the call on for. What anybody else says about that is taken off.
+fn principal(request: &mut http::Request<Body>) -> Result<Principal, Status> {
+    let peer = request.extensions().get::<PeerInfo>().map(|peer| peer.principal);
+    let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
+    let behalf = request.headers_mut().remove(ON_BEHALF);
+    let Principal::Named(name) = peer else { return Ok(peer) };
+    if !matches!(name.role, Role::Replica(_)) {
+        request.headers_mut().remove(FORWARDED);
+        return Ok(peer);
+    }
+    let Some(behalf) = behalf else { return Ok(peer) };
+    let behalf: Option<PeerName> = behalf.to_str().ok().and_then(|text| text.parse().ok());
+    match behalf {
+        Some(behalf) if behalf.cluster == name.cluster => Ok(Principal::Named(behalf)),
+        _ => Err(denied(peer, "the call is passed on for nobody of this cluster".to_owned())),
+    }
+}
+
+/// What the framework says of a message that is too large, in our words; any other status as it is.
+pub(crate) fn ours(status: Status) -> Status {
+    // The framework has no code of its own for it.
+    let too_large = status.code() == Code::OutOfRange
+        && status.details().is_empty()
+        && status.message().contains("message length too large");
+    if !too_large {
+        return status;
+    }
+    let text = status.message().trim_start_matches("Error, ").to_owned();
+    to_status(&Refusal::new(RefusalCode::MessageTooLarge, text))
+}
+
+fn response_in_our_words(response: http::Response<Body>) -> http::Response<Body> {
+    // An answer that is a refusal alone has its status among the headers.
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() == Code::OutOfRange => ours(status).into_http(),
+        _ => response,
+    }
+}
+
+/// Puts the door before every service.
+#[derive(Clone)]
+pub(crate) struct GuardLayer(Arc<Guard>);
+
+impl GuardLayer {
+    pub(crate) fn new(limits: CallLimits) -> GuardLayer {
+        GuardLayer(Arc::new(Guard { limits, open: Arc::default() }))
+    }
+}
+
+impl<S> Layer<S> for GuardLayer {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { inner, guard: Arc::clone(&self.0) }
+    }
+}
+
+/// Services behind the door.
+#[derive(Clone)]
+pub(crate) struct Guarded<S> {
+    inner: S,
+    guard: Arc<Guard>,
+}
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let permit = match self.guard.admit(&mut request) {
+            Ok(permit) => permit,
+            Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
+        };
+        let answered = self.inner.call(request);
+        Box::pin(async move {
+            let response = response_in_our_words(answered.await?);
+            match permit.class {
+                // The whole answer is there.
+                Class::Call => Ok(response),
+                Class::Stream | Class::Session | Class::Upload => {
+                    Ok(response.map(|inner| Body::new(Held { inner, _permit: permit })))
+                }
+            }
+        })
+    }
+}
+
+/// An answer that goes on; its place is taken until it ends.
+struct Held {
+    inner: Body,
+    _permit: Permit,
+}
+
+impl http_body::Body for Held {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

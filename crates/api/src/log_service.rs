@@ -1,0 +1,324 @@
+//! `muster.v1.LogService`.
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use muster_archive::{ArchivedRound, Record, content, summary};
+use muster_engine::{Engine, LogFollower, PeerHistory};
+use muster_journal::canonical;
+use muster_types::{LogIndex, Name, Refusal, RefusalCode, ReplicaId, Violation};
+use muster_wire::status::to_status;
+use muster_wire::v1;
+use muster_wire::v1::log_service_client::LogServiceClient;
+use muster_wire::v1::log_service_server::LogService;
+use muster_wire::v1::read_log_response::Event;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use tonic::{Request, Response, Status};
+
+use crate::forward::{ONWARD_BYTES_MAX, Router};
+use crate::read::invalid;
+
+/// Readers of the log that one replica serves at a time.
+const READERS_MAX: usize = 2_048;
+/// Streams of rounds at a time: each holds a segment.
+const ROUND_READERS_MAX: usize = 2;
+/// Messages made for a reader that it has not taken.
+const MESSAGES_WAITING_MAX: usize = 64;
+/// How long a reader may take nothing before it is cut.
+const STALL_MAX: Duration = Duration::from_secs(60);
+/// Between two messages that only say that nothing was found so far.
+const BOOKMARK_INTERVAL: Duration = Duration::from_millis(500);
+/// Names of decisions that one request may ask for.
+const DECISIONS_MAX: usize = 64;
+/// Bytes of rounds in one message.
+const ROUNDS_BYTES: usize = 1 << 20;
+/// How long another replica may take for one segment.
+const PEER_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) struct Logs {
+    router: Router,
+    readers: Arc<Semaphore>,
+    round_readers: Arc<Semaphore>,
+}
+
+impl Logs {
+    pub(crate) fn new(router: Router) -> Logs {
+        let readers = Arc::new(Semaphore::new(READERS_MAX));
+        Logs { router, readers, round_readers: Arc::new(Semaphore::new(ROUND_READERS_MAX)) }
+    }
+}
+
+fn place(of: &Arc<Semaphore>, text: &str) -> Result<OwnedSemaphorePermit, Status> {
+    let refusal = |_| to_status(&Refusal::new(RefusalCode::Overloaded, text));
+    Arc::clone(of).try_acquire_owned().map_err(refusal)
+}
+
+fn decisions(names: &[String]) -> Result<BTreeSet<String>, Status> {
+    if names.len() > DECISIONS_MAX {
+        let violation = Violation::limit("decisions", names.len() as u64, 0, DECISIONS_MAX as u64);
+        return Err(invalid(vec![violation]));
+    }
+    let wrong = names.iter().enumerate().filter(|(_, name)| Name::new(name).is_none());
+    let violations: Vec<Violation> =
+        wrong.map(|(at, _)| Violation::new(format!("decisions[{at}]"), "is no name of a decision")).collect();
+    if violations.is_empty() { Ok(names.iter().cloned().collect()) } else { Err(invalid(violations)) }
+}
+
+/// A record as a message.
+fn render(record: &Record, raw: bool) -> v1::LogRecord {
+    let content = content(&record.decision);
+    v1::LogRecord {
+        log_index: record.log_index.0,
+        log_time_ms: record.log_time.0,
+        term: record.term,
+        leader_id: record.leader.0,
+        raft_index: record.raft_index,
+        generation: record.generation,
+        decision: record.decision.name().to_owned(),
+        summary: summary(&content),
+        content_json: content.to_string(),
+        raw: if raw { canonical(&record.decision) } else { Vec::new() },
+    }
+}
+
+/// One stream of records.
+struct Reader {
+    engine: Engine,
+    follower: LogFollower,
+    to: LogIndex,
+    follow: bool,
+    decisions: BTreeSet<String>,
+    raw: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+type ToClient = mpsc::Sender<Result<v1::ReadLogResponse, Status>>;
+
+/// Why a stream ends.
+enum Ended {
+    /// Everything was sent.
+    Done,
+    /// The reader has gone.
+    Gone,
+    /// The reader is told.
+    Refused(Status),
+}
+
+impl From<Refusal> for Ended {
+    fn from(refusal: Refusal) -> Ended {
+        Ended::Refused(to_status(&refusal))
+    }
+}
+
+impl Reader {
+    /// Runs until everything is sent, the client goes or falls too far behind, or the replica stops.
+    async fn run(mut self, to_client: ToClient) {
+        // Kept free for the last word: who is cut because the line is full is told as well.
+        let Ok(last_word) = to_client.clone().reserve_owned().await else { return };
+        let engine = self.engine.clone();
+        let ended = tokio::select! {
+            () = to_client.closed() => Ended::Gone,
+            ended = self.send_all(&to_client) => ended.err().unwrap_or(Ended::Done),
+            () = engine.stopping() => {
+                let text = "this replica stops; read on through another";
+                Refusal::new(RefusalCode::NotLeader, text).into()
+            }
+        };
+        if let Ended::Refused(status) = ended {
+            last_word.send(Err(status));
+        }
+    }
+
+    async fn send_all(&mut self, to_client: &ToClient) -> Result<(), Ended> {
+        let mut synced = false;
+        let mut sent = LogIndex::ZERO;
+        let mut told_at = Instant::now();
+        loop {
+            let batch = self.follower.next().await?;
+            let reached = LogIndex(batch.next.0 - 1).min(self.to);
+            for record in batch.records.iter().take_while(|record| record.log_index <= self.to) {
+                if self.decisions.is_empty() || self.decisions.contains(record.decision.name()) {
+                    let event = Event::Record(render(record, self.raw));
+                    self.send(to_client, record.log_index, event, sent).await?;
+                    (sent, told_at) = (record.log_index, Instant::now());
+                }
+            }
+            let at_end = batch.records.is_empty();
+            if batch.next > self.to || (at_end && !self.follow) {
+                return self.send(to_client, reached, Event::SyncEnd(true), sent).await;
+            }
+            if at_end && !synced {
+                self.send(to_client, reached, Event::SyncEnd(true), sent).await?;
+                (synced, sent, told_at) = (true, reached, Instant::now());
+            } else if reached > sent && told_at.elapsed() >= BOOKMARK_INTERVAL {
+                self.send(to_client, reached, Event::Bookmark(true), sent).await?;
+                (sent, told_at) = (reached, Instant::now());
+            }
+            if at_end {
+                let untold = reached > sent;
+                tokio::select! {
+                    more = self.follower.more() => more?,
+                    () = tokio::time::sleep(BOOKMARK_INTERVAL), if untold => {}
+                }
+            }
+        }
+    }
+
+    async fn send(&self, to: &ToClient, at: LogIndex, event: Event, last: LogIndex) -> Result<(), Ended> {
+        let message = v1::ReadLogResponse { log_index: at.0, event: Some(event) };
+        match to.send_timeout(Ok(message), STALL_MAX).await {
+            Ok(()) => Ok(()),
+            Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(Ended::Gone),
+            Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
+                let text = format!(
+                    "nothing was taken from this stream for {} s; read on behind record {last}",
+                    STALL_MAX.as_secs()
+                );
+                Err(Refusal::new(RefusalCode::Overloaded, text).with("last_log_index", last).into())
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl LogService for Logs {
+    type ReadLogStream = BoxStream<'static, Result<v1::ReadLogResponse, Status>>;
+
+    async fn read_log(
+        &self,
+        request: Request<v1::ReadLogRequest>,
+    ) -> Result<Response<Self::ReadLogStream>, Status> {
+        let place = place(&self.readers, "this replica serves as many readers of the log as it can")?;
+        let message = request.into_inner();
+        let decisions = decisions(&message.decisions)?;
+        let from = LogIndex(message.from_index.max(1));
+        let to = if message.to_index == 0 { LogIndex(u64::MAX) } else { LogIndex(message.to_index) };
+        if to < from {
+            let text = format!("must not be below from_index, {from}");
+            return Err(invalid(vec![Violation::new("to_index", text)]));
+        }
+        let engine = self.router.engine();
+        let follower = engine.read_log(from).map_err(|refusal| to_status(&refusal))?;
+        let engine = engine.clone();
+        let reader = Reader {
+            engine,
+            follower,
+            to,
+            follow: message.follow,
+            decisions,
+            raw: message.raw,
+            _place: place,
+        };
+        let (to_client, messages) = mpsc::channel(MESSAGES_WAITING_MAX);
+        tokio::spawn(reader.run(to_client));
+        Ok(Response::new(ReceiverStream::new(messages).boxed()))
+    }
+
+    async fn get_archive_status(
+        &self,
+        _request: Request<v1::GetArchiveStatusRequest>,
+    ) -> Result<Response<v1::GetArchiveStatusResponse>, Status> {
+        let engine = self.router.engine();
+        let status = engine.archive_status().map_err(|refusal| to_status(&refusal))?.borrow().clone();
+        let (oldest, newest) = engine.log_range().map_err(|refusal| to_status(&refusal))?;
+        let gap = |gap: &muster_archive::Gap| v1::LogGap { from_index: gap.from.0, to_index: gap.to.0 };
+        Ok(Response::new(v1::GetArchiveStatusResponse {
+            enabled: status.enabled,
+            place: status.place,
+            first_log_index: status.summary.first.map_or(0, |index| index.0),
+            last_log_index: status.summary.last.map_or(0, |index| index.0),
+            last_log_time_ms: status.summary.last_time.0,
+            segments: status.summary.segments,
+            segment_bytes: status.summary.segment_bytes,
+            bases: status.summary.bases,
+            base_bytes: status.summary.base_bytes,
+            gaps: status.summary.gaps.iter().map(gap).collect(),
+            failing: status.failing.unwrap_or_default(),
+            oldest_log_index: oldest.0,
+            newest_log_index: newest.0,
+            replica_id: engine.info().replica.0,
+        }))
+    }
+
+    type ReadRoundsStream = BoxStream<'static, Result<v1::ReadRoundsResponse, Status>>;
+
+    async fn read_rounds(
+        &self,
+        request: Request<v1::ReadRoundsRequest>,
+    ) -> Result<Response<Self::ReadRoundsStream>, Status> {
+        let place = place(&self.round_readers, "this replica gives its archive to others already")?;
+        let from = request.into_inner().from_raft_index;
+        let read = self.router.engine().read_rounds(from).await;
+        let (rounds, next) = read.map_err(|refusal| to_status(&refusal))?;
+        let mut messages = Vec::new();
+        let mut open = v1::ReadRoundsResponse { rounds: Vec::new(), next_raft_index: from };
+        let mut bytes = 0;
+        for round in rounds {
+            bytes += round.payload.len();
+            open.next_raft_index = round.raft_index + 1;
+            open.rounds.push(v1::LogRound {
+                raft_index: round.raft_index,
+                term: round.term,
+                leader_id: round.leader.0,
+                payload: round.payload.to_vec(),
+            });
+            if bytes >= ROUNDS_BYTES {
+                let empty = v1::ReadRoundsResponse { rounds: Vec::new(), next_raft_index: next };
+                messages.push(Ok(std::mem::replace(&mut open, empty)));
+                bytes = 0;
+            }
+        }
+        open.next_raft_index = next;
+        messages.push(Ok(open));
+        // The place is kept until the last message was taken.
+        let stream = futures::stream::iter(messages).inspect(move |_| {
+            let _ = &place;
+        });
+        Ok(Response::new(stream.boxed()))
+    }
+}
+
+/// Rounds of the other replicas, through their public API.
+#[derive(Debug, Default)]
+pub struct RemoteHistory;
+
+impl PeerHistory for RemoteHistory {
+    fn rounds(
+        &self,
+        endpoint: String,
+        raft_index: u64,
+    ) -> BoxFuture<'static, Result<(Vec<ArchivedRound>, u64), String>> {
+        let read = async move {
+            let uri = if endpoint.contains("://") { endpoint } else { format!("http://{endpoint}") };
+            let to = Endpoint::from_shared(uri).map_err(|error| error.to_string())?;
+            let channel = to.connect_timeout(Duration::from_secs(1)).connect_lazy();
+            let mut client = LogServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+            let request = v1::ReadRoundsRequest { from_raft_index: raft_index };
+            let answer = client.read_rounds(request).await.map_err(|status| status.to_string())?;
+            let mut messages = answer.into_inner();
+            let mut rounds = Vec::new();
+            let mut next = raft_index;
+            while let Some(message) = messages.message().await.map_err(|status| status.to_string())? {
+                next = message.next_raft_index;
+                rounds.extend(message.rounds.into_iter().map(|round| ArchivedRound {
+                    raft_index: round.raft_index,
+                    term: round.term,
+                    leader: ReplicaId(round.leader_id),
+                    payload: round.payload.into(),
+                }));
+            }
+            Ok((rounds, next))
+        };
+        Box::pin(async move {
+            tokio::time::timeout(PEER_TIMEOUT, read)
+                .await
+                .unwrap_or_else(|_| Err("no answer in time".to_owned()))
+        })
+    }
+}

@@ -1,0 +1,428 @@
+//! The archive: written at its end, read anywhere.
+
+use bytes::Bytes;
+use muster_state::State;
+use muster_types::{At, ClusterId, LogIndex, LogTime};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::base::{self, BaseReader};
+use crate::catalog::{BASES, BaseName, Catalog, SEGMENTS, SegmentName, Stretch, Summary};
+use crate::error::ArchiveError;
+use crate::object::ObjectStore;
+use crate::record::{ArchivedRound, Place, Record, Records};
+use crate::replay::Replay;
+use crate::segment::{SEGMENT_BYTES_MAX, Segment, SegmentDraft, SegmentEnd, Start};
+
+/// The archive of one cluster. Calls block; they belong on threads that may.
+pub struct Archive {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    cluster: Mutex<Option<ClusterId>>,
+    catalog: RwLock<Catalog>,
+    end: Mutex<Option<SegmentEnd>>,
+}
+
+/// Consecutive rounds of one segment.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    /// Right before the first of them.
+    pub from: Place,
+    /// In the order of the log.
+    pub rounds: Vec<ArchivedRound>,
+    /// Right behind the last Raft entry that is covered.
+    pub end: Place,
+    /// The last record that counts: a later life of the cluster may begin behind it.
+    pub to: LogIndex,
+}
+
+impl Archive {
+    /// Opens what `store` holds. Objects of another cluster than `cluster` are refused; without one,
+    /// the archive's own counts.
+    ///
+    /// # Errors
+    /// When the store fails, or its newest segment is damaged or another cluster's.
+    pub fn open(store: Arc<dyn ObjectStore>, cluster: Option<ClusterId>) -> Result<Archive, ArchiveError> {
+        let list = |prefix: &str| store.list(prefix).map_err(|e| ArchiveError::store("listing", prefix, e));
+        let segments: Vec<SegmentName> = list(SEGMENTS)?.iter().filter_map(SegmentName::parse).collect();
+        let bases: Vec<BaseName> = list(BASES)?.iter().filter_map(BaseName::parse).collect();
+        let catalog = Catalog::new(segments, bases);
+        let newest = catalog.newest();
+        let archive = Archive {
+            store,
+            cluster: Mutex::new(cluster),
+            catalog: RwLock::new(catalog),
+            end: Mutex::new(None),
+        };
+        if let Some(newest) = newest {
+            // Whole: what the next segment is chained to has to be what was written.
+            let segment = archive.segment(&newest)?;
+            *archive.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.end);
+        }
+        Ok(archive)
+    }
+
+    fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
+        self.catalog.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn catalog_mut(&self) -> RwLockWriteGuard<'_, Catalog> {
+        self.catalog.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where its objects are, for messages.
+    #[must_use]
+    pub fn place(&self) -> String {
+        self.store.place()
+    }
+
+    /// Whose records these are; none while it is empty and nobody has said.
+    #[must_use]
+    pub fn cluster(&self) -> Option<ClusterId> {
+        *self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Figures about it.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        self.catalog().summary()
+    }
+
+    /// The place behind its last segment; none when it has none.
+    #[must_use]
+    pub fn end(&self) -> Option<Place> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).map(|end| end.place)
+    }
+
+    /// Its newest base.
+    #[must_use]
+    pub fn newest_base(&self) -> Option<BaseName> {
+        self.catalog().bases.last().copied()
+    }
+
+    /// Bytes of the segments that end behind a record.
+    #[must_use]
+    pub fn segment_bytes_behind(&self, index: LogIndex) -> u64 {
+        let catalog = self.catalog();
+        catalog.line[catalog.find(index.next())..].iter().map(|stretch| stretch.name.bytes).sum()
+    }
+
+    /// A segment that goes on at `from`.
+    ///
+    /// # Errors
+    /// When [`Start::Follows`] is asked for and `from` is not where the archive ends, or when a founding
+    /// does not begin at the beginning.
+    pub fn draft(&self, cluster: ClusterId, start: Start, from: Place) -> Result<SegmentDraft, ArchiveError> {
+        let end = *self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let (found, out_of_order) = (from.sequence.log_index, |expected| ArchiveError::OutOfOrder {
+            found: from.sequence.log_index,
+            expected,
+        });
+        let previous = match (start, end) {
+            (Start::Follows, Some(end)) => {
+                let expected = end.place.sequence;
+                if from.sequence != expected || from.next_raft < end.place.next_raft {
+                    return Err(out_of_order(expected.log_index));
+                }
+                end.checksum
+            }
+            (Start::Gap, Some(end)) => {
+                let (generation, expected) = (end.place.generation, end.place.sequence.log_index);
+                if from.generation <= generation && found <= expected {
+                    return Err(out_of_order(expected));
+                }
+                0
+            }
+            (Start::Gap, None) => 0,
+            (Start::Founding, None) if found == LogIndex::ZERO => 0,
+            (Start::Follows | Start::Founding, _) => return Err(out_of_order(LogIndex::ZERO)),
+        };
+        Ok(SegmentDraft::new(cluster, start, from, previous))
+    }
+
+    /// Closes a segment at `end` and puts it into the store, durably. `first_time` is the log time of its
+    /// first round.
+    ///
+    /// # Errors
+    /// When the store fails; then the archive is as it was.
+    ///
+    /// # Panics
+    /// When the segment has no record.
+    pub fn seal(
+        &self,
+        draft: SegmentDraft,
+        end: Place,
+        first_time: LogTime,
+    ) -> Result<SegmentName, ArchiveError> {
+        let sealed = draft.seal(end, first_time);
+        assert!(sealed.name.first <= sealed.name.last, "a segment has a record");
+        let object = sealed.name.object();
+        let put = self.store.put(&object, &mut std::iter::once(Ok(sealed.bytes)));
+        put.map_err(|source| ArchiveError::store("writing", &object, source))?;
+        self.catalog_mut().add_segment(sealed.name);
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(sealed.end);
+        Ok(sealed.name)
+    }
+
+    /// Puts a state into the store. It covers every Raft entry before `place.next_raft`, and the last of
+    /// them has a record: those of an ended leadership behind a record are counted in the state, so they
+    /// make another state at the same record.
+    ///
+    /// # Errors
+    /// When the store fails; then the archive is as it was.
+    pub fn put_base(
+        &self,
+        cluster: ClusterId,
+        place: Place,
+        state: &State,
+    ) -> Result<BaseName, ArchiveError> {
+        let place = Place { sequence: state.sequence(), ..place };
+        let object = BaseName::of(&place, 0).object();
+        let mut bytes = 0u64;
+        let encoded = base::encode(cluster, &place, state).inspect(|piece| bytes += piece.len() as u64);
+        let put = self.store.put(&object, &mut base::pieces(encoded));
+        put.map_err(|source| ArchiveError::store("writing", &object, source))?;
+        let name = BaseName::of(&place, bytes);
+        self.catalog_mut().add_base(name);
+        Ok(name)
+    }
+
+    fn check_cluster(&self, object: &str, found: ClusterId) -> Result<(), ArchiveError> {
+        let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+        let expected = *cluster.get_or_insert(found);
+        if expected == found {
+            return Ok(());
+        }
+        Err(ArchiveError::Foreign { object: object.to_owned(), found, expected })
+    }
+
+    /// Reads a segment, and holds it against its name.
+    pub(crate) fn segment(&self, name: &SegmentName) -> Result<Segment, ArchiveError> {
+        let object = name.object();
+        let failed = |source| ArchiveError::store("reading", &object, source);
+        let size = self.store.size(&object).map_err(failed)?;
+        if size > SEGMENT_BYTES_MAX {
+            return Err(ArchiveError::damaged(
+                &object,
+                format!("it has {size} bytes; no segment has as many"),
+            ));
+        }
+        let bytes: Bytes = self.store.get(&object, 0, size as usize).map_err(failed)?;
+        let segment = Segment::parse(&object, &bytes)?;
+        let own = SegmentName::of(&segment.header.from, &segment.end.place, name.bytes);
+        if own != *name {
+            return Err(ArchiveError::damaged(&object, "its name is not the one of its content"));
+        }
+        self.check_cluster(&object, segment.header.cluster)?;
+        Ok(segment)
+    }
+
+    fn slice_of(&self, stretch: &Stretch) -> Result<Slice, ArchiveError> {
+        let segment = self.segment(&stretch.name)?;
+        Ok(Slice {
+            from: segment.header.from,
+            rounds: segment.rounds,
+            end: segment.end.place,
+            to: stretch.to,
+        })
+    }
+
+    /// The segment with a record.
+    ///
+    /// # Errors
+    /// [`ArchiveError::NotReached`] behind its end, [`ArchiveError::Missing`] in a gap, or when the
+    /// segment cannot be read.
+    pub fn slice_with(&self, index: LogIndex) -> Result<Slice, ArchiveError> {
+        let stretch = {
+            let catalog = self.catalog();
+            let at = catalog.find(index);
+            let Some(stretch) = catalog.line.get(at).copied() else {
+                let newest = catalog.line.last().map_or(LogIndex::ZERO, |stretch| stretch.to);
+                return Err(ArchiveError::NotReached { newest });
+            };
+            if stretch.name.first > index {
+                let before = at.checked_sub(1).and_then(|at| catalog.line.get(at));
+                let from = before.map_or(LogIndex(1), |before| before.to.next());
+                return Err(ArchiveError::Missing { from, to: LogIndex(stretch.name.first.0 - 1) });
+            }
+            stretch
+        };
+        self.slice_of(&stretch)
+    }
+
+    /// The segment that covers a Raft entry of the cluster's newest life; none when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn slice_with_raft(&self, raft_index: u64) -> Result<Option<Slice>, ArchiveError> {
+        let stretch = self.catalog().find_raft(raft_index);
+        stretch.map(|stretch| self.slice_of(&stretch)).transpose()
+    }
+
+    /// The records from one to another, both included, as far as the archive reaches.
+    #[must_use]
+    pub fn records(self: &Arc<Archive>, from: LogIndex, to: LogIndex) -> Rounds {
+        Rounds { archive: Arc::clone(self), next: from.max(LogIndex(1)), to, open: None }
+    }
+
+    /// Every segment, in the order of the records.
+    pub(crate) fn stretches(&self) -> Vec<Stretch> {
+        self.catalog().line.clone()
+    }
+
+    pub(crate) fn bases(&self) -> Vec<BaseName> {
+        self.catalog().bases.clone()
+    }
+
+    /// The newest base that is not behind `at`.
+    fn base_before(&self, at: At) -> Option<BaseName> {
+        let catalog = self.catalog();
+        let fits = |base: &&BaseName| match at {
+            At::Index(index) => base.log_index <= index,
+            At::Time(time) => base.log_time <= time,
+        };
+        catalog.bases.iter().rev().find(fits).copied()
+    }
+
+    /// The state of a base.
+    pub(crate) fn restore(&self, name: &BaseName) -> Result<Replay, ArchiveError> {
+        let reader = BaseReader::open(self.store.as_ref(), name)?;
+        self.check_cluster(&name.object(), reader.header.cluster)?;
+        let (state, header) = reader.restore()?;
+        Ok(Replay::from_state(state, header.place.next_raft))
+    }
+
+    /// Holds a base's checksums, without making a state of it.
+    pub(crate) fn check_base(&self, name: &BaseName) -> Result<u64, ArchiveError> {
+        let reader = BaseReader::open(self.store.as_ref(), name)?;
+        self.check_cluster(&name.object(), reader.header.cluster)?;
+        Ok(reader.check()?.digest)
+    }
+
+    /// The nearest place before `at` that a replay can begin at: a base, or the founding. A base that
+    /// cannot be read is said and passed over for the one before it.
+    fn begin(&self, at: At) -> Result<Replay, ArchiveError> {
+        let mut limit = at;
+        while let Some(base) = self.base_before(limit) {
+            match self.restore(&base) {
+                Ok(replay) => return Ok(replay),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, base = base.object(), "a base of the archive is passed over");
+                }
+            }
+            let Some(before) = base.log_index.0.checked_sub(1) else { break };
+            limit = At::Index(LogIndex(before));
+        }
+        Ok(Replay::founding())
+    }
+
+    /// Rebuilds the state at `at`, from the nearest base or, when that is nearer, from `known`. Where
+    /// the archive ends before it, what was reached, and `false`.
+    ///
+    /// # Errors
+    /// When something on the way is missing, damaged, or comes to another state than the leader had.
+    pub fn replay(&self, at: At, known: Option<Replay>) -> Result<(Replay, bool), ArchiveError> {
+        let nearest = self.base_before(at).map_or(LogIndex::ZERO, |base| base.log_index);
+        let mut replay = match known.filter(|known| known.state().log_index() >= nearest) {
+            Some(known) => known,
+            None => self.begin(at)?,
+        };
+        loop {
+            if at == At::Index(replay.state().log_index()) {
+                return Ok((replay, true));
+            }
+            let slice = match self.slice_with(replay.state().log_index().next()) {
+                Ok(slice) => slice,
+                Err(ArchiveError::NotReached { .. }) => return Ok((replay, false)),
+                Err(error) => return Err(error),
+            };
+            let before = replay.state().log_index();
+            if replay_slice(&mut replay, &slice, at)? {
+                return Ok((replay, true));
+            }
+            if replay.state().log_index() == before {
+                // The segment is intact, but its rounds do not follow the state.
+                return Err(ArchiveError::Missing { from: before.next(), to: slice.to });
+            }
+        }
+    }
+}
+
+/// Whether `at` was reached in the slice.
+fn replay_slice(replay: &mut Replay, slice: &Slice, at: At) -> Result<bool, ArchiveError> {
+    let end = At::Index(slice.to);
+    // Where a later life of the cluster begins, the rest of this one never was.
+    let cut = slice.to < slice.end.sequence.log_index;
+    for round in &slice.rounds {
+        let stop = match at {
+            At::Index(index) if index <= slice.to => at,
+            _ if cut => end,
+            _ => at,
+        };
+        if replay.apply(round, Some(stop))? {
+            return Ok(stop == at);
+        }
+    }
+    // Entries of the protocol's own may follow the last round.
+    replay.pass(slice.end.next_raft);
+    Ok(false)
+}
+
+/// Records out of an archive, segment by segment.
+pub struct Rounds {
+    archive: Arc<Archive>,
+    next: LogIndex,
+    to: LogIndex,
+    open: Option<Open>,
+}
+
+struct Open {
+    records: Records,
+    rounds: std::vec::IntoIter<ArchivedRound>,
+    ready: std::vec::IntoIter<Record>,
+    to: LogIndex,
+}
+
+impl Rounds {
+    fn step(&mut self) -> Result<Option<Record>, ArchiveError> {
+        while self.next <= self.to {
+            let Some(open) = &mut self.open else {
+                let slice = match self.archive.slice_with(self.next) {
+                    Err(ArchiveError::NotReached { .. }) => return Ok(None),
+                    other => other?,
+                };
+                let records = Records::from(slice.from);
+                let (rounds, ready) = (slice.rounds.into_iter(), Vec::new().into_iter());
+                self.open = Some(Open { records, rounds, ready, to: slice.to });
+                continue;
+            };
+            match open.ready.next() {
+                Some(record) if record.log_index == self.next && record.log_index <= open.to => {
+                    self.next = record.log_index.next();
+                    return Ok(Some(record));
+                }
+                // Before what was asked for, or of a life that ended before it.
+                Some(_) => {}
+                None => match open.rounds.next() {
+                    Some(round) => open.ready = open.records.take(&round)?.into_iter(),
+                    None if self.next > open.to => self.open = None,
+                    None => return Err(ArchiveError::Missing { from: self.next, to: open.to }),
+                },
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Rounds {
+    type Item = Result<Record, ArchiveError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.step().transpose();
+        if matches!(step, Some(Err(_))) {
+            // Nothing behind an error can be told to follow it.
+            self.next = LogIndex(u64::MAX);
+            self.to = LogIndex::ZERO;
+        }
+        step
+    }
+}

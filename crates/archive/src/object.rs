@@ -1,0 +1,237 @@
+//! Where the objects of an archive are kept.
+//!
+//! The interface is what every object store has: put whole, get a range, list by prefix. No append and
+//! no rename, so that a bucket can stand behind it as well as a folder.
+
+use bytes::Bytes;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of an object's name.
+const NAME_BYTES_MAX: usize = 512;
+/// Objects that one listing returns at most: at 8 MiB each, half a petabyte.
+const LISTED_MAX: usize = 1 << 26;
+/// Folders below one another that a listing goes into.
+const DEPTH_MAX: usize = 8;
+/// Ends the name of what is still being written; no object's name has this character.
+const TEMPORARY: &str = "~";
+
+/// One object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// A store of objects. Calls block; nobody calls it from a thread that serves.
+pub trait ObjectStore: Send + Sync + 'static {
+    /// Writes an object, whole or not at all, and returns when it would survive the loss of power. One
+    /// of the same name is replaced.
+    ///
+    /// # Errors
+    /// What the store, or the iterator, said; then there is no new object of this name.
+    fn put(&self, name: &str, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()>;
+
+    /// Bytes of an object from `from` on: `length` of them, fewer only at its end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] without such an object, else what the store said.
+    fn get(&self, name: &str, from: u64, length: usize) -> io::Result<Bytes>;
+
+    /// An object's size in bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] without such an object, else what the store said.
+    fn size(&self, name: &str) -> io::Result<u64>;
+
+    /// Every object whose name begins with `prefix`, by name.
+    ///
+    /// # Errors
+    /// What the store said.
+    fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>>;
+
+    /// Where it is, for messages.
+    fn place(&self) -> String;
+}
+
+/// Whether a name is one that every store can keep: lower-case letters, digits, `-`, `.` and `/`, no
+/// empty part and none that begins with a dot.
+#[must_use]
+pub fn object_name_is_valid(name: &str) -> bool {
+    let part_fits = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'))
+    };
+    name.len() <= NAME_BYTES_MAX && name.split('/').all(part_fits)
+}
+
+fn check_name(name: &str) -> io::Result<()> {
+    if object_name_is_valid(name) {
+        return Ok(());
+    }
+    Err(io::Error::new(ErrorKind::InvalidInput, "not the name of an object"))
+}
+
+/// A folder as an object store: each object a file below it.
+#[derive(Debug)]
+pub struct DirectoryStore {
+    root: PathBuf,
+    /// Tells apart what several threads write at a time.
+    writes: AtomicU64,
+}
+
+impl DirectoryStore {
+    /// Opens the folder, makes it where there is none, and removes what an earlier process left half
+    /// written. One process writes into a folder at a time.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or read.
+    pub fn open(root: &Path) -> io::Result<DirectoryStore> {
+        fs::create_dir_all(root)?;
+        let store = DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) };
+        store.walk(root, 0, &mut |path, _| {
+            let temporary = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.contains(TEMPORARY));
+            if temporary { fs::remove_file(path) } else { Ok(()) }
+        })?;
+        Ok(store)
+    }
+
+    /// Opens a folder to read it, and changes nothing in it: an archive that a replica writes, or a copy.
+    ///
+    /// # Errors
+    /// When there is no such folder.
+    pub fn open_read_only(root: &Path) -> io::Result<DirectoryStore> {
+        if !fs::metadata(root)?.is_dir() {
+            return Err(io::Error::new(ErrorKind::NotADirectory, "not a folder"));
+        }
+        Ok(DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) })
+    }
+
+    fn path(&self, name: &str) -> io::Result<PathBuf> {
+        check_name(name)?;
+        Ok(self.root.join(name))
+    }
+
+    fn walk(
+        &self,
+        folder: &Path,
+        depth: usize,
+        visit: &mut dyn FnMut(&Path, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            // Links are not followed: what is not a file or a folder is no object.
+            let kind = entry.file_type()?;
+            if kind.is_dir() && depth < DEPTH_MAX {
+                self.walk(&entry.path(), depth + 1, visit)?;
+            } else if kind.is_file() {
+                match entry.metadata() {
+                    Ok(metadata) => visit(&entry.path(), metadata.len())?,
+                    // Written under another name meanwhile.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the entries of a folder survive a loss of power.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Makes a folder and everything above it up to `root`, durably.
+fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
+    if folder.is_dir() || folder == root {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent() {
+        create_folders(root, above)?;
+        match fs::create_dir(folder) {
+            Ok(()) => sync_folder(above)?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(path: &Path, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    for piece in content {
+        file.write_all(&piece?)?;
+    }
+    file.sync_all()
+}
+
+impl ObjectStore for DirectoryStore {
+    fn put(&self, name: &str, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
+        let path = self.path(name)?;
+        let folder = path.parent().unwrap_or(&self.root);
+        create_folders(&self.root, folder)?;
+        let number = self.writes.fetch_add(1, Ordering::Relaxed);
+        let temporary = folder.join(format!("{TEMPORARY}{number}"));
+        let written = write_all(&temporary, content).and_then(|()| fs::rename(&temporary, &path));
+        if let Err(error) = written {
+            // It failed before; what is left of it is removed at the next start at the latest.
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
+        sync_folder(folder)
+    }
+
+    fn get(&self, name: &str, from: u64, length: usize) -> io::Result<Bytes> {
+        let mut file = File::open(self.path(name)?)?;
+        let size = file.metadata()?.len();
+        let there = usize::try_from(size.saturating_sub(from)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length.min(there)];
+        file.seek(SeekFrom::Start(from))?;
+        file.read_exact(&mut bytes)?;
+        Ok(Bytes::from(bytes))
+    }
+
+    fn size(&self, name: &str) -> io::Result<u64> {
+        Ok(fs::metadata(self.path(name)?)?.len())
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>> {
+        // Only the folder that the prefix names is walked, not the whole store.
+        let folder = match prefix.rfind('/') {
+            Some(at) => {
+                check_name(&prefix[..at])?;
+                self.root.join(&prefix[..at])
+            }
+            None => self.root.clone(),
+        };
+        let mut found = Vec::new();
+        self.walk(&folder, 0, &mut |path, bytes| {
+            let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
+            if let Some(name) = relative.filter(|name| name.starts_with(prefix) && object_name_is_valid(name))
+            {
+                if found.len() >= LISTED_MAX {
+                    return Err(io::Error::other("more objects than an archive can have"));
+                }
+                found.push(ObjectInfo { name: name.to_owned(), bytes });
+            }
+            Ok(())
+        })?;
+        found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    fn place(&self) -> String {
+        self.root.display().to_string()
+    }
+}

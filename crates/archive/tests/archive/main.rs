@@ -1,0 +1,10 @@
+//! The archive, held against damage, loss and exchange of its objects.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic here is the report; the lint knows test functions but not their helpers"
+)]
+
+mod damage;
+mod past;
+mod rendering;
+mod support;

@@ -1,0 +1,51 @@
+//! Why a peer is refused as such, in a form the other side can tell apart.
+
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
+
+const KEY: &str = "muster-refusal";
+
+/// Why a peer is refused as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Refusal {
+    /// It is of another cluster or means another replica.
+    Stranger,
+    /// It speaks in another's name.
+    Impostor,
+    /// It is of a time before the cluster was rebuilt.
+    OldGeneration,
+    /// The receiver is of a time before the cluster was rebuilt.
+    NewerGeneration,
+    /// The receiver lost its storage and was not taken in anew yet.
+    Rejoining,
+}
+
+impl Refusal {
+    const ALL: [Refusal; 5] =
+        [Refusal::Stranger, Refusal::Impostor, Refusal::OldGeneration, Refusal::NewerGeneration, Refusal::Rejoining];
+
+    fn name(self) -> &'static str {
+        match self {
+            Refusal::Stranger => "stranger",
+            Refusal::Impostor => "impostor",
+            Refusal::OldGeneration => "old-generation",
+            Refusal::NewerGeneration => "newer-generation",
+            Refusal::Rejoining => "rejoining",
+        }
+    }
+
+    /// As an answer: `PERMISSION_DENIED` for an impostor, `FAILED_PRECONDITION` for the others, and its name
+    /// beside it.
+    pub(crate) fn status(self, text: impl Into<String>) -> Status {
+        let code = if self == Refusal::Impostor { Code::PermissionDenied } else { Code::FailedPrecondition };
+        let mut status = Status::new(code, text);
+        status.metadata_mut().insert(KEY, MetadataValue::from_static(self.name()));
+        status
+    }
+
+    /// What an answer says.
+    pub(crate) fn of(status: &Status) -> Option<Refusal> {
+        let name = status.metadata().get(KEY)?;
+        Refusal::ALL.into_iter().find(|refusal| name == refusal.name())
+    }
+}

@@ -1,0 +1,561 @@
+//! The records of the log, readable from the first one that is kept to the newest that is applied.
+//!
+//! Behind what this replica applies, one task reads the same entries from the log and notes every now
+//! and then which record stands where (a mark). With the archive for what is older, and the log from the
+//! nearest mark on for what is newer, every record can be found and read, and nothing is kept twice.
+//!
+//! **Invariant:** only applied entries are read, so that nothing that was handed out is taken back.
+//! **Invariant:** apply never waits for any of this.
+
+use muster_archive::{Archive, ArchiveError, ArchivedRound, Place, Slice, Summary};
+use muster_consensus::{CommittedEntry, Consensus, LogSlice};
+use muster_state::State;
+use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::Engine;
+use crate::engine::stopping;
+use crate::replicated::Shared;
+
+/// Bytes between two marks: what is read in vain at most before a record that is asked for.
+const MARK_BYTES: u64 = 128 << 10;
+/// The same in entries: without payloads they have no bytes.
+const MARK_ENTRIES: u64 = 1_024;
+/// Without an archive: the log may be purged up to the last mark.
+const MARK_ENTRIES_ALONE: u64 = 64;
+/// Marks that are kept without an archive: some four gigabytes of log.
+const MARKS_MAX: usize = 32_768;
+/// Between two looks at a log that had nothing where there should be something.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Rounds above this together are decoded apart from the threads that serve.
+const DECODE_HERE_BYTES: usize = 32 << 10;
+/// Segments that are read from the archive at a time, for all who follow.
+const ARCHIVE_READS_MAX: usize = 4;
+
+/// A place in the log that can be read from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) place: Place,
+    /// Bytes of payloads before it, counted from the start of the process.
+    pub(crate) bytes: u64,
+    pub(crate) noted_at: Instant,
+}
+
+/// The places of what is not in the archive yet.
+pub(crate) struct Trail {
+    /// Ascending; the first is where the archive ends, or ought to.
+    pub(crate) marks: VecDeque<Mark>,
+    /// The newest place, not yet far enough from the last mark to be one.
+    pub(crate) end: Mark,
+    /// The state at the first mark, where that is not in the archive: what it can go on from.
+    pub(crate) origin: Option<Arc<State>>,
+}
+
+/// How the archive stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ArchiveStatus {
+    /// Whether this replica keeps one.
+    pub enabled: bool,
+    /// Where.
+    pub place: String,
+    /// What it holds.
+    pub summary: Summary,
+    /// Why it cannot be written at present; none when it can.
+    pub failing: Option<String>,
+}
+
+/// Reads the records of the log, and remembers where they are.
+pub(crate) struct History {
+    pub(crate) consensus: Consensus,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) archive: Option<Arc<Archive>>,
+    pub(crate) trail: Mutex<Option<Trail>>,
+    /// The last record that can be read.
+    pub(crate) end: watch::Sender<LogIndex>,
+    pub(crate) status: watch::Sender<ArchiveStatus>,
+    archive_reads: Semaphore,
+    pub(crate) shutdown: CancellationToken,
+}
+
+impl History {
+    pub(crate) fn new(
+        consensus: Consensus,
+        shared: Arc<Shared>,
+        archive: Option<Arc<Archive>>,
+        shutdown: CancellationToken,
+    ) -> History {
+        let status = ArchiveStatus {
+            enabled: archive.is_some(),
+            place: archive.as_ref().map(|archive| archive.place()).unwrap_or_default(),
+            summary: archive.as_ref().map(|archive| archive.summary()).unwrap_or_default(),
+            failing: None,
+        };
+        History {
+            consensus,
+            shared,
+            archive,
+            trail: Mutex::new(None),
+            end: watch::Sender::new(LogIndex::ZERO),
+            status: watch::Sender::new(status),
+            archive_reads: Semaphore::new(ARCHIVE_READS_MAX),
+            shutdown,
+        }
+    }
+
+    pub(crate) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
+        // Plain data; whoever panicked has left it as it was.
+        self.trail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where records stand, for as long as the replica runs.
+    pub(crate) async fn follow(self: Arc<History>) {
+        let following = async {
+            let start = self.start().await;
+            self.begin(start.0, start.1);
+            let mut applied = self.consensus.applied();
+            loop {
+                applied.mark_unchanged();
+                self.catch_up().await;
+                if applied.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = following => {}
+            () = self.shutdown.cancelled() => {}
+        }
+    }
+
+    /// Where to begin: behind the archive, if the log still has that, else at the beginning of the log,
+    /// else at the snapshot that this replica began with.
+    async fn start(&self) -> (Place, Option<Arc<State>>) {
+        let restored = self.shared.restored();
+        let floor = self.consensus.log_floor();
+        if let Some(end) = self.archive.as_ref().and_then(|archive| archive.end()) {
+            let goes_on = floor.is_none_or(|floor| floor < end.next_raft);
+            // Rebuilt from a backup: what the archive has behind that never was, in this life.
+            let newer_life = restored.as_ref().is_some_and(|position| {
+                generation_of(&position.state) > end.generation
+                    && position.state.log_index() <= end.sequence.log_index
+            });
+            if goes_on && !newer_life {
+                return (end, None);
+            }
+        } else if floor.is_none() {
+            return (Place::default(), None);
+        }
+        match restored {
+            Some(position) => (place_of(position.raft_index, &position.state), Some(position.state.clone())),
+            None => (Place::default(), None),
+        }
+    }
+
+    fn begin(&self, place: Place, origin: Option<Arc<State>>) {
+        let mark = Mark { place, bytes: 0, noted_at: Instant::now() };
+        if self.archive.is_none() {
+            self.consensus.hold_purge(Some(place.next_raft.saturating_sub(1)));
+        }
+        *self.trail() = Some(Trail { marks: VecDeque::from([mark]), end: mark, origin });
+        self.end.send_replace(place.sequence.log_index);
+    }
+
+    fn trail_end(&self) -> Option<Mark> {
+        self.trail().as_ref().map(|trail| trail.end)
+    }
+
+    /// Reads what was applied since.
+    async fn catch_up(&self) {
+        while let Some(end) = self.trail_end() {
+            match self.consensus.read_applied(end.place.next_raft).await {
+                Ok(LogSlice::Entries(entries)) if entries.is_empty() => {
+                    self.let_go_of_snapshot(&end.place);
+                    return;
+                }
+                Ok(LogSlice::Entries(entries)) => match advance(end, entries).await {
+                    Ok(next) => self.note(next),
+                    Err(error) => {
+                        // Apply stops before such a round as well, and says so.
+                        tracing::error!(error = &error as &dyn std::error::Error, "history stops here");
+                        return std::future::pending().await;
+                    }
+                },
+                Ok(LogSlice::Purged { .. }) => {
+                    let newer = self.shared.restored().filter(|p| p.raft_index >= end.place.next_raft);
+                    match newer {
+                        Some(position) => {
+                            let place = place_of(position.raft_index, &position.state);
+                            self.begin(place, Some(Arc::clone(&position.state)));
+                        }
+                        None => tokio::time::sleep(LOOK_AGAIN).await,
+                    }
+                }
+                Err(error) => {
+                    if self.consensus.stopped().borrow().is_none() {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "history waits for the log");
+                    }
+                    tokio::time::sleep(LOOK_AGAIN * 20).await;
+                }
+            }
+        }
+    }
+
+    /// A snapshot that the log has been read past is of no use here any more, and keeps memory.
+    fn let_go_of_snapshot(&self, reached: &Place) {
+        if self.shared.restored().is_some_and(|position| position.raft_index < reached.next_raft) {
+            self.shared.forget_restored();
+        }
+    }
+
+    fn note(&self, next: Mark) {
+        let floor = self.consensus.log_floor();
+        let entries_max = if self.archive.is_some() { MARK_ENTRIES } else { MARK_ENTRIES_ALONE };
+        let mut trail = self.trail();
+        let Some(trail) = trail.as_mut() else { return };
+        trail.end = next;
+        let far = trail.marks.back().is_none_or(|last| {
+            next.bytes - last.bytes >= MARK_BYTES
+                || next.place.next_raft - last.place.next_raft >= entries_max
+        });
+        if far {
+            trail.marks.push_back(next);
+        }
+        if self.archive.is_none() {
+            if far {
+                // Everything behind the last mark can be read.
+                self.consensus.hold_purge(Some(next.place.next_raft.saturating_sub(1)));
+            }
+            let lost = |mark: &Mark| floor.is_some_and(|floor| mark.place.next_raft <= floor);
+            while trail.marks.len() > MARKS_MAX || (trail.marks.len() > 1 && lost(&trail.marks[0])) {
+                trail.marks.pop_front();
+            }
+        }
+        self.end.send_replace(next.place.sequence.log_index);
+    }
+
+    /// The first record that can be read here, and the last.
+    pub(crate) fn range(&self) -> (LogIndex, LogIndex) {
+        let in_archive = self.archive.as_ref().and_then(|archive| archive.summary().first);
+        let in_log = self.trail().as_ref().map(|trail| trail.marks[0].place.sequence.log_index.next());
+        let first = in_archive.or(in_log).unwrap_or(LogIndex(1));
+        (first, *self.end.borrow())
+    }
+
+    /// A place at or before a record, as near as it is known.
+    pub(crate) fn place_before(&self, index: LogIndex) -> Result<Place, Refusal> {
+        let trail = self.trail();
+        let Some(trail) = trail.as_ref() else { return Err(not_yet()) };
+        let near = trail.marks.iter().rev().chain(std::iter::once(&trail.marks[0]));
+        let near = std::iter::once(&trail.end).chain(near).find(|mark| mark.place.sequence.log_index < index);
+        match near {
+            Some(mark) => Ok(mark.place),
+            // The archive finds it by itself.
+            None => Ok(Place {
+                sequence: muster_state::Sequence { log_index: LogIndex(index.0 - 1), ..Default::default() },
+                ..Place::default()
+            }),
+        }
+    }
+
+    /// Rounds from a place on: a segment, or about a megabyte of the log; none when there is nothing
+    /// behind it yet.
+    pub(crate) async fn read(&self, place: Place) -> Result<Option<Slice>, Refusal> {
+        let next = place.sequence.log_index.next();
+        for _ in 0..2 {
+            let archived = self.archive.as_ref().filter(|archive| {
+                let has = |end: Place| end.sequence.log_index >= next && end.next_raft > place.next_raft;
+                archive.end().is_some_and(has)
+            });
+            if let Some(archive) = archived {
+                return self.read_archive(Arc::clone(archive), next).await.map(Some);
+            }
+            match self.consensus.read_applied(place.next_raft).await {
+                Ok(LogSlice::Entries(entries)) if entries.is_empty() => return Ok(None),
+                Ok(LogSlice::Entries(entries)) => {
+                    let end = Place { next_raft: entries.last().map_or(0, |e| e.raft_index + 1), ..place };
+                    let rounds = entries.into_iter().filter_map(round).collect();
+                    return Ok(Some(Slice { from: place, rounds, end, to: LogIndex(u64::MAX) }));
+                }
+                // Perhaps just now, because the archive has it.
+                Ok(LogSlice::Purged { .. }) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "the log cannot be read for a follower");
+                    return Err(stopping());
+                }
+            }
+        }
+        Err(self.compacted(next))
+    }
+
+    async fn read_archive(&self, archive: Arc<Archive>, index: LogIndex) -> Result<Slice, Refusal> {
+        let _place = self.archive_reads.acquire().await.map_err(|_| stopping())?;
+        let read = tokio::task::spawn_blocking(move || archive.slice_with(index)).await;
+        match read.map_err(|_| stopping())? {
+            Ok(slice) => Ok(slice),
+            Err(error) => Err(self.refusal(&error)),
+        }
+    }
+
+    pub(crate) fn compacted(&self, index: LogIndex) -> Refusal {
+        let (first, _) = self.range();
+        let text = format!("record {index} is not kept here any more; the oldest is {first}");
+        Refusal::new(RefusalCode::ResumeTokenCompacted, text).with("oldest_log_index", first)
+    }
+
+    /// What a reader is told of a failure of the archive. Operators find the details in the log.
+    pub(crate) fn refusal(&self, error: &ArchiveError) -> Refusal {
+        match error {
+            ArchiveError::Missing { from, to } => {
+                let text = format!("the records from {from} to {to} are missing in this replica's archive");
+                Refusal::new(RefusalCode::ResumeTokenCompacted, text).with("oldest_log_index", to.next())
+            }
+            error => {
+                tracing::error!(error = error as &dyn std::error::Error, "the archive cannot be read");
+                let text = format!("the archive of this replica cannot be read: {error}");
+                Refusal::new(RefusalCode::ArchiveUnavailable, text)
+            }
+        }
+    }
+}
+
+pub(crate) fn not_yet() -> Refusal {
+    Refusal::new(RefusalCode::NotLeader, "this replica has just started; its history is not at hand yet")
+}
+
+/// The place right behind a Raft entry at which a state stands.
+pub(crate) fn place_of(raft_index: u64, state: &State) -> Place {
+    Place {
+        next_raft: raft_index.saturating_add(1),
+        sequence: state.sequence(),
+        generation: generation_of(state),
+    }
+}
+
+pub(crate) fn generation_of(state: &State) -> u32 {
+    state.cluster().map_or(0, |cluster| cluster.generation)
+}
+
+/// An entry as the archive keeps it; none for one of the protocol's own.
+pub(crate) fn round(entry: CommittedEntry) -> Option<ArchivedRound> {
+    let CommittedEntry { raft_index, term, leader, payload } = entry;
+    Some(ArchivedRound { raft_index, term, leader, payload: payload? })
+}
+
+async fn advance(mut mark: Mark, entries: Vec<CommittedEntry>) -> Result<Mark, ArchiveError> {
+    let bytes: usize = entries.iter().map(|e| e.payload.as_ref().map_or(0, |p| p.len())).sum();
+    let step = move || {
+        for entry in entries {
+            let next_raft = entry.raft_index.saturating_add(1);
+            if let Some(round) = round(entry) {
+                mark.bytes += round.payload.len() as u64;
+                mark.place.step(&round)?;
+            }
+            mark.place.next_raft = next_raft;
+        }
+        mark.noted_at = Instant::now();
+        Ok(mark)
+    };
+    if bytes <= DECODE_HERE_BYTES {
+        return step();
+    }
+    let stepped = tokio::task::spawn_blocking(step).await;
+    stepped.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// One reader of the log's records.
+pub struct LogFollower {
+    history: Arc<History>,
+    records: muster_archive::Records,
+    /// The next record that is wanted.
+    next: LogIndex,
+    end: watch::Receiver<LogIndex>,
+    rounds: std::vec::IntoIter<ArchivedRound>,
+    /// The first entry behind them.
+    behind: u64,
+    /// The last record of them that counts.
+    to: LogIndex,
+    /// Whether there are more, which do not.
+    is_cut: bool,
+}
+
+/// What a reader gets at a time.
+#[derive(Clone, Debug)]
+pub struct LogBatch {
+    /// In order, without a gap to those before; none when it is at the end.
+    pub records: Vec<muster_archive::Record>,
+    /// The first record that comes behind them.
+    pub next: LogIndex,
+}
+
+/// Records handed out at a time, about.
+const BATCH_RECORDS: usize = 256;
+
+impl LogFollower {
+    /// The next records that there are, without waiting for new ones.
+    ///
+    /// # Errors
+    /// When they are not kept here any more, or cannot be read.
+    pub async fn next(&mut self) -> Result<LogBatch, Refusal> {
+        let mut records = Vec::new();
+        while records.len() < BATCH_RECORDS {
+            let Some(round) = self.rounds.next() else {
+                // Entries of the protocol's own may follow the last round.
+                self.records.pass(self.behind);
+                if !records.is_empty() {
+                    break;
+                }
+                let place = self.records.place();
+                let Some(slice) = self.history.read(place).await? else { break };
+                // A segment begins before the place; the log begins right there.
+                if slice.from.next_raft != place.next_raft || slice.from.sequence != place.sequence {
+                    self.records = muster_archive::Records::from(slice.from);
+                }
+                self.is_cut = slice.to < slice.end.sequence.log_index;
+                (self.rounds, self.behind, self.to) =
+                    (slice.rounds.into_iter(), slice.end.next_raft, slice.to);
+                continue;
+            };
+            let taken = self.records.take(&round).map_err(|error| self.history.refusal(&error))?;
+            let wanted = taken.into_iter().filter(|r| r.log_index >= self.next && r.log_index <= self.to);
+            records.extend(wanted);
+            if self.is_cut && self.records.place().sequence.log_index >= self.to {
+                // A later life of the cluster goes on from here; the archive knows where.
+                let at = muster_state::Sequence { log_index: self.to, ..Default::default() };
+                let place = Place { sequence: at, ..Place::default() };
+                (self.records, self.rounds, self.behind) =
+                    (muster_archive::Records::from(place), Vec::new().into_iter(), 0);
+            }
+        }
+        if let Some(first) = records.first()
+            && first.log_index != self.next
+        {
+            return Err(self.history.compacted(self.next));
+        }
+        self.next = records.last().map_or(self.next, |last| last.log_index.next());
+        Ok(LogBatch { records, next: self.next })
+    }
+
+    /// Waits until there may be more.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn more(&mut self) -> Result<(), Refusal> {
+        let next = self.next;
+        let reached = self.end.wait_for(|end| *end >= next);
+        tokio::select! {
+            reached = reached => reached.map(|_| ()).map_err(|_| stopping()),
+            () = self.history.shutdown.cancelled() => Err(stopping()),
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn history(&self) -> Result<&Arc<History>, Refusal> {
+        self.inner.history.get().ok_or_else(not_yet)
+    }
+
+    /// Begins to keep history: the archive, when there is one, and the places of what is in the log.
+    ///
+    /// # Panics
+    /// When it was called before.
+    pub fn keep_history(&self, settings: crate::HistorySettings) {
+        let archive = settings.archive.clone();
+        let history = Arc::new(History::new(
+            self.inner.consensus.clone(),
+            Arc::clone(&self.inner.shared),
+            archive,
+            self.inner.shutdown.clone(),
+        ));
+        let first = self.inner.history.set(Arc::clone(&history)).is_ok();
+        assert!(first, "a replica keeps one history");
+        tokio::spawn(Arc::clone(&history).follow());
+        crate::archiver::spawn(history, settings);
+    }
+
+    /// The first record of the log that can be read here, and the last.
+    ///
+    /// # Errors
+    /// When the replica has only just started.
+    pub fn log_range(&self) -> Result<(LogIndex, LogIndex), Refusal> {
+        Ok(self.history()?.range())
+    }
+
+    /// Reads the records of the log from `from` on.
+    ///
+    /// # Errors
+    /// `RESUME_TOKEN_COMPACTED` with the oldest index when `from` is not kept any more,
+    /// `RESUME_TOKEN_INVALID` when it lies in the future.
+    pub fn read_log(&self, from: LogIndex) -> Result<LogFollower, Refusal> {
+        let history = self.history()?;
+        let from = from.max(LogIndex(1));
+        let (first, last) = history.range();
+        if from < first {
+            return Err(history.compacted(from));
+        }
+        // What the view shows may be a moment ahead of what can be read.
+        let newest = last.max(self.view().log_index());
+        if from > newest.next() {
+            let text = format!("record {from} lies in the future; the newest is {newest}");
+            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("newest_log_index", newest));
+        }
+        Ok(LogFollower {
+            records: muster_archive::Records::from(history.place_before(from)?),
+            history: Arc::clone(history),
+            next: from,
+            end: history.end.subscribe(),
+            rounds: Vec::new().into_iter(),
+            behind: 0,
+            to: LogIndex(u64::MAX),
+            is_cut: false,
+        })
+    }
+
+    /// How the archive stands, as it changes.
+    ///
+    /// # Errors
+    /// When the replica has only just started.
+    pub fn archive_status(&self) -> Result<watch::Receiver<ArchiveStatus>, Refusal> {
+        Ok(self.history()?.status.subscribe())
+    }
+
+    /// Rounds as they are in the Raft log, from `raft_index` on, as far as one segment or about a
+    /// megabyte of the log reaches: what another replica's archive lacks.
+    ///
+    /// # Errors
+    /// When they are not kept here.
+    pub async fn read_rounds(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
+        let history = self.history()?;
+        if let Some(archive) = history.archive.clone() {
+            let _place = history.archive_reads.acquire().await.map_err(|_| stopping())?;
+            let read = tokio::task::spawn_blocking(move || archive.slice_with_raft(raft_index)).await;
+            let slice = read.map_err(|_| stopping())?.map_err(|error| history.refusal(&error))?;
+            if let Some(slice) = slice {
+                let rounds = slice.rounds.into_iter().filter(|round| round.raft_index >= raft_index);
+                return Ok((rounds.collect(), slice.end.next_raft));
+            }
+        }
+        match history.consensus.read_applied(raft_index).await {
+            Ok(LogSlice::Entries(entries)) => {
+                let next = entries.last().map_or(raft_index, |entry| entry.raft_index + 1);
+                Ok((entries.into_iter().filter_map(round).collect(), next))
+            }
+            Ok(LogSlice::Purged { .. }) => {
+                let text = format!("the entry at Raft index {raft_index} is not kept here any more");
+                Err(Refusal::new(RefusalCode::ResumeTokenCompacted, text))
+            }
+            Err(_) => Err(stopping()),
+        }
+    }
+
+    /// Log time of the newest record that is applied.
+    #[must_use]
+    pub fn log_time(&self) -> LogTime {
+        self.view().log_time()
+    }
+}

@@ -1,0 +1,299 @@
+//! History of one replica, whole: a log in memory that is purged, an archive in a folder.
+
+use muster_archive::{Archive, Record};
+use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
+use muster_decider::{Answer, Command, Founding};
+use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_types::{
+    At, ClusterId, HolderId, LogIndex, LogTime, Parameters, RefusalCode, ReplicaId, RequestId,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::sample::{host, job, name};
+use crate::{Engine, EngineConfig, HistorySettings, LogFollower, ReplicaInfo, open_archive, replicated};
+
+const CLUSTER: ClusterId = ClusterId(0xe7);
+const REPLICA: ReplicaId = ReplicaId(1);
+const GUARD: Duration = Duration::from_secs(60);
+
+async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(GUARD, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("nothing happened: {what}"),
+    }
+}
+
+/// What survives a restart.
+struct Replica {
+    disk: MemoryDisk,
+    snapshots: SnapshotStore,
+    options: StoreOptions,
+    archive: tempfile::TempDir,
+}
+
+struct Running {
+    engine: Engine,
+    consensus: Consensus,
+}
+
+impl Replica {
+    fn new() -> Replica {
+        let options = StoreOptions::small();
+        let snapshots = SnapshotStore::memory(&options);
+        let archive = tempfile::tempdir().expect("a folder can be made");
+        Replica { disk: MemoryDisk::default(), snapshots, options, archive }
+    }
+
+    async fn start(&self, every_entries: u64, archive: Option<Archive>) -> Running {
+        let store = ReplicaStore::in_memory(self.disk.clone(), self.snapshots.clone(), self.options.clone());
+        let store = store.expect("memory opens");
+        let mut settings = ConsensusConfig::new(CLUSTER, REPLICA);
+        settings.timing =
+            Timing { heartbeat_interval_ms: 50, election_timeout_min_ms: 150, election_timeout_max_ms: 300 };
+        settings.snapshots = SnapshotPolicy { every_entries: Some(every_entries), kept_entries: 0 };
+        let (application, view) = replicated();
+        let consensus = Consensus::start(settings, store, application).await.expect("it starts");
+        let parameters = Parameters { digest_interval_records: 7, ..Parameters::DEFAULT };
+        let founding = Founding { cluster: CLUSTER, parameters };
+        let config =
+            EngineConfig { founding, client_commands_waiting_max: 64, node_commands_waiting_max: 64 };
+        let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
+        let engine = Engine::start(config, info, view, consensus.clone());
+        let mut history = HistorySettings::new(archive.map(Arc::new));
+        history.segment_age = Duration::from_millis(200);
+        engine.keep_history(history);
+        let node = ReplicaNode {
+            region: "eu".to_owned(),
+            peer_endpoint: "here".to_owned(),
+            client_endpoint: "http://here".to_owned(),
+        };
+        consensus.initialize(BTreeMap::from([(REPLICA, node)])).await.expect("it forms");
+        let running = Running { engine, consensus };
+        let register =
+            Command::Register { spec: host("h1"), holder: HolderId(1), other_session_is_over: false };
+        running.execute(register).await;
+        running
+    }
+
+    fn open(&self) -> Archive {
+        open_archive(self.archive.path(), CLUSTER).expect("the archive opens")
+    }
+}
+
+impl Running {
+    /// Carries out a command; repeated while a busy machine changes its mind about who leads.
+    async fn execute(&self, command: Command) -> Answer {
+        guarded("a command", async {
+            loop {
+                match self.engine.execute(command.clone()).await {
+                    Ok(answer) => return answer,
+                    Err(refusal) => {
+                        let code = refusal.code;
+                        let transient = matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown);
+                        assert!(transient, "{refusal}");
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// Submits a job, and cancels every other one; the digest of the state behind every record that can
+    /// be told apart.
+    async fn work(&self, requests: std::ops::Range<u128>, seen: &mut BTreeMap<LogIndex, u64>) {
+        for number in requests {
+            let submit = Command::Submit { request: RequestId(number), specs: vec![job("j", 1)] };
+            let answer = self.execute(submit).await;
+            self.note(seen);
+            if let (0, Answer::Submitted { jobs, .. }) = (number % 2, answer) {
+                let cancel = Command::Cancel { request: RequestId(number + (1 << 64)), job: jobs[0] };
+                self.execute(cancel).await;
+                self.note(seen);
+            }
+        }
+    }
+
+    fn note(&self, seen: &mut BTreeMap<LogIndex, u64>) {
+        let view = self.engine.view();
+        seen.insert(view.log_index(), view.digest());
+    }
+
+    /// Every record that there is.
+    async fn records(&self) -> Vec<Record> {
+        let follower = self.engine.read_log(LogIndex(1)).expect("it is kept");
+        read(follower, self.engine.view().log_index()).await
+    }
+
+    /// Waits until the log itself begins behind an entry.
+    async fn purged(&self) -> u64 {
+        guarded("a purge", async {
+            loop {
+                if let Some(floor) = self.consensus.log_floor().filter(|floor| *floor > 0) {
+                    return floor;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+    }
+
+    async fn stop(self) {
+        self.engine.stop();
+        self.consensus.shutdown().await;
+    }
+}
+
+async fn read(mut follower: LogFollower, to: LogIndex) -> Vec<Record> {
+    let mut found: Vec<Record> = Vec::new();
+    while found.last().is_none_or(|last| last.log_index < to) {
+        let batch = guarded("records", follower.next()).await.expect("they are kept");
+        if batch.records.is_empty() {
+            guarded("more records", follower.more()).await.expect("the replica stands");
+        }
+        found.extend(batch.records);
+    }
+    found
+}
+
+fn assert_whole(records: &[Record], from: u64) {
+    let indexes: Vec<u64> = records.iter().map(|record| record.log_index.0).collect();
+    assert_eq!(indexes, (from..from + records.len() as u64).collect::<Vec<_>>());
+}
+
+fn segments(dir: &Path) -> usize {
+    let folder = dir.join("segments/0000000001");
+    std::fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_when_the_log_is_purged_and_the_replica_starts_again() {
+    let replica = Replica::new();
+    let mut seen = BTreeMap::new();
+    let running = replica.start(10, Some(replica.open())).await;
+    running.work(1..40, &mut seen).await;
+    let floor = running.purged().await;
+    let end = replica.open().end().expect("what was purged is in the archive");
+    assert!(end.next_raft > floor, "{end:?} against a log from {floor} on");
+    let before = running.records().await;
+    assert_whole(&before, 1);
+    running.stop().await;
+
+    // In the middle of a segment: what was not closed yet is still in the log.
+    let running = replica.start(10, Some(replica.open())).await;
+    running.work(40..60, &mut seen).await;
+    let after = running.records().await;
+    assert_whole(&after, 1);
+    assert_eq!(after[..before.len()], before[..]);
+    for (index, digest) in &seen {
+        let past = guarded("a past state", running.engine.view_at(At::Index(*index))).await;
+        assert_eq!(past.expect("it is kept").digest(), *digest, "at {index}");
+    }
+    let last = running.engine.view().log_index();
+    running.stop().await;
+    let report = replica.open().verify(|_| true);
+    assert!(report.is_whole(), "{report:?}");
+    assert!(report.records <= last.0 && report.digests_compared > 0, "{report:?}");
+    assert!(segments(replica.archive.path()) > 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_of_the_log_sees_every_record_once() {
+    let replica = Replica::new();
+    let running = replica.start(8, Some(replica.open())).await;
+    let mut seen = BTreeMap::new();
+    let follower = running.engine.read_log(LogIndex(1)).expect("it is kept");
+    let end = LogIndex(60);
+    let following = tokio::spawn(read(follower, end));
+    running.work(1..70, &mut seen).await;
+    let records = guarded("the follower", following).await.expect("it did not panic");
+    assert_whole(&records, 1);
+    // Anybody who comes back anywhere gets exactly the rest.
+    for from in [1, 2, 17, 40, 60] {
+        let follower = running.engine.read_log(LogIndex(from)).expect("it is kept");
+        let rest = read(follower, end).await;
+        assert_eq!(rest[..=(60 - from as usize)], records[from as usize - 1..60]);
+    }
+    let newest = running.engine.view().log_index();
+    let refused = running.engine.read_log(LogIndex(newest.0 + 1_000)).err().expect("it is not there yet");
+    assert_eq!(refused.code, RefusalCode::ResumeTokenInvalid);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_past_by_time_and_what_is_no_past() {
+    let replica = Replica::new();
+    let running = replica.start(1_000, Some(replica.open())).await;
+    let mut seen = BTreeMap::new();
+    running.work(1..20, &mut seen).await;
+    let records = running.records().await;
+    for record in records.iter().take(records.len() - 1) {
+        let last = records.iter().rfind(|r| r.log_time <= record.log_time).expect("this one at least");
+        let past = guarded("a past state", running.engine.view_at(At::Time(record.log_time))).await;
+        assert_eq!(past.expect("it is kept").log_index(), last.log_index);
+    }
+    let code = |at| {
+        let engine = running.engine.clone();
+        async move { engine.view_at(at).await.err().map(|refusal| refusal.code) }
+    };
+    assert_eq!(code(At::Index(LogIndex(1 << 40))).await, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(code(At::Time(LogTime(u64::MAX))).await, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(code(At::Time(LogTime(1))).await, Some(RefusalCode::ResumeTokenCompacted));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archive_that_cannot_be_written_holds_the_log_and_says_so() {
+    let replica = Replica::new();
+    let archive = replica.open();
+    // A file where the folder of the segments would be: nobody can write there, not even root.
+    let obstacle = replica.archive.path().join("segments");
+    std::fs::write(&obstacle, b"in the way").expect("a file can be written");
+    let running = replica.start(5, Some(archive)).await;
+    let mut seen = BTreeMap::new();
+    running.work(1..30, &mut seen).await;
+    let mut status = running.engine.archive_status().expect("history is kept");
+    let failing = guarded("the failure", status.wait_for(|status| status.failing.is_some())).await;
+    drop(failing.expect("the replica stands"));
+    running.work(30..40, &mut seen).await;
+    assert_eq!(running.consensus.log_floor().unwrap_or(0), 0, "nothing was purged that is not archived");
+    assert_whole(&running.records().await, 1);
+    std::fs::remove_file(&obstacle).expect("it can be removed");
+    guarded("the archive", status.wait_for(|s| s.failing.is_none() && s.summary.segments > 0))
+        .await
+        .expect("the replica stands");
+    running.work(40..50, &mut seen).await;
+    running.purged().await;
+    assert_whole(&running.records().await, 1);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_an_archive_history_is_what_the_log_has() {
+    let replica = Replica::new();
+    let running = replica.start(5, None).await;
+    let mut seen = BTreeMap::new();
+    running.work(1..60, &mut seen).await;
+    running.purged().await;
+    running.work(60..70, &mut seen).await;
+    let first = guarded("the trail", async {
+        loop {
+            let (first, _) = running.engine.log_range().expect("history is kept");
+            if first > LogIndex(1) {
+                return first;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let gone = running.engine.read_log(LogIndex(1)).err().expect("it is gone");
+    assert_eq!(gone.code, RefusalCode::ResumeTokenCompacted);
+    assert!(gone.metadata.iter().any(|(name, _)| *name == "oldest_log_index"));
+    let _ = first;
+    let past = running.engine.view_at(At::Index(LogIndex(2))).await.err().map(|refusal| refusal.code);
+    assert_eq!(past, Some(RefusalCode::ArchiveUnavailable));
+    running.stop().await;
+}

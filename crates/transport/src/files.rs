@@ -1,0 +1,78 @@
+//! Small files: read with a bound, written whole or not at all.
+
+use crate::error::TlsError;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a file of certificates: some dozen of them at most.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where a process finds its certificates. The same keys in every configuration file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The authorities that peers are accepted from; several during a rotation.
+    pub ca: PathBuf,
+    /// The process's own certificate, and any in between.
+    pub cert: PathBuf,
+    /// Its private key; not open to everybody.
+    pub key: PathBuf,
+}
+
+/// What the files held at one moment.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Contents {
+    pub(crate) ca: Vec<u8>,
+    pub(crate) cert: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+}
+
+impl TlsFiles {
+    pub(crate) fn read(&self) -> Result<Contents, TlsError> {
+        let read = |path: &Path| {
+            read_bounded(path).map_err(|source| TlsError::Read { path: path.to_path_buf(), source })
+        };
+        let mode = std::fs::metadata(&self.key)
+            .map_err(|source| TlsError::Read { path: self.key.clone(), source })?
+            .mode()
+            & 0o777;
+        if mode & 0o007 != 0 {
+            return Err(TlsError::OpenKey { path: self.key.clone(), mode });
+        }
+        Ok(Contents { ca: read(&self.ca)?, cert: read(&self.cert)?, key: read(&self.key)? })
+    }
+}
+
+pub(crate) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+/// Writes a file whole: under another name first, flushed, then put in its place. Without `replace` one
+/// that is there stays, and the error says `AlreadyExists`.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32, replace: bool) -> io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let waiting = folder.join(format!(".{name}.{}.new", std::process::id()));
+    // Left by a process of the same number that was killed.
+    let _ = std::fs::remove_file(&waiting);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&waiting)?;
+    let placed = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| {
+        if replace {
+            std::fs::rename(&waiting, path)
+        } else {
+            // Unlike renaming, this fails when the name is taken.
+            std::fs::hard_link(&waiting, path)
+        }
+    });
+    let _ = std::fs::remove_file(&waiting);
+    placed?;
+    File::open(folder)?.sync_all()
+}

@@ -1,0 +1,34 @@
+//! Who is at the other end: certificates, names, and the connections between processes.
+//!
+//! Every process of a cluster has a certificate with one name in it (`spiffe://<cluster>/replica/1`,
+//! `/agent/<node>`, `/client/<user>`, `/admin/<user>`), signed by the cluster's own authority. Both ends
+//! of every connection show theirs; host names and addresses prove nothing and are not looked at.
+//! [`Security`] is the one way in and out: with certificates, or plaintext for a single machine, with the
+//! same types for callers.
+//!
+//! **Invariant:** a connection exists only after its peer's chain *and* name were verified, and ends when
+//! that certificate ends or its authority is dropped.
+//! **Invariant:** a broken file never replaces a good one; what is in force is swapped as a whole.
+//! **Invariant:** only room that names rustls, rcgen and x509-parser.
+#![deny(missing_docs)]
+
+mod address;
+mod authority;
+mod client;
+mod error;
+mod files;
+mod material;
+mod name;
+mod security;
+mod server;
+mod validity;
+mod verify;
+
+pub use address::{AddressError, Scheme};
+pub use authority::{Authority, AuthorityReport, CertificateReport, Issued, describe};
+pub use client::{Connector, Expect};
+pub use error::{AuthorityError, TlsError};
+pub use files::TlsFiles;
+pub use name::{NameError, PeerName, Principal, Role, ShortName};
+pub use security::{Security, Tls};
+pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};

@@ -1,0 +1,120 @@
+//! Certificates in force: read from files, checked against one another, and made into configurations.
+
+use crate::client::Expect;
+use crate::error::TlsError;
+use crate::files::{Contents, TlsFiles};
+use crate::name::Role;
+use crate::verify::{Facts, OfClients, OfServer, Trust, facts};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Certificates of one file: an authority and its successors, or a leaf and what is between.
+const CERTIFICATES_MAX: usize = 8;
+
+/// All that one set of files amounts to.
+pub(crate) struct Material {
+    pub(crate) contents: Contents,
+    pub(crate) own: Facts,
+    pub(crate) trust: Arc<Trust>,
+    key: Arc<CertifiedKey>,
+    pub(crate) server: Arc<ServerConfig>,
+}
+
+fn content(path: &Path, detail: impl Into<String>) -> TlsError {
+    TlsError::Content { path: path.to_path_buf(), detail: detail.into() }
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let mut found = Vec::new();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate =
+            certificate.map_err(|error| content(path, format!("not a PEM file of certificates: {error}")))?;
+        found.push(certificate);
+        if found.len() > CERTIFICATES_MAX {
+            return Err(content(path, format!("more than {CERTIFICATES_MAX} certificates")));
+        }
+    }
+    if found.is_empty() {
+        return Err(content(path, "no certificate in it; expected PEM"));
+    }
+    Ok(found)
+}
+
+fn configure(error: impl std::fmt::Display) -> TlsError {
+    TlsError::Configure { detail: error.to_string() }
+}
+
+impl Material {
+    pub(crate) fn of(files: &TlsFiles, contents: Contents) -> Result<Material, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(&files.ca, &contents.ca)? {
+            roots.add(authority).map_err(|error| content(&files.ca, error.to_string()))?;
+        }
+        let roots = Arc::new(roots);
+        let chain = certificates(&files.cert, &contents.cert)?;
+        let own = facts(&chain[0])?;
+        let key = PrivateKeyDer::from_pem_slice(&contents.key)
+            .map_err(|error| content(&files.key, format!("not a PEM file of a private key: {error}")))?;
+        let key = CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|error| {
+            content(&files.key, format!("does not go with {}: {error}", files.cert.display()))
+        })?;
+        let of_clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .build()
+                .map_err(configure)?;
+        let trust = Arc::new(Trust { cluster: own.name.cluster, roots, provider, of_clients });
+        let material = Material { contents, own, server: server(&trust, &key)?, key: Arc::new(key), trust };
+        material.stands_up(files, &chain)?;
+        Ok(material)
+    }
+
+    /// Whether the others, who have the same authorities, will accept this process.
+    fn stands_up(&self, files: &TlsFiles, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
+        let now = UnixTime::now();
+        let as_server = match self.own.name.role {
+            Role::Replica(id) => self.trust.server(chain, Expect::Replica(id), now).map(drop),
+            Role::Agent(_) | Role::Client(_) | Role::Admin(_) => Ok(()),
+        };
+        self.trust.client(chain, now).map(drop).and(as_server).map_err(|error| TlsError::Chain {
+            path: files.cert.clone(),
+            ca: files.ca.clone(),
+            detail: error.to_string(),
+        })
+    }
+
+    /// What one call to a replica is made with.
+    pub(crate) fn client(&self, expect: Expect) -> Result<ClientConfig, TlsError> {
+        let verifier = Arc::new(OfServer { trust: Arc::clone(&self.trust), expect });
+        let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.trust.provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(configure)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&self.key))));
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.enable_sni = false;
+        // Certificates are looked at anew with every connection.
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(config)
+    }
+}
+
+fn server(trust: &Arc<Trust>, key: &CertifiedKey) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider: Arc<CryptoProvider> = Arc::clone(&trust.provider);
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(configure)?
+        .with_client_cert_verifier(Arc::new(OfClients(Arc::clone(trust))))
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(key.clone())));
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,251 @@
+//! Names in certificates, and who a caller is.
+
+use muster_types::{ClusterId, Name, ReplicaId};
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes of the longest name: `spiffe://`, 32 digits, the longest kind and the longest short name.
+const NAME_TEXT_BYTES_MAX: usize = 128;
+/// Bytes of a [`ShortName`], as of every name in the cluster.
+const SHORT_BYTES_MAX: usize = 63;
+
+/// A checked name of a node or a user, in place: a caller's name is copied with every request, and
+/// nothing is allocated for that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShortName {
+    /// Zero behind the end.
+    bytes: [u8; SHORT_BYTES_MAX],
+    length: u8,
+}
+
+impl ShortName {
+    /// The name, when it keeps the rule of [`Name`].
+    #[must_use]
+    pub fn new(text: &str) -> Option<ShortName> {
+        Name::new(text)?;
+        let mut bytes = [0; SHORT_BYTES_MAX];
+        bytes.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+        Some(ShortName { bytes, length: u8::try_from(text.len()).ok()? })
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let bytes = &self.bytes[..usize::from(self.length)];
+        std::str::from_utf8(bytes).expect("a name that keeps the rule is ASCII")
+    }
+}
+
+impl fmt::Debug for ShortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+impl fmt::Display for ShortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a certificate's holder is. The set is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// One of the scheduler servers.
+    Replica(ReplicaId),
+    /// The agent of one node, by the node's name.
+    Agent(ShortName),
+    /// A user or a program of one.
+    Client(ShortName),
+    /// An operator.
+    Admin(ShortName),
+}
+
+impl Role {
+    /// The word in the name.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Role::Replica(_) => "replica",
+            Role::Agent(_) => "agent",
+            Role::Client(_) => "client",
+            Role::Admin(_) => "admin",
+        }
+    }
+
+    /// Reads a kind and what it names, as on a command line.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn parse(kind: &str, which: &str) -> Result<Role, NameError> {
+        let short = || ShortName::new(which).ok_or(NameError::Which);
+        match kind {
+            "replica" => {
+                let canonical = which.bytes().all(|b| b.is_ascii_digit()) && !which.starts_with('0');
+                match which.parse() {
+                    Ok(id) if canonical => Ok(Role::Replica(ReplicaId(id))),
+                    _ => Err(NameError::Replica),
+                }
+            }
+            "agent" => short().map(Role::Agent),
+            "client" => short().map(Role::Client),
+            "admin" => short().map(Role::Admin),
+            _ => Err(NameError::Kind),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Role::Replica(id) => write!(f, "replica/{}", id.0),
+            Role::Agent(name) => write!(f, "agent/{name}"),
+            Role::Client(name) => write!(f, "client/{name}"),
+            Role::Admin(name) => write!(f, "admin/{name}"),
+        }
+    }
+}
+
+/// The name in a certificate: `spiffe://<cluster-id>/<kind>/<which>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerName {
+    /// The cluster that its holder belongs to.
+    pub cluster: ClusterId,
+    /// What its holder is.
+    pub role: Role,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "spiffe://{}/{}", self.cluster, self.role)
+    }
+}
+
+/// Why a text is no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Not of the form.
+    #[error("a name is spiffe://<cluster-id>/<kind>/<which>")]
+    Form,
+    /// The cluster's part.
+    #[error("the cluster of a name is 32 lower-case hexadecimal digits")]
+    Cluster,
+    /// The kind.
+    #[error("the kind of a name is replica, agent, client or admin")]
+    Kind,
+    /// A replica's number.
+    #[error("a replica is named by its number, from 1, without leading zeros")]
+    Replica,
+    /// A node or user.
+    #[error("a node or user is named by {}", muster_types::name::NAME_RULE)]
+    Which,
+}
+
+impl FromStr for PeerName {
+    type Err = NameError;
+
+    /// Strict: one spelling for each name, nothing before or behind it.
+    fn from_str(text: &str) -> Result<PeerName, NameError> {
+        if text.len() > NAME_TEXT_BYTES_MAX {
+            return Err(NameError::Form);
+        }
+        let rest = text.strip_prefix("spiffe://").ok_or(NameError::Form)?;
+        let mut parts = rest.split('/');
+        let (Some(cluster), Some(kind), Some(which), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(NameError::Form);
+        };
+        let digits = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if cluster.len() != 32 || !cluster.bytes().all(digits) {
+            return Err(NameError::Cluster);
+        }
+        let cluster = cluster.parse().map_err(|_| NameError::Cluster)?;
+        Ok(PeerName { cluster, role: Role::parse(kind, which)? })
+    }
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Principal {
+    /// Nobody knows: a listener without certificates, which everyone on this machine can reach.
+    Plaintext,
+    /// The holder of a verified certificate of this cluster.
+    Named(PeerName),
+}
+
+impl Principal {
+    /// The role, when there is a name.
+    #[must_use]
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Principal::Plaintext => None,
+            Principal::Named(name) => Some(name.role),
+        }
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Principal::Plaintext => f.write_str("plaintext"),
+            Principal::Named(name) => fmt::Display::fmt(&name.role, f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "00112233445566778899aabbccddeeff";
+
+    #[test]
+    fn names_go_there_and_back() {
+        for end in
+            ["replica/1", "replica/18446744073709551615", "agent/gpu-a.rack-1", "client/ada", "admin/x"]
+        {
+            let text = format!("spiffe://{CLUSTER}/{end}");
+            let name: PeerName = text.parse().expect("it is a name");
+            assert_eq!(name.to_string(), text);
+            assert_eq!(Principal::Named(name).to_string(), end);
+        }
+    }
+
+    #[test]
+    fn there_is_one_spelling_of_each() {
+        let long = format!("client/{}", "a".repeat(64));
+        for end in [
+            "replica/0",
+            "replica/01",
+            "replica/+1",
+            "replica/",
+            "replica/one",
+            "replica/18446744073709551616",
+            "agent/",
+            "agent/No",
+            "agent/a/",
+            "agent/a/b",
+            "client/a b",
+            "client/ü",
+            "root/a",
+            "Client/a",
+            "",
+            "client",
+            "client/a?x",
+            "client/a#x",
+            "client/%61",
+            "client/a\n",
+            &long,
+        ] {
+            let text = format!("spiffe://{CLUSTER}/{end}");
+            assert!(text.parse::<PeerName>().is_err(), "{text:?} was taken");
+        }
+        for start in ["", "spiffe:/", "SPIFFE://", "https://", " spiffe://"] {
+            assert!(format!("{start}{CLUSTER}/client/a").parse::<PeerName>().is_err(), "{start:?}");
+        }
+        for cluster in ["", "0", &CLUSTER.to_uppercase(), "../../..", &CLUSTER[1..], &format!("{CLUSTER}0")] {
+            assert!(format!("spiffe://{cluster}/client/a").parse::<PeerName>().is_err(), "{cluster:?}");
+        }
+    }
+}

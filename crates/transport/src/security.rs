@@ -1,0 +1,222 @@
+//! The one way in and out, and keeping it up to date.
+
+use crate::address::{AddressError, Scheme};
+use crate::error::TlsError;
+use crate::files::{Contents, TlsFiles};
+use crate::material::Material;
+use crate::name::PeerName;
+use arc_swap::ArcSwap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Between two looks at the files.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// From then on the end of a certificate is warned of.
+const WARN_DAYS: i64 = 14;
+/// Between two warnings.
+const WARN_EVERY: Duration = Duration::from_secs(24 * 3_600);
+
+/// How a process speaks to the others. Clones share it.
+#[derive(Clone)]
+pub enum Security {
+    /// Without certificates: everyone who can connect is taken for what it says.
+    Plaintext,
+    /// With certificates at both ends.
+    Tls(Tls),
+}
+
+impl std::fmt::Debug for Security {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Security::Plaintext => f.write_str("Plaintext"),
+            Security::Tls(tls) => f.debug_tuple("Tls").field(&tls.name().to_string()).finish(),
+        }
+    }
+}
+
+impl Security {
+    /// How addresses are spoken to.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        match self {
+            Security::Plaintext => Scheme::Http,
+            Security::Tls(_) => Scheme::Https,
+        }
+    }
+
+    /// The whole address, with this scheme; see [`Scheme::address`].
+    ///
+    /// # Errors
+    /// When it asks for the other one.
+    pub fn address(&self, text: &str) -> Result<String, AddressError> {
+        self.scheme().address(text)
+    }
+
+    /// Rises when other certificates come into force: connections made before are replaced in time.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        match self {
+            Security::Plaintext => 0,
+            Security::Tls(tls) => tls.epoch(),
+        }
+    }
+
+    /// Whole days until the certificate in force ends, negative when it has; none without one.
+    #[must_use]
+    pub fn days_left(&self) -> Option<i64> {
+        match self {
+            Security::Plaintext => None,
+            Security::Tls(tls) => Some(tls.days_left()),
+        }
+    }
+}
+
+struct Inner {
+    files: TlsFiles,
+    current: ArcSwap<Material>,
+    epoch: watch::Sender<u64>,
+}
+
+/// Certificates in force. Clones share them.
+#[derive(Clone)]
+pub struct Tls {
+    inner: Arc<Inner>,
+}
+
+/// What looking at the files has found and said so far.
+struct Looking {
+    /// Content that was refused, and whether that was said: files are replaced one after the other, so a
+    /// first failure may only be the middle of a replacement.
+    refused: Option<(Option<Contents>, bool)>,
+    warned: Option<Instant>,
+}
+
+impl Tls {
+    /// Reads certificates and checks that they go together.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn load(files: TlsFiles) -> Result<Tls, TlsError> {
+        let material = Material::of(&files, files.read()?)?;
+        let inner = Inner { files, current: ArcSwap::from_pointee(material), epoch: watch::Sender::new(1) };
+        Ok(Tls { inner: Arc::new(inner) })
+    }
+
+    /// Whom the certificate in force names.
+    #[must_use]
+    pub fn name(&self) -> PeerName {
+        self.inner.current.load().own.name
+    }
+
+    /// See [`Security::epoch`].
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        *self.inner.epoch.borrow()
+    }
+
+    /// See [`Security::days_left`].
+    #[must_use]
+    pub fn days_left(&self) -> i64 {
+        (self.inner.current.load().own.not_after - unix_now()).div_euclid(24 * 3_600)
+    }
+
+    /// When the certificate in force ends, in Unix milliseconds.
+    #[must_use]
+    pub fn expires_at_ms(&self) -> i64 {
+        self.inner.current.load().own.not_after.saturating_mul(1_000)
+    }
+
+    pub(crate) fn material(&self) -> Arc<Material> {
+        self.inner.current.load_full()
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.inner.epoch.subscribe()
+    }
+
+    /// Takes over what the files hold now; whether that was anything new.
+    ///
+    /// # Errors
+    /// When they hold nothing usable: then what was in force stays.
+    pub fn reload(&self) -> Result<bool, TlsError> {
+        self.take(self.inner.files.read()?)
+    }
+
+    fn take(&self, contents: Contents) -> Result<bool, TlsError> {
+        let before = self.inner.current.load_full();
+        if before.contents == contents {
+            return Ok(false);
+        }
+        let material = Material::of(&self.inner.files, contents)?;
+        // A process does not become another while it runs.
+        if material.own.name != before.own.name {
+            let wanted = before.own.name.to_string();
+            return Err(TlsError::WrongName { found: material.own.name, wanted });
+        }
+        self.inner.current.store(Arc::new(material));
+        self.inner.epoch.send_modify(|epoch| *epoch += 1);
+        Ok(true)
+    }
+
+    /// Looks at the files every few seconds and on SIGHUP, for as long as it is polled, and warns of the
+    /// end of the certificate in time.
+    pub async fn keep_fresh(self) {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut asked = signal(SignalKind::hangup())
+            .inspect_err(|error| tracing::warn!(%error, "certificates are not read again on SIGHUP"))
+            .ok();
+        let mut looking = Looking { refused: None, warned: None };
+        loop {
+            self.look(&mut looking).await;
+            let hangup = async {
+                match &mut asked {
+                    Some(asked) => asked.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                _ = hangup => tracing::info!("certificates are read again"),
+            }
+        }
+    }
+
+    async fn look(&self, looking: &mut Looking) {
+        let tls = self.clone();
+        let looked = tokio::task::spawn_blocking(move || match tls.inner.files.read() {
+            Ok(contents) => (Some(contents.clone()), tls.take(contents)),
+            Err(error) => (None, Err(error)),
+        });
+        let Ok((contents, taken)) = looked.await else { return };
+        match taken {
+            Ok(changed) => {
+                if changed {
+                    tracing::info!(name = %self.name(), days_left = self.days_left(), "new certificates are in force");
+                    looking.warned = None;
+                }
+                looking.refused = None;
+            }
+            Err(error) => {
+                let again = looking.refused.as_ref().is_some_and(|(before, _)| *before == contents);
+                let said = again && looking.refused.as_ref().is_some_and(|(_, said)| *said);
+                if again && !said {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::error!(%error, cause, "new certificates are refused; those before stay in force");
+                }
+                looking.refused = Some((contents, again));
+            }
+        }
+        let days_left = self.days_left();
+        if days_left < WARN_DAYS && looking.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            looking.warned = Some(Instant::now());
+            tracing::warn!(name = %self.name(), days_left, "the certificate ends soon; issue another");
+        }
+    }
+}
+
+pub(crate) fn unix_now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,117 @@
+//! Messages of clients and agents, as the services take them: decoded by protobuf, then converted.
+
+use muster_types::{ClusterId, JobSpec};
+use muster_wire::convert::{
+    job_spec_to_proto, job_specs_from_proto, node_spec_from_proto, policy_from_proto, policy_to_proto,
+    worker_report_from_proto,
+};
+use muster_wire::status::Refused;
+use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
+use muster_wire::v1;
+use prost::Message;
+
+fn nothing(_: &mut Vec<u8>) {}
+
+fn job() -> v1::JobSpec {
+    v1::JobSpec {
+        name: "train".into(),
+        tenant: "vision".into(),
+        tier: "production".into(),
+        groups: vec![v1::TaskGroup {
+            name: "trainers".into(),
+            workers: 4,
+            command: vec!["python".into(), "train.py".into()],
+            environment: [("SEED".to_owned(), "7".to_owned())].into(),
+            accelerators: Some(v1::AcceleratorRequest {
+                choices: vec![v1::AcceleratorChoice { r#type: "h100".into(), throughput_milli: 1_000 }],
+                amount: Some(v1::accelerator_request::Amount::Count(8)),
+            }),
+            ..v1::TaskGroup::default()
+        }],
+        regions: vec!["eu-north".into()],
+        run_time_limit_ms: 7_200_000,
+        stop_grace_ms: Some(30_000),
+        array_size: 3,
+        topology: Some(v1::TopologyRule { required: "rack".into(), ..v1::TopologyRule::default() }),
+        deadline_ms: 1_900_000_000_000,
+        ..v1::JobSpec::default()
+    }
+}
+
+#[test]
+fn no_message_of_a_job_makes_it_panic_and_what_is_accepted_comes_back() {
+    muster_fuzz::run("wire-job", &[job().encode_to_vec()], nothing, |input| {
+        let Ok(message) = v1::JobSpec::decode(input) else { return false };
+        let Ok(specs) = job_specs_from_proto("job", Some(message)) else { return false };
+        for spec in specs.iter().take(2).filter(|spec| spec.array.is_none()) {
+            let again = job_specs_from_proto("job", Some(job_spec_to_proto(spec)));
+            assert_eq!(again.as_deref(), Ok(std::slice::from_ref::<JobSpec>(spec)));
+        }
+        true
+    });
+}
+
+#[test]
+fn no_message_of_a_node_makes_it_panic() {
+    let seed = v1::NodeDescription { name: "host-1".into(), ..v1::NodeDescription::default() };
+    let mut accepted = seed.clone();
+    accepted.region = "eu-north".into();
+    accepted.cluster = "a".into();
+    accepted.rack = "r1".into();
+    accepted.block = "b1".into();
+    accepted.cpu_milli = 64_000;
+    accepted.memory_bytes = 64 << 30;
+    accepted.address = "10.0.0.1".into();
+    let seeds = [seed.encode_to_vec(), accepted.encode_to_vec()];
+    muster_fuzz::run("wire-node", &seeds, nothing, |input| {
+        let Ok(message) = v1::NodeDescription::decode(input) else { return false };
+        node_spec_from_proto("node", Some(&message)).is_ok()
+    });
+}
+
+#[test]
+fn no_message_of_a_policy_makes_it_panic() {
+    let usual = policy_to_proto(&muster_types::policy::PolicyDraft::default());
+    muster_fuzz::run("wire-policy", &[usual.encode_to_vec()], nothing, |input| {
+        let Ok(message) = v1::Policy::decode(input) else { return false };
+        policy_from_proto("policy", Some(message)).is_ok()
+    });
+}
+
+#[test]
+fn no_report_of_an_agent_makes_it_panic() {
+    let exit = v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) };
+    let seed = v1::WorkerState {
+        job_id: "job-17".into(),
+        token: Some(v1::FencingToken { generation: 1, log_index: 40 }),
+        exit: Some(exit),
+        ..v1::WorkerState::default()
+    };
+    muster_fuzz::run("wire-report", &[seed.encode_to_vec()], nothing, |input| {
+        let Ok(message) = v1::WorkerState::decode(input) else { return false };
+        worker_report_from_proto("report", &message).is_ok()
+    });
+}
+
+#[test]
+fn no_text_of_a_token_makes_it_panic() {
+    let cluster = ClusterId(7);
+    let filter = filter_digest(["a"]);
+    let resume = ResumeToken::behind(1, muster_types::LogIndex(99)).encode(cluster, filter);
+    muster_fuzz::run("wire-token", &[resume.into_bytes()], nothing, |input| {
+        let text = String::from_utf8_lossy(input);
+        let page = PageToken::decode(&text, cluster, List::Jobs, filter).is_ok();
+        page || ResumeToken::decode(&text, cluster, filter).is_ok()
+    });
+}
+
+#[test]
+fn no_details_of_a_status_make_a_client_panic() {
+    let refusal = muster_types::Refusal::new(muster_types::RefusalCode::Overloaded, "later")
+        .with("retry_after_ms", 100);
+    let status = muster_wire::status::to_status(&refusal);
+    muster_fuzz::run("wire-status", &[status.details().to_vec()], nothing, |input| {
+        let status = tonic::Status::with_details(tonic::Code::Unavailable, "x", input.to_vec().into());
+        Refused::from_status(&status).code.is_some()
+    });
+}

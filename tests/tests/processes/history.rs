@@ -1,0 +1,163 @@
+//! History is never lost: everything from the first record on, whatever became of the log.
+
+use muster_client::{LogItem, Read};
+use muster_wire::v1;
+use serde_json::Value;
+use std::time::Duration;
+
+use crate::support::{Cluster, eventually, heavy, job, node, register, run_to_end};
+
+/// Snapshots and segments every moment, so that the log is purged within a test.
+const EAGER: &str =
+    "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age_ms = 200\n";
+const REPLICAS: usize = 3;
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::lay_out(REPLICAS);
+    for at in 0..REPLICAS {
+        // Before the members, which are tables of their own.
+        let config = cluster.config_of(at).replacen("\n[[members]]", &format!("{EAGER}\n[[members]]"), 1);
+        std::fs::write(cluster.replicas[at].config(), config).expect("writing a config");
+    }
+    cluster
+}
+
+/// Waits for a leader, and makes a node known that jobs could run on; no agent is behind it.
+async fn start(cluster: &Cluster) {
+    let leader = cluster.leader().await;
+    register(&cluster.replicas[leader].endpoint(), node("host-1")).await.expect("it is registered");
+}
+
+async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
+    let client = cluster.client();
+    for number in 0..count {
+        let spec = Some(job(&format!("{what}-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        client.submit_job(request).await.expect("it is taken");
+    }
+    client.seen_log_index()
+}
+
+async fn purged(cluster: &Cluster, at: usize) {
+    eventually("the log was not purged", || async {
+        let status = cluster.client_of(at).get_archive_status().await.ok()?;
+        let raft = cluster.status_of(at).await.ok()?;
+        (status.segments > 1 && raft.raft_snapshot_index > 20).then_some(())
+    })
+    .await;
+}
+
+async fn export(endpoint: &str) -> Vec<Value> {
+    let ran = run_to_end(&["--endpoint", endpoint, "log", "export"], "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    ran.out.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+}
+
+fn assert_whole(records: &[Value], at_least: u64) {
+    for (place, record) in records.iter().enumerate() {
+        assert_eq!(record["logIndex"], place as u64 + 1);
+    }
+    assert!(records.len() as u64 >= at_least, "{} of {at_least}", records.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_is_there_after_purges_and_restarts() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    let early = submit(&cluster, 60, "early").await;
+    for at in 0..REPLICAS {
+        cluster.caught_up(at, early).await;
+        purged(&cluster, at).await;
+    }
+    let early_digest = digest_at(&cluster, 0, early).await;
+    cluster.kill_all_at_once().await;
+    cluster.restart_all().await;
+    let late = submit(&cluster, 60, "late").await;
+    for at in 0..REPLICAS {
+        cluster.caught_up(at, late).await;
+        let records = export(&cluster.replicas[at].endpoint()).await;
+        assert_whole(&records, late);
+        let submitted = records.iter().filter(|record| record["decision"] == "jobs_submitted").count();
+        assert_eq!(submitted, 120);
+        assert_eq!(digest_at(&cluster, at, early).await, early_digest, "of the past, on replica {at}");
+    }
+
+    // The past, as everybody sees it.
+    let client = cluster.client().reading(Read::at_log_index(early));
+    let page = client.list_jobs(v1::ListJobsRequest { page_size: 1_000, ..Default::default() }).await;
+    let page = page.expect("the past can be read");
+    assert_eq!(page.freshness.map(|f| f.log_index), Some(early));
+    assert!(page.jobs.iter().all(|job| job.name.starts_with("early")) && !page.jobs.is_empty());
+    let listed = ["job", "list", "--at", &early.to_string(), "-o", "name"];
+    let ran = run_to_end(&[&["--endpoint", &cluster.replicas[0].endpoint()], &listed[..]].concat(), "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert_eq!(ran.out.lines().count(), page.jobs.len());
+
+    // A copy of an archive says the same without a cluster.
+    cluster.stop(0).await;
+    let archive = cluster.replicas[0].data().join("archive");
+    let archive = archive.to_str().expect("the test's folder is text");
+    let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let at = early.to_string();
+    let ran = run_to_end(&["log", "state", "--archive", archive, "--at", &at, "-o", "json"], "").await;
+    let state: Value = serde_json::from_str(&ran.out).expect("it is JSON");
+    assert_eq!(
+        (state["logIndex"].as_u64(), state["stateDigest"].as_str()),
+        (Some(early), Some(&*early_digest))
+    );
+    cluster.start_all();
+    cluster.assert_digests_agree().await;
+}
+
+/// The digest of the state at an index, as the status of a replica tells it.
+async fn digest_at(cluster: &Cluster, at: usize, index: u64) -> String {
+    eventually("no status of the past", || async {
+        let client = cluster.client_of(at).reading(Read::at_log_index(index));
+        Some(client.get_status(v1::GetStatusRequest::default()).await.ok()?.state_digest)
+    })
+    .await
+}
+
+/// A follower of the log goes on through another replica, exactly behind its last record.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_survives_its_replica() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    let request = v1::ReadLogRequest { from_index: 1, follow: true, ..Default::default() };
+    let mut reader = cluster.client().read_log(request);
+    let first = submit(&cluster, 20, "first").await;
+    let mut seen: Vec<u64> = Vec::new();
+    read_to(&mut reader, &mut seen, first).await;
+    for at in 0..REPLICAS {
+        cluster.kill(at).await;
+        let more = submit(&cluster, 10, "more").await;
+        read_to(&mut reader, &mut seen, more).await;
+        cluster.start_replica(at);
+        cluster.caught_up(at, more).await;
+    }
+    assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
+    cluster.assert_digests_agree().await;
+}
+
+async fn read_to(reader: &mut muster_client::LogReader, seen: &mut Vec<u64>, to: u64) {
+    let reading = async {
+        while seen.last().is_none_or(|last| *last < to) {
+            match reader.next().await.expect("the log can be read") {
+                Some(LogItem::Record(record)) => seen.push(record.log_index),
+                Some(_) => {}
+                None => panic!("who follows comes to no end"),
+            }
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), reading).await;
+    assert!(ended.is_ok(), "record {to} did not come; the last was {:?}", seen.last());
+}
