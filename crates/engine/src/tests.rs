@@ -93,7 +93,7 @@ async fn until(engine: &Engine, what: &str, wanted: impl Fn(&State) -> bool) -> 
 }
 
 fn submit(request: u128, count: usize, workers: u32) -> Command {
-    let specs = (0..count).map(|n| job(&format!("job-{n}"), workers)).collect();
+    let specs: Vec<_> = (0..count).map(|n| job(&format!("job-{n}"), workers)).collect();
     Command::Submit { request: RequestId(request), specs: specs.into() }
 }
 
