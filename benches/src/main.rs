@@ -13,7 +13,7 @@ mod scenario;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use scenario::{disk, failover, read, restart, submit, watch};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Parser)]
 #[command(about, version)]

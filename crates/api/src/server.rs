@@ -11,7 +11,6 @@ use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use crate::cluster_service::Clusters;
 use crate::fleet_service::Fleet;
@@ -121,9 +120,6 @@ pub async fn serve(
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
     let leader_health = tokio::spawn(report_leadership(engine.clone(), health));
-    // Said of the listener: the builder's own word counts only for listeners that it opens itself, and with
-    // the delay an answer whose trailers follow its body waits 40 ms for an acknowledgement.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))

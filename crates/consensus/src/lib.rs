@@ -24,10 +24,10 @@ mod leadership;
 mod log_reader;
 mod membership;
 mod network;
-mod reads;
-mod rounds;
 mod peers;
+mod reads;
 mod rejoin;
+mod rounds;
 mod state_machine;
 mod status;
 
@@ -38,11 +38,11 @@ pub use config::{
 pub use consensus::{Consensus, Proposal};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use leadership::{Leader, Leadership, LeadershipView};
+pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{
     ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
 };
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
-pub use log_reader::{LogSlice, ReadLogError};
 pub use network::{PeerService, peer_server};
 pub use peers::PeerReport;
 pub use status::{Member, ReplicaStatus, Role};

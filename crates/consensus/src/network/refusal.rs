@@ -21,8 +21,13 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 5] =
-        [Refusal::Stranger, Refusal::Impostor, Refusal::OldGeneration, Refusal::NewerGeneration, Refusal::Rejoining];
+    const ALL: [Refusal; 5] = [
+        Refusal::Stranger,
+        Refusal::Impostor,
+        Refusal::OldGeneration,
+        Refusal::NewerGeneration,
+        Refusal::Rejoining,
+    ];
 
     fn name(self) -> &'static str {
         match self {
