@@ -90,7 +90,13 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.JobService/ReadLogs", Class::Stream, USERS),
     rule("/muster.v1.JobService/SubmitJob", Class::Call, USERS),
     rule("/muster.v1.JobService/SubmitJobs", Class::Call, USERS),
+    rule("/muster.v1.JobService/SubmitStream", Class::Stream, USERS),
     rule("/muster.v1.JobService/WatchJobs", Class::Stream, USERS),
+
+    rule("/muster.v1.LogService/GetArchiveStatus", Class::Call, USERS.and(REPLICA)),
+    rule("/muster.v1.LogService/ReadLog", Class::Stream, USERS),
+    // For replicas that lack a part, and for operators who copy an archive.
+    rule("/muster.v1.LogService/ReadRounds", Class::Stream, ADMIN.and(REPLICA)),
 
     rule("/muster.v1.NodeService/Session", Class::Session, AGENT),
     rule("/muster.v1.NodeService/UploadLogs", Class::Upload, AGENT),

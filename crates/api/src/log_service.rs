@@ -6,6 +6,7 @@ use futures::stream::BoxStream;
 use muster_archive::{ArchivedRound, Record, content, summary};
 use muster_engine::{Engine, LogFollower, PeerHistory};
 use muster_journal::canonical;
+use muster_transport::{Expect, Security};
 use muster_types::{LogIndex, Name, Refusal, RefusalCode, ReplicaId, Violation};
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -285,8 +286,18 @@ impl LogService for Logs {
 }
 
 /// Rounds of the other replicas, through their public API.
-#[derive(Debug, Default)]
-pub struct RemoteHistory;
+#[derive(Debug)]
+pub struct RemoteHistory {
+    security: Security,
+}
+
+impl RemoteHistory {
+    /// Over connections like those of the replica itself.
+    #[must_use]
+    pub fn new(security: Security) -> RemoteHistory {
+        RemoteHistory { security }
+    }
+}
 
 impl PeerHistory for RemoteHistory {
     fn rounds(
@@ -294,10 +305,12 @@ impl PeerHistory for RemoteHistory {
         endpoint: String,
         raft_index: u64,
     ) -> BoxFuture<'static, Result<(Vec<ArchivedRound>, u64), String>> {
+        let security = self.security.clone();
         let read = async move {
-            let uri = if endpoint.contains("://") { endpoint } else { format!("http://{endpoint}") };
+            let uri = security.address(&endpoint).map_err(|error| error.to_string())?;
             let to = Endpoint::from_shared(uri).map_err(|error| error.to_string())?;
-            let channel = to.connect_timeout(Duration::from_secs(1)).connect_lazy();
+            let connector = security.connector(Expect::AnyReplica);
+            let channel = to.connect_timeout(Duration::from_secs(1)).connect_with_connector_lazy(connector);
             let mut client = LogServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
             let request = v1::ReadRoundsRequest { from_raft_index: raft_index };
             let answer = client.read_rounds(request).await.map_err(|status| status.to_string())?;

@@ -75,7 +75,9 @@ impl Place {
 /// The generation that a record begins.
 fn generation_after(decision: &Decision) -> Option<u32> {
     match decision {
-        Decision::ClusterCreated { generation, .. } => Some(*generation),
+        Decision::ClusterCreated { generation, .. } | Decision::ClusterRecovered { generation } => {
+            Some(*generation)
+        }
         _ => None,
     }
 }

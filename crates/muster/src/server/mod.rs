@@ -217,7 +217,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
     let mut history = HistorySettings::new(archive.map(Arc::new));
-    history.peers = Some(Arc::new(muster_api::RemoteHistory));
+    history.peers = Some(Arc::new(muster_api::RemoteHistory::new(security.clone())));
     if let Some(archive) = &config.archive {
         history.segment_age = archive.segment_age;
     }
