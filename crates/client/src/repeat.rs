@@ -119,7 +119,9 @@ impl Subject {
                 Some(hint) => Verdict::Follow(hint.to_owned()),
                 None => Verdict::Rotate,
             },
-            Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown) => Verdict::Stay,
+            Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown | RefusalCode::StorageFull) => {
+                Verdict::Stay
+            }
             Some(RefusalCode::Diverged) => Verdict::Rotate,
             Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
@@ -336,7 +338,8 @@ mod tests {
                 RefusalCode::NotLeader,
                 RefusalCode::Overloaded,
                 RefusalCode::OutcomeUnknown,
-                RefusalCode::Diverged
+                RefusalCode::Diverged,
+                RefusalCode::StorageFull
             ]
         );
     }

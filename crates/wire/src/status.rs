@@ -55,10 +55,18 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
-        | RefusalCode::NodeChanged => Code::FailedPrecondition,
+        | RefusalCode::NodeChanged
+        | RefusalCode::WouldLoseQuorum
+        | RefusalCode::ReplicaNotCaughtUp
+        | RefusalCode::MembershipRefused
+        | RefusalCode::FormatNotReady => Code::FailedPrecondition,
+        // Repeating it once the change that runs is over is right.
+        RefusalCode::MembershipBusy => Code::Aborted,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
-        RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
-        RefusalCode::FleetFull | RefusalCode::Overloaded => Code::ResourceExhausted,
+        RefusalCode::JobNotFound | RefusalCode::NodeNotFound | RefusalCode::ReplicaUnknown => Code::NotFound,
+        RefusalCode::FleetFull | RefusalCode::Overloaded | RefusalCode::StorageFull => {
+            Code::ResourceExhausted
+        }
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -77,6 +85,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
         RefusalCode::NotLeader => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded => Some(Duration::from_millis(500)),
+        RefusalCode::StorageFull | RefusalCode::MembershipBusy => Some(Duration::from_millis(1_000)),
+        RefusalCode::ReplicaNotCaughtUp => Some(Duration::from_millis(250)),
         RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
@@ -93,6 +103,10 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
+        | RefusalCode::WouldLoseQuorum
+        | RefusalCode::ReplicaUnknown
+        | RefusalCode::MembershipRefused
+        | RefusalCode::FormatNotReady
         | RefusalCode::LogsUnavailable => None,
     }
 }
