@@ -8,6 +8,7 @@
 //! **Invariant:** decides nothing: a message becomes a command or a refusal that names the field.
 //! **Invariant:** what a caller sends is bounded before it is looked at.
 
+mod admin_service;
 mod cluster_service;
 mod explanation;
 mod fleet_service;
@@ -22,6 +23,7 @@ mod sample;
 mod server;
 #[cfg(test)]
 mod tests;
+mod warnings;
 mod watcher;
 
 pub use server::{ApiConfig, ServeError, serve};

@@ -1,6 +1,7 @@
 //! The server: services, health, reflection, and their limits.
 
 use muster_engine::Engine;
+use muster_wire::v1::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
@@ -11,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
+use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
@@ -69,12 +71,13 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 6] = [
+const PUBLIC_SERVICES: [&str; 7] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
     "muster.v1.ClusterService",
+    "muster.v1.ClusterAdminService",
     "grpc.health.v1.Health",
 ];
 
@@ -97,6 +100,7 @@ pub async fn serve(
         "muster.v1.FleetService",
         "muster.v1.PolicyService",
         "muster.v1.ClusterService",
+        "muster.v1.ClusterAdminService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -114,6 +118,9 @@ pub async fn serve(
         .add_service(NodeServiceServer::new(Nodes::new(router.clone())).max_decoding_message_size(limit))
         .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(limit))
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(
+            ClusterAdminServiceServer::new(Admin::new(router.clone())).max_decoding_message_size(limit),
+        )
         .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(limit))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown)
         .await;
