@@ -166,7 +166,7 @@ pub(super) struct Fleet {
 impl Fleet {
     /// An empty fleet of hosts with eight devices.
     pub(super) fn new(layout: Layout) -> Fleet {
-        let founding = Founding { cluster: ClusterId(1), parameters: Parameters::DEFAULT };
+        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let speculation = Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding);
         let mut fleet = Fleet { speculation, requests: 0, now_ms: EPOCH_MS };

@@ -19,10 +19,10 @@ pub(crate) async fn engine_alone() -> Engine {
     settings.timing =
         Timing { heartbeat_interval_ms: 20, election_timeout_min_ms: 50, election_timeout_max_ms: 100 };
     settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
-    let (application, view) = replicated();
+    let (application, view) = replicated(muster_journal::FORMAT_MAX);
     let consensus = Consensus::start(settings, store, application).await.expect("it starts");
     let config = EngineConfig {
-        founding: Founding { cluster: CLUSTER, parameters: Parameters::DEFAULT },
+        founding: Founding::new(CLUSTER, Parameters::DEFAULT),
         client_commands_waiting_max: 64,
         node_commands_waiting_max: 64,
     };

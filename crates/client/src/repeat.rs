@@ -119,9 +119,12 @@ impl Subject {
                 Some(hint) => Verdict::Follow(hint.to_owned()),
                 None => Verdict::Rotate,
             },
-            Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown | RefusalCode::StorageFull) => {
-                Verdict::Stay
-            }
+            Some(
+                RefusalCode::Overloaded
+                | RefusalCode::OutcomeUnknown
+                | RefusalCode::StorageFull
+                | RefusalCode::ClusterRecovering,
+            ) => Verdict::Stay,
             Some(RefusalCode::Diverged) => Verdict::Rotate,
             Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
@@ -339,6 +342,7 @@ mod tests {
                 RefusalCode::Overloaded,
                 RefusalCode::OutcomeUnknown,
                 RefusalCode::Diverged,
+                RefusalCode::ClusterRecovering,
                 RefusalCode::StorageFull
             ]
         );

@@ -15,7 +15,7 @@ use muster_types::{
 };
 
 use crate::speculation::Speculation;
-use crate::{job, node};
+use crate::{cluster, job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -73,6 +73,23 @@ pub enum Command {
         holder: HolderId,
         /// Whether the session of another holder, if there is one, is known to have run out.
         other_session_is_over: bool,
+    },
+    /// Every replica has said that it knows a newer format: rounds are written in it from the next one on.
+    RaiseFormat {
+        /// Which.
+        format: u16,
+    },
+    /// The cluster begins a new generation. To be given only when one time to live and its margin have passed
+    /// on a monotonic clock since this leadership began, under which no lease was granted: then no agent runs
+    /// anything of the generation before.
+    Recover {
+        /// That of the replica's folder.
+        generation: u32,
+    },
+    /// A lost node will not come back: what it had is not counted with any more.
+    ForgetNode {
+        /// Which.
+        node: NodeId,
     },
     /// A session has run out by the leader's clock.
     SessionOver {
@@ -137,7 +154,19 @@ impl Answer {
 /// # Errors
 /// A refusal; then nothing was pushed.
 pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer, Refusal> {
+    // What ran in the generation before may be unknown here: nothing is placed, ended or promised beside it.
+    if speculation.is_recovering() && !matches!(command, Command::Recover { .. }) {
+        if matches!(command, Command::SessionOver { .. }) {
+            // Every session ends with the recovery.
+            return Ok(Answer::Done { at: speculation.last_index() });
+        }
+        let text = "the cluster is being recovered, and leases of its earlier life may still be held";
+        return Err(Refusal::new(RefusalCode::ClusterRecovering, text));
+    }
     match command {
+        Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
+        Command::Recover { generation } => cluster::recover(speculation, *generation),
+        Command::ForgetNode { node } => node::forget(speculation, *node),
         Command::Submit { request, specs } => submit(speculation, *request, specs),
         Command::Cancel { request, job } => cancel(speculation, *request, *job),
         Command::SetCordon { request, node, cordoned } => cordon(speculation, *request, *node, *cordoned),

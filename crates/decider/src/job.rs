@@ -46,6 +46,9 @@ pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
 /// Settles every job that holds devices: a new leader's first act, for the case that the one before
 /// stopped between an input and what follows from it.
 pub fn settle_all(speculation: &mut Speculation) {
+    if speculation.is_recovering() {
+        return;
+    }
     let state = speculation.state();
     let held: Vec<JobId> = state.active().chain(state.promised()).chain(state.waiting_for_others()).collect();
     settle_many(speculation, held);

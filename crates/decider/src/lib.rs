@@ -12,6 +12,7 @@
 
 extern crate alloc;
 
+mod cluster;
 mod command;
 mod explain;
 mod future;

@@ -78,6 +78,37 @@ pub(crate) fn lost(
     Answer::Done { at }
 }
 
+/// Drops a lost node. Saying it again changes nothing: its id is not given again.
+pub(crate) fn forget(speculation: &mut Speculation, node: NodeId) -> Result<Answer, Refusal> {
+    let state = speculation.state();
+    let Some(row) = state.node(node) else {
+        if node.0 < state.nodes_registered() {
+            return Ok(Answer::Done { at: speculation.last_index() });
+        }
+        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
+    };
+    let name = row.spec.name.clone();
+    let decision = Decision::NodeForgotten { node };
+    if !speculation.can_say(&decision) {
+        let needed = decision.since_format();
+        let text = format!(
+            "forgetting a node needs record format {needed}, and {} is in force; upgrade every replica first",
+            state.format()
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    if state.check(&decision).is_err() {
+        let text = if row.status == NodeStatus::Up {
+            format!("{name} is up; stop its agent and wait until its lease has run out")
+        } else {
+            format!("room on {name} is promised to a job; that ends by itself in a moment")
+        };
+        return Err(Refusal::new(RefusalCode::NodeInUse, text));
+    }
+    let at = speculation.push(decision);
+    Ok(Answer::Done { at })
+}
+
 /// Takes over what is news: reports may be repeated, late, or about placements that are gone.
 pub(crate) fn report(
     speculation: &mut Speculation,

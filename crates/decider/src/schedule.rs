@@ -60,6 +60,9 @@ impl UnfinishedPass {
 
 /// Gives every waiting gang its turn, in the policy's order, after what full rounds left undecided.
 pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
+    if speculation.is_recovering() {
+        return Pass::Complete { placed: 0 };
+    }
     if !settle_left_over(speculation) || !renew_turns(speculation) {
         return Pass::Interrupted { placed: 0 };
     }

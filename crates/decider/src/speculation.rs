@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::cell::RefCell;
-use muster_journal::{Decision, Outcome, RankUpdate, Round, StopCause};
+use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Leadership, State};
@@ -12,13 +12,27 @@ use muster_types::{ClusterId, ExitStatus, JobId, JobSpec, LogIndex, LogTime, Par
 
 use crate::schedule::UnfinishedPass;
 
-/// What the first leader of a new cluster writes.
+/// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
+/// its replica knows of the cluster's life and of formats.
 #[derive(Clone, Copy, Debug)]
 pub struct Founding {
     /// The cluster's identity.
     pub cluster: ClusterId,
-    /// Its parameters.
+    /// The generation that the replica's folder belongs to. Above the log's while the cluster is being
+    /// recovered.
+    pub generation: u32,
+    /// The parameters of a new cluster.
     pub parameters: Parameters,
+    /// The highest record format that this binary knows.
+    pub format_max: u16,
+}
+
+impl Founding {
+    /// A cluster in its first life, led by a binary that is not held back.
+    #[must_use]
+    pub const fn new(cluster: ClusterId, parameters: Parameters) -> Founding {
+        Founding { cluster, generation: 1, parameters, format_max: FORMAT_MAX }
+    }
 }
 
 /// The state the leader decides on.
@@ -29,7 +43,10 @@ pub struct Founding {
 pub struct Speculation {
     state: State,
     leadership: Leadership,
+    founding: Founding,
     now: LogTime,
+    /// Of the round being made: what was in force where it began.
+    format: u16,
     first_index: LogIndex,
     basis_index: LogIndex,
     decisions: Vec<Decision>,
@@ -51,7 +68,10 @@ pub struct Speculation {
 }
 
 impl Speculation {
-    /// Begins a leadership on the applied state. The caller has passed the barrier: everything of
+    /// Begins a leadership on the applied state. A new cluster begins in the lowest format, whatever its founder
+    /// knows: that the other replicas know more is only known once they have said so, and then
+    /// `FormatRaised` is one record.
+    /// The caller has passed the barrier: everything of
     /// earlier leaderships is applied. The first round opens with the leadership, and with the
     /// cluster itself when there is none. A leadership that has begun already (a leader restarted
     /// without an election) goes on without a second beginning.
@@ -62,7 +82,9 @@ impl Speculation {
     pub fn begin(state: State, leadership: Leadership, now: LogTime, founding: Founding) -> Speculation {
         let mut speculation = Speculation {
             leadership,
+            founding,
             now: now.max(state.log_time()),
+            format: state.format(),
             first_index: state.log_index().next(),
             basis_index: state.log_index(),
             decisions: Vec::new(),
@@ -83,7 +105,7 @@ impl Speculation {
         if speculation.state.cluster().is_none() {
             speculation.push(Decision::ClusterCreated {
                 cluster: founding.cluster,
-                generation: 1,
+                generation: founding.generation,
                 parameters: founding.parameters,
             });
         }
@@ -101,6 +123,29 @@ impl Speculation {
     #[must_use]
     pub fn leadership(&self) -> Leadership {
         self.leadership
+    }
+
+    /// Whether the cluster is being recovered: this replica's folder is of a generation that the log has not
+    /// begun. Nothing is decided but [`Command::Recover`](crate::Command::Recover), which is due once every
+    /// lease of before has run out.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.founding.generation > self.state.generation()
+    }
+
+    /// The generation of this replica's folder.
+    pub(crate) fn generation(&self) -> u32 {
+        self.founding.generation
+    }
+
+    /// The highest format that this binary knows.
+    pub(crate) fn format_max(&self) -> u16 {
+        self.founding.format_max
+    }
+
+    /// Whether the round being made can say this. A format raised in a round is that of the next.
+    pub(crate) fn can_say(&self, decision: &Decision) -> bool {
+        decision.since_format() <= self.format
     }
 
     /// Log time of the round being made.
@@ -122,6 +167,7 @@ impl Speculation {
     /// When the guard refuses it: the decider proposes only what it has checked, so that is a bug,
     /// and it must stop this leader rather than reach the log.
     pub fn push(&mut self, decision: Decision) -> LogIndex {
+        assert!(self.can_say(&decision), "{} is not said in format {}", decision.name(), self.format);
         let index = self.state.log_index().next();
         let applied = self.state.apply(self.leadership, index, self.now, &decision);
         assert!(
@@ -179,7 +225,11 @@ impl Speculation {
     /// from a full round.
     #[must_use]
     pub fn wants_schedule(&self) -> bool {
-        self.wants_schedule || self.pass.is_some() || !self.unsettled.is_empty() || self.stale_turns.is_some()
+        let has_work = self.wants_schedule
+            || self.pass.is_some()
+            || !self.unsettled.is_empty()
+            || self.stale_turns.is_some();
+        has_work && !self.is_recovering()
     }
 
     /// Asks for a pass over the queue.
@@ -264,6 +314,7 @@ impl Speculation {
             return None;
         }
         let round = Round {
+            format: self.format,
             term: self.leadership.term,
             replica: self.leadership.replica,
             first_index: self.first_index,
@@ -273,6 +324,7 @@ impl Speculation {
         };
         self.first_index = self.state.log_index().next();
         self.basis_index = self.state.log_index();
+        self.format = self.state.format();
         self.bytes = 0;
         Some(round)
     }
@@ -293,9 +345,12 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
         | Decision::TurnsChanged { .. }
+        | Decision::ClusterRecovered { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted
+        | Decision::FormatRaised { .. }
+        | Decision::NodeForgotten { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::GangPlaced { .. }
         | Decision::GangStopRequested { .. }

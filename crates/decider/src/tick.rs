@@ -16,16 +16,23 @@ const LIMITS_PER_TICK: usize = 1_000;
 /// Time from one pass over the queue to the next, when nothing happens.
 const RECONSIDER_MS: u64 = 10_000;
 
+/// Lost nodes forgotten in one tick.
+const NODES_FORGOTTEN_PER_TICK: usize = 256;
+
 /// Jobs released in one tick.
 const RELEASES_PER_TICK: usize = 1_000;
 
 /// Stops gangs that have run for their limit or are in the way of maintenance, releases jobs whose time has
-/// come, and drops history that has been kept for its time.
+/// come, and drops history and lost nodes that have been kept for their time.
 pub fn tick(speculation: &mut Speculation) {
+    if speculation.is_recovering() {
+        return;
+    }
     stop_overdue(speculation);
     clear_windows(speculation);
     release(speculation);
     prune(speculation);
+    forget_nodes(speculation);
     reconsider(speculation);
 }
 
@@ -94,6 +101,21 @@ fn stop_overdue(speculation: &mut Speculation) {
         let token = row.placement.as_ref().expect("a running job has a placement").token;
         speculation.push(Decision::GangStopRequested { job, token, cause: StopCause::RunTimeLimit });
         settle(speculation, job);
+    }
+}
+
+/// Nodes that have been lost for so long that they will not come back under their ids. Until the format can say
+/// so they stay.
+fn forget_nodes(speculation: &mut Speculation) {
+    let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
+    let state = speculation.state();
+    let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
+    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { node }).collect();
+    for decision in old {
+        // Promised room on it is dropped first.
+        if speculation.can_say(&decision) && speculation.state().check(&decision).is_ok() {
+            speculation.push(decision);
+        }
     }
 }
 

@@ -162,6 +162,7 @@ impl DecisionLoop {
             in_flight: FuturesUnordered::new(),
             interrupted: false,
             housekeeping: Instant::now(),
+            recover_at: None,
             ours,
             speculation,
             outer: self,
@@ -199,6 +200,8 @@ struct Term<'a> {
     /// A planning pass ran out of budget and goes on in the next round.
     interrupted: bool,
     housekeeping: Instant,
+    /// When every lease of the generation before has run out; none while there is nothing to recover.
+    recover_at: Option<Instant>,
 }
 
 impl Term<'_> {
@@ -206,9 +209,13 @@ impl Term<'_> {
         settle_all(&mut self.speculation);
         let parameters = self.speculation.state().parameters();
         let lease = Duration::from_millis(parameters.lease_ttl_ms + parameters.lease_margin_ms);
+        // A recovered state does not say who holds what: all of it is over one full term from now, at once.
+        let is_recovering = self.speculation.is_recovering();
+        self.recover_at = is_recovering.then(|| Instant::now() + lease);
         let nodes = self.speculation.state().nodes().iter();
-        let up =
-            nodes.filter(|(_, row)| row.status == NodeStatus::Up).map(|(id, row)| (*id, row.incarnation));
+        let up = nodes
+            .filter(|(_, row)| row.status == NodeStatus::Up && !is_recovering)
+            .map(|(id, row)| (*id, row.incarnation));
         let mine = self.speculation.leadership();
         self.outer.liveness.begin(mine, Instant::now(), lease, up);
         tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
@@ -278,6 +285,7 @@ impl Term<'_> {
             let Ok(intake) = next else { break };
             self.take(intake);
         }
+        self.recover();
         self.take_expired();
         if self.housekeeping_is_due() {
             let before = self.speculation.last_index();
@@ -297,6 +305,18 @@ impl Term<'_> {
         }
         self.speculation.push_digest_if_due();
         self.propose();
+    }
+
+    /// Begins the generation of this replica's folder once nobody can hold anything of the one before.
+    fn recover(&mut self) {
+        if self.recover_at.is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        self.recover_at = None;
+        let generation = self.outer.founding.generation;
+        handle(&mut self.speculation, &Command::Recover { generation })
+            .expect("the generation that is due is never refused");
+        tracing::warn!(generation, log_index = %self.speculation.last_index(), "the cluster begins a new generation");
     }
 
     /// Ends sessions that have run out, as many as one round says; the others are over as well, and
@@ -351,6 +371,9 @@ impl Term<'_> {
         let mut wake = self.housekeeping;
         if let Some(deadline) = self.outer.liveness.next_deadline() {
             wake = wake.min(deadline);
+        }
+        if let Some(at) = self.recover_at {
+            wake = wake.min(at);
         }
         if let Some(limit) = self.run_limit() {
             wake = wake.min(now + Duration::from_millis(limit.since_ms(clock::now())));

@@ -25,12 +25,14 @@ pub(crate) struct Shared {
 /// The replicated state behind consensus. Keeps the only copy that changes.
 pub struct Replicated {
     state: State,
+    format_max: u16,
     shared: Arc<Shared>,
 }
 
-/// A fresh replicated state, to be handed to consensus, and the view of it for the engine.
+/// A fresh replicated state, to be handed to consensus, and the view of it for the engine. The replica reads
+/// record formats up to `format_max`: `muster_journal::FORMAT_MAX`, or less to stand for an older binary.
 #[must_use]
-pub fn replicated() -> (Replicated, View) {
+pub fn replicated(format_max: u16) -> (Replicated, View) {
     let state = State::default();
     let shared = Arc::new(Shared {
         view: ArcSwap::from_pointee(state.clone()),
@@ -39,7 +41,7 @@ pub fn replicated() -> (Replicated, View) {
         waiters: Waiters::default(),
         orders: OrderBoard::default(),
     });
-    (Replicated { state, shared: Arc::clone(&shared) }, View { shared })
+    (Replicated { state, format_max, shared: Arc::clone(&shared) }, View { shared })
 }
 
 /// The engine's end of a [`Replicated`].
@@ -51,7 +53,7 @@ impl Replicated {
     fn apply_round(&mut self, raft_index: u64, payload: &[u8], events: &mut Vec<Event>) {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
-        let round = decode_round(payload).unwrap_or_else(|error| {
+        let round = decode_round(payload, self.format_max).unwrap_or_else(|error| {
             panic!("the entry at raft index {raft_index} cannot be applied: {error}")
         });
         let leadership = Leadership { term: round.term, replica: round.replica };
@@ -88,7 +90,7 @@ impl Replicated {
                     _ => continue,
                 },
                 Effect::JobForgotten(id) => Change::Forgotten(*id),
-                Effect::NodeChanged(node) => Change::Node(*node),
+                Effect::NodeChanged(node) | Effect::NodeForgotten(node) => Change::Node(*node),
             };
             seen += 1;
             events.push(Event { position: WatchPosition { log_index, ordinal: seen }, change });
@@ -130,10 +132,11 @@ impl Application for Replicated {
 
     fn restore(&mut self, data: SnapshotData) -> Result<(), ApplicationError> {
         let chunks: Vec<Bytes> = data.collect::<Result<_, _>>()?;
-        let state = State::restore(chunks.iter()).map_err(|error| ApplicationError {
-            detail: "the snapshot is not a state".to_owned(),
-            source: Some(Box::new(error)),
-        })?;
+        let state =
+            State::restore_up_to(self.format_max, chunks.iter()).map_err(|error| ApplicationError {
+                detail: "the snapshot is not a state".to_owned(),
+                source: Some(Box::new(error)),
+            })?;
         self.state = state;
         let end = self.state.log_index();
         self.shared.view.store(Arc::new(self.state.clone()));

@@ -2,7 +2,7 @@
 
 use muster_consensus::{CommittedEntry, Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
 use muster_decider::{Answer, Command, Founding};
-use muster_journal::{Decision, Round, encode_round};
+use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{
@@ -36,7 +36,7 @@ fn parameters() -> Parameters {
 }
 
 fn config(client_commands_waiting_max: usize) -> EngineConfig {
-    let founding = Founding { cluster: CLUSTER, parameters: parameters() };
+    let founding = Founding::new(CLUSTER, parameters());
     EngineConfig { founding, client_commands_waiting_max, node_commands_waiting_max: 64 }
 }
 
@@ -61,7 +61,7 @@ async fn form(consensus: &Consensus) {
 }
 
 async fn engine_with(config: EngineConfig) -> Engine {
-    let (application, view) = replicated();
+    let (application, view) = replicated(FORMAT_MAX);
     let consensus = consensus(application).await;
     let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
     let engine = Engine::start(config, info, view, consensus.clone());
@@ -535,7 +535,7 @@ async fn a_replica_that_does_not_lead_refuses_what_only_a_leader_can() {
 }
 
 async fn engine_without_cluster() -> Engine {
-    let (application, view) = replicated();
+    let (application, view) = replicated(FORMAT_MAX);
     let consensus = consensus(application).await;
     Engine::start(config(8), ReplicaInfo { replica: REPLICA, region: name("eu") }, view, consensus)
 }
@@ -555,7 +555,7 @@ async fn a_decision_loop_that_breaks_off_ends_the_sessions_and_is_noticed() {
 #[test]
 fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     use muster_consensus::Application;
-    let (mut application, view) = replicated();
+    let (mut application, view) = replicated(FORMAT_MAX);
     let entry = |raft_index, round: &Round| CommittedEntry {
         raft_index,
         term: round.term,
@@ -563,6 +563,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
         payload: Some(encode_round(round).into()),
     };
     let round = |term, first_index, decisions| Round {
+        format: FORMAT_MIN,
         term,
         replica: REPLICA,
         first_index: LogIndex(first_index),
@@ -599,7 +600,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
 fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
     use muster_consensus::Application;
     let apply = |payload: Vec<u8>| {
-        let (mut application, _view) = replicated();
+        let (mut application, _view) = replicated(FORMAT_MAX);
         let entry = CommittedEntry { raft_index: 1, term: 1, leader: REPLICA, payload: Some(payload.into()) };
         let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry]));
         let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
@@ -609,6 +610,7 @@ fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
         Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: Parameters::DEFAULT };
     let decisions = vec![Decision::LeaderStarted, created, Decision::DigestRecorded { digest: 7 }];
     let round = Round {
+        format: FORMAT_MIN,
         term: 1,
         replica: REPLICA,
         first_index: LogIndex(1),

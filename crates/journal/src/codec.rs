@@ -8,7 +8,7 @@ use core::fmt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::decision::{FORMAT, Round};
+use crate::decision::{Decision, FORMAT_MAX, FORMAT_MIN, Round};
 
 /// Most bytes of one encoded round, which is the payload of one Raft entry.
 pub const ROUND_BYTES_MAX: usize = 2 << 20;
@@ -28,7 +28,21 @@ pub enum DecodeError {
     /// Not a round at all.
     Magic,
     /// Written by a newer binary: this one must stop before it, not skip it.
-    FormatUnknown(u16),
+    FormatNewer {
+        /// The format that one must know to go on.
+        needed: u16,
+        /// The highest that is known here.
+        known: u16,
+    },
+    /// A decision that its round's format cannot say: no release writes that.
+    DecisionNewer {
+        /// Its name.
+        decision: &'static str,
+        /// The format that can say it.
+        needed: u16,
+        /// The round's.
+        format: u16,
+    },
     /// The bytes are damaged.
     Checksum,
     /// The checksum holds but the payload is not one of this format.
@@ -40,8 +54,12 @@ impl fmt::Display for DecodeError {
         match self {
             DecodeError::Length => f.write_str("wrong length"),
             DecodeError::Magic => f.write_str("no round begins here"),
-            DecodeError::FormatUnknown(format) => {
-                write!(f, "record format {format} is newer than this binary's {FORMAT}")
+            DecodeError::FormatNewer { needed, known } => write!(
+                f,
+                "record format {needed} is needed and {known} is the highest known here: upgrade this replica"
+            ),
+            DecodeError::DecisionNewer { decision, needed, format } => {
+                write!(f, "a round of format {format} says {decision}, which needs format {needed}")
             }
             DecodeError::Checksum => f.write_str("checksum does not match"),
             DecodeError::Payload => f.write_str("payload is not a value of its format"),
@@ -62,25 +80,30 @@ fn checksum(format: u16, payload: &[u8]) -> u32 {
 /// The bytes of a round.
 ///
 /// # Panics
-/// When the round is above [`ROUND_BYTES_MAX`]: whoever builds rounds keeps far below it.
+/// When the round is above [`ROUND_BYTES_MAX`], its format is none of this binary's, or it says what its
+/// format cannot: whoever builds rounds keeps them so.
 #[must_use]
 pub fn encode_round(round: &Round) -> Vec<u8> {
+    assert!((FORMAT_MIN..=FORMAT_MAX).contains(&round.format), "a round has a format that is known here");
+    let newest = round.decisions.iter().map(Decision::since_format).max().unwrap_or(FORMAT_MIN);
+    assert!(newest <= round.format, "a round says nothing that its format cannot say");
     let payload = canonical(round);
     assert!(payload.len() + HEADER_BYTES <= ROUND_BYTES_MAX, "a round is bounded before it is encoded");
     let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
     bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&FORMAT.to_le_bytes());
+    bytes.extend_from_slice(&round.format.to_le_bytes());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&checksum(FORMAT, &payload).to_le_bytes());
+    bytes.extend_from_slice(&checksum(round.format, &payload).to_le_bytes());
     bytes.extend_from_slice(&payload);
     bytes
 }
 
-/// The round in `bytes`.
+/// The round in `bytes`, for a binary that knows formats up to `format_max`: [`FORMAT_MAX`], or less where
+/// an older binary is to be stood for.
 ///
 /// # Errors
 /// Never panics: every malformed input has its [`DecodeError`].
-pub fn decode_round(bytes: &[u8]) -> Result<Round, DecodeError> {
+pub fn decode_round(bytes: &[u8], format_max: u16) -> Result<Round, DecodeError> {
     if bytes.len() < HEADER_BYTES {
         return Err(DecodeError::Length);
     }
@@ -102,12 +125,25 @@ pub fn decode_round(bytes: &[u8]) -> Result<Round, DecodeError> {
     if checksum(format, payload) != expected {
         return Err(DecodeError::Checksum);
     }
-    match format {
-        0 => Err(DecodeError::Payload),
-        // Checked behind the format: a newer one may have a larger bound.
-        1 if bytes.len() > ROUND_BYTES_MAX => Err(DecodeError::Length),
-        1 => from_canonical(payload).ok_or(DecodeError::Payload),
-        newer => Err(DecodeError::FormatUnknown(newer)),
+    let known = format_max.min(FORMAT_MAX);
+    if format < FORMAT_MIN {
+        return Err(DecodeError::Payload);
+    }
+    if format > known {
+        return Err(DecodeError::FormatNewer { needed: format, known });
+    }
+    // Checked behind the format: a newer one may have a larger bound.
+    if bytes.len() > ROUND_BYTES_MAX {
+        return Err(DecodeError::Length);
+    }
+    // Formats 1 and 2 have one layout; they differ in the decisions that may occur.
+    let round: Round = from_canonical(payload).ok_or(DecodeError::Payload)?;
+    match round.decisions.iter().find(|decision| decision.since_format() > format) {
+        Some(newer) => {
+            let (decision, needed) = (newer.name(), newer.since_format());
+            Err(DecodeError::DecisionNewer { decision, needed, format })
+        }
+        None => Ok(Round { format, ..round }),
     }
 }
 

@@ -14,12 +14,24 @@ use muster_types::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The record format this binary writes, and the highest it can read.
-pub const FORMAT: u16 = 1;
+/// The lowest record format: what every new cluster begins with.
+pub const FORMAT_MIN: u16 = 1;
+
+/// The highest record format that this binary writes and reads.
+///
+/// | format | what it added |
+/// |---|---|
+/// | 1 | the beginning |
+/// | 2 | [`Decision::NodeForgotten`] |
+pub const FORMAT_MAX: u16 = 2;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
+    /// The record format it is written in: the one in force where it begins. Stands in the envelope,
+    /// before the payload.
+    #[serde(skip)]
+    pub format: u16,
     /// Raft term of the leadership that decided.
     pub term: u64,
     /// The replica that decided. Two replicas can lead in one term, so both make a leadership.
@@ -316,9 +328,35 @@ pub enum Decision {
         /// Which placement.
         token: FencingToken,
     },
+    /// Decision: rounds after this one are written in a newer format; every replica has said that it knows
+    /// it. A binary that does not know it applies this record and stops before the next round.
+    FormatRaised {
+        /// The format in force from now on.
+        format: u16,
+    },
+    /// Decision: the cluster lives on in a new generation, from a backup or from one surviving replica.
+    /// Every session and lease of before is over; every token given from now on is newer than all before.
+    ClusterRecovered {
+        /// The generation from now on.
+        generation: u32,
+    },
+    /// Decision, since format 2: a lost node is not counted with any more. Its id is never given again.
+    NodeForgotten {
+        /// Which.
+        node: NodeId,
+    },
 }
 
 impl Decision {
+    /// The lowest format that can say this.
+    #[must_use]
+    pub fn since_format(&self) -> u16 {
+        match self {
+            Decision::NodeForgotten { .. } => 2,
+            _ => FORMAT_MIN,
+        }
+    }
+
     /// Stable name, for logs, metrics and tests.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -343,6 +381,9 @@ impl Decision {
             Decision::JobReleased { .. } => "job_released",
             Decision::TurnsChanged { .. } => "turns_changed",
             Decision::CheckpointCommitted { .. } => "checkpoint_committed",
+            Decision::FormatRaised { .. } => "format_raised",
+            Decision::ClusterRecovered { .. } => "cluster_recovered",
+            Decision::NodeForgotten { .. } => "node_forgotten",
         }
     }
 }

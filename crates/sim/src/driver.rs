@@ -126,7 +126,7 @@ impl<'a> Driver<'a> {
         scope: Scope,
         clock: Clock<'a>,
     ) -> Result<Driver<'a>, FleetError> {
-        let founding = Founding { cluster: ClusterId(1), parameters: PARAMETERS };
+        let founding = Founding::new(ClusterId(1), PARAMETERS);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let now = LogTime(EPOCH_MS);
         let mut driver = Driver {

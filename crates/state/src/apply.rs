@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
-use muster_journal::{Decision, Round, hash};
+use muster_journal::{Decision, FORMAT_MIN, Round, hash};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
 use serde::{Deserialize, Serialize};
 
@@ -19,23 +19,43 @@ use crate::table::Table;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
+    /// The record format in force.
+    pub(crate) format: u16,
     pub(crate) cluster: Option<ClusterMeta>,
     pub(crate) leadership: Option<Leadership>,
     pub(crate) log_index: LogIndex,
     pub(crate) log_time: LogTime,
+    /// Nodes that were ever registered: the id of the next one. An id is never given twice, even when its
+    /// node is forgotten.
+    pub(crate) nodes_registered: u32,
     /// Records the guard refused although leadership and sequence were current.
     pub(crate) rejected: u64,
     /// Records of leaderships that had ended; expected around a change of leader.
     pub(crate) stale: u64,
 }
 
+impl Default for Meta {
+    fn default() -> Meta {
+        Meta {
+            format: FORMAT_MIN,
+            cluster: None,
+            leadership: None,
+            log_index: LogIndex::ZERO,
+            log_time: LogTime(0),
+            nodes_registered: 0,
+            rejected: 0,
+            stale: 0,
+        }
+    }
+}
+
 /// What the outside must look at after a record. Nobody needs to have seen it: everything follows
 /// from the state as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The cluster exists now.
+    /// The cluster exists now, has another leader, another format or another generation.
     ClusterChanged,
     /// A job was added or changed.
     JobChanged(JobId),
@@ -43,6 +63,8 @@ pub enum Effect {
     JobForgotten(JobId),
     /// A node was added or changed.
     NodeChanged(NodeId),
+    /// A lost node was dropped.
+    NodeForgotten(NodeId),
     /// What a node is asked to do has changed.
     OrdersChanged(NodeId),
     /// The policy was set.
@@ -185,6 +207,18 @@ impl State {
         self.meta.cluster.map_or(Parameters::DEFAULT, |c| c.parameters)
     }
 
+    /// The record format in force: rounds from here on are written in it.
+    #[must_use]
+    pub fn format(&self) -> u16 {
+        self.meta.format
+    }
+
+    /// The cluster's life, from 1; zero before it exists.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.meta.cluster.map_or(0, |cluster| cluster.generation)
+    }
+
     /// Records the guard refused although their basis was current: each is a bug of a leader.
     #[must_use]
     pub fn rejected(&self) -> u64 {
@@ -225,6 +259,17 @@ impl State {
     #[must_use]
     pub fn nodes(&self) -> &Table<NodeId, NodeRow> {
         &self.nodes
+    }
+
+    /// Nodes that were ever registered; every id below it was given once.
+    #[must_use]
+    pub fn nodes_registered(&self) -> u32 {
+        self.meta.nodes_registered
+    }
+
+    /// Lost nodes by the time of their last change, longest ago first.
+    pub fn lost_nodes(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.lost_nodes.iter().copied()
     }
 
     /// A node by its name.

@@ -10,7 +10,7 @@ use muster_journal::{
 use muster_types::policy::Policy;
 use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
-use crate::apply::{Effect, State};
+use crate::apply::{Effect, Meta, State};
 use crate::burst::BurstKey;
 use crate::free::{Free, Promised};
 use crate::rows::{
@@ -94,6 +94,12 @@ impl State {
                 self.change_job(*job, |row| row.checkpointed_at = Some(now));
                 vec![Effect::JobChanged(*job)]
             }
+            Decision::FormatRaised { format } => {
+                self.meta.format = *format;
+                vec![Effect::ClusterChanged]
+            }
+            Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
+            Decision::NodeForgotten { node } => self.fold_forgotten(*node),
         }
     }
 
@@ -106,7 +112,8 @@ impl State {
     /// Digest of the rows alone, without position and time: what `DigestRecorded` carries.
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
-        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, self.meta.rejected))
+        let Meta { format, nodes_registered, rejected, .. } = self.meta;
+        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected))
     }
 
     fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -142,7 +149,7 @@ impl State {
     pub(crate) fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
         let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
         self.indexes.remove_free(id, &row);
-        self.indexes.nodes_up -= u64::from(row.status == NodeStatus::Up);
+        self.indexes.remove_status(id, &row);
         let was_placeable = row.is_placeable();
         change(&mut row);
         // A description changes only while the node is not placeable (see `fold_registered`).
@@ -155,7 +162,7 @@ impl State {
             row.changed_at = self.meta.log_time;
             row.changed_index = self.meta.log_index;
         }
-        self.indexes.nodes_up += u64::from(row.status == NodeStatus::Up);
+        self.indexes.add_status(id, &row);
         self.indexes.add_free(id, &row);
         self.nodes.insert(id, row);
     }
@@ -286,7 +293,8 @@ impl State {
                 id
             }
             None => {
-                let id = NodeId(self.nodes.last_key().map_or(0, |last| last.0 + 1));
+                let id = NodeId(self.meta.nodes_registered);
+                self.meta.nodes_registered += 1;
                 self.indexes.nodes_by_name.insert_mut(spec.name.clone(), id);
                 self.indexes.add_shape(&spec);
                 let row = NodeRow {
@@ -300,7 +308,7 @@ impl State {
                     changed_index: self.meta.log_index,
                     spec,
                 };
-                self.indexes.nodes_up += 1;
+                self.indexes.add_status(id, &row);
                 self.indexes.add_placeable(&row.spec);
                 self.indexes.add_free(id, &row);
                 self.nodes.insert(id, row);
@@ -327,6 +335,29 @@ impl State {
         }
         self.change_node(node, true, |row| row.status = NodeStatus::Lost);
         effects
+    }
+
+    /// Nothing of the generation before is held any more: as if every session had run out at once. What ran
+    /// where, and whether it still does, is not known; the decider has let every lease run out.
+    fn fold_recovered(&mut self, generation: u32) -> Vec<Effect> {
+        let cluster = self.meta.cluster.as_mut().expect("the guard has seen the cluster");
+        cluster.generation = generation;
+        let up = self.nodes.iter().filter(|(_, row)| row.status == NodeStatus::Up);
+        let up: Vec<NodeId> = up.map(|(id, _)| *id).collect();
+        let mut effects = vec![Effect::ClusterChanged];
+        for node in up {
+            effects.extend(self.fold_lost(node, NodeLostCause::LeaseExpired));
+        }
+        effects
+    }
+
+    fn fold_forgotten(&mut self, node: NodeId) -> Vec<Effect> {
+        let row = self.nodes.get(&node).expect("the guard has seen the node").clone();
+        self.indexes.nodes_by_name.remove_mut(&row.spec.name);
+        self.indexes.remove_status(node, &row);
+        self.indexes.remove_shape(&row.spec);
+        self.nodes.remove(&node);
+        vec![Effect::NodeForgotten(node)]
     }
 
     fn fold_reported(&mut self, node: NodeId, job: JobId, updates: &[(u32, RankUpdate)]) -> Vec<Effect> {

@@ -27,6 +27,8 @@ pub enum GuardError {
     OutOfSequence,
     /// Log time would go back.
     TimeWentBack,
+    /// The format in force cannot say this, or is not below the one it is to be raised to.
+    Format,
     /// The cluster exists already, or does not exist yet.
     ClusterExistence,
     /// The request id was used before.
@@ -81,6 +83,7 @@ impl State {
         if !leading {
             require(self.meta.cluster.is_none() == founding, GuardError::ClusterExistence)?;
         }
+        require(decision.since_format() <= self.meta.format, GuardError::Format)?;
         match decision {
             Decision::ClusterCreated { generation, parameters, .. } => {
                 require(*generation > 0 && parameters.violations().is_empty(), GuardError::Limit)
@@ -145,7 +148,22 @@ impl State {
                 require(runs, GuardError::JobPhase)?;
                 require(placement.token == *token, GuardError::TokenNotCurrent)
             }
+            // Whether a binary knows the format is not asked: every binary must say the same here.
+            Decision::FormatRaised { format } => require(*format > self.meta.format, GuardError::Format),
+            Decision::ClusterRecovered { generation } => {
+                require(*generation > self.generation(), GuardError::NothingToDo)
+            }
+            Decision::NodeForgotten { node } => self.check_forgotten(*node),
         }
+    }
+
+    /// Nothing counts on the node: its session is over, so nothing is placed there, and nothing is promised.
+    fn check_forgotten(&self, node: NodeId) -> Check {
+        let row = self.nodes.get(&node).ok_or(GuardError::NodeUnknown)?;
+        require(row.status == NodeStatus::Lost, GuardError::NodeNotCurrent)?;
+        let is_idle = self.gangs_on(node).next().is_none();
+        let is_promised = self.promised_on(node).next().is_some();
+        require(is_idle && !is_promised, GuardError::NodeNotCurrent)
     }
 
     pub(crate) fn check_header(
@@ -174,7 +192,9 @@ impl State {
 
     fn check_registration(&self, spec: &NodeSpec, holder: HolderId) -> Check {
         let Some(id) = self.node_named(&spec.name) else {
-            return require((self.nodes.len() as u64) < u64::from(limits::NODES_MAX), GuardError::Limit);
+            // Ids are never given again, so that they run out in the end: after four thousand millions.
+            let has_room = (self.nodes.len() as u64) < u64::from(limits::NODES_MAX);
+            return require(has_room && self.meta.nodes_registered < u32::MAX, GuardError::Limit);
         };
         let row = self.nodes.get(&id).ok_or(GuardError::NodeUnknown)?;
         let is_idle = self.gangs_on(id).next().is_none();

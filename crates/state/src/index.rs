@@ -14,7 +14,7 @@ use crate::free::FreeKey;
 
 use crate::history::{HistoryKey, bucket_of};
 use crate::quota::QuotaUsage;
-use crate::rows::{JobRow, NodeRow, Phase};
+use crate::rows::{JobRow, NodeRow, NodeStatus, Phase};
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -198,6 +198,8 @@ pub(crate) struct Indexes {
     pub(crate) pools: RedBlackTreeMapSync<PoolKey, Pool>,
     /// Nodes whose session stands.
     pub(crate) nodes_up: u64,
+    /// The others, by the time of their last change.
+    pub(crate) lost_nodes: RedBlackTreeSetSync<(LogTime, NodeId)>,
     /// Rows of the history by the time they were touched last.
     pub(crate) history_by_time: RedBlackTreeSetSync<(LogTime, HistoryKey)>,
     /// What is charged against quotas.
@@ -412,6 +414,24 @@ impl Indexes {
         }
         for dependency in &spec.dependencies {
             self.dependents.remove_mut(&(dependency.job, id));
+        }
+    }
+
+    /// Counts a node by its status.
+    pub(crate) fn add_status(&mut self, id: NodeId, row: &NodeRow) {
+        match row.status {
+            NodeStatus::Up => self.nodes_up += 1,
+            NodeStatus::Lost => self.lost_nodes.insert_mut((row.changed_at, id)),
+        }
+    }
+
+    /// The inverse of `add_status`.
+    pub(crate) fn remove_status(&mut self, id: NodeId, row: &NodeRow) {
+        match row.status {
+            NodeStatus::Up => self.nodes_up -= 1,
+            NodeStatus::Lost => {
+                assert!(self.lost_nodes.remove_mut(&(row.changed_at, id)), "a lost node is known as one");
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Snapshot and restore.
 //!
-//! A snapshot is frames: one head (format, position, digest), rows of each table in batches, one
+//! A snapshot is in the format in force where it was taken, so that a replica that is not upgraded yet takes
+//! it as long as the format was not raised. It is frames: one head (format, position, digest), rows of each table in batches, one
 //! tail. Restore rebuilds the indexes, recomputes the digest and checks every invariant before it
 //! hands the state over, so a damaged or foreign snapshot changes nothing.
 
@@ -9,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
-use muster_journal::{FORMAT, canonical, from_canonical};
+use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
 use muster_types::{JobId, JobSpec, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -53,7 +54,12 @@ pub enum RestoreError {
     /// A frame is not what it should be; says which.
     Content(&'static str),
     /// Written by a newer binary.
-    FormatUnknown(u16),
+    FormatNewer {
+        /// The format that one must know to take it.
+        needed: u16,
+        /// The highest that is known here.
+        known: u16,
+    },
     /// The rows do not have the digest the snapshot claims.
     Digest,
     /// The rows break an invariant.
@@ -65,9 +71,10 @@ impl fmt::Display for RestoreError {
         match self {
             RestoreError::Frame(error) => write!(f, "snapshot is damaged: {error}"),
             RestoreError::Content(what) => write!(f, "snapshot has a wrong {what}"),
-            RestoreError::FormatUnknown(format) => {
-                write!(f, "snapshot format {format} is newer than this binary's {FORMAT}")
-            }
+            RestoreError::FormatNewer { needed, known } => write!(
+                f,
+                "snapshot format {needed} is needed and {known} is the highest known here: upgrade this replica"
+            ),
             RestoreError::Digest => f.write_str("snapshot rows do not match its digest"),
             RestoreError::Invariant(text) => write!(f, "snapshot breaks an invariant: {text}"),
         }
@@ -128,7 +135,7 @@ impl Iterator for SnapshotChunks {
             match &mut self.step {
                 Step::Head => {
                     let head = Head {
-                        format: FORMAT,
+                        format: self.state.meta.format,
                         meta: self.state.meta.clone(),
                         policy: self.state.policy.clone(),
                         demand: self.state.demand.sums().clone(),
@@ -235,6 +242,17 @@ impl State {
     /// # Errors
     /// When the bytes are damaged, foreign, newer, or not a consistent state.
     pub fn restore<C: AsRef<[u8]>>(chunks: impl IntoIterator<Item = C>) -> Result<State, RestoreError> {
+        Self::restore_up_to(FORMAT_MAX, chunks)
+    }
+
+    /// The state in a snapshot, for a binary that knows formats up to `format_max`, as for rounds.
+    ///
+    /// # Errors
+    /// Like [`State::restore`].
+    pub fn restore_up_to<C: AsRef<[u8]>>(
+        format_max: u16,
+        chunks: impl IntoIterator<Item = C>,
+    ) -> Result<State, RestoreError> {
         let mut reader = FrameReader::default();
         let mut head: Option<Head> = None;
         let mut state = State::default();
@@ -246,7 +264,7 @@ impl State {
                     return Err(RestoreError::Content("order of frames"));
                 }
                 match tag {
-                    HEAD => head = Some(load_head(&payload)?),
+                    HEAD => head = Some(load_head(&payload, format_max.min(FORMAT_MAX))?),
                     NODES => load::<NodeId, NodeRow>(&payload, &mut state.nodes, "node row")?,
                     JOBS => load::<JobId, JobRow>(&payload, &mut state.jobs, "job row")?,
                     SPECS => load::<JobId, Arc<JobSpec>>(&payload, &mut state.specs, "job spec")?,
@@ -297,16 +315,20 @@ impl State {
     }
 }
 
-fn load_head(payload: &[u8]) -> Result<Head, RestoreError> {
+fn load_head(payload: &[u8], known: u16) -> Result<Head, RestoreError> {
     // The format stands first, so that a newer head is told from a damaged one.
     let format: u16 = canonical_prefix(payload).ok_or(RestoreError::Content("head"))?;
-    if format > FORMAT {
-        return Err(RestoreError::FormatUnknown(format));
+    if format > known {
+        return Err(RestoreError::FormatNewer { needed: format, known });
     }
-    if format == 0 {
+    if format < FORMAT_MIN {
         return Err(RestoreError::Content("format"));
     }
-    from_canonical(payload).ok_or(RestoreError::Content("head"))
+    let head: Head = from_canonical(payload).ok_or(RestoreError::Content("head"))?;
+    if head.meta.format != format {
+        return Err(RestoreError::Content("format"));
+    }
+    Ok(head)
 }
 
 /// The format number that a head begins with: a variable-length integer.

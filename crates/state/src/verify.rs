@@ -4,6 +4,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use muster_journal::FORMAT_MIN;
 use muster_types::{JobId, NodeId};
 
 use crate::apply::State;
@@ -22,11 +23,34 @@ impl State {
     /// # Errors
     /// The first that does not hold.
     pub fn verify(&self) -> Result<(), BrokenInvariant> {
+        self.verify_cluster()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_bursts()?;
         self.demand.verify().map_err(BrokenInvariant)?;
         self.verify_indexes()
+    }
+
+    /// Every node has an id that was given, and no token is of a generation that has not begun.
+    fn verify_cluster(&self) -> Result<(), BrokenInvariant> {
+        if self.meta.format < FORMAT_MIN {
+            return Err(broken(format!("format {} was never in force", self.meta.format)));
+        }
+        if let Some(last) = self.nodes.last_key().filter(|last| last.0 >= self.meta.nodes_registered) {
+            return Err(broken(format!("{last} is there, and {} were given", self.meta.nodes_registered)));
+        }
+        let generation = self.generation();
+        for (id, row) in self.jobs.iter() {
+            let placements = [&row.placement, &row.previous];
+            for placement in placements.into_iter().flatten() {
+                let is_live = placement.live > 0;
+                let given = placement.token.generation;
+                if given > generation || (is_live && given != generation) {
+                    return Err(broken(format!("{id} holds token {} in {generation}", placement.token)));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Capacity is conserved: what is free and what is held make up the host, and no device is held
@@ -208,6 +232,7 @@ impl State {
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),
             ("gangs_by_node", fresh.gangs_by_node == ours.gangs_by_node),
             ("nodes_up", fresh.nodes_up == ours.nodes_up),
+            ("lost_nodes", fresh.lost_nodes == ours.lost_nodes),
             ("pools", same_pools(&fresh, ours)),
         ];
         wrong.extend(checks.iter().filter(|(_, good)| !good).map(|(name, _)| *name));
@@ -222,7 +247,7 @@ impl State {
         let mut fresh = Indexes::default();
         for (id, row) in self.nodes.iter() {
             fresh.nodes_by_name.insert_mut(row.spec.name.clone(), *id);
-            fresh.nodes_up += u64::from(row.status == NodeStatus::Up);
+            fresh.add_status(*id, row);
             fresh.add_shape(&row.spec);
             if row.is_placeable() {
                 fresh.add_placeable(&row.spec);

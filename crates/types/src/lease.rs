@@ -111,18 +111,22 @@ pub struct Parameters {
     pub request_retention_ms: u64,
     /// How long a finished job is kept in the state.
     pub job_retention_ms: u64,
+    /// How long a lost node is kept before it is forgotten by itself.
+    pub node_retention_ms: u64,
     /// Records between two state digests in the log.
     pub digest_interval_records: u64,
 }
 
 impl Parameters {
-    /// What a cluster gets that says nothing: sessions of 10 s, request ids for a day, jobs for a week.
+    /// What a cluster gets that says nothing: sessions of 10 s, request ids for a day, jobs and
+    /// lost nodes for a week.
     pub const DEFAULT: Parameters = Parameters {
         lease_ttl_ms: 10_000,
         lease_margin_ms: 3_000,
         heartbeat_interval_ms: 2_000,
         request_retention_ms: 24 * 3_600 * 1_000,
         job_retention_ms: 7 * 24 * 3_600 * 1_000,
+        node_retention_ms: 7 * 24 * 3_600 * 1_000,
         digest_interval_records: 1_000,
     };
 
@@ -148,6 +152,8 @@ impl Parameters {
         bound("heartbeat_interval_ms", self.heartbeat_interval_ms, 50, self.lease_ttl_ms / 3);
         bound("request_retention_ms", self.request_retention_ms, 60_000, 366 * 24 * 3_600_000);
         bound("job_retention_ms", self.job_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        // Far above any session: who is forgotten has been silent for long.
+        bound("node_retention_ms", self.node_retention_ms, 3_600_000, 366 * 24 * 3_600_000);
         bound("digest_interval_records", self.digest_interval_records, 1, 1_000_000);
         found
     }

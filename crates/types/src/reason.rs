@@ -89,6 +89,8 @@ refusal_codes! {
     NodeChanged = "MS-3003", "NODE_CHANGED";
     /// The fleet has as many nodes as one cluster may have.
     FleetFull = "MS-3004", "FLEET_FULL";
+    /// The node cannot be forgotten: its session stands, or room on it is promised.
+    NodeInUse = "MS-3006", "NODE_IN_USE";
     /// The session, incarnation or fencing token is not the current one.
     Fenced = "MS-3005", "FENCED";
     /// This replica does not lead, and no leader is known.
@@ -106,6 +108,10 @@ refusal_codes! {
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED";
+    /// The record format in force cannot say this yet.
+    FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE";
+    /// The cluster is being recovered: leases of its earlier life may still be held.
+    ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING";
     /// After the change, the voters that answer would not be a quorum.
     WouldLoseQuorum = "MS-7001", "WOULD_LOSE_QUORUM";
     /// No such replica among the members.

@@ -56,6 +56,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive
         | RefusalCode::WouldLoseQuorum
         | RefusalCode::ReplicaNotCaughtUp
         | RefusalCode::MembershipRefused
@@ -73,6 +75,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::NotLeader
         | RefusalCode::OutcomeUnknown
         | RefusalCode::LogsUnavailable
+        | RefusalCode::ClusterRecovering
         | RefusalCode::Diverged => Code::Unavailable,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
         RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => Code::OutOfRange,
@@ -84,7 +87,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
         RefusalCode::NotLeader => Some(Duration::from_millis(200)),
-        RefusalCode::Overloaded => Some(Duration::from_millis(500)),
+        RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
         RefusalCode::StorageFull | RefusalCode::MembershipBusy => Some(Duration::from_millis(1_000)),
         RefusalCode::ReplicaNotCaughtUp => Some(Duration::from_millis(250)),
         RefusalCode::OutcomeUnknown => Some(Duration::from_millis(100)),
@@ -97,6 +100,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeInUse
+        | RefusalCode::FormatNotActive
         | RefusalCode::FleetFull
         | RefusalCode::Fenced
         | RefusalCode::ResumeTokenCompacted

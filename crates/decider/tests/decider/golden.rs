@@ -1,16 +1,18 @@
 //! The logs of released formats, in `tests/golden/`: this binary replays each to the recorded
 //! digests and restores its snapshot.
 //!
-//! `MUSTER_GOLDEN_WRITE=1` writes the files of the format this binary writes, for as long as that
-//! format is not released; the run then fails on purpose, so that it can never pass by writing.
+//! `MUSTER_GOLDEN_WRITE=1` writes the files of the formats that are not released; the run then fails on
+//! purpose, so that it can never pass by writing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
-use muster_journal::{Decision, FORMAT, RankUpdate, Round, StopCause, decode_round, encode_round};
+use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_journal::{
+    Decision, FORMAT_MAX, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round,
+};
 use muster_planner::Budget;
-use muster_state::{Phase, State};
+use muster_state::{Phase, RestoreError, State};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
 use muster_types::{Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, PriorityTier};
 
@@ -18,6 +20,9 @@ use crate::support::{
     FOUNDING, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
     request,
 };
+
+/// The highest format that is in people's logs: its files and those below are never written again.
+const RELEASED: u16 = 0;
 
 fn folder(format: u16) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(format!("v{format}"))
@@ -46,7 +51,7 @@ fn every_released_format_replays_to_its_digests() {
         write();
         panic!("golden files were written; run again without MUSTER_GOLDEN_WRITE");
     }
-    for format in 1..=FORMAT {
+    for format in FORMAT_MIN..=FORMAT_MAX {
         let read = |file: &str| {
             let path = folder(format).join(file);
             std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -58,28 +63,29 @@ fn every_released_format_replays_to_its_digests() {
         let mut lines = digests.lines();
         let mut variants = BTreeSet::new();
         for bytes in rounds {
-            let round = decode_round(bytes).expect("a golden round decodes");
+            let round = decode_round(bytes, format).expect("a golden round decodes");
             variants.extend(round.decisions.iter().map(Decision::name));
             state.apply_round(&round);
             check(&state);
             assert_eq!(lines.next().map(|l| format!("{l}\n")), Some(line(&state)), "format {format}");
-            if format == FORMAT {
-                assert_eq!(encode_round(&round), bytes, "the encoding of a released format has changed");
-            }
+            // As long as formats differ in their variants alone, every one of them can be written.
+            assert_eq!(encode_round(&round), bytes, "the encoding of a released format has changed");
         }
         assert_eq!(lines.next(), None);
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
-        assert_eq!(variants.len(), 20, "{variants:?}");
+        let expected = if format == 1 { 21 } else { 23 };
+        assert_eq!(variants.len(), expected, "{variants:?}");
+        assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
         let snapshot = read("snapshot.bin");
         let restored = State::restore([&snapshot]).expect("a golden snapshot restores");
         assert_eq!(restored.digest(), state.digest());
-        if format == FORMAT {
-            let now: Vec<u8> = state.snapshot().flatten().collect();
-            assert!(now == snapshot, "the layout of a released snapshot has changed");
-        }
+        let now: Vec<u8> = state.snapshot().flatten().collect();
+        assert!(now == snapshot, "the layout of a released snapshot has changed");
+        let older = State::restore_up_to(format - 1, [&snapshot]);
+        assert_eq!(older.unwrap_err(), RestoreError::FormatNewer { needed: format, known: format - 1 });
     }
 }
 
@@ -93,13 +99,19 @@ fn phase(phase: &Phase) -> &'static str {
     }
 }
 
-/// Makes the files of the present format anew. The decider may change in any release and then makes
+/// Makes the files of the formats that are not released anew. The decider may change in any release and then makes
 /// other records of the same scenario, which is why the files are kept and not the scenario alone.
 fn write() {
+    for format in RELEASED + 1..=FORMAT_MAX {
+        write_format(format);
+    }
+}
+
+fn write_format(format: u16) {
     let mut log = Vec::new();
     let mut digests = String::new();
     let mut state = State::default();
-    for round in scenario() {
+    for round in scenario(format) {
         let bytes = encode_round(&round);
         log.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
         log.extend_from_slice(&bytes);
@@ -107,15 +119,15 @@ fn write() {
         digests.push_str(&line(&state));
     }
     let snapshot: Vec<u8> = state.snapshot().flatten().collect();
-    let folder = folder(FORMAT);
+    let folder = folder(format);
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("rounds.log"), log).unwrap();
     std::fs::write(folder.join("digests.txt"), digests).unwrap();
     std::fs::write(folder.join("snapshot.bin"), snapshot).unwrap();
 }
 
-/// Every variant, every cause, every exit, every phase at the end, a refused and two late records.
-fn scenario() -> Vec<Round> {
+/// Every variant of a format, every cause, every exit, every phase at the end, a refused and two late records.
+fn scenario(format: u16) -> Vec<Round> {
     let mut run = Run {
         speculation: Speculation::begin(
             State::default(),
@@ -127,6 +139,11 @@ fn scenario() -> Vec<Round> {
         requests: 0,
     };
     run.end_round(10);
+    // As in life: founded in the lowest format, and raised.
+    if format > FORMAT_MIN {
+        handle(&mut run.speculation, &Command::RaiseFormat { format }).unwrap();
+        run.end_round(10);
+    }
     let mut first = node_draft("gpu-a", "eu", "c1", Some(accelerators("h100", 8)));
     first.labels.insert(name("zone"), "a".into());
     run.register(first.check().unwrap(), 1);
@@ -176,6 +193,7 @@ fn scenario() -> Vec<Round> {
 
     // A refused record takes its index, so the leader that made it is over as well.
     let refused = Round {
+        format: run.speculation.state().format(),
         term: 4,
         replica: muster_types::ReplicaId(3),
         first_index: run.speculation.last_index().next(),
@@ -206,7 +224,15 @@ fn scenario() -> Vec<Round> {
     run.schedule();
     run.end_round(8 * 24 * 3_600_000);
     tick(&mut run.speculation);
+    recover(&mut run);
     make_room(&mut run);
+    if format > FORMAT_MIN {
+        run.register(node_spec("gone", "eu", "c2", Some(accelerators("h100", 8))), 7);
+        let node = run.speculation.state().node_named(&name("gone")).unwrap();
+        handle(&mut run.speculation, &Command::SessionOver { node, incarnation: 1 }).unwrap();
+        handle(&mut run.speculation, &Command::ForgetNode { node }).unwrap();
+        run.end_round(10);
+    }
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -223,6 +249,22 @@ fn scenario() -> Vec<Round> {
     run.submit(job("waits", 1, Some(accelerators("h100", 8))));
     run.end_round(1);
     run.rounds
+}
+
+/// A replica whose folder is of the next generation goes on from here, and the nodes come back.
+fn recover(run: &mut Run) {
+    run.end_round(10);
+    let state = run.speculation.state().clone();
+    let founding = Founding { generation: 2, ..FOUNDING };
+    run.speculation = Speculation::begin(state, leadership(6, 1), run.speculation.now(), founding);
+    run.end_round(13_000);
+    handle(&mut run.speculation, &Command::Recover { generation: 2 }).unwrap();
+    run.end_round(10);
+    run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
+    run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 4))), 9);
+    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.schedule();
+    run.end_round(10);
 }
 
 /// A policy, a gang that has room made for it and loses it, jobs that wait for others, a checkpoint.

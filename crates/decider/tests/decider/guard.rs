@@ -217,12 +217,17 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             },
         ),
         (E::WorkersRemain, Decision::JobFinished { job: starting, outcome: Outcome::Succeeded }),
+        (E::Format, Decision::NodeForgotten { node: NodeId(2) }),
+        (E::Format, Decision::FormatRaised { format: 1 }),
+        (E::Format, Decision::FormatRaised { format: 0 }),
+        (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
     ]
 }
 
 fn round(scene: &Scene, decisions: Vec<Decision>) -> Round {
     let leadership = scene.speculation.leadership();
     Round {
+        format: scene.state.format(),
         term: leadership.term,
         replica: leadership.replica,
         first_index: scene.state.log_index().next(),
@@ -381,4 +386,24 @@ fn a_digest_that_is_not_ours_is_an_effect() {
     let mut state = scene.state.clone();
     let applied = state.apply_round(&round(&scene, vec![Decision::DigestRecorded { digest: actual }]));
     assert_eq!(applied[0].effects, []);
+}
+
+/// A node goes from the state only when nothing counts on it.
+#[test]
+fn a_node_that_is_counted_with_is_not_forgotten() {
+    let mut scene = scene();
+    handle(&mut scene.speculation, &Command::RaiseFormat { format: 2 }).unwrap();
+    commit(&mut scene.speculation, &mut scene.state);
+    let forget = |node| Decision::NodeForgotten { node: NodeId(node) };
+    assert_eq!(scene.state.check(&forget(9)), Err(GuardError::NodeUnknown));
+    assert_eq!(scene.state.check(&forget(2)), Err(GuardError::NodeNotCurrent), "it is up");
+    handle(&mut scene.speculation, &Command::SessionOver { node: NodeId(2), incarnation: 1 }).unwrap();
+    commit(&mut scene.speculation, &mut scene.state);
+    assert_eq!(scene.state.check(&forget(2)), Ok(()));
+    let before = scene.state.pools().count();
+    let applied = scene.state.apply_round(&round(&scene, vec![forget(2)])).remove(0);
+    assert_eq!(applied.effects, [Effect::NodeForgotten(NodeId(2))]);
+    assert_eq!((scene.state.nodes().len(), scene.state.pools().count()), (2, before - 1));
+    assert_eq!(scene.state.node_named(&name("n2")), None);
+    scene.state.verify().unwrap();
 }

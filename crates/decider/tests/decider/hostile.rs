@@ -20,7 +20,7 @@ const STEPS: u64 = 300;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
-    let mut accepted = [0u64; 14];
+    let mut accepted = [0u64; 17];
     for seed in 0..SEEDS {
         let result = std::panic::catch_unwind(|| run(seed));
         match result {
@@ -35,16 +35,17 @@ fn whatever_is_accepted_keeps_every_invariant() {
     assert!(accepted.iter().all(|count| *count >= 3), "{accepted:?}");
 }
 
-fn run(seed: u64) -> [u64; 14] {
+fn run(seed: u64) -> [u64; 17] {
     let mut random = Random::new(seed);
     let mut state = State::default();
     let mut follower = State::default();
-    let mut accepted = [0u64; 14];
+    let mut accepted = [0u64; 17];
     for _ in 0..STEPS {
         let decision = decision(&mut random, &state);
         let leads = state.leadership();
         let is_start = matches!(decision, Decision::LeaderStarted);
         let round = Round {
+            format: 2,
             term: leads.map_or(1, |l| l.term + u64::from(is_start)),
             replica: leads.map_or(ReplicaId(1), |l| l.replica),
             first_index: state.log_index().next(),
@@ -89,6 +90,9 @@ fn variant(decision: &Decision) -> usize {
         "job_finished",
         "history_pruned",
         "digest_recorded",
+        "format_raised",
+        "cluster_recovered",
+        "node_forgotten",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -124,7 +128,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         incarnation = random.next() as u32;
     }
     let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
-    match random.below(40) {
+    match random.below(44) {
         0 => Decision::LeaderStarted,
         1 => {
             Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
@@ -194,7 +198,12 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let before = LogTime(random.below(state.log_time().0 + 10));
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
-        _ => Decision::DigestRecorded { digest: random.next() },
+        39 => Decision::DigestRecorded { digest: random.next() },
+        40 => Decision::FormatRaised { format: random.below(3) as u16 },
+        41 if random.once_in(8) => {
+            Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
+        }
+        _ => Decision::NodeForgotten { node },
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_decider::{Command, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::{RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, State};
@@ -33,6 +33,7 @@ struct Model {
     now: LogTime,
     requests: u128,
     term: u64,
+    founding: Founding,
     /// Names of decisions that were made.
     made: BTreeSet<&'static str>,
 }
@@ -70,7 +71,17 @@ fn random_commands_keep_every_invariant() {
     // The generator must reach what it is there for.
     assert!(placed > SEEDS * 10, "{placed} gangs were placed");
     assert!(stale > SEEDS, "{stale} records came too late");
-    for rare in ["rearranged", "promise_dropped", "job_released", "policy_set", "checkpoint_committed"] {
+    let rare = [
+        "rearranged",
+        "promise_dropped",
+        "job_released",
+        "policy_set",
+        "checkpoint_committed",
+        "format_raised",
+        "cluster_recovered",
+        "node_forgotten",
+    ];
+    for rare in rare {
         assert!(made.contains(rare), "{rare} never came about: {made:?}");
     }
 }
@@ -101,11 +112,23 @@ impl Model {
             now: LogTime(1_000),
             requests: 0,
             term: 1,
+            founding: FOUNDING,
             made: BTreeSet::new(),
         }
     }
 
+    /// The last lease of before a recovery has run out, under whoever leads now.
+    fn finish_recovery(&mut self) {
+        if self.speculation.is_recovering() {
+            let generation = self.founding.generation;
+            handle(&mut self.speculation, &Command::Recover { generation }).expect("it is due");
+        }
+    }
+
     fn step(&mut self) {
+        if self.random.once_in(4) {
+            self.finish_recovery();
+        }
         match self.random.below(100) {
             0..15 => self.submit(),
             15..25 => self.register(),
@@ -116,9 +139,11 @@ impl Model {
             70..82 => self.schedule(),
             82..87 => self.tick(),
             87..96 => self.commit_some(),
-            96..97 => self.change_leader(),
+            96 if self.random.once_in(6) => self.recover(),
+            96 => self.change_leader(),
             97 => self.set_policy(),
             98 => self.checkpoint(),
+            _ if self.random.once_in(3) => self.forget(),
             _ => self.speculation.push_digest_if_due(),
         }
         if self.random.once_in(3) {
@@ -189,7 +214,7 @@ impl Model {
         };
         // Clocks of replicas differ; log time must not go back.
         let clock = self.now.minus_ms(self.random.below(10_000));
-        self.speculation = Speculation::begin(self.replica.clone(), next, clock, FOUNDING);
+        self.speculation = Speculation::begin(self.replica.clone(), next, clock, self.founding);
         settle_all(&mut self.speculation);
         let first = self.speculation.take_round().expect("a leadership begins with a round");
         self.apply(&first);
@@ -382,8 +407,8 @@ impl Model {
     }
 
     fn any_node(&mut self) -> Option<NodeId> {
-        let count = self.speculation.state().nodes().len() as u64;
-        (count > 0).then(|| NodeId(self.random.below(count) as u32))
+        let nodes: Vec<NodeId> = self.speculation.state().nodes().iter().map(|(id, _)| *id).collect();
+        self.random.pick(&nodes)
     }
 
     fn any_job(&mut self) -> Option<JobId> {
@@ -397,6 +422,44 @@ impl Model {
         let incarnation = row.incarnation - u32::from(self.random.once_in(4));
         handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
             .expect("the end of a session is never refused");
+    }
+
+    /// Forgetting a node, in a format that can say it or not yet.
+    fn forget(&mut self) {
+        if self.random.once_in(3) {
+            handle(&mut self.speculation, &Command::RaiseFormat { format: 2 }).expect("a known format");
+        }
+        let Some(node) = self.any_node() else { return };
+        let answer = handle(&mut self.speculation, &Command::ForgetNode { node });
+        if answer.is_ok() {
+            assert!(self.speculation.state().node(node).is_none(), "what is forgotten is gone");
+        }
+    }
+
+    /// The cluster is rebuilt from what the replica has: everything in flight is lost, and a generation begins
+    /// in which nothing of before is held.
+    fn recover(&mut self) {
+        if self.replica.cluster().is_none() {
+            return;
+        }
+        self.take();
+        self.commit_some();
+        self.in_flight.clear();
+        let generation = self.replica.generation() + 1;
+        self.founding = Founding { generation, ..FOUNDING };
+        self.term += 1;
+        let next = leadership(self.term, 1);
+        self.speculation = Speculation::begin(self.replica.clone(), next, self.now, self.founding);
+        settle_all(&mut self.speculation);
+        self.submit();
+        self.register();
+        self.schedule();
+        let begun = self.speculation.take_round().expect("a leadership begins with a round");
+        assert!(begun.decisions.len() <= 2, "nothing but the beginning: {:?}", begun.decisions);
+        self.apply(&begun);
+        handle(&mut self.speculation, &Command::Recover { generation }).expect("it is due");
+        assert_eq!(self.speculation.state().nodes_up(), 0);
+        self.take();
     }
 
     fn cancel(&mut self) {
@@ -483,6 +546,7 @@ fn every_job_can_be_brought_to_an_end() {
         for _ in 0..STEPS {
             model.step();
         }
+        model.finish_recovery();
         model.commit_all();
         let jobs: Vec<JobId> = model.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
         for job in jobs {

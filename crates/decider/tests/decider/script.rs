@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use muster_decider::{Answer, Command, Pass, Speculation, explain_job, handle, schedule, settle_all, tick};
+use muster_decider::{
+    Answer, Command, Founding, Pass, Speculation, explain_job, handle, schedule, settle_all, tick,
+};
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, RankState, State};
@@ -88,6 +90,7 @@ struct World {
     jobs: BTreeMap<String, JobId>,
     labels: BTreeMap<JobId, String>,
     requests: u128,
+    founding: Founding,
 }
 
 impl World {
@@ -100,6 +103,7 @@ impl World {
             jobs: BTreeMap::new(),
             labels: BTreeMap::new(),
             requests: 1_000,
+            founding: FOUNDING,
         }
     }
 
@@ -119,6 +123,12 @@ impl World {
                 );
                 self.carry_out(&Command::SessionOver { node, incarnation })
             }
+            "forget" => {
+                let node = self.node_id(rest[0]);
+                self.carry_out(&Command::ForgetNode { node })
+            }
+            "format" => self.carry_out(&Command::RaiseFormat { format: rest[0].parse().unwrap() }),
+            "recover" => self.carry_out(&Command::Recover { generation: rest[0].parse().unwrap() }),
             "cordon" | "uncordon" => {
                 let node = self.node_id(rest[0]);
                 let request = self.request(rest);
@@ -169,7 +179,9 @@ impl World {
     }
 
     fn node_id(&self, text: &str) -> NodeId {
-        self.state().node_named(&name(text)).unwrap_or(NodeId(999))
+        // One that is gone goes by the id it had.
+        let id = |text: &str| text.parse::<NodeId>().ok();
+        self.state().node_named(&name(text)).or_else(|| id(text)).unwrap_or(NodeId(999))
     }
 
     fn job_id(&self, text: &str) -> JobId {
@@ -405,12 +417,19 @@ impl World {
         self.finish(Ok(None))
     }
 
-    /// Another replica leads from here on; it has applied everything.
+    /// Another replica leads from here on; it has applied everything. `generation=N`: its folder is of that
+    /// generation; `knows=N`: its binary knows formats up to that.
     fn leader(&mut self, words: &[&str]) -> String {
         let replica = words[0].strip_prefix('r').unwrap().parse().unwrap();
         let term = self.speculation.leadership().term + 1;
+        if let Some(generation) = self.number(words, "generation=") {
+            self.founding.generation = generation.parse().unwrap();
+        }
+        if let Some(format_max) = self.number(words, "knows=") {
+            self.founding.format_max = format_max.parse().unwrap();
+        }
         self.speculation =
-            Speculation::begin(self.replica.clone(), leadership(term, replica), self.now, FOUNDING);
+            Speculation::begin(self.replica.clone(), leadership(term, replica), self.now, self.founding);
         settle_all(&mut self.speculation);
         self.finish(Ok(None))
     }
@@ -503,6 +522,9 @@ impl World {
             Decision::PromiseDropped { job }
             | Decision::JobReleased { job }
             | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
+            Decision::FormatRaised { format } => format!(" {format}"),
+            Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
+            Decision::NodeForgotten { node } => format!(" {node}"),
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
             }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::frame::{FRAME_BYTES_MAX, FrameReader, encode_frame};
-use muster_journal::{Estimate, Outcome, ROUND_BYTES_MAX, RankUpdate, WorkerSlot, canonical, from_canonical};
+use muster_journal::{
+    Estimate, FORMAT_MAX, FORMAT_MIN, Outcome, ROUND_BYTES_MAX, RankUpdate, WorkerSlot, canonical,
+    from_canonical,
+};
 use muster_planner::Budget;
 use muster_state::{Charge, JobRow, Phase, Placement, RankState, RestoreError, State};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, limits};
@@ -115,19 +118,33 @@ fn a_newer_head_is_named() {
     let mut reader = FrameReader::default();
     reader.push(&chunks[0]);
     let (tag, payload) = reader.next_frame().unwrap().unwrap();
-    for format in [2u16, 250, 251, 9_999] {
-        let mut newer = canonical(&format);
-        newer.extend_from_slice(&payload[1..]);
+    let with_format = |format: u16| {
+        let mut head = canonical(&format);
+        head.extend_from_slice(&payload[1..]);
         let mut bent = chunks.clone();
-        bent[0] = encode_frame(tag, &newer);
-        assert_eq!(State::restore(&bent).unwrap_err(), RestoreError::FormatUnknown(format));
+        bent[0] = encode_frame(tag, &head);
+        State::restore(&bent).unwrap_err()
+    };
+    for format in [FORMAT_MAX + 1, 250, 251, 9_999] {
+        assert_eq!(with_format(format), RestoreError::FormatNewer { needed: format, known: FORMAT_MAX });
     }
-    let mut bent = chunks.clone();
-    bent[0] = encode_frame(
-        tag,
-        &payload.iter().enumerate().map(|(n, b)| if n == 0 { 0 } else { *b }).collect::<Vec<_>>(),
-    );
-    assert_eq!(State::restore(&bent).unwrap_err(), RestoreError::Content("format"));
+    assert_eq!(with_format(0), RestoreError::Content("format"));
+    assert_eq!(with_format(2), RestoreError::Content("format"), "not the one in force in the state");
+}
+
+/// A snapshot is in the format in force: a replica that is not upgraded yet takes it until the format is raised.
+#[test]
+fn a_snapshot_is_of_the_format_in_force() {
+    let (mut speculation, mut state) = founded();
+    assert_eq!(state.format(), FORMAT_MIN);
+    assert_eq!(State::restore_up_to(1, state.snapshot()).unwrap().digest(), state.digest());
+    handle(&mut speculation, &Command::RaiseFormat { format: 2 }).unwrap();
+    commit(&mut speculation, &mut state);
+    assert_eq!(state.format(), 2);
+    assert_eq!(State::restore(state.snapshot()).unwrap().digest(), state.digest());
+    let error = State::restore_up_to(1, state.snapshot()).unwrap_err();
+    assert_eq!(error, RestoreError::FormatNewer { needed: 2, known: 1 });
+    assert!(error.to_string().ends_with("upgrade this replica"), "{error}");
 }
 
 /// The largest row there can be is within the bounds of a frame and of a value: two placements of the

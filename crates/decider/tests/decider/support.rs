@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Founding, Speculation};
-use muster_journal::{Decision, Estimate, RequestKey, Round, decode_round, encode_round};
+use muster_journal::{Decision, Estimate, FORMAT_MAX, RequestKey, Round, decode_round, encode_round};
 use muster_state::{Leadership, NodeStatus, State};
 use muster_types::{
     Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec,
@@ -12,7 +12,7 @@ use muster_types::{
 
 pub const GIB: u64 = 1 << 30;
 
-pub const FOUNDING: Founding = Founding { cluster: ClusterId(0xc1), parameters: Parameters::DEFAULT };
+pub const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
 
 pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
@@ -86,7 +86,7 @@ pub fn founded() -> (Speculation, State) {
 /// A round as another replica sees it: through its bytes.
 pub fn carried(round: &Round) -> Round {
     let bytes = encode_round(round);
-    let back = decode_round(&bytes).expect("what was encoded decodes");
+    let back = decode_round(&bytes, FORMAT_MAX).expect("what was encoded decodes");
     assert_eq!(back, *round);
     back
 }

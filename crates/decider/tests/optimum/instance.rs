@@ -24,7 +24,7 @@ const SHARED_HOSTS_MAX: usize = 4;
 
 const MILLI_PER_QUARTER: u64 = 1_000 / QUARTERS;
 const GIB: u64 = 1 << 30;
-const FOUNDING: Founding = Founding { cluster: ClusterId(0xc1), parameters: Parameters::DEFAULT };
+const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
 
 /// A host and how many of its devices run something.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{
-    Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey, Round, Stop,
-    StopCause, WorkerSlot,
+    Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
+    Round, Stop, StopCause, WorkerSlot,
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
@@ -180,13 +180,14 @@ fn slot() -> impl Strategy<Value = WorkerSlot> {
 }
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    any::<[u64; 6]>().prop_map(|n| Parameters {
+    any::<[u64; 7]>().prop_map(|n| Parameters {
         lease_ttl_ms: n[0],
         lease_margin_ms: n[1],
         heartbeat_interval_ms: n[2],
         request_retention_ms: n[3],
         job_retention_ms: n[4],
         digest_interval_records: n[5],
+        node_retention_ms: n[6],
     })
 }
 
@@ -283,6 +284,9 @@ fn decisions() -> impl Strategy<Value = Decision> {
         job().prop_map(|job| Decision::PromiseDropped { job }),
         job().prop_map(|job| Decision::JobReleased { job }),
         vec((job(), any::<u64>()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
+        any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
+        any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
+        any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
     ]
 }
 
@@ -292,6 +296,8 @@ pub fn decision() -> impl Strategy<Value = Decision> {
 
 pub fn round() -> impl Strategy<Value = Round> {
     (any::<[u64; 5]>(), vec(decision(), 0..6)).prop_map(|(n, decisions)| Round {
+        // Any format that can say all of it.
+        format: decisions.iter().map(Decision::since_format).max().unwrap_or(FORMAT_MAX),
         term: n[0],
         replica: ReplicaId(n[1]),
         first_index: LogIndex(n[2]),

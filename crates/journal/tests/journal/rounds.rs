@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
 use muster_journal::{
-    Decision, DecodeError, Estimate, FORMAT, ROUND_BYTES_MAX, RequestKey, Round, WorkerSlot, canonical,
-    decode_round, encode_round, from_canonical, hash,
+    Decision, DecodeError, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey, Round, WorkerSlot,
+    canonical, decode_round, encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
@@ -18,11 +18,16 @@ use crate::generate::{decision, node, round, spec};
 
 const HEADER_BYTES: usize = 14;
 
+/// As a binary that is not held back decodes.
+fn decode(bytes: &[u8]) -> Result<Round, DecodeError> {
+    decode_round(bytes, FORMAT_MAX)
+}
+
 proptest! {
     #[test]
     fn what_was_encoded_decodes(round in round()) {
         let bytes = encode_round(&round);
-        prop_assert_eq!(decode_round(&bytes), Ok(round));
+        prop_assert_eq!(decode(&bytes), Ok(round));
     }
 
     #[test]
@@ -40,28 +45,28 @@ proptest! {
         let mut bytes = encode_round(&round);
         let place = place.index(bytes.len());
         bytes[place] ^= 1 << bit;
-        prop_assert!(decode_round(&bytes).is_err());
+        prop_assert!(decode(&bytes).is_err());
     }
 
     #[test]
     fn a_cut_or_longer_round_is_an_error(round in round(), place: prop::sample::Index, more: Vec<u8>) {
         let mut bytes = encode_round(&round);
-        prop_assert!(decode_round(&bytes[..place.index(bytes.len())]).is_err());
+        prop_assert!(decode(&bytes[..place.index(bytes.len())]).is_err());
         if !more.is_empty() {
             bytes.extend_from_slice(&more);
-            prop_assert_eq!(decode_round(&bytes), Err(DecodeError::Length));
+            prop_assert_eq!(decode(&bytes), Err(DecodeError::Length));
         }
     }
 
     #[test]
     fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
-        prop_assert!(decode_round(&bytes).is_err());
+        prop_assert!(decode(&bytes).is_err());
     }
 
     /// Bytes that pass the checksum reach the decoder of values itself.
     #[test]
     fn any_payload_is_decided(payload: Vec<u8>) {
-        let _ = decode_round(&sealed(1, &payload));
+        let _ = decode(&sealed(1, &payload));
         let _ = from_canonical::<Decision>(&payload);
     }
 
@@ -73,8 +78,8 @@ proptest! {
             payload[place] = value;
         }
         // Whatever it is, it decodes to something that encodes and keeps the rules, or not at all.
-        if let Ok(round) = decode_round(&sealed(1, &payload)) {
-            prop_assert_eq!(decode_round(&encode_round(&round)), Ok(round));
+        if let Ok(round) = decode(&sealed(1, &payload)) {
+            prop_assert_eq!(decode(&encode_round(&round)), Ok(round));
         }
     }
 }
@@ -100,7 +105,7 @@ fn the_generator_reaches_every_variant() {
     for _ in 0..500 {
         seen.insert(decision().new_tree(&mut runner).unwrap().current().name());
     }
-    assert_eq!(seen.len(), 20, "{seen:?}");
+    assert_eq!(seen.len(), 23, "{seen:?}");
 }
 
 #[test]
@@ -113,23 +118,53 @@ fn every_byte_of_a_round_is_under_the_checksum() {
             }
             let mut bent = bytes.clone();
             bent[place] = value;
-            assert!(decode_round(&bent).is_err(), "byte {place} as {value}");
+            assert!(decode(&bent).is_err(), "byte {place} as {value}");
         }
-        assert!(decode_round(&bytes[..place]).is_err());
+        assert!(decode(&bytes[..place]).is_err());
     }
 }
 
 #[test]
 fn a_newer_format_is_named_and_not_mistaken_for_damage() {
     let payload = canonical(&one(Decision::LeaderStarted));
-    assert_eq!(decode_round(&sealed(FORMAT, &payload)), Ok(one(Decision::LeaderStarted)));
-    assert_eq!(decode_round(&sealed(FORMAT + 1, b"")), Err(DecodeError::FormatUnknown(FORMAT + 1)));
-    assert_eq!(decode_round(&sealed(u16::MAX, &payload)), Err(DecodeError::FormatUnknown(u16::MAX)));
-    assert_eq!(decode_round(&sealed(0, &payload)), Err(DecodeError::Payload));
+    let newer = |needed| Err(DecodeError::FormatNewer { needed, known: FORMAT_MAX });
+    let newest = Round { format: FORMAT_MAX, ..one(Decision::LeaderStarted) };
+    assert_eq!(decode(&sealed(FORMAT_MAX, &payload)), Ok(newest));
+    assert_eq!(decode(&sealed(FORMAT_MAX + 1, b"")), newer(FORMAT_MAX + 1));
+    assert_eq!(decode(&sealed(u16::MAX, &payload)), newer(u16::MAX));
+    assert_eq!(decode(&sealed(0, &payload)), Err(DecodeError::Payload));
     // A newer one may also be larger than this one may be.
     let large = vec![0; ROUND_BYTES_MAX];
-    assert_eq!(decode_round(&sealed(FORMAT + 1, &large)), Err(DecodeError::FormatUnknown(FORMAT + 1)));
-    assert_eq!(decode_round(&sealed(FORMAT, &large)), Err(DecodeError::Length));
+    assert_eq!(decode(&sealed(FORMAT_MAX + 1, &large)), newer(FORMAT_MAX + 1));
+    assert_eq!(decode(&sealed(FORMAT_MAX, &large)), Err(DecodeError::Length));
+}
+
+/// A replica that is not upgraded yet reads what is written in its own format, stops before the first round
+/// of a newer one, and says which format it lacks.
+#[test]
+fn a_binary_that_is_held_back_names_the_format_it_lacks() {
+    let raised = one(Decision::FormatRaised { format: 2 });
+    assert_eq!(decode_round(&encode_round(&raised), 1), Ok(raised));
+    let next = Round { format: 2, ..one(Decision::LeaderStarted) };
+    let error = decode_round(&encode_round(&next), 1).unwrap_err();
+    assert_eq!(error, DecodeError::FormatNewer { needed: 2, known: 1 });
+    let text = "record format 2 is needed and 1 is the highest known here: upgrade this replica";
+    assert_eq!(error.to_string(), text);
+    // Being held back further than anything can be reads nothing; being let on further changes nothing.
+    assert_eq!(decode_round(&encode_round(&next), 0), Err(DecodeError::FormatNewer { needed: 2, known: 0 }));
+    assert_eq!(decode_round(&encode_round(&next), u16::MAX), Ok(next));
+}
+
+#[test]
+fn a_round_says_nothing_that_its_format_cannot() {
+    let forgotten = one(Decision::NodeForgotten { node: NodeId(3) });
+    let bytes = sealed(1, &canonical(&forgotten));
+    let error = DecodeError::DecisionNewer { decision: "node_forgotten", needed: 2, format: 1 };
+    assert_eq!(decode(&bytes), Err(error));
+    let encoded = std::panic::catch_unwind(|| encode_round(&forgotten));
+    assert!(encoded.is_err(), "nobody writes what the format cannot say");
+    let said = Round { format: 2, ..forgotten };
+    assert_eq!(decode(&encode_round(&said)), Ok(said));
 }
 
 /// Lengths are claimed before anything of them is there.
@@ -142,14 +177,14 @@ fn huge_claims_allocate_nothing() {
         payload.extend_from_slice(&claim.to_le_bytes());
         payload.extend_from_slice(&[2; 100]);
         let bytes = sealed(1, &payload);
-        let asked = largest(|| assert_eq!(decode_round(&bytes), Err(DecodeError::Payload)));
+        let asked = largest(|| assert_eq!(decode(&bytes), Err(DecodeError::Payload)));
         assert!(asked < 2 << 20, "{claim} decisions: {asked} bytes at once");
         // A submission with one spec, whose name has so many bytes.
         let mut payload = vec![1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 253];
         payload.extend_from_slice(&claim.to_le_bytes());
         payload.extend_from_slice(&[b'a'; 100]);
         let bytes = sealed(1, &payload);
-        let asked = largest(|| assert_eq!(decode_round(&bytes), Err(DecodeError::Payload)));
+        let asked = largest(|| assert_eq!(decode(&bytes), Err(DecodeError::Payload)));
         assert!(asked < 2 << 20, "a name of {claim}: {asked} bytes at once");
         // A snapshot batch of so many rows, and one row of so many bytes.
         let mut rows = vec![253];
@@ -164,6 +199,7 @@ fn huge_claims_allocate_nothing() {
 
 fn one(decision: Decision) -> Round {
     Round {
+        format: FORMAT_MIN,
         term: 7,
         replica: ReplicaId(2),
         first_index: LogIndex(1_000_000),

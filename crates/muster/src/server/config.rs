@@ -89,6 +89,7 @@ struct ParametersFile {
     heartbeat_interval_ms: Option<u64>,
     request_retention_ms: Option<u64>,
     job_retention_ms: Option<u64>,
+    node_retention_ms: Option<u64>,
     digest_interval_records: Option<u64>,
 }
 
@@ -262,6 +263,7 @@ fn parameters(file: &ParametersFile) -> Parameters {
         heartbeat_interval_ms: file.heartbeat_interval_ms.unwrap_or(usual.heartbeat_interval_ms),
         request_retention_ms: file.request_retention_ms.unwrap_or(usual.request_retention_ms),
         job_retention_ms: file.job_retention_ms.unwrap_or(usual.job_retention_ms),
+        node_retention_ms: file.node_retention_ms.unwrap_or(usual.node_retention_ms),
         digest_interval_records: file.digest_interval_records.unwrap_or(usual.digest_interval_records),
     }
 }

@@ -137,7 +137,8 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let clients = listen("client_listen", config.client_listen, args.insecure).await?;
     let peers = listen("peer_listen", config.peer_listen, args.insecure).await?;
     let store = open_store(&config, args.bootstrap).await?;
-    let (replicated, view) = muster_engine::replicated();
+    let founding = Founding::new(config.cluster_id, config.parameters);
+    let (replicated, view) = muster_engine::replicated(founding.format_max);
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
@@ -150,7 +151,6 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     if args.bootstrap {
         consensus.initialize(config.members.clone()).await?;
     }
-    let founding = Founding { cluster: config.cluster_id, parameters: config.parameters };
     let engine_config =
         EngineConfig { founding, client_commands_waiting_max: 8_192, node_commands_waiting_max: 16_384 };
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };

@@ -270,6 +270,7 @@ fn every_rule_of_the_parameters_is_named() {
     violates(|p| p.heartbeat_interval_ms = 3_333, &[]);
     violates(|p| p.request_retention_ms = 59_999, &["request_retention_ms"]);
     violates(|p| p.job_retention_ms = u64::MAX, &["job_retention_ms"]);
+    violates(|p| p.node_retention_ms = 3_599_999, &["node_retention_ms"]);
     violates(|p| p.digest_interval_records = 0, &["digest_interval_records"]);
     assert!(Parameters::DEFAULT.lease_stop_grace_ms() < Parameters::DEFAULT.lease_margin_ms);
 }
