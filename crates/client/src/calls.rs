@@ -277,6 +277,23 @@ impl Client {
         Ok(answer)
     }
 
+    /// Drops a lost node that will not come back.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn forget_node(
+        &self,
+        request: v1::ForgetNodeRequest,
+    ) -> Result<v1::ForgetNodeResponse, CallError> {
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).forget_node(request).await }
+        };
+        let answer: v1::ForgetNodeResponse = self.repeat(read("forget node", 0), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// How some replica stands. Does not wait for what this client has seen: how far a replica lags
     /// is part of the answer.
     ///

@@ -10,6 +10,7 @@
 //! carries the request id of the first.
 #![deny(missing_docs)]
 
+mod admin;
 mod calls;
 pub mod endpoint;
 mod error;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use muster_wire::v1;
 
+pub use admin::BackupStream;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use muster_wire::status::Refused;

@@ -22,6 +22,7 @@ mod engine;
 mod leader;
 mod liveness;
 mod logs;
+mod members;
 mod orders;
 mod replicated;
 #[cfg(test)]
@@ -32,9 +33,12 @@ mod tests;
 mod waiters;
 mod watch;
 
-pub use engine::{Engine, EngineConfig, ReplicaInfo};
+pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use logs::{LogChunk, LogRequest};
+pub use muster_consensus::{
+    ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
+};
 pub use orders::{Order, StartOrder, StopOrder};
-pub use replicated::{Replicated, View, replicated};
+pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
 pub use watch::{Change, Event, Subscription, WatchPosition};

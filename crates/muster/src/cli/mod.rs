@@ -7,6 +7,7 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod backup;
 mod cluster;
 mod config;
 mod console;
@@ -16,6 +17,7 @@ mod follow;
 mod job;
 mod list;
 mod logs;
+mod members;
 mod node;
 mod policy;
 mod policy_view;
@@ -99,6 +101,9 @@ pub enum ClientCommand {
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Save the state of the cluster into one file, check such a file, begin a cluster from it
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
@@ -142,6 +147,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Node(command) => node::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
