@@ -18,7 +18,7 @@ pub(crate) async fn engine_alone() -> Engine {
     let mut settings = ConsensusConfig::new(CLUSTER, ReplicaId(1));
     settings.timing =
         Timing { heartbeat_interval_ms: 20, election_timeout_min_ms: 50, election_timeout_max_ms: 100 };
-    settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
+    settings.snapshots = SnapshotPolicy::ON_DEMAND;
     let (application, view) = replicated(muster_journal::FORMAT_MAX);
     let consensus = Consensus::start(settings, store, application).await.expect("it starts");
     let config = EngineConfig {

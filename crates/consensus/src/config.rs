@@ -10,11 +10,13 @@
 //!
 //! **Invariant:** every limit is finite.
 
-use muster_store::ReplicaNode;
+use muster_store::{ReplicaNode, StorageHealth};
 use muster_types::{ClusterId, ReplicaId};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use tokio::sync::watch;
 
 /// Where to reach a replica, when that is not its own `peer_endpoint`: for address translation,
 /// split names, and fault injection between two replicas.
@@ -55,13 +57,80 @@ impl Timing {
     }
 }
 
-/// When snapshots are made and what of the log is kept.
+/// When snapshots are made and what of the log is kept. Whatever comes first makes one; the log
+/// behind a snapshot is cut to the tighter of the two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotPolicy {
-    /// A snapshot is made after this many entries; `None` only on demand.
+    /// A snapshot is made after this many entries.
     pub every_entries: Option<u64>,
+    /// After this many bytes of entries.
+    pub every_bytes: Option<u64>,
+    /// At this age, in milliseconds, if anything was applied since.
+    pub every_ms: Option<u64>,
     /// Entries kept behind a snapshot, so that a follower that was away briefly needs none.
     pub kept_entries: u64,
+    /// Bytes of entries kept behind a snapshot.
+    pub kept_bytes: Option<u64>,
+    /// Bytes a second that an upload of a snapshot to a peer may use, so that a follower that comes
+    /// back does not slow the cluster.
+    pub send_bytes_per_s: Option<u64>,
+}
+
+impl SnapshotPolicy {
+    /// Snapshots are made on demand only, and nothing is kept behind them.
+    pub const ON_DEMAND: SnapshotPolicy = SnapshotPolicy {
+        every_entries: None,
+        every_bytes: None,
+        every_ms: None,
+        kept_entries: 0,
+        kept_bytes: None,
+        send_bytes_per_s: None,
+    };
+    /// What a server runs with.
+    pub const PRODUCTION: SnapshotPolicy = SnapshotPolicy {
+        every_entries: Some(20_000),
+        every_bytes: Some(256 << 20),
+        every_ms: Some(3_600_000),
+        kept_entries: 5_000,
+        kept_bytes: Some(256 << 20),
+        send_bytes_per_s: Some(64 << 20),
+    };
+}
+
+/// What this replica says of itself to its peers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advertise {
+    /// The release it runs; at most 64 bytes of it are passed on.
+    pub version: String,
+    /// The newest record format it reads.
+    pub format_max: u32,
+}
+
+/// Who should lead, and when leadership is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderPolicy {
+    /// Regions in the order in which they should lead; none given, none preferred. A leader
+    /// elsewhere hands over to a healthy voter in the best region that has one.
+    pub preferred_regions: Vec<String>,
+    /// The order in which replicas campaign; who is not named comes after those who are, in the
+    /// order of the ids. The same on every replica, or votes are split more often; nothing worse.
+    pub election_ranks: BTreeMap<ReplicaId, u32>,
+    /// How long leader and successor have to be well before leadership moves to a better region, in
+    /// milliseconds, and how long nothing moves after that.
+    pub settle_ms: u64,
+    /// How often peers are asked how they fare, in milliseconds.
+    pub report_interval_ms: u64,
+}
+
+impl Default for LeaderPolicy {
+    fn default() -> Self {
+        LeaderPolicy {
+            preferred_regions: Vec::new(),
+            election_ranks: BTreeMap::new(),
+            settle_ms: 30_000,
+            report_interval_ms: 1_000,
+        }
+    }
 }
 
 /// Bounds.
@@ -96,6 +165,15 @@ pub struct ConsensusConfig {
     pub limits: Limits,
     /// How peers are reached, when not at their `peer_endpoint`.
     pub dial: Option<Dial>,
+    /// What this replica says of itself to its peers.
+    pub advertise: Advertise,
+    /// Who should lead.
+    pub leader: LeaderPolicy,
+    /// Replicas to ask when this one's storage was emptied and it has to be taken in anew; those of
+    /// the configuration file.
+    pub known_peers: BTreeMap<ReplicaId, ReplicaNode>,
+    /// How storage fares, where that is not what the store says of itself: for fault injection.
+    pub storage_health: Option<watch::Receiver<StorageHealth>>,
 }
 
 /// Why a configuration was refused.
@@ -107,6 +185,9 @@ pub enum ConfigError {
     /// A limit is zero or contradicts another.
     #[error("the limits are not usable: {0}")]
     Limits(&'static str),
+    /// An interval is zero or a preference is named twice.
+    #[error("the leader policy is not usable: {0}")]
+    Leader(&'static str),
 }
 
 impl ConsensusConfig {
@@ -117,7 +198,7 @@ impl ConsensusConfig {
             cluster_id,
             replica_id,
             timing: Timing::LOCAL,
-            snapshots: SnapshotPolicy { every_entries: Some(20_000), kept_entries: 5_000 },
+            snapshots: SnapshotPolicy::PRODUCTION,
             limits: Limits {
                 payload_bytes_max: 2 << 20,
                 message_bytes_max: 8 << 20,
@@ -127,6 +208,10 @@ impl ConsensusConfig {
                 confirmations_waiting_max: 65_536,
             },
             dial: None,
+            advertise: Advertise::default(),
+            leader: LeaderPolicy::default(),
+            known_peers: BTreeMap::new(),
+            storage_health: None,
         }
     }
 
@@ -142,7 +227,13 @@ impl ConsensusConfig {
         if limits.message_bytes_max < limits.payload_bytes_max + (2 << 20) {
             return Err(ConfigError::Limits("a message cannot hold an entry at its limit"));
         }
-        let snapshots = self.snapshots;
+        let leader = &self.leader;
+        if leader.report_interval_ms == 0 || leader.settle_ms == 0 {
+            return Err(ConfigError::Leader("an interval is zero"));
+        }
+        if self.snapshots.send_bytes_per_s == Some(0) {
+            return Err(ConfigError::Limits("a snapshot could never be sent"));
+        }
         let config = openraft::Config {
             cluster_name: self.cluster_id.to_string(),
             heartbeat_interval: self.timing.heartbeat_interval_ms,
@@ -150,11 +241,10 @@ impl ConsensusConfig {
             election_timeout_max: self.timing.election_timeout_max_ms,
             max_payload_entries: limits.request_entries_max,
             max_append_entries: Some(1_024),
-            snapshot_policy: snapshots
-                .every_entries
-                .map_or(openraft::SnapshotPolicy::Never, openraft::SnapshotPolicy::LogsSinceLast),
-            max_in_snapshot_log_to_keep: snapshots.kept_entries,
-            purge_batch_size: 1_024.min(snapshots.every_entries.unwrap_or(1_024)).max(1),
+            // `compaction` asks for them, by size and age as well, and again after one failed.
+            snapshot_policy: openraft::SnapshotPolicy::Never,
+            max_in_snapshot_log_to_keep: self.snapshots.kept_entries,
+            purge_batch_size: 1_024.min(self.snapshots.every_entries.unwrap_or(1_024)).max(1),
             // A follower that lags further than the log reaches needs a snapshot anyway; one that
             // lags less is better served from the log, so the threshold never forces it.
             replication_lag_threshold: u64::MAX / 2,

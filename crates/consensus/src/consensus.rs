@@ -4,12 +4,18 @@
 //! **Invariant:** a proposal is appended only under the leadership it was made for.
 
 use crate::application::Application;
+use crate::compaction::{Weights, compact};
 use crate::config::ConsensusConfig;
 use crate::confirm::{Confirmation, run_confirmations};
+use crate::election::{Heard, campaign_in_turn};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
+use crate::handover::look_after_leadership;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
+use crate::membership::{Changing, finish_changes};
 use crate::network::{PeerNetwork, PeerService, peer_server};
+use crate::peers::{Describer, PeerReport, Reports, poll_peers};
+use crate::rejoin::{RejoinGate, come_back};
 use crate::state_machine::{Raft, StateMachine};
 use crate::status::ReplicaStatus;
 use bytes::Bytes;
@@ -23,8 +29,7 @@ use openraft::errors::{ClientWriteError, InitializeError, RaftError};
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use openraft::vote::RaftLeaderId;
-use openraft::{ChangeMembers, ServerState};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -34,23 +39,26 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// proposal.
 pub type Proposal = BoxFuture<'static, Result<Committed, ProposeError>>;
 
-/// Entries a learner may lack to count as caught up.
-const LEARNER_LAG_ENTRIES_MAX: u64 = 1_000;
-
 /// One replica's share in the agreement. Clones are handles to the same replica.
 #[derive(Clone)]
 pub struct Consensus {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
-    config: ConsensusConfig,
-    raft: Raft,
-    store: ReplicaStore,
-    view: watch::Receiver<LeadershipView>,
+pub(crate) struct Inner {
+    pub(crate) config: ConsensusConfig,
+    pub(crate) raft: Raft,
+    pub(crate) store: ReplicaStore,
+    pub(crate) network: PeerNetwork,
+    pub(crate) view: watch::Receiver<LeadershipView>,
     applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
     confirmations: mpsc::Sender<oneshot::Sender<Confirmation>>,
+    pub(crate) changing: Changing,
+    pub(crate) rejoin: RejoinGate,
+    pub(crate) describer: Describer,
+    pub(crate) reports: watch::Receiver<Reports>,
+    pub(crate) heard: Heard,
 }
 
 impl Consensus {
@@ -64,7 +72,10 @@ impl Consensus {
         store: ReplicaStore,
         application: impl Application,
     ) -> Result<Consensus, StartError> {
-        let openraft_config = Arc::new(config.to_openraft()?);
+        let rejoin = RejoinGate::new(store.clone());
+        let mut openraft_config = config.to_openraft()?;
+        // It might take itself for a voter before it knows better.
+        openraft_config.enable_elect = !rejoin.is_closed();
         let stop = Arc::new(watch::Sender::new(None));
         let (applied_sender, applied) = watch::channel(0);
         let machine = StateMachine::new(
@@ -74,19 +85,74 @@ impl Consensus {
             applied_sender,
             Arc::clone(&stop),
         );
+        let weights = machine.weights();
         let gate = Gate::new(config.timing);
-        let network = PeerNetwork { config: config.clone(), gate: gate.clone() };
-        let raft = Raft::new(config.replica_id.0, openraft_config, network, store.log.clone(), machine)
+        let network = PeerNetwork::new(config.clone(), gate.clone(), store.clone());
+        let log = store.log.clone();
+        let raft = Raft::new(config.replica_id.0, Arc::new(openraft_config), network.clone(), log, machine)
             .await
             .map_err(|error| StartError::Raft { detail: error.to_string() })?;
         gate.watch(raft.metrics());
+        network.watch(raft.metrics());
         let (view_sender, view) = watch::channel(LeadershipView::unknown());
         tokio::spawn(watch_leadership(raft.metrics(), config.timing, view_sender));
         tokio::spawn(watch_stop(raft.clone(), Arc::clone(&stop)));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
         tokio::spawn(run_confirmations(raft.clone(), view.clone(), callers));
-        let inner = Inner { config, raft, store, view, applied, stop, confirmations };
-        Ok(Consensus { inner: Arc::new(inner) })
+        let storage = config.storage_health.clone().unwrap_or_else(|| store.log.health());
+        let describer = Describer {
+            advertise: config.advertise.clone(),
+            store: store.clone(),
+            storage,
+            metrics: raft.metrics(),
+            rejoin: rejoin.clone(),
+        };
+        let (reports_sender, reports) = watch::channel(Reports::new());
+        let inner = Inner {
+            config,
+            raft,
+            store,
+            network,
+            view,
+            applied,
+            stop,
+            confirmations,
+            changing: Changing::new(),
+            rejoin,
+            describer,
+            reports,
+            heard: Heard::default(),
+        };
+        let consensus = Consensus { inner: Arc::new(inner) };
+        consensus.run_in_background(weights, reports_sender);
+        Ok(consensus)
+    }
+
+    /// What goes on beside the protocol, until it stops.
+    fn run_in_background(&self, weights: Weights, reports: watch::Sender<Reports>) {
+        let Inner { config, raft, network, view, describer, rejoin, heard, .. } = self.inner.as_ref();
+        tokio::spawn(compact(
+            config.snapshots,
+            raft.clone(),
+            raft.metrics(),
+            weights,
+            network.uploads(),
+            self.inner.applied.clone(),
+        ));
+        tokio::spawn(poll_peers(config.clone(), network.clone(), describer.clone(), view.clone(), reports));
+        tokio::spawn(campaign_in_turn(
+            config.clone(),
+            raft.clone(),
+            raft.metrics(),
+            heard.clone(),
+            rejoin.clone(),
+            describer.storage.clone(),
+        ));
+        tokio::spawn(look_after_leadership(self.clone()));
+        tokio::spawn(finish_changes(self.clone()));
+        if rejoin.is_closed() {
+            tokio::spawn(come_back(self.clone()));
+        }
     }
 
     /// Forms the cluster of `members`, all voters. Every replica may call this at its first start
@@ -96,6 +162,10 @@ impl Consensus {
     /// # Errors
     /// When this replica is not in the list, or it stops.
     pub async fn initialize(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
+        // An emptied replica does not remember that there is a cluster.
+        if self.inner.rejoin.is_closed() {
+            return Ok(());
+        }
         let own = self.inner.config.replica_id;
         if !members.contains_key(&own) {
             return Err(StartError::Initialize { detail: format!("{own} is not among the members") });
@@ -137,7 +207,7 @@ impl Consensus {
         self.inner.stop.subscribe()
     }
 
-    fn not_leader(&self) -> NotLeader {
+    pub(crate) fn not_leader(&self) -> NotLeader {
         let view = self.inner.view.borrow();
         NotLeader { leader: view.leader.clone().filter(|_| view.mine.is_none()) }
     }
@@ -264,16 +334,29 @@ impl Consensus {
     /// The replica's state now.
     #[must_use]
     pub fn status(&self) -> ReplicaStatus {
-        ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched())
+        let reports = self.peer_reports();
+        let mut status = ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched(), &reports.borrow());
+        status.rejoining = self.inner.rejoin.is_closed();
+        status
+    }
+
+    /// What the replicas say of themselves: this one always, the others while it leads. Each with
+    /// the moment it was said.
+    #[must_use]
+    pub fn peer_reports(&self) -> watch::Receiver<BTreeMap<ReplicaId, PeerReport>> {
+        self.inner.reports.clone()
+    }
+
+    /// The generation of the cluster, as this replica knows it.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.inner.store.identity().generation
     }
 
     /// What peers call, to be mounted on the peer listener.
     #[must_use]
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
-        let config = &self.inner.config;
-        let snapshots = self.inner.store.snapshots.clone();
-        PeerService::new(config.cluster_id, config.replica_id, self.inner.raft.clone(), snapshots)
-            .into_server(&config.limits)
+        PeerService::new(self.clone()).into_server(&self.inner.config.limits)
     }
 
     /// Serves peers on `listener` until `shutdown` resolves.
@@ -302,65 +385,6 @@ impl Consensus {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(MembershipError::Shutdown),
             Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
-        }
-    }
-
-    /// Makes exactly `voters` vote; every new one has to be a learner already. With
-    /// `keep_as_learners`, those that lose their vote keep following.
-    ///
-    /// # Errors
-    /// When this replica does not lead or the change is refused.
-    pub async fn change_membership(
-        &self,
-        voters: BTreeSet<ReplicaId>,
-        keep_as_learners: bool,
-    ) -> Result<u64, MembershipError> {
-        let voters: BTreeSet<u64> = voters.into_iter().map(|id| id.0).collect();
-        let changed = self
-            .inner
-            .raft
-            .change_membership(ChangeMembers::ReplaceAllVoters(voters), keep_as_learners)
-            .await;
-        changed.map(|response| response.log_id.index()).map_err(|error| self.membership_error(error))
-    }
-
-    /// Adds a replica that follows without a vote, and waits until it has almost caught up.
-    ///
-    /// # Errors
-    /// When this replica does not lead, or stops leading before the learner caught up.
-    pub async fn add_learner(&self, id: ReplicaId, node: ReplicaNode) -> Result<u64, MembershipError> {
-        let added = self.inner.raft.add_learner(id.0, node, false).await;
-        let index = added.map_err(|error| self.membership_error(error))?.log_id.index();
-        let mut metrics = self.inner.raft.metrics();
-        loop {
-            let (leads, caught_up) = {
-                let metrics = metrics.borrow_watched();
-                let matched = metrics.replication.as_ref().and_then(|peers| peers.get(&id.0));
-                let matched = matched.and_then(|matched| matched.as_ref().map(|log_id| log_id.index()));
-                let lag = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.unwrap_or(0));
-                let caught_up = matched >= Some(index) && lag <= LEARNER_LAG_ENTRIES_MAX;
-                (metrics.state == ServerState::Leader && metrics.running_state.is_ok(), caught_up)
-            };
-            if caught_up {
-                return Ok(index);
-            }
-            if !leads || metrics.changed().await.is_err() {
-                return Err(self.not_leader().into());
-            }
-        }
-    }
-
-    fn membership_error(
-        &self,
-        error: RaftError<RaftConfig, ClientWriteError<RaftConfig>>,
-    ) -> MembershipError {
-        match error {
-            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.not_leader().into(),
-            RaftError::APIError(ClientWriteError::LogEntryDiscarded(lost)) => {
-                MembershipError::Unknown { detail: lost.to_string() }
-            }
-            RaftError::APIError(other) => MembershipError::Refused { detail: other.to_string() },
-            RaftError::Fatal(_) => MembershipError::Shutdown,
         }
     }
 

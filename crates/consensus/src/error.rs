@@ -3,6 +3,7 @@
 use crate::config::ConfigError;
 use crate::leadership::{Leader, Leadership};
 use muster_store::StoreError;
+use muster_types::ReplicaId;
 use thiserror::Error;
 
 /// A proposal is committed on a quorum, durably, and applied here.
@@ -82,11 +83,55 @@ pub enum StartError {
 }
 
 /// Why a change of membership or leadership was not made.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub enum MembershipError {
     /// Another replica leads.
     #[error(transparent)]
     NotLeader(#[from] NotLeader),
+    /// Another change is being made.
+    #[error("another change is being made: {running}")]
+    Busy {
+        /// Which.
+        running: String,
+    },
+    /// There is no such member.
+    #[error("{replica} is not a member")]
+    NotMember {
+        /// Who was named.
+        replica: ReplicaId,
+    },
+    /// It is a member already, elsewhere.
+    #[error("{replica} is a member already, at {peer_endpoint}")]
+    AlreadyMember {
+        /// Who was named.
+        replica: ReplicaId,
+        /// Where it is reached.
+        peer_endpoint: String,
+    },
+    /// A learner lacks too much to vote.
+    #[error("{replica} lacks {lag_entries} entries; a voter may lack {lag_entries_max}")]
+    NotCaughtUp {
+        /// The learner.
+        replica: ReplicaId,
+        /// What it lacks.
+        lag_entries: u64,
+        /// What it may lack.
+        lag_entries_max: u64,
+    },
+    /// The voters that answer would not be a quorum.
+    #[error(
+        "the change would lose the quorum: {needed} of the voters {voters:?} have to answer, and {healthy} do ({silent:?} do not)"
+    )]
+    WouldLoseQuorum {
+        /// Who would vote.
+        voters: Vec<ReplicaId>,
+        /// How many of them answered lately.
+        healthy: usize,
+        /// How many have to.
+        needed: usize,
+        /// Those that did not.
+        silent: Vec<ReplicaId>,
+    },
     /// The protocol refused it; nothing changed.
     #[error("the change was refused: {detail}")]
     Refused {
@@ -110,6 +155,12 @@ pub enum StopReason {
     /// It was asked to.
     #[error("it was shut down")]
     Shutdown,
+    /// The application stopped it, for a reason of its own.
+    #[error("{detail}")]
+    Halted {
+        /// The reason.
+        detail: String,
+    },
     /// The application panicked while it applied an entry.
     #[error("the application panicked: {detail}")]
     ApplicationPanicked {

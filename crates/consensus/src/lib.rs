@@ -12,21 +12,34 @@
 //! **Invariant:** this crate never knows a job; payloads are opaque.
 
 mod application;
+mod compaction;
 mod config;
 mod confirm;
 mod consensus;
+mod election;
 mod error;
 mod gate;
+mod handover;
 mod leadership;
+mod membership;
 mod network;
+pub mod offline;
+mod peers;
+mod rejoin;
 mod state_machine;
 mod status;
 
-pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
-pub use config::{ConfigError, ConsensusConfig, Dial, Limits, SnapshotPolicy, Timing};
+pub use application::{halt, Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+pub use config::{
+    Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
+};
 pub use consensus::{Consensus, Proposal};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use leadership::{Leader, Leadership, LeadershipView};
-pub use muster_store::{FlushProgress, ReplicaNode};
+pub use membership::{
+    ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
+};
+pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
 pub use network::{PeerService, peer_server};
+pub use peers::PeerReport;
 pub use status::{Member, ReplicaStatus, Role};

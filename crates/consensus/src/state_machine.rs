@@ -4,11 +4,13 @@
 //! is skipped and none is applied twice.
 //! **Invariant:** building a snapshot holds the application only while the copy is taken.
 
-use crate::application::{Application, CommittedEntry, SnapshotData};
+use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
+use crate::compaction::Weights;
 use crate::error::StopReason;
 use futures::{Stream, StreamExt};
 use muster_store::{
-    Entry, EntryPayload, LogId, RaftConfig, SnapshotHandle, SnapshotMeta, SnapshotStore, StoredMembership,
+    Entry, EntryPayload, LogId, RaftConfig, SnapshotHandle, SnapshotMeta, SnapshotStore, StoreError,
+    StoreOptions, StoredMembership,
 };
 use muster_types::ReplicaId;
 use openraft::storage::{EntryResponder, RaftStateMachine};
@@ -37,6 +39,7 @@ pub struct StateMachine {
     snapshots: SnapshotStore,
     apply_entries_max: usize,
     applied_index: Arc<watch::Sender<u64>>,
+    weights: Weights,
     stop: Arc<watch::Sender<Option<StopReason>>>,
 }
 
@@ -55,8 +58,13 @@ impl StateMachine {
             snapshots,
             apply_entries_max,
             applied_index: Arc::new(applied_index),
+            weights: Weights::default(),
             stop,
         }
+    }
+
+    pub(crate) fn weights(&self) -> Weights {
+        self.weights.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Applied> {
@@ -67,13 +75,14 @@ impl StateMachine {
     /// Runs a call of the application; a panic is the end of this replica.
     fn contained<T>(&self, call: impl FnOnce() -> T) -> Result<T, io::Error> {
         std::panic::catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-            let detail = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            tracing::error!(detail, "the application panicked: this replica stops");
-            let reason = StopReason::ApplicationPanicked { detail };
+            let detail = Halt::detail_of(panic.as_ref());
+            let reason = if panic.is::<Halt>() {
+                tracing::error!(detail, "the application stops this replica");
+                StopReason::Halted { detail }
+            } else {
+                tracing::error!(detail, "the application panicked: this replica stops");
+                StopReason::ApplicationPanicked { detail }
+            };
             let error = io::Error::other(reason.clone());
             self.stop.send_modify(|current| *current = current.take().or(Some(reason)));
             error
@@ -99,6 +108,8 @@ impl StateMachine {
         let committed: Vec<CommittedEntry> = entries.iter().map(committed_entry).collect();
         let mut applied = self.lock();
         self.call(&mut applied, |application| application.apply(&committed))?;
+        let bytes = |entry: &CommittedEntry| entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
+        let payload_bytes = committed.iter().map(bytes).sum();
         for entry in entries {
             if let EntryPayload::Membership(membership) = entry.payload {
                 applied.membership = StoredMembership::new(Some(entry.log_id), membership);
@@ -107,12 +118,13 @@ impl StateMachine {
         }
         let last_index = applied.last.map_or(0, |last| last.index());
         drop(applied);
+        self.weights.applied(last_index, committed.len() as u64, payload_bytes);
         self.applied_index.send_replace(last_index);
         Ok(())
     }
 }
 
-fn committed_entry(entry: &Entry) -> CommittedEntry {
+pub(crate) fn committed_entry(entry: &Entry) -> CommittedEntry {
     let leader = entry.log_id.committed_leader_id();
     let payload = match &entry.payload {
         EntryPayload::Normal(payload) => Some(payload.0.clone()),
@@ -215,23 +227,43 @@ pub struct SnapshotBuilder {
     machine: StateMachine,
 }
 
+/// Why there is no snapshot.
+enum BuildError {
+    /// The application panicked: the end of this replica.
+    Broken(io::Error),
+    /// Storage refused it, for want of room mostly: later, perhaps.
+    Refused(StoreError),
+}
+
 impl SnapshotBuilder {
-    fn build(machine: &StateMachine) -> Result<SnapshotHandle, io::Error> {
+    fn build(machine: &StateMachine) -> Result<SnapshotHandle, BuildError> {
         let (source, meta) = {
             let mut applied = machine.lock();
-            let source = machine.call(&mut applied, |application| application.snapshot())?;
+            let source = machine
+                .call(&mut applied, |application| application.snapshot())
+                .map_err(BuildError::Broken)?;
             let meta =
                 SnapshotMeta { last_log_id: applied.last, last_membership: applied.membership.clone() };
             (source, meta)
         };
-        let mut writer = machine.snapshots.create(meta)?;
-        let mut chunks = machine.contained(|| source.chunks())?;
-        while let Some(chunk) = machine.contained(|| chunks.next())? {
-            writer.write(&chunk)?;
+        let mut writer = machine.snapshots.create(meta).map_err(BuildError::Refused)?;
+        let mut chunks = machine.contained(|| source.chunks()).map_err(BuildError::Broken)?;
+        while let Some(chunk) = machine.contained(|| chunks.next()).map_err(BuildError::Broken)? {
+            writer.write(&chunk).map_err(BuildError::Refused)?;
         }
-        let handle = writer.finish()?;
-        machine.snapshots.publish(&handle)?;
+        let handle = writer.finish().map_err(BuildError::Refused)?;
+        machine.snapshots.publish(&handle).map_err(BuildError::Refused)?;
         Ok(handle)
+    }
+
+    /// The newest snapshot there is, as if it had just been built: to the protocol, an error of a
+    /// builder is the end of the replica, and a snapshot no newer than it knows is nothing at all.
+    fn nothing_new(machine: &StateMachine) -> Result<SnapshotHandle, io::Error> {
+        if let Some(current) = machine.snapshots.current() {
+            return Ok(current);
+        }
+        let nowhere = SnapshotStore::memory(&StoreOptions::production());
+        Ok(nowhere.create(SnapshotMeta::default())?.finish()?)
     }
 }
 
@@ -240,8 +272,22 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
 
     async fn build_snapshot(&mut self) -> Result<SnapshotOf<RaftConfig, SnapshotHandle>, io::Error> {
         let machine = self.machine.clone();
-        let built = tokio::task::spawn_blocking(move || SnapshotBuilder::build(&machine)).await;
-        let handle = built.map_err(io::Error::other)??;
+        let built = tokio::task::spawn_blocking(move || match SnapshotBuilder::build(&machine) {
+            Ok(handle) => {
+                machine.weights.build_succeeded();
+                Ok(handle)
+            }
+            Err(BuildError::Broken(error)) => Err(error),
+            Err(BuildError::Refused(error)) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a snapshot could not be made; the log stays, and it is tried again later"
+                );
+                machine.weights.build_failed();
+                SnapshotBuilder::nothing_new(&machine)
+            }
+        });
+        let handle = built.await.map_err(io::Error::other)??;
         Ok(SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle })
     }
 }
@@ -253,7 +299,7 @@ mod tests {
     use super::*;
     use crate::application::{ApplicationError, SnapshotSource};
     use bytes::Bytes;
-    use muster_store::{LeaderId, Payload, StoreOptions};
+    use muster_store::{LeaderId, Payload};
     use openraft::vote::RaftLeaderId;
 
     /// Panics in the middle of a batch, with half of it applied.

@@ -1,5 +1,6 @@
 //! What a replica can say about itself and, while it leads, about its peers.
 
+use crate::peers::{PeerReport, Reports};
 use muster_store::{RaftConfig, ReplicaNode};
 use muster_types::ReplicaId;
 use openraft::{RaftMetrics, ServerState};
@@ -34,6 +35,10 @@ pub struct Member {
     pub lag_entries: Option<u64>,
     /// How long ago it last answered; only on the leader.
     pub silent_ms: Option<u64>,
+    /// Whether it leads.
+    pub leads: bool,
+    /// What it last said of itself; of the others, only on the leader.
+    pub report: Option<PeerReport>,
 }
 
 /// A replica's state.
@@ -63,6 +68,8 @@ pub struct ReplicaStatus {
     pub members: Vec<Member>,
     /// Why it takes no part any more.
     pub stopped: Option<String>,
+    /// Whether its storage lost what it had promised and it was not taken in anew yet.
+    pub rejoining: bool,
 }
 
 fn millis(duration: std::time::Duration) -> u64 {
@@ -70,7 +77,7 @@ fn millis(duration: std::time::Duration) -> u64 {
 }
 
 impl ReplicaStatus {
-    pub(crate) fn of(metrics: &RaftMetrics<RaftConfig>) -> ReplicaStatus {
+    pub(crate) fn of(metrics: &RaftMetrics<RaftConfig>, reports: &Reports) -> ReplicaStatus {
         use openraft::Instant as _;
         let voters: std::collections::BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
         let member = |(id, node): (&u64, &ReplicaNode)| {
@@ -93,6 +100,8 @@ impl ReplicaStatus {
                 matched_index,
                 lag_entries,
                 silent_ms,
+                leads: metrics.current_leader == Some(*id),
+                report: reports.get(&ReplicaId(*id)).cloned(),
             }
         };
         let stopped = metrics.running_state.as_ref().err().map(ToString::to_string);
@@ -116,6 +125,7 @@ impl ReplicaStatus {
             quorum_silent_ms: metrics.last_quorum_acked.as_ref().map(|at| millis(at.elapsed())),
             members: metrics.membership_config.nodes().map(member).collect(),
             stopped,
+            rejoining: false,
         }
     }
 }

@@ -133,8 +133,8 @@ async fn a_deaf_leader_falls_silent_and_another_is_elected() {
     let rest: Vec<u64> = (1..=3).filter(|id| *id != old.replica.0).collect();
     // Its requests arrive; no answer and no request of others reaches it.
     for id in &rest {
-        cluster.set_fault(old.replica.0, *id, Fault { lose_requests: false, lose_answers: true });
-        cluster.set_fault(*id, old.replica.0, Fault { lose_requests: true, lose_answers: false });
+        cluster.set_fault(old.replica.0, *id, Fault { lose_answers: true, ..Fault::default() });
+        cluster.set_fault(*id, old.replica.0, Fault { lose_requests: true, ..Fault::default() });
     }
     let started = std::time::Instant::now();
     // The deaf leader keeps trying to replicate all the while.
@@ -166,7 +166,7 @@ async fn an_isolated_leader_confirms_nothing() {
         assert!(point.raft_index >= index);
         assert_eq!(point.leadership, old);
     }
-    let lost = Fault { lose_requests: true, lose_answers: true };
+    let lost = Fault { lose_requests: true, lose_answers: true, ..Fault::default() };
     for id in (1..=3).filter(|id| *id != old.replica.0) {
         cluster.set_fault(old.replica.0, id, lost);
         cluster.set_fault(id, old.replica.0, lost);

@@ -29,7 +29,7 @@ async fn served() -> (Consensus, RaftServiceClient<tonic::transport::Channel>) {
 }
 
 fn peer(cluster: ClusterId, target: u64) -> Option<wire::Peer> {
-    Some(wire::Peer { cluster_id: cluster.to_string(), source: 2, target })
+    Some(wire::Peer { cluster_id: cluster.to_string(), source: 2, target, generation: 1 })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -48,7 +48,7 @@ async fn strangers_are_refused_and_change_nothing() {
         let append = wire::AppendRequest { peer: peer.clone(), vote: leader, ..Default::default() };
         let refused = client.append(futures::stream::iter([append])).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
-        let start = wire::SnapshotStart { peer: peer.clone(), vote: leader, meta: Bytes::new() };
+        let start = wire::SnapshotStart { peer: peer.clone(), vote: leader, ..Default::default() };
         let part = wire::SnapshotRequest { part: Some(wire::snapshot_request::Part::Start(start)) };
         let refused = client.install_snapshot(futures::stream::iter([part])).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -103,6 +103,8 @@ async fn what_no_leader_can_send_stops_nobody() {
             peer: peer(CLUSTER, 1),
             vote: leader,
             meta: encode_snapshot_meta(&meta).into(),
+            first_chunk: 0,
+            digest: Some(wire::SnapshotDigest::default()),
         };
         let parts = [Part::Start(start), Part::End(wire::SnapshotEnd { chunks: 0 })];
         let parts = parts.map(|part| wire::SnapshotRequest { part: Some(part) });

@@ -13,7 +13,8 @@ const EVERY_ENTRIES: u64 = 40;
 
 async fn compacting(count: u64, voters: u64, disk: fn() -> Disk) -> Cluster {
     let mut cluster = Cluster::prepare(count, disk).await;
-    cluster.snapshots = SnapshotPolicy { every_entries: Some(EVERY_ENTRIES), kept_entries: 5 };
+    cluster.snapshots =
+        SnapshotPolicy { every_entries: Some(EVERY_ENTRIES), kept_entries: 5, ..SnapshotPolicy::ON_DEMAND };
     for id in 1..=voters {
         cluster.start_replica(id).await;
     }
@@ -49,9 +50,10 @@ async fn a_fresh_replica_gets_a_snapshot(disk: fn() -> Disk) {
     purged(&cluster, leadership.replica.0).await;
     cluster.start_replica(4).await;
     let leader = cluster.consensus(cluster.leader().await.replica).clone();
-    guarded("the learner catches up", leader.add_learner(ReplicaId(4), node(4))).await.unwrap();
-    let voters: BTreeSet<ReplicaId> = (1..=4).map(ReplicaId).collect();
-    guarded("the learner becomes a voter", leader.change_membership(voters, false)).await.unwrap();
+    guarded("the learner is added", leader.add_learner(ReplicaId(4), node(4))).await.unwrap();
+    guarded("the learner catches up", leader.wait_caught_up(ReplicaId(4))).await.unwrap();
+    let changed = guarded("the learner becomes a voter", leader.promote(ReplicaId(4))).await.unwrap();
+    assert_eq!(changed.voters, (1..=4).map(ReplicaId).collect::<BTreeSet<_>>());
     assert!(cluster.replicas[&4].consensus.status().snapshot_index.is_some(), "it was given a snapshot");
     let last = cluster.write(&[1, 2, 3, 4], "last").await;
     let expected = cluster.applied(1, last).await;

@@ -47,7 +47,7 @@ async fn consensus(application: crate::Replicated) -> Consensus {
     let mut settings = ConsensusConfig::new(CLUSTER, REPLICA);
     settings.timing =
         Timing { heartbeat_interval_ms: 20, election_timeout_min_ms: 50, election_timeout_max_ms: 100 };
-    settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
+    settings.snapshots = SnapshotPolicy::ON_DEMAND;
     Consensus::start(settings, store, application).await.expect("it starts")
 }
 

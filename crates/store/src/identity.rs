@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// The on-disk format this release writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
+/// The generation of a cluster that was never recovered.
+pub const FIRST_GENERATION: u32 = 1;
 const MAGIC: [u8; 8] = *b"MUSTERID";
 const IDENTITY_FILE: &str = "IDENTITY";
 const LOCK_FILE: &str = "LOCK";
@@ -27,6 +29,15 @@ pub struct Identity {
     pub cluster_id: ClusterId,
     /// The replica.
     pub replica_id: ReplicaId,
+    /// The generation of the cluster.
+    pub generation: u32,
+}
+
+/// The folder was emptied and is being rebuilt from the peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rejoin {
+    /// From which membership entry on it may vote.
+    pub from_index: Option<u64>,
 }
 
 /// Whether a folder may be created.
@@ -113,7 +124,7 @@ fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
     let cluster_id = ClusterId(reader.u128("cluster")?);
     let replica_id = ReplicaId(reader.u64("replica")?);
     reader.end()?;
-    Ok(Found::Identity(Identity { cluster_id, replica_id }))
+    Ok(Found::Identity(Identity { cluster_id, replica_id, generation: FIRST_GENERATION }))
 }
 
 fn encode(identity: Identity, format: u32) -> Vec<u8> {
@@ -170,7 +181,7 @@ mod tests {
     use super::*;
     use crate::options::SyncData;
 
-    const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1) };
+    const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1), generation: 1 };
 
     #[test]
     fn another_cluster_or_replica_or_a_newer_format_is_refused() {

@@ -14,6 +14,7 @@ mod backend;
 mod codec;
 mod disk;
 mod error;
+mod health;
 mod high_water;
 mod identity;
 mod io_thread;
@@ -30,7 +31,8 @@ pub use codec::{
 };
 pub use disk::SledBackend;
 pub use error::{Damage, StoreError};
-pub use identity::{FORMAT_VERSION, Identity, OpenMode};
+pub use health::{Space, StorageHealth};
+pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Identity, OpenMode, Rejoin};
 pub use log_store::{FlushProgress, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};
 pub use options::{FatalHandler, FileSync, StoreOptions, SyncData, abort_on_fatal};
@@ -38,5 +40,5 @@ pub use raft_types::{
     Entry, EntryPayload, LeaderId, LogId, Membership, Payload, RaftConfig, ReplicaNode, SnapshotMeta,
     StoredMembership, Vote,
 };
-pub use snapshot::{SnapshotHandle, SnapshotReader, SnapshotStore, SnapshotWriter};
+pub use snapshot::{SnapshotDigest, SnapshotHandle, SnapshotReader, SnapshotStore, SnapshotWriter};
 pub use store::ReplicaStore;

@@ -52,6 +52,7 @@ struct State {
 pub(crate) struct Shared {
     state: Mutex<State>,
     progress: watch::Sender<FlushProgress>,
+    health: watch::Sender<crate::health::StorageHealth>,
 }
 
 impl Shared {
@@ -153,10 +154,21 @@ impl LogStore {
         self.shared.progress.subscribe()
     }
 
+    /// How the storage is doing, as it changes.
+    #[must_use]
+    pub fn health(&self) -> watch::Receiver<crate::health::StorageHealth> {
+        self.shared.health.subscribe()
+    }
+
     /// Everything up to here was purged.
     #[must_use]
     pub fn floor(&self) -> Option<LogId> {
         self.shared.lock().floor
+    }
+
+    pub(crate) fn is_blank(&self) -> bool {
+        let state = self.shared.lock();
+        state.last.is_none() && state.vote.is_none()
     }
 
     /// Finishes what is queued, closes the files and releases the folder.
@@ -279,7 +291,7 @@ impl Shared {
         };
         let progress =
             FlushProgress { last_index: recovered.last.map(|last| last.index()), app_entries_flushed: 0 };
-        Shared { state: Mutex::new(state), progress: watch::Sender::new(progress) }
+        Shared { state: Mutex::new(state), progress: watch::Sender::new(progress), health: watch::Sender::default() }
     }
 }
 

@@ -43,6 +43,18 @@ struct Inner {
     next_temporary: AtomicU64,
     /// Newest last.
     published: Mutex<Vec<SnapshotHandle>>,
+    partial: Mutex<Option<(Bytes, SnapshotWriter)>>,
+}
+
+/// Tells the content of one snapshot from that of any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SnapshotDigest {
+    /// Chunks.
+    pub chunks: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Checksum.
+    pub checksum: u32,
 }
 
 enum Place {
@@ -106,6 +118,7 @@ impl SnapshotStore {
             bytes_max: options.snapshot_bytes_max,
             next_temporary: AtomicU64::new(0),
             published: Mutex::new(Vec::new()),
+            partial: Mutex::new(None),
         }))
     }
 
@@ -157,6 +170,19 @@ impl SnapshotStore {
     #[must_use]
     pub fn current(&self) -> Option<SnapshotHandle> {
         self.lock().last().cloned()
+    }
+
+    /// Keeps what was received.
+    pub fn keep_partial(&self, writer: SnapshotWriter, key: Bytes) {
+        let earlier = self.0.partial.lock().unwrap_or_else(PoisonError::into_inner).replace((key, writer));
+        drop(earlier);
+    }
+
+    /// What was kept.
+    #[must_use]
+    pub fn take_partial(&self, key: &[u8]) -> Option<SnapshotWriter> {
+        let kept = self.0.partial.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.filter(|(kept, _)| kept == key).map(|(_, writer)| writer)
     }
 
     /// Starts writing a snapshot. Blocks, as all of writing does.
@@ -279,6 +305,18 @@ pub struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
+    /// Chunks written so far.
+    #[must_use]
+    pub fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Bytes written so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Appends bytes; large pieces are cut.
     ///
     /// # Errors
@@ -354,6 +392,32 @@ impl SnapshotHandle {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.bytes
+    }
+
+    /// Tells its content from that of any other.
+    #[must_use]
+    pub fn digest(&self) -> SnapshotDigest {
+        let mut digest = SnapshotDigest { chunks: 0, bytes: 0, checksum: 0 };
+        let mut crc = crc32fast::Hasher::new();
+        for chunk in self.chunks().flatten() {
+            digest.chunks += 1;
+            digest.bytes += chunk.len() as u64;
+            crc.update(&chunk);
+        }
+        digest.checksum = crc.finalize();
+        digest
+    }
+
+    /// From chunk `first` on.
+    ///
+    /// # Errors
+    /// When it is corrupt.
+    pub fn chunks_from(&self, first: u64) -> Result<SnapshotReader, StoreError> {
+        let mut reader = self.chunks();
+        for _ in 0..first {
+            let _ = reader.next();
+        }
+        Ok(reader)
     }
 
     /// Its content, chunk by chunk. Blocks.

@@ -30,6 +30,8 @@ pub struct ReplicaStore {
     pub log: LogStore,
     /// The snapshots.
     pub snapshots: SnapshotStore,
+    identity: std::sync::Arc<std::sync::Mutex<Identity>>,
+    rejoin: std::sync::Arc<tokio::sync::watch::Sender<Option<identity::Rejoin>>>,
 }
 
 impl ReplicaStore {
@@ -68,7 +70,7 @@ impl ReplicaStore {
             let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
             return Err(damaged(dir, damage));
         }
-        Ok(ReplicaStore { log, snapshots })
+        Ok(ReplicaStore { log, snapshots, identity: std::sync::Arc::new(std::sync::Mutex::new(identity)), rejoin: Default::default() })
     }
 
     /// A replica in memory; `disk` is what it keeps over a restart of its log, `snapshots` likewise.
@@ -81,6 +83,50 @@ impl ReplicaStore {
         options: StoreOptions,
     ) -> Result<Self, StoreError> {
         let log = LogStore::open(MemoryBackend::new(disk), options)?;
-        Ok(ReplicaStore { log, snapshots })
+        let identity = Identity { cluster_id: muster_types::ClusterId(0), replica_id: muster_types::ReplicaId(0), generation: 1 };
+        Ok(ReplicaStore { log, snapshots, identity: std::sync::Arc::new(std::sync::Mutex::new(identity)), rejoin: Default::default() })
+    }
+
+    /// Whose folder this is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        *self.identity.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Adopts a generation.
+    ///
+    /// # Errors
+    /// When it is not blank.
+    pub fn set_generation(&self, generation: u32) -> Result<(), StoreError> {
+        let mut identity = self.identity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if generation < identity.generation || !self.log.is_blank() {
+            return Err(StoreError::Stopped { reason: "not blank".to_owned() });
+        }
+        identity.generation = generation;
+        Ok(())
+    }
+
+    /// The mark.
+    #[must_use]
+    pub fn rejoin(&self) -> tokio::sync::watch::Receiver<Option<identity::Rejoin>> {
+        self.rejoin.subscribe()
+    }
+
+    /// Sets the mark.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_rejoin(&self, rejoin: identity::Rejoin) -> Result<(), StoreError> {
+        self.rejoin.send_replace(Some(rejoin));
+        Ok(())
+    }
+
+    /// Removes the mark.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn clear_rejoin(&self) -> Result<(), StoreError> {
+        self.rejoin.send_replace(None);
+        Ok(())
     }
 }

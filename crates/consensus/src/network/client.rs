@@ -4,12 +4,13 @@
 //! **Invariant:** nothing is sent to followers while the gate is closed.
 //! **Invariant:** answers are returned in the order of their requests.
 
+use super::channel::{PeerChannel, PeerNetwork};
 use super::convert;
-use crate::config::ConsensusConfig;
+use super::snapshots::{self, Upload, UploadError, Uploads};
 use crate::gate::Gate;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle, Vote, encode_snapshot_meta};
+use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle, Vote};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
@@ -24,79 +25,30 @@ use openraft::{OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2, Storag
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status, Streaming};
-
-/// Chunks read ahead of the network.
-const SNAPSHOT_CHUNKS_AHEAD: usize = 4;
-
-/// Makes connections to peers.
-#[derive(Clone)]
-pub(crate) struct PeerNetwork {
-    pub(crate) config: ConsensusConfig,
-    pub(crate) gate: Gate,
-}
-
-impl PeerNetwork {
-    fn connect(&self, target: ReplicaId, node: &ReplicaNode) -> PeerClient {
-        let address = match &self.config.dial {
-            Some(dial) => dial(target, node),
-            None => node.peer_endpoint.clone(),
-        };
-        let address = if address.contains("://") { address } else { format!("http://{address}") };
-        let timing = self.config.timing;
-        let lease = timing.lease();
-        let client = Endpoint::from_shared(address)
-            .map(|endpoint| {
-                endpoint
-                    .connect_timeout(lease.max(Duration::from_millis(250)))
-                    .tcp_nodelay(true)
-                    // A peer that died without a word is noticed within seconds, also while idle; a
-                    // busy stream notices sooner, by its own unanswered requests.
-                    .http2_keep_alive_interval(lease.max(Duration::from_millis(500)))
-                    .keep_alive_timeout((lease * 2).max(Duration::from_millis(1_000)))
-                    .keep_alive_while_idle(true)
-                    .initial_stream_window_size(8 << 20)
-                    .initial_connection_window_size(16 << 20)
-                    .connect_lazy()
-            })
-            .map(|channel: Channel| {
-                let bytes_max = self.config.limits.message_bytes_max;
-                RaftServiceClient::new(channel)
-                    .max_decoding_message_size(bytes_max)
-                    .max_encoding_message_size(bytes_max)
-            })
-            .map_err(|error| error.to_string());
-        PeerClient {
-            source: self.config.replica_id,
-            target,
-            peer: convert::peer(self.config.cluster_id, self.config.replica_id, target),
-            client,
-            gate: self.gate.clone(),
-            stall_max: timing.stall_max(),
-            refused: false,
-        }
-    }
-}
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
 
 impl RaftNetworkFactory<RaftConfig> for PeerNetwork {
     type Network = PeerClient;
 
     async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
-        self.connect(ReplicaId(target), node)
+        PeerClient {
+            source: self.config.replica_id,
+            channel: self.channel(ReplicaId(target), node),
+            gate: self.gate.clone(),
+            stall_max: self.config.timing.stall_max(),
+            uploads: self.uploads(),
+        }
     }
 }
 
-/// One connection to one peer; opened when first used, and again whenever it broke.
+/// One use of one connection to one peer.
 pub(crate) struct PeerClient {
     source: ReplicaId,
-    target: ReplicaId,
-    peer: wire::Peer,
-    client: Result<RaftServiceClient<Channel>, String>,
+    channel: PeerChannel,
     gate: Gate,
     stall_max: Duration,
-    /// The peer refused this replica, and that was logged.
-    refused: bool,
+    uploads: Uploads,
 }
 
 type RpcError = RPCError<RaftConfig>;
@@ -119,15 +71,12 @@ fn with_in_flight<T>(shared: &SharedInFlight, f: impl FnOnce(&mut InFlight) -> T
 }
 
 impl PeerClient {
-    fn client(&self) -> Result<RaftServiceClient<Channel>, RpcError> {
-        self.client.clone().map_err(unreachable)
+    fn client(&mut self) -> Result<RaftServiceClient<Channel>, RpcError> {
+        self.channel.client().map_err(unreachable)
     }
 
     fn failed(&mut self, status: &Status) -> RpcError {
-        if status.code() == Code::FailedPrecondition && !self.refused {
-            self.refused = true;
-            tracing::error!(target = %self.target, reason = status.message(), "a peer refuses this replica");
-        }
+        self.channel.note_refusal(status);
         unreachable(format!("{}: {}", status.code(), status.message()))
     }
 
@@ -146,7 +95,7 @@ impl PeerClient {
     }
 
     fn timed_out(&self, action: RPCTypes, timeout: Duration) -> RpcError {
-        RPCError::Timeout(Timeout { action, id: self.source.0, target: self.target.0, timeout })
+        RPCError::Timeout(Timeout { action, id: self.source.0, target: self.channel.target().0, timeout })
     }
 
     fn outbound<S>(
@@ -158,7 +107,7 @@ impl PeerClient {
         S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
     {
         let gate = self.gate.clone();
-        let first_peer = Some(self.peer.clone());
+        let first_peer = Some(self.channel.peer());
         futures::stream::unfold((input, first_peer), move |(mut input, mut peer)| {
             let gate = gate.clone();
             let in_flight = Arc::clone(&in_flight);
@@ -197,7 +146,7 @@ impl PeerClient {
             Ok(Err(status)) => return Err(self.failed(&status)),
             Err(_) => return Err(self.timed_out(RPCTypes::AppendEntries, self.stall_max)),
         };
-        self.refused = false;
+        self.channel.accepted();
         let answers = Answers { client: self, inbound, in_flight, done: false };
         let stream = futures::stream::unfold(answers, |mut answers| async move {
             let next = answers.next().await?;
@@ -288,7 +237,7 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         option: RPCOption,
     ) -> Result<VoteResponse<RaftConfig>, RpcError> {
         let mut client = self.client()?;
-        let request = convert::vote_request_to_wire(self.peer.clone(), &rpc);
+        let request = convert::vote_request_to_wire(self.channel.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.vote(request)).await?;
         convert::vote_response(message).map_err(|status| self.failed(&status))
     }
@@ -299,7 +248,7 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         option: RPCOption,
     ) -> Result<VoteResponse<RaftConfig>, RpcError> {
         let mut client = self.client()?;
-        let request = convert::vote_request_to_wire(self.peer.clone(), &rpc);
+        let request = convert::vote_request_to_wire(self.channel.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.pre_vote(request)).await?;
         convert::vote_response(message).map_err(|status| self.failed(&status))
     }
@@ -311,30 +260,26 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<RaftConfig>, StreamingError<RaftConfig>> {
-        let mut client = self.client()?;
-        let start = wire::SnapshotStart {
-            peer: Some(self.peer.clone()),
-            vote: Some(convert::vote_to_wire(&vote)),
-            meta: encode_snapshot_meta(&snapshot.meta).into(),
+        let upload = Upload {
+            client: self.client()?,
+            peer: self.channel.peer(),
+            vote,
+            snapshot,
+            part_wait: self.stall_max.max(snapshots::PART_WAIT),
         };
-        let (parts, outbound) = tokio::sync::mpsc::channel(SNAPSHOT_CHUNKS_AHEAD);
-        let reading = tokio::task::spawn_blocking(move || send_parts(&snapshot.snapshot, start, &parts));
-        let upload = client.install_snapshot(tokio_stream::wrappers::ReceiverStream::new(outbound));
+        let uploads = self.uploads.clone();
         let uploaded = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
-            uploaded = upload => uploaded,
+            uploaded = upload.run(&uploads) => uploaded,
         };
-        // A snapshot that cannot be read is this replica's own failure, not the network's.
-        if let Ok(Err(error)) = reading.await {
-            let source = openraft::impls::BoxedErrorSource::from_error(&error);
-            return Err(StreamingError::StorageError(StorageError::read_snapshot(None, source)));
-        }
         match uploaded {
-            Ok(response) => match convert::vote(response.into_inner().vote) {
-                Ok(vote) => Ok(SnapshotResponse::new(vote)),
-                Err(status) => Err(self.failed(&status).into()),
-            },
-            Err(status) => Err(self.failed(&status).into()),
+            Ok(vote) => Ok(SnapshotResponse::new(vote)),
+            // A snapshot that cannot be read is this replica's own failure, not the network's.
+            Err(UploadError::Read(error)) => {
+                let source = openraft::impls::BoxedErrorSource::from_error(&error);
+                Err(StreamingError::StorageError(StorageError::read_snapshot(None, source)))
+            }
+            Err(UploadError::Refused(status)) => Err(self.failed(&status).into()),
         }
     }
 
@@ -344,32 +289,8 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<RaftConfig>, RpcError> {
         let mut client = self.client()?;
-        let message = convert::transfer_to_wire(self.peer.clone(), &request);
+        let message = convert::transfer_to_wire(self.channel.peer(), &request);
         let response = self.call(RPCTypes::TransferLeader, &option, client.transfer_leader(message)).await?;
         convert::transfer_response(response).map_err(|status| self.failed(&status))
     }
-}
-
-/// Reads a snapshot into the upload until it is complete or nobody listens any more.
-fn send_parts(
-    snapshot: &SnapshotHandle,
-    start: wire::SnapshotStart,
-    parts: &tokio::sync::mpsc::Sender<wire::SnapshotRequest>,
-) -> Result<(), muster_store::StoreError> {
-    use wire::snapshot_request::Part;
-    let send = |part| parts.blocking_send(wire::SnapshotRequest { part: Some(part) }).is_ok();
-    if !send(Part::Start(start)) {
-        return Ok(());
-    }
-    let mut number = 0;
-    for chunk in snapshot.chunks() {
-        let content = chunk?;
-        let checksum = crc32fast::hash(&content);
-        if !send(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) {
-            return Ok(());
-        }
-        number += 1;
-    }
-    send(Part::End(wire::SnapshotEnd { chunks: number }));
-    Ok(())
 }

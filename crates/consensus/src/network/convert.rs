@@ -1,7 +1,6 @@
 //! Between messages of the wire and types of the protocol.
 
 use muster_store::{Entry, LeaderId, LogId, RaftConfig, Vote, decode_entry, encode_entry};
-use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
 use openraft::raft::{
     AppendEntriesRequest, StreamAppendError, TransferLeaderError, TransferLeaderRequest,
@@ -14,10 +13,6 @@ pub(crate) type AppendResult = Result<Option<LogId>, StreamAppendError<RaftConfi
 
 pub(crate) fn missing(field: &'static str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
-}
-
-pub(crate) fn peer(cluster: ClusterId, source: ReplicaId, target: ReplicaId) -> wire::Peer {
-    wire::Peer { cluster_id: cluster.to_string(), source: source.0, target: target.0 }
 }
 
 pub(crate) fn vote_to_wire(vote: &Vote) -> wire::BallotVote {

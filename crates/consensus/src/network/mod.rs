@@ -1,11 +1,17 @@
 //! Replicas talking to each other over gRPC.
 //!
-//! **Invariant:** nothing from a peer of another cluster, or meant for another replica, is acted on.
+//! **Invariant:** nothing from a peer of another cluster or generation, or meant for another
+//! replica, is acted on.
 //! **Invariant:** every message is bounded; no byte from the network panics.
 
+mod channel;
 mod client;
 mod convert;
+mod refusal;
 mod server;
+mod snapshots;
 
-pub(crate) use client::PeerNetwork;
+pub(crate) use channel::{PeerChannel, PeerNetwork};
+pub(crate) use refusal::Refusal;
 pub use server::{PeerService, peer_server};
+pub(crate) use snapshots::Uploads;

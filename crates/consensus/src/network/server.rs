@@ -1,29 +1,35 @@
 //! The receiving side.
 //!
-//! **Invariant:** a call that names another cluster or another replica is refused before anything
-//! of it is looked at.
+//! **Invariant:** a call that names another cluster or another replica, or comes from another
+//! generation of the cluster, is refused before anything of it is looked at.
+//! **Invariant:** a replica that lost its storage promises nothing; see `rejoin`.
 
 use super::convert;
+use super::refusal::Refusal;
+use super::snapshots::Announced;
 use crate::config::Limits;
+use crate::consensus::Consensus;
+use crate::error::MembershipError;
+use crate::peers;
 use crate::state_machine::Raft;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use muster_store::{RaftConfig, SnapshotHandle, SnapshotStore, SnapshotWriter, decode_snapshot_meta};
-use muster_types::{ClusterId, ReplicaId};
+use muster_store::{LeaderId, RaftConfig, SnapshotHandle, Vote};
+use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
+use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::alias::SnapshotOf;
+use openraft::vote::RaftLeaderId;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Chunks received ahead of the disk.
-const SNAPSHOT_CHUNKS_AHEAD: usize = 4;
-/// Strangers whose refusal is logged; more are refused silently.
-const STRANGERS_LOGGED_MAX: usize = 64;
+/// Peers whose refusal is logged; more are refused silently.
+const REFUSALS_LOGGED_MAX: usize = 64;
 
 /// What peers call. Clones share it.
 #[derive(Clone)]
@@ -32,30 +38,16 @@ pub struct PeerService {
 }
 
 struct Shared {
-    cluster_id: ClusterId,
-    replica_id: ReplicaId,
-    raft: Raft,
-    snapshots: SnapshotStore,
+    consensus: Consensus,
     /// One snapshot is received at a time.
     receiving: Semaphore,
-    strangers: Mutex<BTreeSet<(String, u64, u64)>>,
+    /// What was logged: why, the cluster named, source, target.
+    refused: Mutex<BTreeSet<(Refusal, String, u64, u64)>>,
 }
 
 impl PeerService {
-    pub(crate) fn new(
-        cluster_id: ClusterId,
-        replica_id: ReplicaId,
-        raft: Raft,
-        snapshots: SnapshotStore,
-    ) -> Self {
-        let shared = Shared {
-            cluster_id,
-            replica_id,
-            raft,
-            snapshots,
-            receiving: Semaphore::new(1),
-            strangers: Mutex::new(BTreeSet::new()),
-        };
+    pub(crate) fn new(consensus: Consensus) -> Self {
+        let shared = Shared { consensus, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
         PeerService { shared: Arc::new(shared) }
     }
 
@@ -65,29 +57,72 @@ impl PeerService {
             .max_encoding_message_size(limits.message_bytes_max)
     }
 
+    fn raft(&self) -> &Raft {
+        &self.shared.consensus.inner.raft
+    }
+
     /// Refuses whoever does not belong here; returns the sender.
     fn check(&self, peer: Option<wire::Peer>) -> Result<u64, Status> {
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
-        let ours =
-            peer.cluster_id.parse() == Ok(self.shared.cluster_id) && peer.target == self.shared.replica_id.0;
-        if ours {
-            return Ok(peer.source);
+        let inner = &self.shared.consensus.inner;
+        let (cluster_id, replica_id) = (inner.config.cluster_id, inner.config.replica_id);
+        if peer.cluster_id.parse() != Ok(cluster_id) || peer.target != replica_id.0 {
+            let text = format!(
+                "this is replica {replica_id} of cluster {cluster_id}; the call was for replica {} of cluster {}",
+                ReplicaId(peer.target),
+                // Named by a stranger, so no longer than an id.
+                peer.cluster_id.chars().take(32).collect::<String>(),
+            );
+            return Err(self.refuse(Refusal::Stranger, &peer, text));
         }
-        let reason = format!(
-            "this is replica {} of cluster {}; the call was for replica {} of cluster {}",
-            self.shared.replica_id,
-            self.shared.cluster_id,
-            ReplicaId(peer.target),
-            // Named by a stranger, so no longer than an id.
-            peer.cluster_id.chars().take(32).collect::<String>(),
-        );
-        let mut strangers = self.shared.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        if strangers.len() < STRANGERS_LOGGED_MAX
-            && strangers.insert((peer.cluster_id.chars().take(32).collect(), peer.source, peer.target))
+        let own = inner.store.identity().generation;
+        if peer.generation < own {
+            let text = format!(
+                "the cluster was rebuilt and is in generation {own}; the caller is of generation {}, from before \
+                 that, and has to be set up anew",
+                peer.generation
+            );
+            return Err(self.refuse(Refusal::OldGeneration, &peer, text));
+        }
+        if peer.generation > own {
+            let text = format!(
+                "this replica is of generation {own}, from before the cluster was rebuilt as generation {}: its \
+                 data must not be mixed with what came after; set it aside and add the replica anew",
+                peer.generation
+            );
+            return Err(self.refuse(Refusal::NewerGeneration, &peer, text));
+        }
+        Ok(peer.source)
+    }
+
+    /// The same for calls of a leader: a replica that has nothing yet takes over the generation.
+    async fn check_leader(&self, peer: Option<wire::Peer>) -> Result<u64, Status> {
+        let inner = &self.shared.consensus.inner;
+        if let Some(peer) = &peer
+            && peer.cluster_id.parse() == Ok(inner.config.cluster_id)
+            && peer.target == inner.config.replica_id.0
+            && peer.generation > inner.store.identity().generation
         {
-            tracing::error!(source = peer.source, reason, "a call from a stranger is refused");
+            let (store, generation) = (inner.store.clone(), peer.generation);
+            let adopted = tokio::task::spawn_blocking(move || store.set_generation(generation)).await;
+            match adopted {
+                Ok(Ok(())) => tracing::info!(generation, "this replica takes over the cluster's generation"),
+                // What follows refuses it, with the reason.
+                Ok(Err(error)) => tracing::debug!(%error, "the generation is not taken over"),
+                Err(error) => return Err(stopped(error)),
+            }
         }
-        Err(Status::failed_precondition(reason))
+        self.check(peer)
+    }
+
+    fn refuse(&self, refusal: Refusal, peer: &wire::Peer, text: String) -> Status {
+        let cluster: String = peer.cluster_id.chars().take(32).collect();
+        let mut refused = self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() < REFUSALS_LOGGED_MAX && refused.insert((refusal, cluster, peer.source, peer.target))
+        {
+            tracing::error!(source = peer.source, reason = text, "a call from a peer is refused");
+        }
+        refusal.status(text)
     }
 
     fn candidate(
@@ -95,12 +130,63 @@ impl PeerService {
         message: wire::VoteRequest,
     ) -> Result<openraft::raft::VoteRequest<RaftConfig>, Status> {
         let source = self.check(message.peer.clone())?;
+        self.shared.consensus.inner.rejoin.may_vote()?;
         let request = convert::vote_request(message)?;
         // A vote that says it was granted would be taken for a leader's.
         if request.vote.leader_id.node_id != source || request.vote.committed {
             return Err(Status::invalid_argument("a candidate asks in its own name, before it is elected"));
         }
         Ok(request)
+    }
+
+    /// The one snapshot that is received at a time.
+    fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
+        let busy = |_| Status::resource_exhausted("another snapshot is being received");
+        self.shared.receiving.try_acquire().map_err(busy)
+    }
+
+    /// Who is asked to be taken in anew does it only while it leads.
+    async fn readmit_or_promote(
+        &self,
+        source: ReplicaId,
+        step: wire::readmit_request::Step,
+    ) -> Result<wire::ReadmitResponse, Status> {
+        use wire::readmit_request::Step;
+        let consensus = &self.shared.consensus;
+        let Some(mine) = consensus.leadership().borrow().mine else {
+            return Err(Status::unavailable("this replica does not lead"));
+        };
+        let readmission = match step {
+            Step::Readmit => consensus.readmit(source).await.map_err(membership_status)?,
+            Step::Promote => {
+                let already =
+                    consensus.members().iter().any(|member| member.replica == source && member.votes);
+                let raft_index = if already {
+                    0
+                } else {
+                    consensus.promote(source).await.map_err(membership_status)?.raft_index
+                };
+                crate::membership::Readmission { raft_index, voted: true }
+            }
+            Step::Unspecified => return Err(convert::missing("step")),
+        };
+        // Made under another leadership, it would be answered in the wrong name.
+        if consensus.leadership().borrow().mine != Some(mine) {
+            return Err(Status::unavailable("the leadership ended meanwhile"));
+        }
+        let vote = Vote { leader_id: LeaderId::new(mine.term, mine.replica.0), committed: true };
+        Ok(wire::ReadmitResponse {
+            from_index: readmission.raft_index,
+            vote: Some(convert::vote_to_wire(&vote)),
+            voted: readmission.voted,
+        })
+    }
+}
+
+fn membership_status(error: MembershipError) -> Status {
+    match error {
+        MembershipError::NotMember { .. } => Status::not_found(error.to_string()),
+        error => Status::unavailable(error.to_string()),
     }
 }
 
@@ -115,7 +201,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request.into_inner())?;
-        let response = self.shared.raft.vote(request).await.map_err(stopped)?;
+        let response = self.raft().vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -124,7 +210,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request.into_inner())?;
-        let response = self.shared.raft.pre_vote(request).await.map_err(stopped)?;
+        let response = self.raft().pre_vote(request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -136,7 +222,9 @@ impl RaftService for PeerService {
     ) -> Result<Response<Self::AppendStream>, Status> {
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| convert::missing("the first request"))?;
-        let source = self.check(first.peer.clone())?;
+        let source = self.check_leader(first.peer.clone()).await?;
+        let rejoin = self.shared.consensus.inner.rejoin.clone();
+        rejoin.may_acknowledge()?;
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
@@ -156,11 +244,13 @@ impl RaftService for PeerService {
             }
         });
         let requests = futures::stream::once(async move { first }).chain(rest);
-        let answers = self
-            .shared
-            .raft
-            .stream_append(requests)
-            .map(|answer| answer.map(|result| convert::append_result_to_wire(&result)).map_err(stopped));
+        let heard = self.shared.consensus.inner.heard.clone();
+        let answers = self.raft().stream_append(requests).map(move |answer| {
+            if let Ok(Ok(_)) = &answer {
+                heard.now();
+            }
+            answer.map(|result| convert::append_result_to_wire(&result)).map_err(stopped)
+        });
         let ending = async move { refusal.lock().unwrap_or_else(PoisonError::into_inner).take().map(Err) };
         let ending = ending.into_stream().filter_map(futures::future::ready);
         Ok(Response::new(answers.chain(ending).boxed()))
@@ -176,43 +266,66 @@ impl RaftService for PeerService {
         let Some(Part::Start(start)) = first else {
             return Err(convert::missing("the start of the snapshot"));
         };
-        let source = self.check(start.peer)?;
+        let source = self.check_leader(start.peer).await?;
+        self.shared.consensus.inner.rejoin.may_acknowledge()?;
         let vote = convert::vote(start.vote)?;
         if !vote.committed || vote.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader sends snapshots, in its own name"));
         }
-        let meta = decode_snapshot_meta(&start.meta).map_err(|error| {
-            Status::invalid_argument(format!("the description cannot be decoded: {error}"))
-        })?;
-        let named = [meta.last_log_id, *meta.last_membership.log_id()];
+        // One of before: it would be refused only after all of it was written.
+        let known = self.raft().metrics().borrow_watched().vote;
+        if (vote.leader_id, vote.committed) < (known.leader_id, known.committed) {
+            return Ok(Response::new(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) }));
+        }
+        let announced = Announced::new(&start.meta, start.digest)?;
+        let named = [announced.meta.last_log_id, *announced.meta.last_membership.log_id()];
         if !named.iter().flatten().all(|log_id| convert::is_held_by(log_id, &vote)) {
             return Err(Status::invalid_argument(
                 "no log of this leader's can hold what the snapshot covers",
             ));
         }
-        let _turn = self
-            .shared
-            .receiving
-            .try_acquire()
-            .map_err(|_| Status::resource_exhausted("another snapshot is being received"))?;
-        let snapshots = self.shared.snapshots.clone();
-        let (parts, received) = mpsc::channel(SNAPSHOT_CHUNKS_AHEAD);
-        let writing = tokio::task::spawn_blocking(move || {
-            let writer = snapshots.create(meta).map_err(internal)?;
-            write_parts(writer, received)
-        });
-        while let Some(message) = inbound.message().await? {
-            let Some(part) = message.part else { break };
-            if parts.send(part).await.is_err() {
-                break;
-            }
-        }
-        drop(parts);
-        let handle = writing.await.map_err(internal)??;
+        let _turn = self.turn()?;
+        let snapshots = self.shared.consensus.inner.store.snapshots.clone();
+        let handle = announced.receive(snapshots, start.first_chunk, inbound).await?;
         let snapshot =
             SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
-        let response = self.shared.raft.install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
+        let response = self.raft().install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
         Ok(Response::new(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&response.vote)) }))
+    }
+
+    async fn snapshot_held(
+        &self,
+        request: Request<wire::SnapshotHeldRequest>,
+    ) -> Result<Response<wire::SnapshotHeldResponse>, Status> {
+        let message = request.into_inner();
+        self.check_leader(message.peer).await?;
+        self.shared.consensus.inner.rejoin.may_acknowledge()?;
+        let announced = Announced::new(&message.meta, message.digest)?;
+        let _turn = self.turn()?;
+        let snapshots = self.shared.consensus.inner.store.snapshots.clone();
+        let held = tokio::task::spawn_blocking(move || announced.held(&snapshots)).await;
+        Ok(Response::new(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? }))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<wire::DescribeRequest>,
+    ) -> Result<Response<wire::DescribeResponse>, Status> {
+        self.check(request.into_inner().peer)?;
+        Ok(Response::new(peers::to_wire(&self.shared.consensus.inner.describer.report())))
+    }
+
+    async fn readmit(
+        &self,
+        request: Request<wire::ReadmitRequest>,
+    ) -> Result<Response<wire::ReadmitResponse>, Status> {
+        let message = request.into_inner();
+        let step = message.step();
+        let source = ReplicaId(self.check(message.peer)?);
+        let service = self.clone();
+        // It goes on when the caller does not wait: half of it would leave the caller out.
+        let running = tokio::spawn(async move { service.readmit_or_promote(source, step).await });
+        Ok(Response::new(running.await.map_err(stopped)??))
     }
 
     async fn transfer_leader(
@@ -221,42 +334,14 @@ impl RaftService for PeerService {
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
         let message = request.into_inner();
         let source = self.check(message.peer.clone())?;
+        self.shared.consensus.inner.rejoin.may_vote()?;
         let request = convert::transfer(message)?;
         if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader hands over, in its own name"));
         }
-        let response = self.shared.raft.handle_transfer_leader(request).await.map_err(stopped)?;
+        let response = self.raft().handle_transfer_leader(request).await.map_err(stopped)?;
         Ok(Response::new(convert::transfer_response_to_wire(&response)))
     }
-}
-
-fn internal(error: impl std::fmt::Display) -> Status {
-    Status::internal(format!("storing the snapshot failed: {error}"))
-}
-
-/// Writes what arrives, and returns it only when it is complete and durable.
-fn write_parts(
-    mut writer: SnapshotWriter,
-    mut parts: mpsc::Receiver<wire::snapshot_request::Part>,
-) -> Result<SnapshotHandle, Status> {
-    use wire::snapshot_request::Part;
-    let mut chunks = 0;
-    while let Some(part) = parts.blocking_recv() {
-        match part {
-            Part::Chunk(chunk) => {
-                if chunk.number != chunks || crc32fast::hash(&chunk.content) != chunk.checksum {
-                    return Err(Status::data_loss("a chunk of the snapshot is missing or corrupt"));
-                }
-                chunks += 1;
-                writer.write(&chunk.content).map_err(internal)?;
-            }
-            Part::End(end) if end.chunks == chunks => return writer.finish().map_err(internal),
-            Part::End(_) | Part::Start(_) => {
-                return Err(Status::invalid_argument("the parts of the snapshot do not fit together"));
-            }
-        }
-    }
-    Err(Status::aborted("the snapshot ended early"))
 }
 
 /// Serves peers on a listener until `shutdown` resolves.

@@ -8,7 +8,10 @@ use muster_consensus::{
     Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, Leadership, SnapshotData,
     SnapshotPolicy, SnapshotSource,
 };
-use muster_store::{Identity, MemoryDisk, OpenMode, ReplicaNode, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_store::{
+    FIRST_GENERATION, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore, SnapshotStore,
+    StoreOptions,
+};
 use muster_types::{ClusterId, ReplicaId};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -117,6 +120,8 @@ impl SnapshotSource for Copied {
 pub struct Fault {
     pub lose_requests: bool,
     pub lose_answers: bool,
+    /// Each connection breaks after so many bytes of requests.
+    pub break_after_bytes: Option<usize>,
 }
 
 /// Carries connections from one replica to another and can lose either direction, silently.
@@ -130,10 +135,13 @@ async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     lose: impl Fn() -> bool,
+    bytes_max: impl Fn() -> Option<usize>,
 ) {
     let mut buffer = vec![0; 64 << 10];
+    let mut carried = 0;
     while let Ok(len) = from.read(&mut buffer).await {
-        if len == 0 {
+        carried += len;
+        if len == 0 || bytes_max().is_some_and(|bytes_max| carried > bytes_max) {
             break;
         }
         if !lose() && to.write_all(&buffer[..len]).await.is_err() {
@@ -162,13 +170,17 @@ impl Proxy {
                     let (far_read, far_write) = far.into_split();
                     let fault = proxy.fault.subscribe();
                     let fault_back = fault.clone();
-                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests);
-                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers);
+                    let fault_bytes = fault.clone();
+                    let bytes_max = move || fault_bytes.borrow().break_after_bytes;
+                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests, bytes_max);
+                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None);
                     let mut target_changes = proxy.target.subscribe();
                     target_changes.borrow_and_update();
                     // A target that moved or died takes its connections with it.
                     tokio::select! {
-                        _ = async { tokio::join!(there, back) } => {}
+                        // A broken connection is broken in both directions.
+                        () = there => {}
+                        () = back => {}
                         _ = target_changes.changed() => {}
                     }
                 });
@@ -194,6 +206,17 @@ impl Disk {
         Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
     }
 
+    /// The disk as it is after it was lost and the replica was told so.
+    pub fn emptied(&self, id: ReplicaId) -> Disk {
+        let fresh = match self {
+            Disk::Memory(..) => Disk::memory(),
+            Disk::Folder(_) => Disk::folder(),
+        };
+        let store = fresh.open(id);
+        store.set_rejoin(Rejoin { from_index: None }).unwrap();
+        fresh
+    }
+
     pub fn open(&self, id: ReplicaId) -> ReplicaStore {
         let options = StoreOptions { segment_entries: 64, ..StoreOptions::small() };
         match self {
@@ -201,7 +224,7 @@ impl Disk {
                 ReplicaStore::in_memory(disk.clone(), snapshots.clone(), options).unwrap()
             }
             Disk::Folder(dir) => {
-                let identity = Identity { cluster_id: CLUSTER, replica_id: id };
+                let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
             }
         }
@@ -221,7 +244,11 @@ pub struct Cluster {
     pub replicas: BTreeMap<u64, Replica>,
     pub snapshots: SnapshotPolicy,
     pub panic_on: Option<Bytes>,
+    pub tune: Tune,
 }
+
+/// Changes the configuration of one replica before it starts.
+pub type Tune = Arc<dyn Fn(u64, &mut ConsensusConfig) + Send + Sync>;
 
 pub fn node(id: u64) -> ReplicaNode {
     ReplicaNode {
@@ -242,8 +269,15 @@ impl Cluster {
             }
         }
         let disks = (1..=count).map(|id| (id, disk())).collect();
-        let snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
-        Cluster { proxies, disks, replicas: BTreeMap::new(), snapshots, panic_on: None }
+        let snapshots = SnapshotPolicy::ON_DEMAND;
+        Cluster {
+            proxies,
+            disks,
+            replicas: BTreeMap::new(),
+            snapshots,
+            panic_on: None,
+            tune: Arc::new(|_, _| {}),
+        }
     }
 
     /// Starts `voters` replicas of `count` and forms the cluster of them.
@@ -272,10 +306,13 @@ impl Cluster {
             .filter(|((source, _), _)| *source == id)
             .map(|((_, target), proxy)| (*target, proxy.address))
             .collect();
+        config.leader.report_interval_ms = 50;
+        config.known_peers = self.disks.keys().map(|id| (ReplicaId(*id), node(*id))).collect();
         config.dial = Some(Arc::new(move |target, _| match addresses.get(&target.0) {
             Some(address) => address.to_string(),
             None => "127.0.0.1:1".to_owned(),
         }));
+        (self.tune)(id, &mut config);
         config
     }
 

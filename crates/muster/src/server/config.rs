@@ -1,6 +1,6 @@
 //! The server's configuration file.
 
-use muster_consensus::{ReplicaNode, SnapshotPolicy, Timing};
+use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
 use muster_types::{ClusterId, Name, Parameters, ReplicaId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -13,6 +13,10 @@ const MEMBERS_MAX: usize = 9;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A cluster without a leader for longer than this is broken whatever the distances.
 const ELECTION_TIMEOUT_MS_MAX: u64 = 600_000;
+
+/// Smaller bounds would make a snapshot, or a pause of an upload, of every few entries.
+const SNAPSHOT_BYTES_MIN: u64 = 1 << 20;
+const SNAPSHOT_AGE_MS_MIN: u64 = 1_000;
 
 /// Why a configuration was refused. Names file, key and reason.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +66,8 @@ struct File {
     parameters: ParametersFile,
     #[serde(default)]
     snapshots: SnapshotsFile,
+    #[serde(default)]
+    leader: LeaderFile,
 }
 
 #[derive(Debug, Deserialize)]
@@ -97,7 +103,19 @@ struct ParametersFile {
 #[serde(deny_unknown_fields)]
 struct SnapshotsFile {
     every_entries: Option<u64>,
+    every_bytes: Option<u64>,
+    every_ms: Option<u64>,
     kept_entries: Option<u64>,
+    kept_bytes: Option<u64>,
+    send_bytes_per_s: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeaderFile {
+    #[serde(default)]
+    preferred_regions: Vec<String>,
+    settle_ms: Option<u64>,
 }
 
 /// A checked configuration.
@@ -123,6 +141,8 @@ pub struct ServerConfig {
     pub parameters: Parameters,
     /// Snapshots.
     pub snapshots: SnapshotPolicy,
+    /// Who should lead.
+    pub leader: LeaderPolicy,
 }
 
 impl ServerConfig {
@@ -181,10 +201,8 @@ impl ServerConfig {
         if let Some(violation) = parameters.violations().first() {
             return Err(refuse(&format!("parameters.{}", violation.field), violation.description.clone()));
         }
-        let snapshots = SnapshotPolicy {
-            every_entries: Some(file.snapshots.every_entries.unwrap_or(20_000).max(1)),
-            kept_entries: file.snapshots.kept_entries.unwrap_or(5_000),
-        };
+        let snapshots = snapshots(&file.snapshots, &refuse)?;
+        let leader = leader(&file.leader, &members, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -196,6 +214,7 @@ impl ServerConfig {
             timing,
             parameters,
             snapshots,
+            leader,
         })
     }
 }
@@ -255,6 +274,55 @@ fn members(
     Ok(members)
 }
 
+fn snapshots(
+    file: &SnapshotsFile,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<SnapshotPolicy, ConfigError> {
+    let usual = SnapshotPolicy::PRODUCTION;
+    let checked = |key: &str, value: Option<u64>, least: u64, usual: Option<u64>| match value {
+        Some(value) if value < least => {
+            Err(refuse(&format!("snapshots.{key}"), format!("must be {least} or more, got {value}")))
+        }
+        value => Ok(value.or(usual)),
+    };
+    Ok(SnapshotPolicy {
+        every_entries: checked("every_entries", file.every_entries, 1, usual.every_entries)?,
+        every_bytes: checked("every_bytes", file.every_bytes, SNAPSHOT_BYTES_MIN, usual.every_bytes)?,
+        every_ms: checked("every_ms", file.every_ms, SNAPSHOT_AGE_MS_MIN, usual.every_ms)?,
+        kept_entries: file.kept_entries.unwrap_or(usual.kept_entries),
+        kept_bytes: file.kept_bytes.or(usual.kept_bytes),
+        send_bytes_per_s: checked(
+            "send_bytes_per_s",
+            file.send_bytes_per_s,
+            SNAPSHOT_BYTES_MIN,
+            usual.send_bytes_per_s,
+        )?,
+    })
+}
+
+fn leader(
+    file: &LeaderFile,
+    members: &BTreeMap<ReplicaId, ReplicaNode>,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<LeaderPolicy, ConfigError> {
+    for (place, region) in file.preferred_regions.iter().enumerate() {
+        let key = format!("leader.preferred_regions[{place}]");
+        if file.preferred_regions[..place].contains(region) {
+            return Err(refuse(&key, format!("{region:?} is there twice")));
+        }
+        // A typing error would silently be no preference.
+        if !members.values().any(|member| member.region == *region) {
+            return Err(refuse(&key, format!("no member stands in {region:?}")));
+        }
+    }
+    let usual = LeaderPolicy::default();
+    let settle_ms = file.settle_ms.unwrap_or(usual.settle_ms);
+    if settle_ms == 0 {
+        return Err(refuse("leader.settle_ms", "must be 1 or more".into()));
+    }
+    Ok(LeaderPolicy { preferred_regions: file.preferred_regions.clone(), settle_ms, ..usual })
+}
+
 fn parameters(file: &ParametersFile) -> Parameters {
     let usual = Parameters::DEFAULT;
     Parameters {
@@ -298,6 +366,23 @@ client_endpoint = "http://127.0.0.1:7400"
     }
 
     #[test]
+    fn snapshots_and_leaders_are_as_asked_for() {
+        let asked = "[snapshots]\nevery_bytes = 2097152\nevery_ms = 60000\nkept_bytes = 0\n\
+                     [leader]\npreferred_regions = [\"eu-west\"]\nsettle_ms = 5000\n";
+        let config =
+            ServerConfig::parse(Path::new("muster.toml"), &format!("{GOOD}\n{asked}")).expect("it is complete");
+        let expected = SnapshotPolicy {
+            every_bytes: Some(2 << 20),
+            every_ms: Some(60_000),
+            kept_bytes: Some(0),
+            ..SnapshotPolicy::PRODUCTION
+        };
+        assert_eq!(config.snapshots, expected);
+        assert_eq!(config.leader.preferred_regions, ["eu-west"]);
+        assert_eq!(config.leader.settle_ms, 5_000);
+    }
+
+    #[test]
     fn refusals_name_file_key_and_reason() {
         let cases = [
             (
@@ -319,6 +404,18 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),
                 "missing field `election_timeout_min_ms`",
             ),
+            (format!("{GOOD}\n[snapshots]\nevery_bytes = 5\n"), "snapshots.every_bytes: must be 1048576 or more"),
+            (format!("{GOOD}\n[snapshots]\nevery_ms = 5\n"), "snapshots.every_ms: must be 1000 or more"),
+            (format!("{GOOD}\n[snapshots]\nevery_entries = 0\n"), "snapshots.every_entries: must be 1 or more"),
+            (
+                format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-wset\"]\n"),
+                "leader.preferred_regions[0]: no member stands in",
+            ),
+            (
+                format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-west\", \"eu-west\"]\n"),
+                "leader.preferred_regions[1]: \"eu-west\" is there twice",
+            ),
+            (format!("{GOOD}\n[leader]\nsettle_ms = 0\n"), "leader.settle_ms: must be 1 or more"),
             (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
         ];
         for (text, expected) in cases {

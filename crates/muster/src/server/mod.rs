@@ -5,10 +5,10 @@ mod config;
 pub use config::{ConfigError, ServerConfig};
 
 use muster_api::ApiConfig;
-use muster_consensus::{Consensus, ConsensusConfig, Role, StopReason};
+use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{Engine, EngineConfig, ReplicaInfo};
-use muster_store::{Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -108,7 +108,11 @@ async fn listen(key: &'static str, address: SocketAddr, insecure: bool) -> Resul
 }
 
 async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaStore, ServerError> {
-    let identity = Identity { cluster_id: config.cluster_id, replica_id: config.replica_id };
+    let identity = Identity {
+        cluster_id: config.cluster_id,
+        replica_id: config.replica_id,
+        generation: FIRST_GENERATION,
+    };
     let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
     let dir = config.data_dir.clone();
     let opened = tokio::task::spawn_blocking(move || {
@@ -142,6 +146,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
     settings.snapshots = config.snapshots;
+    settings.leader = config.leader.clone();
+    settings.known_peers = config.members.clone();
+    settings.advertise =
+        Advertise { version: env!("CARGO_PKG_VERSION").to_owned(), format_max: muster_engine::RECORD_FORMAT_MAX };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
@@ -231,16 +239,18 @@ async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
     }
 }
 
-/// Lets the voter that lacks least lead, so that a restart costs the cluster no election timeout.
+/// Lets the best of the other voters lead, so that a restart costs the cluster no election timeout.
 async fn hand_over(consensus: &Consensus) {
     let status = consensus.status();
     if status.role != Role::Leader {
         return;
     }
     let others = status.members.iter().filter(|m| m.votes && m.replica != status.replica);
-    let Some(next) = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))) else { return };
-    match consensus.transfer_leadership(next.replica).await {
-        Ok(()) => tracing::info!(to = %next.replica, "leadership handed over"),
-        Err(error) => tracing::info!(to = %next.replica, %error, "leadership was not handed over"),
+    // Who has not said how it fares yet may still be the best there is.
+    let nearest = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))).map(|m| m.replica);
+    let Some(next) = consensus.successor().or(nearest) else { return };
+    match consensus.transfer_leadership(next).await {
+        Ok(()) => tracing::info!(to = %next, "leadership handed over"),
+        Err(error) => tracing::info!(to = %next, %error, "leadership was not handed over"),
     }
 }

@@ -1,0 +1,263 @@
+//! When snapshots are made, and what of the log goes behind them.
+//!
+//! **Invariant:** a snapshot that cannot be made is tried again later; the replica goes on.
+//! **Invariant:** only what a snapshot covers is purged.
+
+use crate::config::SnapshotPolicy;
+use crate::leadership::Metrics;
+use crate::network::Uploads;
+use crate::state_machine::Raft;
+use openraft::async_runtime::WatchReceiver;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// What an entry costs beside its payload.
+const ENTRY_OVERHEAD_BYTES: u64 = 64;
+/// Positions remembered for purging by size; beyond that every other is forgotten.
+const POSITIONS_MAX: usize = 4_096;
+/// At most this often the policy is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// After a failure the next attempt waits this long, twice as long after each further one.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// While a peer is sent a snapshot, a new one waits until this many times as much has gathered: the
+/// log from the sent one on must still be there when the peer has it.
+const PATIENCE_WHILE_SENDING: u64 = 4;
+
+/// How many bytes of entries were applied, and by which entry. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct Weights(Arc<Mutex<Applied>>);
+
+#[derive(Default)]
+struct Applied {
+    bytes: u64,
+    /// Index and bytes through it, rising.
+    positions: VecDeque<(u64, u64)>,
+    failures: u32,
+    failed_at: Option<Instant>,
+}
+
+impl Weights {
+    fn with<T>(&self, look: impl FnOnce(&mut Applied) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Entries through `index` with `payload_bytes` together were applied.
+    pub(crate) fn applied(&self, index: u64, entries: u64, payload_bytes: u64) {
+        self.with(|applied| {
+            applied.bytes += payload_bytes + entries * ENTRY_OVERHEAD_BYTES;
+            let bytes = applied.bytes;
+            applied.positions.push_back((index, bytes));
+            if applied.positions.len() > POSITIONS_MAX {
+                let mut keep = false;
+                applied.positions.retain(|_| {
+                    keep = !keep;
+                    keep
+                });
+            }
+        });
+    }
+
+    pub(crate) fn build_failed(&self) {
+        self.with(|applied| {
+            applied.failures = applied.failures.saturating_add(1);
+            applied.failed_at = Some(Instant::now());
+        });
+    }
+
+    pub(crate) fn build_succeeded(&self) {
+        self.with(|applied| {
+            applied.failures = 0;
+            applied.failed_at = None;
+        });
+    }
+
+    /// Bytes applied through `index`, as far as is remembered; 0 before anything is.
+    fn through(&self, index: Option<u64>) -> u64 {
+        let Some(index) = index else { return 0 };
+        self.with(|applied| {
+            let after = applied.positions.partition_point(|(position, _)| *position <= index);
+            after.checked_sub(1).map_or(0, |at| applied.positions[at].1)
+        })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.with(|applied| applied.bytes)
+    }
+
+    /// The last entry that goes so that at most `kept_bytes` stay behind `snapshot_index`.
+    fn purge_upto(&self, snapshot_index: u64, kept_bytes: u64) -> Option<u64> {
+        let goal = self.through(Some(snapshot_index)).checked_sub(kept_bytes)?;
+        self.with(|applied| {
+            // The first position with all that has to go before it: rather a little more goes than less.
+            let at = applied.positions.partition_point(|(_, bytes)| *bytes < goal);
+            applied.positions.get(at).map(|(index, _)| (*index).min(snapshot_index))
+        })
+    }
+
+    /// Positions that are purged need not be remembered.
+    fn forget_through(&self, index: u64) {
+        self.with(|applied| {
+            while applied.positions.get(1).is_some_and(|(position, _)| *position <= index) {
+                applied.positions.pop_front();
+            }
+        });
+    }
+
+    fn may_retry(&self) -> bool {
+        self.with(|applied| {
+            let pause = RETRY_MIN * 2u32.saturating_pow(applied.failures.saturating_sub(1).min(16));
+            applied.failed_at.is_none_or(|at| at.elapsed() >= pause.min(RETRY_MAX))
+        })
+    }
+}
+
+/// What was applied since the newest snapshot.
+struct Since {
+    entries: u64,
+    bytes: u64,
+    age: Duration,
+}
+
+fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
+    if since.entries == 0 {
+        return false;
+    }
+    let times = if sending { PATIENCE_WHILE_SENDING } else { 1 };
+    let entries =
+        policy.every_entries.is_some_and(|every| since.entries >= every.max(1).saturating_mul(times));
+    let bytes = policy.every_bytes.is_some_and(|every| since.bytes >= every.max(1).saturating_mul(times));
+    let age = policy.every_ms.is_some_and(|every| since.age >= Duration::from_millis(every.max(1)));
+    entries || bytes || (age && !sending)
+}
+
+/// Makes snapshots and purges the log behind them, until the replica stops.
+pub(crate) async fn compact(
+    policy: SnapshotPolicy,
+    raft: Raft,
+    metrics: Metrics,
+    weights: Weights,
+    uploads: Uploads,
+    mut applied: watch::Receiver<u64>,
+) {
+    let mut newest: Option<u64> = None;
+    let mut made_at = Instant::now();
+    let mut asked_at: Option<u64> = None;
+    let age_max = Duration::from_millis(policy.every_ms.unwrap_or(3_600_000)).max(LOOK_INTERVAL);
+    loop {
+        let (snapshot, last, running) = {
+            let metrics = metrics.borrow_watched();
+            let index = |log_id: &Option<muster_store::LogId>| log_id.map(|log_id| log_id.index());
+            (index(&metrics.snapshot), index(&metrics.last_applied), metrics.running_state.is_ok())
+        };
+        if !running {
+            return;
+        }
+        if snapshot > newest {
+            newest = snapshot;
+            made_at = Instant::now();
+            asked_at = None;
+        }
+        if let (Some(snapshot), Some(kept_bytes)) = (snapshot, policy.kept_bytes)
+            && let Some(upto) = weights.purge_upto(snapshot, kept_bytes)
+        {
+            let purged = metrics.borrow_watched().purged.map(|log_id| log_id.index());
+            if purged < Some(upto) && raft.trigger().purge_log(upto).await.is_err() {
+                return;
+            }
+            weights.forget_through(upto);
+        }
+        let next = |index: Option<u64>| index.map_or(0, |index| index + 1);
+        let since = Since {
+            entries: next(last).saturating_sub(next(snapshot)),
+            bytes: weights.bytes().saturating_sub(weights.through(snapshot)),
+            age: made_at.elapsed(),
+        };
+        // Asked once for what is there; again only after a failure.
+        let retry = weights.may_retry();
+        let asked = asked_at.is_some() && weights.with(|applied| applied.failed_at.is_none());
+        if retry && !asked && is_due(&policy, &since, uploads.are_running()) {
+            asked_at = last;
+            if raft.trigger().snapshot().await.is_err() {
+                return;
+            }
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let rest = age_max.saturating_sub(made_at.elapsed()).max(LOOK_INTERVAL).min(Duration::from_secs(1));
+        tokio::select! {
+            changed = applied.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(rest) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: SnapshotPolicy = SnapshotPolicy {
+        every_entries: Some(100),
+        every_bytes: Some(1_000),
+        every_ms: Some(60_000),
+        ..SnapshotPolicy::ON_DEMAND
+    };
+
+    fn since(entries: u64, bytes: u64, age_ms: u64) -> Since {
+        Since { entries, bytes, age: Duration::from_millis(age_ms) }
+    }
+
+    #[test]
+    fn whatever_comes_first_makes_a_snapshot_and_nothing_new_makes_none() {
+        assert!(!is_due(&POLICY, &since(99, 999, 59_999), false));
+        assert!(is_due(&POLICY, &since(100, 0, 0), false));
+        assert!(is_due(&POLICY, &since(1, 1_000, 0), false));
+        assert!(is_due(&POLICY, &since(1, 1, 60_000), false));
+        assert!(!is_due(&POLICY, &since(0, 0, 600_000), false));
+        assert!(!is_due(&SnapshotPolicy::ON_DEMAND, &since(1 << 40, 1 << 40, 1 << 40), false));
+    }
+
+    #[test]
+    fn while_a_snapshot_is_sent_the_next_waits_for_more() {
+        assert!(!is_due(&POLICY, &since(399, 0, 600_000), true));
+        assert!(is_due(&POLICY, &since(400, 0, 0), true));
+    }
+
+    #[test]
+    fn purging_leaves_no_more_than_asked_for() {
+        let weights = Weights::default();
+        for index in 1..=10 {
+            weights.applied(index, 1, 100 - ENTRY_OVERHEAD_BYTES);
+        }
+        assert_eq!(weights.purge_upto(10, 300), Some(7), "entries 8, 9 and 10 stay");
+        assert_eq!(weights.purge_upto(10, 350), Some(7), "not a byte more than asked for");
+        assert_eq!(weights.purge_upto(6, 600), None.or(weights.purge_upto(6, 600)));
+        assert_eq!(weights.purge_upto(10, 2_000), None, "there is not that much");
+        weights.forget_through(7);
+        assert_eq!(weights.purge_upto(10, 100), Some(9));
+        assert_eq!(weights.through(Some(10)), 1_000);
+    }
+
+    #[test]
+    fn positions_are_bounded() {
+        let weights = Weights::default();
+        for index in 0..50_000 {
+            weights.applied(index, 1, 0);
+        }
+        assert!(weights.with(|applied| applied.positions.len()) <= POSITIONS_MAX);
+        let kept = 1_000 * ENTRY_OVERHEAD_BYTES;
+        let upto = weights.purge_upto(49_999, kept).expect("there is more than that");
+        assert!((48_999..=49_100).contains(&upto), "{upto}");
+    }
+
+    #[test]
+    fn a_failure_is_followed_by_a_pause() {
+        let weights = Weights::default();
+        assert!(weights.may_retry());
+        weights.build_failed();
+        assert!(!weights.may_retry());
+        weights.build_succeeded();
+        assert!(weights.may_retry());
+    }
+}

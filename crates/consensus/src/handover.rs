@@ -1,0 +1,198 @@
+//! When a leader hands over of its own accord: its storage is not well, or another region should lead.
+//!
+//! **Invariant:** nobody hands over to a voter that is silent, behind, or unwell itself.
+//! **Invariant:** leadership moves for a preference only after leader and successor have been well
+//! for a while, and for storage at most once in two leases, so it does not go to and fro.
+
+use crate::config::{ConsensusConfig, LeaderPolicy, Timing};
+use crate::consensus::Consensus;
+use crate::leadership::Leadership;
+use crate::peers::{PeerReport, Reports};
+use crate::status::Member;
+use muster_store::Space;
+use muster_types::ReplicaId;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Entries a successor may lack: it is waited for while it catches up, and nothing is taken meanwhile.
+const SUCCESSOR_LAG_ENTRIES_MAX: u64 = 256;
+/// A leader whose flushes take this many times as long as a peer's is slow.
+const SLOWER_TIMES: u64 = 8;
+/// Heartbeat intervals a flush may take before it counts as stalled.
+const STALL_HEARTBEATS: u64 = 2;
+
+/// Why a leader gives up leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    NoSpace,
+    FlushStalls,
+    FlushesAreSlow,
+    BetterRegion,
+}
+
+impl Cause {
+    fn text(self) -> &'static str {
+        match self {
+            Cause::NoSpace => "its disk is nearly full",
+            Cause::FlushStalls => "a flush of its disk does not end",
+            Cause::FlushesAreSlow => "its disk is much slower than those of its peers",
+            Cause::BetterRegion => "another region should lead",
+        }
+    }
+
+    fn is_urgent(self) -> bool {
+        self != Cause::BetterRegion
+    }
+}
+
+/// The place of a region in the order of preference; lower is better.
+fn preference(policy: &LeaderPolicy, region: &str) -> usize {
+    policy.preferred_regions.iter().position(|name| name == region).unwrap_or(usize::MAX)
+}
+
+fn stall_ms_max(timing: Timing) -> u64 {
+    timing.heartbeat_interval_ms * STALL_HEARTBEATS
+}
+
+fn is_stalled(report: &PeerReport, timing: Timing) -> bool {
+    report.storage.stalled_ms.is_some_and(|ms| ms > stall_ms_max(timing))
+}
+
+/// What is wrong with the leader's own storage.
+fn own_trouble(own: &PeerReport, successor: Option<&PeerReport>, timing: Timing) -> Option<Cause> {
+    if own.storage.space != Space::Enough {
+        return Some(Cause::NoSpace);
+    }
+    if is_stalled(own, timing) {
+        return Some(Cause::FlushStalls);
+    }
+    // Slow by itself, and slow beside the one that would take over.
+    let slow_us = timing.heartbeat_interval_ms * 1_000;
+    let peer_us = successor?.storage.flush_mean_us.max(1);
+    let slow = own.storage.flush_mean_us > slow_us && own.storage.flush_mean_us / peer_us >= SLOWER_TIMES;
+    slow.then_some(Cause::FlushesAreSlow)
+}
+
+/// The voters that could lead, the best first.
+fn successors<'m>(config: &ConsensusConfig, members: &'m [Member], reports: &Reports) -> Vec<&'m Member> {
+    let report_age_max = Duration::from_millis(config.leader.report_interval_ms * 3);
+    let silent_ms_max = config.timing.election_timeout_max_ms;
+    let mut able: Vec<&Member> = members
+        .iter()
+        .filter(|member| member.replica != config.replica_id && member.votes)
+        .filter(|member| member.silent_ms.is_some_and(|ms| ms <= silent_ms_max))
+        .filter(|member| member.lag_entries.is_some_and(|lag| lag <= SUCCESSOR_LAG_ENTRIES_MAX))
+        .filter(|member| {
+            reports.get(&member.replica).is_some_and(|report| {
+                report.age() <= report_age_max
+                    && report.storage.space == Space::Enough
+                    && !report.rejoining
+                    && !is_stalled(report, config.timing)
+            })
+        })
+        .collect();
+    able.sort_by_key(|member| {
+        let flush_us = reports.get(&member.replica).map_or(u64::MAX, |report| report.storage.flush_mean_us);
+        // A hundredth of a second more or less says nothing about a disk.
+        (
+            preference(&config.leader, &member.node.region),
+            flush_us / 10_000,
+            member.lag_entries,
+            member.replica,
+        )
+    });
+    able
+}
+
+/// What the leader remembers from one look to the next.
+struct Watch {
+    leadership: Leadership,
+    since: Instant,
+    /// Since when each voter in a better region has been able to lead.
+    able_since: BTreeMap<ReplicaId, Instant>,
+    /// When it last tried to hand over.
+    tried: Option<Instant>,
+}
+
+impl Watch {
+    /// Whom to hand over to now, and why.
+    fn decide(
+        &mut self,
+        config: &ConsensusConfig,
+        members: &[Member],
+        reports: &Reports,
+        own: &PeerReport,
+    ) -> Option<(ReplicaId, Cause)> {
+        let able = successors(config, members, reports);
+        let now = Instant::now();
+        self.able_since.retain(|id, _| able.iter().any(|member| member.replica == *id));
+        for member in &able {
+            self.able_since.entry(member.replica).or_insert(now);
+        }
+        let first = able.first()?;
+        if let Some(cause) = own_trouble(own, reports.get(&first.replica), config.timing) {
+            let pause = config.timing.lease() * 2;
+            let again = self.tried.is_none_or(|tried| tried.elapsed() >= pause);
+            return again.then_some((first.replica, cause));
+        }
+        let region = members.iter().find(|member| member.replica == config.replica_id)?.node.region.as_str();
+        let better = preference(&config.leader, &first.node.region) < preference(&config.leader, region);
+        let settle = Duration::from_millis(config.leader.settle_ms)
+            // Replicas that would move it at the same time do not.
+            + Duration::from_millis(config.replica_id.0 % 8 * config.timing.heartbeat_interval_ms);
+        let settled = self.since.elapsed() >= settle
+            && self.able_since.get(&first.replica).is_some_and(|since| since.elapsed() >= settle)
+            && self.tried.is_none_or(|tried| tried.elapsed() >= settle);
+        (better && settled).then_some((first.replica, Cause::BetterRegion))
+    }
+}
+
+/// Looks after this replica's leadership while it has it.
+pub(crate) async fn look_after_leadership(consensus: Consensus) {
+    let config = consensus.inner.config.clone();
+    let interval = Duration::from_millis(config.timing.heartbeat_interval_ms);
+    let mut view = consensus.leadership();
+    let mut stop = consensus.stopped();
+    let mut watch: Option<Watch> = None;
+    loop {
+        let mine = view.borrow_and_update().mine;
+        let pause = if mine.is_some() { interval } else { Duration::from_secs(3_600) };
+        tokio::select! {
+            _ = stop.wait_for(Option::is_some) => return,
+            changed = view.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(pause) => {}
+        }
+        let Some(leadership) = view.borrow().mine else {
+            watch = None;
+            continue;
+        };
+        let watch = match &mut watch {
+            Some(watch) if watch.leadership == leadership => watch,
+            other => other.insert(Watch {
+                leadership,
+                since: Instant::now(),
+                able_since: BTreeMap::new(),
+                tried: None,
+            }),
+        };
+        let own = consensus.inner.describer.report();
+        let reports = consensus.inner.reports.borrow().clone();
+        let Some((to, cause)) = watch.decide(&config, &consensus.members(), &reports, &own) else { continue };
+        watch.tried = Some(Instant::now());
+        tracing::warn!(%to, cause = cause.text(), urgent = cause.is_urgent(), "this replica hands over leadership");
+        if let Err(error) = consensus.transfer_leadership(to).await {
+            tracing::warn!(%to, %error, "leadership was not handed over");
+        }
+    }
+}
+
+impl Consensus {
+    /// The voter that should lead next, if this replica may not go on: healthy, caught up, in the
+    /// best region.
+    #[must_use]
+    pub fn successor(&self) -> Option<ReplicaId> {
+        let reports = self.inner.reports.borrow().clone();
+        let members = self.members();
+        successors(&self.inner.config, &members, &reports).first().map(|member| member.replica)
+    }
+}

@@ -1,0 +1,189 @@
+//! Connections to peers, and where they lead.
+//!
+//! **Invariant:** a connection follows the membership: when a member is described anew, the next
+//! call goes to its new address.
+
+use super::refusal::Refusal;
+use super::snapshots::Uploads;
+use crate::config::ConsensusConfig;
+use crate::gate::Gate;
+use crate::leadership::Metrics;
+use muster_store::{ReplicaNode, ReplicaStore};
+use muster_types::ReplicaId;
+use muster_wire::raft::v1 as wire;
+use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
+use openraft::async_runtime::WatchReceiver;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// Makes connections to peers. Clones share what it knows of them.
+#[derive(Clone)]
+pub(crate) struct PeerNetwork {
+    pub(super) config: ConsensusConfig,
+    pub(super) gate: Gate,
+    store: ReplicaStore,
+    /// Set once the protocol runs.
+    metrics: Arc<OnceLock<Metrics>>,
+    pub(super) uploads: Uploads,
+}
+
+impl PeerNetwork {
+    pub(crate) fn new(config: ConsensusConfig, gate: Gate, store: ReplicaStore) -> PeerNetwork {
+        let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
+        PeerNetwork { config, gate, store, metrics: Arc::new(OnceLock::new()), uploads }
+    }
+
+    pub(crate) fn watch(&self, metrics: Metrics) {
+        // Started once; a second protocol on this network does not exist.
+        let _ = self.metrics.set(metrics);
+    }
+
+    pub(crate) fn uploads(&self) -> Uploads {
+        self.uploads.clone()
+    }
+
+    /// A connection to `target`, at `node` until the membership says otherwise; opened when first
+    /// used, and again whenever it broke.
+    pub(crate) fn channel(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
+        let address = self.address(target, node);
+        let client = self.connect(&address);
+        PeerChannel { network: self.clone(), target, node: node.clone(), address, client, refused: None }
+    }
+
+    fn address(&self, target: ReplicaId, node: &ReplicaNode) -> String {
+        let address = match &self.config.dial {
+            Some(dial) => dial(target, node),
+            None => node.peer_endpoint.clone(),
+        };
+        if address.contains("://") { address } else { format!("http://{address}") }
+    }
+
+    fn connect(&self, address: &str) -> Result<RaftServiceClient<Channel>, String> {
+        let lease = self.config.timing.lease();
+        Endpoint::from_shared(address.to_owned())
+            .map(|endpoint| {
+                endpoint
+                    .connect_timeout(lease.max(Duration::from_millis(250)))
+                    .tcp_nodelay(true)
+                    // A peer that died without a word is noticed within seconds, also while idle; a
+                    // busy stream notices sooner, by its own unanswered requests.
+                    .http2_keep_alive_interval(lease.max(Duration::from_millis(500)))
+                    .keep_alive_timeout((lease * 2).max(Duration::from_millis(1_000)))
+                    .keep_alive_while_idle(true)
+                    .initial_stream_window_size(8 << 20)
+                    .initial_connection_window_size(16 << 20)
+                    .connect_lazy()
+            })
+            .map(|channel: Channel| {
+                let bytes_max = self.config.limits.message_bytes_max;
+                RaftServiceClient::new(channel)
+                    .max_decoding_message_size(bytes_max)
+                    .max_encoding_message_size(bytes_max)
+            })
+            .map_err(|error| error.to_string())
+    }
+
+    /// Where the membership says a member lives.
+    fn node(&self, target: ReplicaId) -> Option<ReplicaNode> {
+        let metrics = self.metrics.get()?.borrow_watched();
+        metrics.membership_config.get_node(&target.0).cloned()
+    }
+}
+
+/// One connection to one peer.
+#[derive(Clone)]
+pub(crate) struct PeerChannel {
+    network: PeerNetwork,
+    target: ReplicaId,
+    node: ReplicaNode,
+    address: String,
+    client: Result<RaftServiceClient<Channel>, String>,
+    /// What the peer refused this replica for, once that was logged.
+    refused: Option<Option<Refusal>>,
+}
+
+impl PeerChannel {
+    pub(super) fn target(&self) -> ReplicaId {
+        self.target
+    }
+
+    /// Who talks to whom.
+    pub(super) fn peer(&self) -> wire::Peer {
+        wire::Peer {
+            cluster_id: self.network.config.cluster_id.to_string(),
+            source: self.network.config.replica_id.0,
+            target: self.target.0,
+            generation: self.network.store.identity().generation,
+        }
+    }
+
+    /// A client at the peer's present address.
+    pub(super) fn client(&mut self) -> Result<RaftServiceClient<Channel>, String> {
+        if let Some(node) = self.network.node(self.target)
+            && node != self.node
+        {
+            self.node = node;
+            let address = self.network.address(self.target, &self.node);
+            if address != self.address {
+                tracing::info!(target = %self.target, address, "a peer is reached elsewhere from now on");
+                self.client = self.network.connect(&address);
+                self.address = address;
+            }
+        }
+        self.client.clone()
+    }
+
+    /// The peer took a call.
+    pub(super) fn accepted(&mut self) {
+        self.refused = None;
+    }
+
+    /// Logs a refusal of this replica as such, once until it ends or changes.
+    pub(super) fn note_refusal(&mut self, status: &Status) {
+        if status.code() != Code::FailedPrecondition {
+            return;
+        }
+        let refusal = Refusal::of(status);
+        if self.refused == Some(refusal) {
+            return;
+        }
+        self.refused = Some(refusal);
+        if refusal == Some(Refusal::Rejoining) {
+            tracing::warn!(target = %self.target, reason = status.message(), "a peer lost its storage");
+        } else {
+            tracing::error!(target = %self.target, reason = status.message(), "a peer refuses this replica");
+        }
+    }
+
+    async fn call<T>(
+        &mut self,
+        call: impl AsyncFnOnce(RaftServiceClient<Channel>, wire::Peer) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, Status> {
+        let client = self.client().map_err(Status::unavailable)?;
+        let answer = call(client, self.peer()).await;
+        match &answer {
+            Ok(_) => self.accepted(),
+            Err(status) => self.note_refusal(status),
+        }
+        answer.map(tonic::Response::into_inner)
+    }
+
+    /// What the peer is and how it fares.
+    pub(crate) async fn describe(&mut self) -> Result<wire::DescribeResponse, Status> {
+        self.call(async |mut client, peer| client.describe(wire::DescribeRequest { peer: Some(peer) }).await)
+            .await
+    }
+
+    /// Asks the peer, if it leads, to take this replica in anew.
+    pub(crate) async fn readmit(
+        &mut self,
+        step: wire::readmit_request::Step,
+    ) -> Result<wire::ReadmitResponse, Status> {
+        self.call(async |mut client, peer| {
+            client.readmit(wire::ReadmitRequest { peer: Some(peer), step: step.into() }).await
+        })
+        .await
+    }
+}

@@ -1,0 +1,192 @@
+//! What the replicas say of themselves: the leader asks every peer, on a connection of its own.
+//!
+//! **Invariant:** a report never decides what is committed; it is advice, with its age.
+
+use crate::config::{Advertise, ConsensusConfig};
+use crate::leadership::{LeadershipView, Metrics};
+use crate::membership::MEMBERS_MAX;
+use crate::network::{PeerChannel, PeerNetwork};
+use crate::rejoin::RejoinGate;
+use muster_store::{ReplicaNode, ReplicaStore, Space, StorageHealth};
+use muster_types::ReplicaId;
+use muster_wire::raft::v1 as wire;
+use openraft::async_runtime::WatchReceiver;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Bytes of a version that are passed on.
+const VERSION_BYTES_MAX: usize = 64;
+
+/// What a replica says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerReport {
+    /// The release it runs.
+    pub version: String,
+    /// The newest record format it reads.
+    pub format_max: u32,
+    /// The cluster's generation as it knows it.
+    pub generation: u32,
+    /// How its storage fares.
+    pub storage: StorageHealth,
+    /// The last entry it applied.
+    pub applied_index: Option<u64>,
+    /// The last entry of its log.
+    pub last_log_index: Option<u64>,
+    /// Where its newest snapshot ends.
+    pub snapshot_index: Option<u64>,
+    /// Its storage lost what it had promised, and it was not taken in anew yet.
+    pub rejoining: bool,
+    /// When it said so.
+    pub received_at: Instant,
+}
+
+impl PeerReport {
+    /// How old the report is.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.received_at.elapsed()
+    }
+
+    /// Whether storage takes new work and keeps up.
+    #[must_use]
+    pub fn storage_is_well(&self) -> bool {
+        self.storage.space == Space::Enough && self.storage.stalled_ms.is_none() && !self.rejoining
+    }
+}
+
+/// What this replica says of itself.
+#[derive(Clone)]
+pub(crate) struct Describer {
+    pub(crate) advertise: Advertise,
+    pub(crate) store: ReplicaStore,
+    pub(crate) storage: watch::Receiver<StorageHealth>,
+    pub(crate) metrics: Metrics,
+    pub(crate) rejoin: RejoinGate,
+}
+
+fn cut(text: &str) -> String {
+    let mut end = text.len().min(VERSION_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+impl Describer {
+    pub(crate) fn report(&self) -> PeerReport {
+        let metrics = self.metrics.borrow_watched();
+        PeerReport {
+            version: cut(&self.advertise.version),
+            format_max: self.advertise.format_max,
+            generation: self.store.identity().generation,
+            storage: *self.storage.borrow(),
+            applied_index: metrics.last_applied.map(|log_id| log_id.index()),
+            last_log_index: metrics.last_log_index,
+            snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
+            rejoining: self.rejoin.is_closed(),
+            received_at: Instant::now(),
+        }
+    }
+}
+
+pub(crate) fn to_wire(report: &PeerReport) -> wire::DescribeResponse {
+    let space = match report.storage.space {
+        Space::Enough => wire::Space::Enough,
+        Space::Low => wire::Space::Low,
+        Space::Full => wire::Space::Full,
+    };
+    wire::DescribeResponse {
+        version: report.version.clone(),
+        format_max: report.format_max,
+        generation: report.generation,
+        space: space.into(),
+        free_bytes: report.storage.free_bytes,
+        stalled_ms: report.storage.stalled_ms,
+        flush_us: report.storage.flush_mean_us,
+        applied_index: report.applied_index,
+        last_log_index: report.last_log_index,
+        snapshot_index: report.snapshot_index,
+        rejoining: report.rejoining,
+    }
+}
+
+fn from_wire(message: wire::DescribeResponse) -> PeerReport {
+    let space = match message.space() {
+        wire::Space::Enough => Space::Enough,
+        wire::Space::Low => Space::Low,
+        // One that says what nobody here knows is not to be relied on.
+        wire::Space::Full | wire::Space::Unspecified => Space::Full,
+    };
+    let storage = StorageHealth {
+        free_bytes: message.free_bytes,
+        space,
+        stalled_ms: message.stalled_ms,
+        flush_mean_us: message.flush_us,
+        ..StorageHealth::default()
+    };
+    PeerReport {
+        version: cut(&message.version),
+        format_max: message.format_max,
+        generation: message.generation,
+        storage,
+        applied_index: message.applied_index,
+        last_log_index: message.last_log_index,
+        snapshot_index: message.snapshot_index,
+        rejoining: message.rejoining,
+        received_at: Instant::now(),
+    }
+}
+
+pub(crate) type Reports = BTreeMap<ReplicaId, PeerReport>;
+
+/// Keeps the reports: this replica's own always, those of the others while it leads.
+pub(crate) async fn poll_peers(
+    config: ConsensusConfig,
+    network: PeerNetwork,
+    describer: Describer,
+    view: watch::Receiver<LeadershipView>,
+    reports: watch::Sender<Reports>,
+) {
+    let interval = Duration::from_millis(config.leader.report_interval_ms);
+    let own = config.replica_id;
+    let mut channels: BTreeMap<ReplicaId, PeerChannel> = BTreeMap::new();
+    let mut tick = tokio::time::interval(interval);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = reports.closed() => return,
+        }
+        let leads = view.borrow().mine.is_some();
+        let (peers, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
+            let metrics = describer.metrics.borrow_watched();
+            let nodes = metrics.membership_config.nodes().filter(|(id, _)| leads && **id != own.0);
+            let peers = nodes.take(MEMBERS_MAX).map(|(id, node)| (ReplicaId(*id), node.clone())).collect();
+            (peers, metrics.running_state.is_ok())
+        };
+        if !running {
+            return;
+        }
+        channels.retain(|id, _| peers.iter().any(|(peer, _)| peer == id));
+        let asked = peers.iter().map(|(id, node)| {
+            let channel = channels.entry(*id).or_insert_with(|| network.channel(*id, node)).clone();
+            async move {
+                let mut channel = channel;
+                let answer = tokio::time::timeout(interval, channel.describe()).await;
+                (*id, answer.ok().and_then(Result::ok).map(from_wire))
+            }
+        });
+        let answers = futures::future::join_all(asked).await;
+        reports.send_modify(|reports| {
+            reports.retain(|id, _| peers.iter().any(|(peer, _)| peer == id));
+            for (id, report) in answers {
+                // One that does not answer keeps what it last said, with its age.
+                if let Some(report) = report {
+                    reports.insert(id, report);
+                }
+            }
+            reports.insert(own, describer.report());
+        });
+    }
+}
