@@ -1,7 +1,8 @@
 //! What the storage thread needs from whatever keeps the log.
 //!
 //! **Invariant:** a backend is called from one thread only, in the order the operations were asked
-//! for; when a writing method returns `Ok`, its effect survives a power cut.
+//! for; when a writing method returns `Ok`, its effect survives a power cut. [`WriteBatch::committed`] is
+//! excepted: it is a hint.
 
 use crate::error::StoreError;
 use crate::raft_types::{Entry, LogId, Vote};
@@ -17,6 +18,8 @@ pub struct Recovered {
     pub floor: Option<LogId>,
     /// The last entry, or the floor where there is none.
     pub last: Option<LogId>,
+    /// The first entry after the floor; `None` where there is none.
+    pub first_index: Option<u64>,
 }
 
 /// What one flush makes durable, together.
@@ -45,7 +48,8 @@ pub trait LogBackend: Send + 'static {
     /// Makes a batch durable.
     ///
     /// # Errors
-    /// Fatal: the caller never tries again.
+    /// [`StoreError::NoSpace`]: the caller calls again with the same batch once there is room, and
+    /// makes no other change before. Anything else is fatal: the caller never tries again.
     fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError>;
 
     /// Removes every entry after `keep`; all where it is `None`.
@@ -66,6 +70,18 @@ pub trait LogBackend: Send + 'static {
     /// # Errors
     /// When an entry that must be there is not, or is not intact.
     fn read(&mut self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError>;
+
+    /// Called when nothing has been written for a moment: whatever is there only to tell damage from
+    /// a short log is made to say exactly what the log has.
+    ///
+    /// # Errors
+    /// Fatal: the caller never tries again.
+    fn settle(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Bytes of disk the log has, preallocated room included.
+    fn log_bytes(&self) -> u64;
 
     /// Gives back a bounded piece of purged space. Returns whether there is more.
     ///

@@ -25,7 +25,7 @@ use crate::raft_types::{
     Entry, EntryPayload, LeaderId, LogId, Membership, Payload, ReplicaNode, SnapshotMeta, StoredMembership,
     Vote,
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use openraft::vote::RaftLeaderId;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
@@ -268,6 +268,13 @@ pub fn decode_snapshot_meta(bytes: &[u8]) -> Result<SnapshotMeta, CodecError> {
 /// Encodes an entry that follows the envelope whose checksum is `chain`; 0 where there is none.
 #[must_use]
 pub fn encode_entry(entry: &Entry, chain: u32) -> Bytes {
+    let mut out = Vec::new();
+    put_entry(&mut out, entry, chain);
+    Bytes::from(out)
+}
+
+/// Appends the envelope of an entry; returns its checksum, which the next envelope chains to.
+pub(crate) fn put_entry(out: &mut Vec<u8>, entry: &Entry, chain: u32) -> u32 {
     let mut membership_bytes = Vec::new();
     let (kind, payload): (u8, &[u8]) = match &entry.payload {
         EntryPayload::Blank => (KIND_BLANK, &[]),
@@ -278,7 +285,8 @@ pub fn encode_entry(entry: &Entry, chain: u32) -> Bytes {
         }
     };
     let leader = entry.log_id.committed_leader_id();
-    let mut out = BytesMut::with_capacity(ENVELOPE_HEADER_BYTES + payload.len());
+    let start = out.len();
+    out.reserve(ENVELOPE_HEADER_BYTES + payload.len());
     out.extend_from_slice(&ENVELOPE_MAGIC);
     out.extend_from_slice(&[ENVELOPE_VERSION, kind, 0, 0]);
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -287,11 +295,40 @@ pub fn encode_entry(entry: &Entry, chain: u32) -> Bytes {
     out.extend_from_slice(&leader.node_id.to_le_bytes());
     out.extend_from_slice(&entry.log_id.index().to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&out);
+    hasher.update(&out[start..]);
     hasher.update(payload);
-    out.extend_from_slice(&hasher.finalize().to_le_bytes());
+    let checksum = hasher.finalize();
+    out.extend_from_slice(&checksum.to_le_bytes());
     out.extend_from_slice(payload);
-    out.freeze()
+    checksum
+}
+
+/// What the front of an envelope says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EnvelopeFront {
+    pub(crate) log_id: LogId,
+    /// The checksum of the envelope before it.
+    pub(crate) chain: u32,
+    pub(crate) checksum: u32,
+    /// Bytes of the whole envelope.
+    pub(crate) len: usize,
+}
+
+/// Checks the envelope that `bytes` start with, whatever follows it.
+pub(crate) fn check_envelope(bytes: &[u8]) -> Result<EnvelopeFront, CodecError> {
+    let len = envelope_len(bytes)?;
+    let envelope = bytes.get(..len).ok_or(CodecError::Short("the envelope"))?;
+    let checksum = envelope_checksum(envelope)?;
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&envelope[..CRC_OFFSET]);
+    hasher.update(&envelope[ENVELOPE_HEADER_BYTES..]);
+    if hasher.finalize() != checksum {
+        return Err(CodecError::Checksum("the entry"));
+    }
+    let mut reader = Reader(&envelope[12..]);
+    let chain = reader.u32("chain")?;
+    let log_id = read_log_id(&mut reader)?;
+    Ok(EnvelopeFront { log_id, chain, checksum, len })
 }
 
 /// The checksum that the next envelope chains to. The envelope must be whole.
@@ -319,13 +356,8 @@ pub fn decode_entry(envelope: &Bytes) -> Result<(Entry, u32), CodecError> {
     if envelope_len(envelope)? != envelope.len() {
         return Err(CodecError::Invalid("the length"));
     }
+    let EnvelopeFront { log_id, chain, .. } = check_envelope(envelope)?;
     let payload = envelope.slice(ENVELOPE_HEADER_BYTES..);
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&envelope[..CRC_OFFSET]);
-    hasher.update(&payload);
-    if hasher.finalize() != envelope_checksum(envelope)? {
-        return Err(CodecError::Checksum("the entry"));
-    }
     let mut reader = Reader(&envelope[4..]);
     let version = reader.u8("version")?;
     if version != ENVELOPE_VERSION {
@@ -336,9 +368,6 @@ pub fn decode_entry(envelope: &Bytes) -> Result<(Entry, u32), CodecError> {
     if flags != 0 {
         return Err(CodecError::Unknown { field: "flags", value: u64::from(flags) });
     }
-    reader.u32("length")?;
-    let chain = reader.u32("chain")?;
-    let log_id = read_log_id(&mut reader)?;
     let payload = match kind {
         KIND_BLANK if payload.is_empty() => EntryPayload::Blank,
         KIND_APPLICATION => EntryPayload::Normal(Payload(payload)),

@@ -1,73 +1,35 @@
-//! The log on sled.
+//! The log on disk: entries in segment files, vote and floor in a database, the mark beside both.
 //!
-//! One tree per segment of indexes, so that purging drops whole trees: deleting key by key took
-//! thirty times as long and gave nothing back. An entry is cut into pieces, because sled moves a
-//! page larger than a quarter of its segment into a file of its own, which it never flushes.
-//! sled's own flush reaches the kernel, not the disk, so every flush is followed by an `fdatasync`
-//! of its data file, and by one of the high-water file.
+//! A batch is one write into the preallocated room of a segment and one `fdatasync`. A purge removes
+//! whole segments. Where the entries of the retained segments are is kept in memory.
 //!
-//! **Invariant:** the purge floor is durable before the first purged entry is removed; reads honour
-//! it, and what a crash left half done is finished at open.
-//! **Invariant:** the high-water file is lowered before a truncation and raised after a flush.
+//! **Invariant:** the purge floor is durable before the first purged segment is removed; reads
+//! honour it, and what a crash left half done is finished at open.
+//! **Invariant:** the mark is lowered before a truncation and raised only after a flush.
+//! **Invariant:** a batch that found no room can be written again, to the same place.
 
 use crate::backend::{LogBackend, LogFloor, Recovered, WriteBatch};
-use crate::codec::{
-    self, CodecError, Reader, put_log_id_option, put_vote, read_log_id_option, read_vote, seal, unseal,
-};
+use crate::codec;
 use crate::error::{Damage, StoreError};
-use crate::high_water::{HighWater, HighWaterFile};
-use crate::identity::{damaged, file_error, sync_folder};
-use crate::io_thread::contained;
-use crate::memory::entry_bytes;
+use crate::files::FileLayer;
+use crate::high_water::{self, HighWater, HighWaterFile, SLOT_BYTES, SLOTS};
+use crate::identity::{create_folder, damaged, file_error, room_error};
+use crate::meta::MetaDatabase;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, LogId, Vote};
-use crate::store::SNAPSHOT_FOLDER;
-use bytes::{Bytes, BytesMut};
-use std::collections::BTreeSet;
+use crate::segment::{self, DATA_OFFSET, MARKS_OFFSET, ScanError, Scanned, Segment};
+use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-const LOG_FOLDER: &str = "log";
-const META_TREE: &str = "meta";
-const SEGMENT_PREFIX: &str = "log/";
-const KEY_VOTE: &str = "vote";
-const KEY_COMMITTED: &str = "committed";
-const KEY_FLOOR: &str = "floor";
-
-/// sled's unit of file allocation; a page larger than a quarter of it leaves the data file.
-const SLED_SEGMENT_BYTES: usize = 8 << 20;
-/// A sled leaf splits above 16 values and merges with a neighbour of fewer than 4, so a page has
-/// at most about 20 pieces.
-const PIECE_BYTES: usize = 64 << 10;
-const PIECES_IN_PAGE_MAX: usize = 24;
-const _: () = assert!(PIECE_BYTES * PIECES_IN_PAGE_MAX < SLED_SEGMENT_BYTES / 4);
-const KEY_BYTES: usize = 10;
-
-fn database(operation: &'static str) -> impl Fn(sled::Error) -> StoreError {
-    move |source| StoreError::Database { operation, source }
-}
-
-fn key(index: u64, piece: u16) -> [u8; KEY_BYTES] {
-    let mut key = [0; KEY_BYTES];
-    key[..8].copy_from_slice(&index.to_be_bytes());
-    key[8..].copy_from_slice(&piece.to_be_bytes());
-    key
-}
-
-fn index_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))
-}
-
-fn segment_name(segment: u64) -> String {
-    // Fixed width, so that the names sort like the numbers.
-    format!("{SEGMENT_PREFIX}{segment:016x}")
-}
-
-fn segment_number(name: &[u8]) -> Option<u64> {
-    let name = std::str::from_utf8(name).ok()?;
-    u64::from_str_radix(name.strip_prefix(SEGMENT_PREFIX)?, 16).ok()
-}
+pub(crate) const LOG_FOLDER: &str = "log";
+/// Offsets in a segment are four bytes; only the last entry may end behind this.
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+/// One read of a segment.
+const READ_BYTES_MAX: usize = 4 << 20;
 
 /// The end of the log: its last entry, and the checksum the next envelope chains to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,141 +38,76 @@ struct Tip {
     chain: u32,
 }
 
-/// The log on sled. Opened by [`LogBackend::recover`].
-pub struct SledBackend {
+/// The log on disk. Opened by [`LogBackend::recover`].
+pub struct DiskBackend {
     dir: PathBuf,
     options: StoreOptions,
-    open: Option<OpenDatabase>,
+    open: Option<OpenLog>,
 }
 
-struct OpenDatabase {
+/// The segment that is written to.
+struct Active {
+    first_index: u64,
+    file: File,
+    /// Written, not flushed.
+    dirty: bool,
+    mark_slot: u64,
+}
+
+struct OpenLog {
     dir: PathBuf,
-    db: sled::Db,
-    meta: sled::Tree,
-    /// The segment that is written to.
-    current: Option<(u64, sled::Tree)>,
-    segments: BTreeSet<u64>,
+    folder: PathBuf,
+    files: Arc<dyn FileLayer>,
     segment_entries: u64,
-    data_file: File,
+    segment_bytes: u64,
+    meta: MetaDatabase,
     high_water: HighWaterFile,
-    options: StoreOptions,
+    /// By first index.
+    segments: BTreeMap<u64, Segment>,
+    active: Option<Active>,
+    /// The sealed segment that was read last.
+    reading: Option<(u64, File)>,
     vote: Option<Vote>,
+    committed: Option<LogId>,
     floor: Option<LogId>,
     floor_chain: u32,
-    /// The first entry there is; right after the floor, except in a log that starts elsewhere.
-    first_index: u64,
     tip: Tip,
+    sequence: u64,
+    /// The high-water file says less than the log has.
+    unsettled: bool,
+    buffer: Vec<u8>,
+    offsets: Vec<u32>,
 }
 
-impl SledBackend {
-    /// The log in `dir`, which [`SledBackend::create`] made or another process left.
+impl DiskBackend {
+    /// The log in `dir`, which [`DiskBackend::create`] made or another process left.
     #[must_use]
     pub fn new(dir: &Path, options: StoreOptions) -> Self {
-        SledBackend { dir: dir.to_path_buf(), options, open: None }
+        DiskBackend { dir: dir.to_path_buf(), options, open: None }
     }
 
-    /// Creates an empty log in `dir`, complete and durable when this returns.
+    /// Creates an empty log in `dir` that starts after `floor`, complete and durable when this
+    /// returns.
     ///
     /// # Errors
-    /// When a file cannot be made, or entries of an earlier replica are in the folder.
-    pub fn create(dir: &Path, options: &StoreOptions) -> Result<(), StoreError> {
-        let folder = dir.join(LOG_FOLDER);
-        // An interrupted creation is started again; anything that was ever flushed stays. Snapshots
-        // get their folder after creation, so it too says that there was a replica.
-        let flushed = HighWaterFile::open(dir, options.sync.clone())
-            .is_ok_and(|high_water| high_water.value() != HighWater::default());
-        if flushed || dir.join(SNAPSHOT_FOLDER).exists() {
-            let path = dir.join("IDENTITY");
-            return Err(damaged(dir, Damage::FileMissing { path }));
-        }
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder).map_err(|source| file_error("removing", &folder, source))?;
-        }
-        std::fs::create_dir_all(&folder).map_err(|source| file_error("creating", &folder, source))?;
-        let db = open_sled(&folder, options)?;
-        db.open_tree(META_TREE).map_err(database("creating"))?;
-        db.flush().map_err(database("flushing"))?;
-        drop(db);
-        for file in std::fs::read_dir(&folder).map_err(|source| file_error("listing", &folder, source))? {
-            let path = file.map_err(|source| file_error("listing", &folder, source))?.path();
-            File::open(&path)
-                .and_then(|file| file.sync_all())
-                .map_err(|source| file_error("flushing", &path, source))?;
-        }
-        sync_folder(&folder)?;
-        HighWaterFile::create(dir, options.sync.clone())?;
-        sync_folder(dir)
+    /// When a file cannot be made or is there already.
+    pub fn create(dir: &Path, options: &StoreOptions, floor: Option<LogId>) -> Result<(), StoreError> {
+        create_folder(&dir.join(LOG_FOLDER), options.files.as_ref())?;
+        MetaDatabase::create(dir, &options.files, floor)?;
+        HighWaterFile::create(dir, options.files.clone()).map(drop)
     }
 
-    fn opened(&mut self) -> Result<&mut OpenDatabase, StoreError> {
+    fn opened(&mut self) -> Result<&mut OpenLog, StoreError> {
         self.open.as_mut().ok_or_else(|| StoreError::Stopped { reason: "it is not open".to_owned() })
     }
 }
 
-/// A file that ends early or does not add up was written once and is not any more; a system that
-/// refuses to open it says nothing about its content.
-fn speaks_of_damage(error: &sled::Error) -> bool {
-    use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, UnexpectedEof};
-    match error {
-        sled::Error::Io(error) => {
-            matches!(error.kind(), InvalidData | InvalidInput | NotFound | UnexpectedEof)
-        }
-        _ => true,
-    }
-}
-
-/// Threads of a database that this process just closed may hold its lock a moment longer.
-const SLED_LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
-
-fn open_sled(folder: &Path, options: &StoreOptions) -> Result<sled::Db, StoreError> {
-    let started = Instant::now();
-    loop {
-        let opened = sled::Config::new()
-            .path(folder)
-            .cache_capacity(options.cache_bytes_max)
-            .segment_size(SLED_SEGMENT_BYTES)
-            .flush_every_ms(None)
-            .open();
-        match opened {
-            Err(sled::Error::Io(error))
-                if error.to_string().contains("could not acquire lock")
-                    && started.elapsed() < SLED_LOCK_WAIT_MAX =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened.map_err(database("opening")),
-        }
-    }
-}
-
-impl LogBackend for SledBackend {
+impl LogBackend for DiskBackend {
     fn recover(&mut self) -> Result<Recovered, StoreError> {
-        let dir = self.dir.clone();
-        let options = self.options.clone();
-        // sled checks itself by panicking, some of it on threads of its own, and flushes when it is
-        // dropped: a thread of ours takes the panic, and a database that did not verify is left as
-        // it is, for whoever examines it.
-        let opening = std::thread::Builder::new()
-            .name("muster-log-open".to_owned())
-            .spawn(move || contained("opening", || OpenDatabase::open(&dir, options)))
-            .map_err(StoreError::StartThread)?;
-        let opened = opening.join().unwrap_or_else(|panic| {
-            let detail = crate::io_thread::panic_text(panic.as_ref());
-            Err(StoreError::DatabasePanicked { operation: "opening", detail })
-        });
-        match opened {
-            Ok((open, recovered)) => {
-                self.open = Some(open);
-                Ok(recovered)
-            }
-            Err(StoreError::Database { source, operation }) if speaks_of_damage(&source) => {
-                Err(damaged(&self.dir, Damage::Database { detail: format!("{operation}: {source}") }))
-            }
-            Err(StoreError::DatabasePanicked { operation, detail }) => {
-                Err(damaged(&self.dir, Damage::Database { detail: format!("{operation}: {detail}") }))
-            }
-            Err(error) => Err(error),
-        }
+        let mut open = OpenLog::open(&self.dir, &self.options)?;
+        let recovered = open.verify()?;
+        self.open = Some(open);
+        Ok(recovered)
     }
 
     fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError> {
@@ -229,258 +126,363 @@ impl LogBackend for SledBackend {
         self.opened()?.read(start, end, bytes_max)
     }
 
+    fn settle(&mut self) -> Result<(), StoreError> {
+        self.opened()?.settle()
+    }
+
+    fn log_bytes(&self) -> u64 {
+        self.open.as_ref().map_or(0, |open| open.segments.values().map(|segment| segment.len).sum())
+    }
+
     fn tidy(&mut self) -> Result<bool, StoreError> {
-        self.opened()?.drop_one_segment()
+        self.opened()?.remove_one_segment()
     }
 }
 
-/// What the meta tree says.
-#[derive(Default)]
-struct Meta {
-    vote: Option<Vote>,
-    committed: Option<LogId>,
-    floor: Option<LogId>,
-    floor_chain: u32,
-}
-
-fn read_meta<T>(
-    dir: &Path,
-    meta: &sled::Tree,
-    name: &'static str,
-    decode: impl FnOnce(&mut Reader<'_>) -> Result<T, CodecError>,
-) -> Result<Option<T>, StoreError> {
-    let Some(bytes) = meta.get(name).map_err(database("reading"))? else {
-        return Ok(None);
-    };
-    let decoded = unseal(&bytes, name).and_then(|body| decode(&mut Reader(body)));
-    decoded.map(Some).map_err(|error| damaged(dir, Damage::Database { detail: format!("{name}: {error}") }))
-}
-
-impl Meta {
-    fn read(dir: &Path, meta: &sled::Tree) -> Result<Meta, StoreError> {
-        let vote = read_meta(dir, meta, KEY_VOTE, read_vote)?;
-        let committed = read_meta(dir, meta, KEY_COMMITTED, read_log_id_option)?.flatten();
-        let floor = read_meta(dir, meta, KEY_FLOOR, |reader| {
-            Ok((read_log_id_option(reader)?, reader.u32("chain")?))
-        })?;
-        let (floor, floor_chain) = floor.unwrap_or_default();
-        Ok(Meta { vote, committed, floor, floor_chain })
-    }
-}
-
-/// The good prefix of the log, and what follows it.
+/// The good prefix of the log.
 struct Scan {
     tip: Tip,
-    /// Whether the entry the high-water file names is in the good prefix, as it was.
-    high_water_seen: bool,
-    /// Something after the good prefix has to be removed.
-    torn: bool,
-    first_index: Option<u64>,
+    /// Whether the entry the mark names is in the good prefix, as it was.
+    mark_seen: bool,
 }
 
-impl OpenDatabase {
-    fn open(dir: &Path, options: StoreOptions) -> Result<(OpenDatabase, Recovered), StoreError> {
-        let high_water = HighWaterFile::open(dir, options.sync.clone())?;
+/// Opening.
+impl OpenLog {
+    fn open(dir: &Path, options: &StoreOptions) -> Result<OpenLog, StoreError> {
+        let files = options.files.clone();
+        let high_water = HighWaterFile::open(dir, files.clone())?;
         let folder = dir.join(LOG_FOLDER);
-        let data_path = folder.join("db");
-        // sled would silently create what is missing.
-        for path in [data_path.clone(), folder.join("conf")] {
-            if !path.exists() {
-                return Err(damaged(dir, Damage::FileMissing { path }));
-            }
+        if !folder.is_dir() {
+            return Err(damaged(dir, Damage::FileMissing { path: folder }));
         }
-        let db = open_sled(&folder, &options)?;
-        // Never dropped unless it verified: dropping flushes.
-        let db = std::mem::ManuallyDrop::new(db);
-        let meta_tree = db.open_tree(META_TREE).map_err(database("opening"))?;
-        let meta = Meta::read(dir, &meta_tree)?;
-        let data_file = File::open(&data_path).map_err(|source| file_error("opening", &data_path, source))?;
-        let segments = db.tree_names().iter().filter_map(|name| segment_number(name)).collect();
-        let mut open = OpenDatabase {
+        let (meta, found) = MetaDatabase::open(dir, files.clone())?;
+        Ok(OpenLog {
             dir: dir.to_path_buf(),
-            db: (*db).clone(),
-            meta: meta_tree,
-            current: None,
-            segments,
+            folder,
+            files,
             segment_entries: options.segment_entries.max(1),
-            data_file,
+            segment_bytes: options.segment_bytes.min(SEGMENT_BYTES_MAX),
+            meta,
             high_water,
-            options,
-            vote: meta.vote,
-            floor: meta.floor,
-            floor_chain: meta.floor_chain,
-            first_index: meta.floor.map_or(0, |floor| floor.index() + 1),
-            tip: Tip { last: meta.floor, chain: meta.floor_chain },
-        };
-        let verified = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| open.verify(meta.committed)));
-        match verified {
-            Ok(Ok(recovered)) => {
-                drop(std::mem::ManuallyDrop::into_inner(db));
-                Ok((open, recovered))
-            }
-            Ok(Err(error)) => {
-                std::mem::forget(open);
-                Err(error)
-            }
-            Err(panic) => {
-                std::mem::forget(open);
-                Err(StoreError::DatabasePanicked {
-                    operation: "verifying",
-                    detail: crate::io_thread::panic_text(panic.as_ref()),
-                })
-            }
-        }
+            segments: BTreeMap::new(),
+            active: None,
+            reading: None,
+            vote: found.vote,
+            committed: None,
+            floor: found.floor,
+            floor_chain: found.floor_chain,
+            tip: Tip { last: found.floor, chain: found.floor_chain },
+            sequence: 0,
+            unsettled: true,
+            buffer: Vec::new(),
+            offsets: Vec::new(),
+        })
     }
 
     /// Compares what is there with what was once acknowledged, and removes what never was.
-    fn verify(&mut self, committed: Option<LogId>) -> Result<Recovered, StoreError> {
-        let high_water = self.high_water.value();
-        if self.vote < high_water.vote {
+    fn verify(&mut self) -> Result<Recovered, StoreError> {
+        let mut names = segment::list(&self.folder, self.files.as_ref())?;
+        let mark = self.newest_mark(&names);
+        self.sequence = mark.sequence;
+        if self.vote < mark.vote {
             let show = |vote: Option<Vote>| vote.map_or("none".to_owned(), |vote| vote.to_string());
-            let damage = Damage::VoteLost { flushed: show(high_water.vote), found: show(self.vote) };
+            let damage = Damage::VoteLost { flushed: show(mark.vote), found: show(self.vote) };
             return Err(damaged(&self.dir, damage));
         }
-        let scan = self.scan(high_water.last)?;
-        if let Some((flushed, _)) = high_water.last
-            && !scan.high_water_seen
+        if let Some(first_index) = mark.segment
+            && !names.contains(&first_index)
+        {
+            let path = segment::path_of(&self.folder, first_index);
+            return Err(damaged(&self.dir, Damage::FileMissing { path }));
+        }
+        self.drop_purged(&mut names)?;
+        let scan = self.scan(&names, mark.last)?;
+        if let Some((flushed, _)) = mark.last
+            && !scan.mark_seen
         {
             let intact_index = scan.tip.last.map(|last| last.index());
             let damage = Damage::EntriesLost { flushed_index: flushed.index(), intact_index };
             return Err(damaged(&self.dir, damage));
         }
         self.tip = scan.tip;
-        self.first_index = scan.first_index.unwrap_or(self.first_index);
-        if scan.torn {
-            tracing::warn!(last = ?self.tip.last, "entries that were never acknowledged follow the log; removed");
-            self.remove_after(self.tip.last)?;
-        }
-        while self.drop_one_segment()? {}
-        // From here on what was found counts as acknowledged, so the mark has to cover it.
-        self.flush(true)?;
+        self.committed = mark.committed.min(self.tip.last);
+        self.drop_unacknowledged(&names)?;
+        // From here on what was found counts as acknowledged, so the mark has to cover it. It does
+        // before a purged segment that it may name is removed.
+        self.sync_active(true)?;
+        self.unsettled = true;
+        self.settle()?;
+        while self.remove_one_segment()? {}
+        let starts = self.segments.keys().next().copied().unwrap_or_default();
+        let has_entries = self.tip.last != self.floor;
+        let first_index = self.floor.map_or(0, |floor| floor.index() + 1).max(starts);
         Ok(Recovered {
             vote: self.vote,
-            committed: committed.min(self.tip.last),
+            committed: self.committed,
             floor: self.floor,
             last: self.tip.last,
+            first_index: has_entries.then_some(first_index),
         })
     }
 
-    fn scan(&self, high_water: Option<(LogId, u32)>) -> Result<Scan, StoreError> {
-        let mut tip = Tip { last: self.floor, chain: self.floor_chain };
-        let mut high_water_seen = match high_water {
-            None => true,
-            Some((flushed, _)) => self.floor.is_some_and(|floor| floor.index() >= flushed.index()),
-        };
-        let first = self.floor.map_or(0, |floor| floor.index() + 1);
-        let mut torn = false;
-        let mut first_index = None;
-        'segments: for segment in self.segments.range(first / self.segment_entries..) {
-            let tree = self.db.open_tree(segment_name(*segment)).map_err(database("opening"))?;
-            let mut envelopes = Envelopes::new(&tree, first);
-            while let Some((index, envelope)) = envelopes.next_envelope()? {
-                let expected = tip.last.map_or(index, |last| last.index() + 1);
-                let intact = codec::decode_entry(&envelope).ok().filter(|(entry, chain)| {
-                    entry.log_id.index() == index && index == expected && *chain == tip.chain
-                });
-                let Some((entry, _)) = intact else {
-                    torn = true;
-                    break 'segments;
-                };
-                first_index = first_index.or(Some(index));
-                let checksum = codec::envelope_checksum(&envelope).unwrap_or_default();
-                tip = Tip { last: Some(entry.log_id), chain: checksum };
-                high_water_seen |= high_water == Some((entry.log_id, checksum));
-            }
-        }
-        Ok(Scan { tip, high_water_seen, torn, first_index })
+    /// The newest mark, in its own file or in a segment.
+    fn newest_mark(&self, names: &[u64]) -> HighWater {
+        let marks = names.iter().filter_map(|first_index| {
+            let file = File::open(segment::path_of(&self.folder, *first_index)).ok()?;
+            Some(high_water::newest_of(&file, MARKS_OFFSET)?.1)
+        });
+        let own = self.high_water.value();
+        marks.filter(|mark| mark.sequence > own.sequence).max_by_key(|mark| mark.sequence).unwrap_or(own)
     }
 
-    fn segment_of(&self, index: u64) -> u64 {
-        index / self.segment_entries
-    }
-
-    fn segment(&mut self, index: u64) -> Result<&sled::Tree, StoreError> {
-        let segment = self.segment_of(index);
-        let tree = match self.current.take() {
-            Some((current, tree)) if current == segment => tree,
-            _ => self.db.open_tree(segment_name(segment)).map_err(database("opening"))?,
-        };
-        self.segments.insert(segment);
-        Ok(&self.current.insert((segment, tree)).1)
-    }
-
-    fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError> {
-        for entry in &batch.entries {
-            let index = entry.log_id.index();
-            if self.tip.last == self.floor {
-                self.first_index = index;
-            }
-            let envelope = codec::encode_entry(entry, self.tip.chain);
-            let tree = self.segment(index)?;
-            for (piece, bytes) in envelope.chunks(PIECE_BYTES).enumerate() {
-                let piece = u16::try_from(piece).map_err(|_| StoreError::EntryMissing { index })?;
-                tree.insert(key(index, piece), bytes).map_err(database("writing"))?;
-            }
-            let chain = codec::envelope_checksum(&envelope).unwrap_or_default();
-            self.tip = Tip { last: Some(entry.log_id), chain };
-        }
-        if let Some(vote) = &batch.vote {
-            let mut bytes = Vec::new();
-            put_vote(&mut bytes, vote);
-            self.put_meta(KEY_VOTE, bytes)?;
-            self.vote = Some(*vote);
-        }
-        if batch.committed.is_some() {
-            let mut bytes = Vec::new();
-            put_log_id_option(&mut bytes, batch.committed.as_ref());
-            self.put_meta(KEY_COMMITTED, bytes)?;
-        }
-        self.flush(true)
-    }
-
-    fn put_meta(&self, name: &'static str, body: Vec<u8>) -> Result<(), StoreError> {
-        self.meta.insert(name, seal(body)).map(drop).map_err(database("writing"))
-    }
-
-    /// Makes everything written so far durable, then says so in the high-water file.
-    fn flush(&mut self, raise_high_water: bool) -> Result<(), StoreError> {
-        self.db.flush().map_err(database("flushing"))?;
-        self.flush_blobs()?;
-        self.options
-            .sync
-            .sync_data(&self.data_file)
-            .map_err(|source| file_error("flushing", &self.dir.join(LOG_FOLDER).join("db"), source))?;
-        if raise_high_water {
-            self.high_water.write(self.high_water_now())?;
+    /// Removes the segments that lie wholly below the floor, without looking into them.
+    fn drop_purged(&self, names: &mut Vec<u64>) -> Result<(), StoreError> {
+        let Some(floor) = self.floor else { return Ok(()) };
+        while let [first, second, ..] = names[..]
+            && second <= floor.index() + 1
+        {
+            let path = segment::path_of(&self.folder, first);
+            self.files.remove(&path).map_err(|source| file_error("removing", &path, source))?;
+            names.remove(0);
         }
         Ok(())
     }
 
-    fn high_water_now(&self) -> HighWater {
-        // Where the log is empty the floor stands for its end; snapshots vouch for what is below.
-        let last = self.tip.last.filter(|last| Some(*last) != self.floor).map(|last| (last, self.tip.chain));
-        HighWater { last, vote: self.vote }
-    }
-
-    /// Pages are kept too small to leave the data file; should one do so, its file is flushed here.
-    fn flush_blobs(&self) -> Result<(), StoreError> {
-        let folder = self.dir.join(LOG_FOLDER).join("blobs");
-        let Ok(files) = std::fs::read_dir(&folder) else { return Ok(()) };
-        let mut any = false;
-        for file in files.flatten() {
-            any = true;
-            let path = file.path();
-            match File::open(&path) {
-                Ok(file) => self
-                    .options
-                    .sync
-                    .sync_data(&file)
-                    .map_err(|source| file_error("flushing", &path, source))?,
-                Err(source) if source.kind() == std::io::ErrorKind::NotFound => {}
-                Err(source) => return Err(file_error("opening", &path, source)),
+    fn scan(&mut self, names: &[u64], mark: Option<(LogId, u32)>) -> Result<Scan, StoreError> {
+        let floor_index = self.floor.map(|floor| floor.index());
+        let mut scan = Scan { tip: self.tip, mark_seen: true };
+        if let Some((marked, _)) = mark {
+            scan.mark_seen = floor_index >= Some(marked.index());
+        }
+        let mut buffer = Vec::new();
+        for first_index in names {
+            let (scanned, file) = match Segment::scan(&self.folder, *first_index, &mut buffer) {
+                Ok(scanned) => scanned,
+                Err(ScanError::Store(error)) => return Err(error),
+                Err(ScanError::Corrupt(detail)) => {
+                    let path = segment::path_of(&self.folder, *first_index);
+                    return Err(damaged(&self.dir, Damage::FileCorrupt { path, detail }));
+                }
+            };
+            if !self.follows(&scanned, scan.tip) {
+                break;
+            }
+            for (log_id, checksum) in &scanned.entries {
+                if Some(log_id.index()) > floor_index {
+                    scan.tip = Tip { last: Some(*log_id), chain: *checksum };
+                    scan.mark_seen |= mark == Some((*log_id, *checksum));
+                }
+            }
+            let torn = scanned.torn;
+            self.segments.insert(*first_index, scanned.segment);
+            self.active = Some(Active { first_index: *first_index, file, dirty: false, mark_slot: 0 });
+            if torn {
+                break;
             }
         }
-        if any { sync_folder(&folder) } else { Ok(()) }
+        Ok(scan)
+    }
+
+    /// Whether a segment goes on where `tip` ends. Entries below the floor are only stepped over.
+    fn follows(&self, scanned: &Scanned, tip: Tip) -> bool {
+        let first_index = scanned.segment.first_index;
+        let next = tip.last.map(|last| last.index() + 1);
+        match (next, self.floor) {
+            // A log without a floor may start anywhere.
+            (None, _) => scanned.first_chain == 0,
+            (Some(next), _) if first_index == next => scanned.first_chain == tip.chain,
+            // So may one that was purged up to before its start.
+            (Some(next), _) if first_index > next && tip.last == self.floor => {
+                (scanned.first_chain, self.floor_chain) == (0, 0)
+            }
+            (Some(_), Some(floor)) if tip.last == self.floor && first_index <= floor.index() => {
+                let below = (floor.index() - first_index) as usize;
+                match scanned.entries.get(below) {
+                    Some((log_id, checksum)) => *log_id == floor && *checksum == self.floor_chain,
+                    // The log was purged past its end.
+                    None => !scanned.torn,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Cuts what follows the tip: it was never acknowledged.
+    fn drop_unacknowledged(&mut self, names: &[u64]) -> Result<(), StoreError> {
+        for first_index in names.iter().rev().filter(|name| !self.segments.contains_key(name)) {
+            let path = segment::path_of(&self.folder, *first_index);
+            tracing::warn!(path = %path.display(), "a segment that was never acknowledged follows the log; removed");
+            self.files.remove(&path).map_err(|source| file_error("removing", &path, source))?;
+        }
+        if let Some(active) = &self.active
+            && let Some(segment) = self.segments.get_mut(&active.first_index)
+            && segment.written_end > segment.end
+        {
+            tracing::warn!(last = ?self.tip.last, "bytes that were never acknowledged follow the log; removed");
+            segment.cut(segment.next_index(), &active.file, self.files.as_ref())?;
+        }
+        // A log that was purged past its end goes on in a segment of its own.
+        let next = self.tip.last.map(|last| last.index() + 1);
+        let goes_on = |active: &Active| {
+            let end = self.segments.get(&active.first_index).map(Segment::next_index);
+            next.is_none() || end == next
+        };
+        if !self.active.as_ref().is_some_and(goes_on) {
+            self.active = None;
+        }
+        Ok(())
+    }
+}
+
+/// Writing.
+impl OpenLog {
+    fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError> {
+        // What an attempt that found no room had accepted is there already.
+        let mut rest = batch.entries.as_slice();
+        while let [entry, ..] = rest
+            && Some(entry.log_id) <= self.tip.last
+        {
+            rest = &rest[1..];
+        }
+        while !rest.is_empty() {
+            let written = self.write_run(rest)?;
+            rest = &rest[written..];
+        }
+        self.committed = self.committed.max(batch.committed);
+        self.sync_active(false)?;
+        if let Some(vote) = &batch.vote {
+            self.meta.put_vote(vote)?;
+            self.vote = Some(*vote);
+            self.unsettled = true;
+            return self.settle();
+        }
+        self.mark()
+    }
+
+    /// Writes as many of the entries as fit the active segment, at least one, in one piece.
+    fn write_run(&mut self, entries: &[Entry]) -> Result<usize, StoreError> {
+        self.buffer.clear();
+        self.offsets.clear();
+        let [first, ..] = entries else { return Ok(0) };
+        let mut chain = codec::put_entry(&mut self.buffer, first, self.tip.chain);
+        let first_index = first.log_id.index();
+        if !self.has_room(first_index, self.buffer.len() as u64) {
+            self.roll(first_index, self.buffer.len() as u64)?;
+        }
+        let Some((active, segment)) = Self::active(&mut self.active, &mut self.segments) else {
+            return Err(StoreError::EntryMissing { index: first_index });
+        };
+        let room_entries = self.segment_entries.saturating_sub(segment.entries()).max(1);
+        let room_bytes = segment.len.saturating_sub(segment.end);
+        let mut count = 1;
+        // Below the first offset that would not fit four bytes: the segment is not so large.
+        self.offsets.push(segment.end as u32);
+        for entry in entries.iter().take(usize::try_from(room_entries).unwrap_or(usize::MAX)).skip(1) {
+            let start = self.buffer.len();
+            let checksum = codec::put_entry(&mut self.buffer, entry, chain);
+            if self.buffer.len() as u64 > room_bytes {
+                self.buffer.truncate(start);
+                break;
+            }
+            self.offsets.push((segment.end + start as u64) as u32);
+            chain = checksum;
+            count += 1;
+        }
+        let end = segment.end + self.buffer.len() as u64;
+        segment.written_end = segment.written_end.max(end);
+        active.dirty = true;
+        self.files
+            .write_at(&active.file, &segment.path, &self.buffer, segment.end)
+            .map_err(|source| room_error("writing", &segment.path, source))?;
+        segment.accept(&self.offsets, end);
+        self.tip = Tip { last: Some(entries[count - 1].log_id), chain };
+        if self.buffer.capacity() > 2 * READ_BYTES_MAX {
+            self.buffer = Vec::new();
+        }
+        Ok(count)
+    }
+
+    fn active<'a>(
+        active: &'a mut Option<Active>,
+        segments: &'a mut BTreeMap<u64, Segment>,
+    ) -> Option<(&'a mut Active, &'a mut Segment)> {
+        let active = active.as_mut()?;
+        let segment = segments.get_mut(&active.first_index)?;
+        Some((active, segment))
+    }
+
+    fn has_room(&mut self, index: u64, bytes: u64) -> bool {
+        let entries_max = self.segment_entries;
+        Self::active(&mut self.active, &mut self.segments).is_some_and(|(_, segment)| {
+            segment.next_index() == index
+                && segment.entries() < entries_max
+                && segment.end + bytes <= segment.len
+        })
+    }
+
+    /// Closes the active segment and makes one that starts with entry `first_index`.
+    fn roll(&mut self, first_index: u64, bytes: u64) -> Result<(), StoreError> {
+        self.sync_active(false)?;
+        if let Some((active, segment)) = Self::active(&mut self.active, &mut self.segments)
+            && segment.len > segment.end
+        {
+            // What was allocated and is not needed any more goes back.
+            self.files
+                .set_len(&active.file, &segment.path, segment.end)
+                .map_err(|source| file_error("trimming", &segment.path, source))?;
+            segment.len = segment.end;
+        }
+        let len = (DATA_OFFSET + bytes).max(self.segment_bytes);
+        let (segment, file) =
+            Segment::create(&self.folder, first_index, self.tip.chain, len, self.files.as_ref())?;
+        self.segments.insert(first_index, segment);
+        self.active = Some(Active { first_index, file, dirty: false, mark_slot: 0 });
+        self.unsettled = true;
+        self.settle()
+    }
+
+    /// The one flush of the hot path.
+    fn sync_active(&mut self, always: bool) -> Result<(), StoreError> {
+        let Some((active, segment)) = Self::active(&mut self.active, &mut self.segments) else {
+            return Ok(());
+        };
+        if active.dirty || always {
+            self.files
+                .sync_data(&active.file, &segment.path)
+                .map_err(|source| file_error("flushing", &segment.path, source))?;
+            active.dirty = false;
+        }
+        Ok(())
+    }
+
+    fn high_water_now(&mut self) -> HighWater {
+        self.sequence += 1;
+        // Where the log is empty the floor stands for its end; snapshots vouch for what is below.
+        let last = self.tip.last.filter(|last| Some(*last) != self.floor).map(|last| (last, self.tip.chain));
+        let segment = self.active.as_ref().map(|active| active.first_index);
+        HighWater { sequence: self.sequence, last, vote: self.vote, committed: self.committed, segment }
+    }
+
+    /// Says in the active segment how far it is flushed; the next flush of it takes that along.
+    fn mark(&mut self) -> Result<(), StoreError> {
+        let mark = high_water::encode(&self.high_water_now());
+        self.unsettled = true;
+        let Some((active, segment)) = Self::active(&mut self.active, &mut self.segments) else {
+            return self.settle();
+        };
+        active.mark_slot = (active.mark_slot + 1) % SLOTS;
+        let offset = MARKS_OFFSET + active.mark_slot * SLOT_BYTES as u64;
+        let written = self.files.write_at(&active.file, &segment.path, &mark, offset);
+        written.map_err(|source| file_error("marking", &segment.path, source))
+    }
+
+    fn settle(&mut self) -> Result<(), StoreError> {
+        if self.unsettled {
+            let now = self.high_water_now();
+            self.high_water.write(now)?;
+            self.unsettled = false;
+        }
+        Ok(())
     }
 
     fn truncate_after(&mut self, keep: Option<LogId>) -> Result<(), StoreError> {
@@ -488,156 +490,163 @@ impl OpenDatabase {
             return Ok(());
         }
         let keep = keep.max(self.floor);
-        let tip = match keep {
+        self.tip = match keep {
             Some(keep) if Some(keep) != self.floor => {
-                let envelope = self.envelope(keep.index())?;
-                let chain = codec::envelope_checksum(&envelope)
-                    .map_err(|source| StoreError::EntryCorrupt { index: keep.index(), source })?;
-                Tip { last: Some(keep), chain }
+                Tip { last: Some(keep), chain: self.checksum(keep.index())? }
             }
             _ => Tip { last: self.floor, chain: self.floor_chain },
         };
-        self.tip = tip;
-        // Lowered first: a crash in between leaves more than was promised, never less.
-        self.high_water.write(self.high_water_now())?;
-        self.remove_after(tip.last)?;
-        self.flush(false)
-    }
-
-    fn remove_after(&mut self, keep: Option<LogId>) -> Result<(), StoreError> {
+        self.committed = self.committed.min(self.tip.last);
         let first = keep.map_or(0, |keep| keep.index() + 1);
-        self.current = None;
-        let later: Vec<u64> = self.segments.range(self.segment_of(first)..).copied().collect();
-        for segment in later.into_iter().rev() {
-            if segment * self.segment_entries >= first {
-                self.db.drop_tree(segment_name(segment)).map_err(database("truncating"))?;
-                self.segments.remove(&segment);
-                continue;
+        let removed: Vec<u64> = self.segments.range(first..).map(|(first_index, _)| *first_index).collect();
+        let cut = self.segments.range(..first).next_back().map(|(first_index, _)| *first_index);
+        // Its entries may all be below the floor, if the log was purged past its end.
+        let cut = cut.filter(|cut| self.segments[cut].next_index() >= first);
+        self.active = match cut {
+            Some(first_index) => {
+                let file = segment::open_file(&self.segments[&first_index].path)?;
+                Some(Active { first_index, file, dirty: false, mark_slot: 0 })
             }
-            let tree = self.db.open_tree(segment_name(segment)).map_err(database("opening"))?;
-            // From the end backward, so that a crash in between leaves no hole.
-            for found in tree.range(key(first, 0)..).rev() {
-                let (key, _) = found.map_err(database("truncating"))?;
-                tree.remove(key).map_err(database("truncating"))?;
+            None => None,
+        };
+        // Lowered first: a crash in between leaves more than was promised, never less.
+        self.unsettled = true;
+        self.settle()?;
+        // From the end backward, so that a crash in between leaves no hole.
+        for first_index in removed.iter().rev() {
+            if let Some(segment) = self.segments.remove(first_index) {
+                let path = &segment.path;
+                self.files.remove(path).map_err(|source| file_error("truncating", path, source))?;
             }
         }
-        Ok(())
+        self.reading = None;
+        if !removed.is_empty() {
+            crate::identity::sync_folder(&self.folder, self.files.as_ref())?;
+        }
+        match Self::active(&mut self.active, &mut self.segments) {
+            Some((active, segment)) => segment.cut(first, &active.file, self.files.as_ref()),
+            None => Ok(()),
+        }
     }
 
     fn purge(&mut self, floor: LogId) -> Result<(), StoreError> {
         if Some(floor) <= self.floor {
             return Ok(());
         }
+        let starts = self.segments.keys().next().copied().unwrap_or(u64::MAX);
         let inside = self.tip.last.is_some_and(|last| last.index() >= floor.index());
-        let chain = if floor.index() < self.first_index {
-            // Nothing is removed; the first entry chains to what it always did.
-            self.floor_chain
-        } else if inside {
-            let index = floor.index();
-            let envelope = self.envelope(index)?;
-            codec::envelope_checksum(&envelope)
-                .map_err(|source| StoreError::EntryCorrupt { index, source })?
-        } else {
+        let chain = if !inside {
             // Past the end there is nothing to chain to: the next entry starts a new chain.
             0
+        } else if floor.index() < starts {
+            // Nothing is removed; the first entry chains to what it always did.
+            self.floor_chain
+        } else {
+            self.checksum(floor.index())?
         };
-        let mut bytes = Vec::new();
-        put_log_id_option(&mut bytes, Some(&floor));
-        bytes.extend_from_slice(&chain.to_le_bytes());
-        self.put_meta(KEY_FLOOR, bytes)?;
+        self.meta.put_floor(Some(floor), chain)?;
         self.floor = Some(floor);
         self.floor_chain = chain;
-        self.first_index = self.first_index.max(floor.index() + 1);
         if self.tip.last.is_none_or(|last| last.index() <= floor.index()) {
+            if !inside {
+                self.active = None;
+            }
             self.tip = Tip { last: Some(floor), chain };
         }
-        self.flush(true)
+        self.unsettled = true;
+        self.settle()
     }
 
-    /// Drops one segment that lies wholly below the floor. Returns whether there is another.
-    fn drop_one_segment(&mut self) -> Result<bool, StoreError> {
-        let Some(floor) = self.floor else { return Ok(false) };
-        let live = self.segment_of(floor.index() + 1);
-        let Some(segment) = self.segments.first().copied().filter(|segment| *segment < live) else {
-            return Ok(false);
-        };
-        if self.current.as_ref().is_some_and(|(current, _)| *current == segment) {
-            self.current = None;
+    /// Removes one segment that lies wholly below the floor. Returns whether there is another.
+    fn remove_one_segment(&mut self) -> Result<bool, StoreError> {
+        let Some(first_index) = self.purged_segment() else { return Ok(false) };
+        if let Some(segment) = self.segments.remove(&first_index) {
+            let path = &segment.path;
+            // Should a crash bring the name back, the next open removes it again.
+            self.files.remove(path).map_err(|source| file_error("purging", path, source))?;
         }
-        self.db.drop_tree(segment_name(segment)).map_err(database("purging"))?;
-        self.segments.remove(&segment);
-        Ok(self.segments.first().is_some_and(|segment| *segment < live))
+        if self.reading.as_ref().is_some_and(|(reading, _)| *reading == first_index) {
+            self.reading = None;
+        }
+        Ok(self.purged_segment().is_some())
     }
 
-    fn envelope(&mut self, index: u64) -> Result<Bytes, StoreError> {
-        let tree = self.segment(index)?.clone();
-        match Envelopes::new(&tree, index).next_envelope()? {
-            Some((found, envelope)) if found == index => Ok(envelope),
-            _ => Err(StoreError::EntryMissing { index }),
+    fn purged_segment(&self) -> Option<u64> {
+        let floor = self.floor?;
+        let (first_index, segment) = self.segments.first_key_value()?;
+        let is_active = self.active.as_ref().is_some_and(|active| active.first_index == *first_index);
+        (!is_active && segment.next_index() <= floor.index() + 1).then_some(*first_index)
+    }
+}
+
+/// Reading.
+impl OpenLog {
+    /// Where entries stand: their segment, and how many of those before `end` it has within the
+    /// bytes, at least one.
+    fn place(&self, start: u64, end: u64, bytes_max: usize) -> Result<(&Segment, u64, u64), StoreError> {
+        let missing = StoreError::EntryMissing { index: start };
+        let found = self.segments.range(..=start).next_back().map(|(_, segment)| segment);
+        let Some(segment) = found.filter(|segment| start < segment.next_index()) else {
+            return Err(missing);
+        };
+        let end = end.min(segment.next_index());
+        let Some(from) = segment.offset(start) else { return Err(missing) };
+        let mut last = start + 1;
+        while last < end && segment.offset(last).is_some_and(|offset| offset - from < bytes_max as u64) {
+            last += 1;
+        }
+        let Some(to) = segment.offset(last) else { return Err(missing) };
+        Ok((segment, from, to))
+    }
+
+    /// The envelopes of one segment from `start` on.
+    fn read_piece(&mut self, start: u64, end: u64, bytes_max: usize) -> Result<Bytes, StoreError> {
+        let (segment, from, to) = self.place(start, end, bytes_max)?;
+        let (first_index, path) = (segment.first_index, segment.path.clone());
+        let file = match (&self.active, &self.reading) {
+            (Some(active), _) if active.first_index == first_index => &active.file,
+            (_, Some((reading, file))) if *reading == first_index => file,
+            _ => {
+                let file = File::open(&path).map_err(|source| file_error("opening", &path, source))?;
+                &self.reading.insert((first_index, file)).1
+            }
+        };
+        let mut bytes = vec![0; (to - from) as usize];
+        file.read_exact_at(&mut bytes, from).map_err(|source| file_error("reading", &path, source))?;
+        Ok(Bytes::from(bytes))
+    }
+
+    /// The checksum of the envelope of an entry.
+    fn checksum(&mut self, index: u64) -> Result<u32, StoreError> {
+        let envelope = self.read_piece(index, index + 1, 0)?;
+        match codec::check_envelope(&envelope) {
+            Ok(found) if found.log_id.index() == index => Ok(found.checksum),
+            Ok(_) => Err(StoreError::EntryMissing { index }),
+            Err(source) => Err(StoreError::EntryCorrupt { index, source }),
         }
     }
 
     fn read(&mut self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        let bytes_max = bytes_max.min(READ_BYTES_MAX);
         let start = start.max(self.floor.map_or(0, |floor| floor.index() + 1));
         let end = end.min(self.tip.last.map_or(0, |last| last.index() + 1));
         let mut found: Vec<Entry> = Vec::new();
         let mut bytes = 0;
         let mut next = start;
-        while next < end {
-            let segment = self.segment_of(next);
-            let tree = self.db.open_tree(segment_name(segment)).map_err(database("opening"))?;
-            let mut envelopes = Envelopes::new(&tree, next);
-            while next < end && self.segment_of(next) == segment {
-                if bytes >= bytes_max && !found.is_empty() {
-                    return Ok(found);
-                }
-                let Some((index, envelope)) = envelopes.next_envelope()?.filter(|(index, _)| *index == next)
-                else {
+        while next < end && (bytes < bytes_max || found.is_empty()) {
+            let mut piece = self.read_piece(next, end, bytes_max - bytes)?;
+            bytes += piece.len();
+            while !piece.is_empty() {
+                let corrupt = |source| StoreError::EntryCorrupt { index: next, source };
+                let len = codec::envelope_len(&piece).map_err(corrupt)?.min(piece.len());
+                let (entry, _) = codec::decode_entry(&piece.split_to(len)).map_err(corrupt)?;
+                if entry.log_id.index() != next {
                     return Err(StoreError::EntryMissing { index: next });
-                };
-                let (entry, _) = codec::decode_entry(&envelope)
-                    .map_err(|source| StoreError::EntryCorrupt { index, source })?;
-                bytes += entry_bytes(&entry);
+                }
                 found.push(entry);
                 next += 1;
             }
         }
         Ok(found)
-    }
-}
-
-/// Puts the pieces of entries together again.
-struct Envelopes {
-    pieces: sled::Iter,
-    /// The first piece of the next entry, already taken.
-    ahead: Option<(sled::IVec, sled::IVec)>,
-}
-
-impl Envelopes {
-    fn new(tree: &sled::Tree, first: u64) -> Self {
-        Envelopes { pieces: tree.range(key(first, 0)..), ahead: None }
-    }
-
-    /// The next entry's index and whatever bytes it has; its envelope says whether they are whole.
-    fn next_envelope(&mut self) -> Result<Option<(u64, Bytes)>, StoreError> {
-        let mut envelope = BytesMut::new();
-        let mut current = None;
-        loop {
-            let next = match self.ahead.take() {
-                Some(piece) => Some(piece),
-                None => self.pieces.next().transpose().map_err(database("reading"))?,
-            };
-            let Some((key, bytes)) = next else { break };
-            let index = index_of(&key).unwrap_or(u64::MAX);
-            match current {
-                Some(current) if current != index => {
-                    self.ahead = Some((key, bytes));
-                    break;
-                }
-                _ => current = Some(index),
-            }
-            envelope.extend_from_slice(&bytes);
-        }
-        Ok(current.map(|index| (index, envelope.freeze())))
     }
 }

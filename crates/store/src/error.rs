@@ -25,7 +25,7 @@ pub enum Damage {
         detail: String,
     },
     /// The database could not be opened or read.
-    #[error("the log database cannot be read: {detail}")]
+    #[error("the database of votes and floors cannot be read: {detail}")]
     Database {
         /// What the database said.
         detail: String,
@@ -74,8 +74,20 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// There is no room on the disk. Nothing was acknowledged and nothing is lost: it can be tried
+    /// again once there is.
+    #[error("{operation} {path} failed for lack of space")]
+    NoSpace {
+        /// What was tried.
+        operation: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The database refused an operation.
-    #[error("{operation} in the log database failed")]
+    #[error("{operation} in the database failed")]
     Database {
         /// What was tried.
         operation: &'static str,
@@ -84,7 +96,7 @@ pub enum StoreError {
         source: sled::Error,
     },
     /// The database panicked during an operation.
-    #[error("{operation} in the log database panicked: {detail}")]
+    #[error("{operation} in the database panicked: {detail}")]
     DatabasePanicked {
         /// What was tried.
         operation: &'static str,
@@ -109,6 +121,16 @@ pub enum StoreError {
         found: ClusterId,
         /// The cluster that was asked for.
         expected: ClusterId,
+    },
+    /// The data folder belongs to another generation of the cluster.
+    #[error("{dir} belongs to generation {found} of the cluster, not to {expected}")]
+    OtherGeneration {
+        /// The data folder.
+        dir: PathBuf,
+        /// The generation it belongs to.
+        found: u32,
+        /// The generation that was asked for.
+        expected: u32,
     },
     /// The data folder belongs to another replica.
     #[error("{dir} belongs to replica {found}, not to {expected}")]
@@ -135,6 +157,26 @@ pub enum StoreError {
     InUse {
         /// The data folder.
         dir: PathBuf,
+    },
+    /// There is a replica in the folder where one was to be created.
+    #[error("{dir} holds a replica already")]
+    Exists {
+        /// The data folder.
+        dir: PathBuf,
+    },
+    /// The replica has a log, a vote or a snapshot, so that it can adopt nothing.
+    #[error("the replica is not blank, so it cannot become one of generation {generation}")]
+    NotBlank {
+        /// The generation it was to adopt.
+        generation: u32,
+    },
+    /// As much evidence of damage as is kept is there already.
+    #[error("{dir} holds {kept} sets of evidence of damage already; examine and remove some first")]
+    EvidenceFull {
+        /// The data folder.
+        dir: PathBuf,
+        /// Sets of evidence in it.
+        kept: usize,
     },
     /// There is no replica in the folder and creating one was not allowed.
     #[error("{dir} holds no replica")]
@@ -171,6 +213,9 @@ pub enum StoreError {
         /// The limit.
         bytes_max: u64,
     },
+    /// What a new replica was to be made from could not be read.
+    #[error("reading what the replica is created from failed")]
+    CreationSource(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The store was closed, or stopped after a fatal error.
     #[error("the log store is stopped: {reason}")]
     Stopped {
@@ -183,6 +228,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the same can succeed once there is room on the disk.
+    #[must_use]
+    pub fn is_out_of_space(&self) -> bool {
+        matches!(self, StoreError::NoSpace { .. })
+    }
+
     /// What an operator can do about it, where there is something to do.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
@@ -205,9 +256,12 @@ impl StoreError {
     }
 }
 
-/// For openraft, whose storage traits speak `io::Error`.
+/// For openraft, whose storage traits speak `io::Error`. A lack of space stays visible as the kind.
 impl From<StoreError> for std::io::Error {
     fn from(error: StoreError) -> Self {
+        if error.is_out_of_space() {
+            return std::io::Error::new(std::io::ErrorKind::StorageFull, error);
+        }
         std::io::Error::other(error)
     }
 }

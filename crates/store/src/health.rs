@@ -2,6 +2,13 @@
 //!
 //! **Invariant:** a flush that hangs is seen without the thread that hangs in it.
 
+use crate::options::StoreOptions;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
 /// How much room the disk has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Space {
@@ -30,4 +37,200 @@ pub struct StorageHealth {
     pub flush_slowest_ms: u64,
     /// Bytes of disk the log has, preallocated room included.
     pub log_bytes: u64,
+}
+
+/// Flushes of so many seconds count for [`StorageHealth::flush_slowest_ms`], and of so many before.
+const SLOWEST_WINDOW: Duration = Duration::from_secs(10);
+/// A flush counts one part in so many for the mean.
+const MEAN_WEIGHT: u64 = 16;
+/// A reserve that was touched has to be exceeded by one part in so many before it counts as whole
+/// again, so that the report does not flutter.
+const RETURN_MARGIN: u64 = 8;
+
+#[derive(Debug)]
+struct Flushes {
+    mean_us: u64,
+    slowest_us: u64,
+    slowest_before_us: u64,
+    window_started: Instant,
+}
+
+/// What the storage thread, the watchdog and whoever asks share.
+pub(crate) struct Health {
+    base: Instant,
+    /// Microseconds after `base` at which the running flush started; 0 when none runs.
+    flush_started_us: AtomicU64,
+    flushes: Mutex<Flushes>,
+    /// Grows with every operation of the storage thread.
+    pub(crate) operations: AtomicU64,
+    pub(crate) log_bytes: AtomicU64,
+    /// The mark is behind the log.
+    pub(crate) unsettled: AtomicBool,
+    /// Entries wait for space.
+    pub(crate) held: AtomicBool,
+    /// A write found no room, and none has found any since.
+    refused: AtomicBool,
+    full: AtomicBool,
+    published: watch::Sender<StorageHealth>,
+    watchdog: OnceLock<Thread>,
+    watchdog_sleeps: AtomicBool,
+    pub(crate) closed: AtomicBool,
+}
+
+impl Health {
+    pub(crate) fn new() -> Self {
+        let base = Instant::now();
+        let flushes = Flushes { mean_us: 0, slowest_us: 0, slowest_before_us: 0, window_started: base };
+        Health {
+            base,
+            flush_started_us: AtomicU64::new(0),
+            flushes: Mutex::new(flushes),
+            operations: AtomicU64::new(0),
+            log_bytes: AtomicU64::new(0),
+            unsettled: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            published: watch::Sender::new(StorageHealth::default()),
+            watchdog: OnceLock::new(),
+            watchdog_sleeps: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<StorageHealth> {
+        self.published.subscribe()
+    }
+
+    fn elapsed_us(&self) -> u64 {
+        u64::try_from(self.base.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn flush_begins(&self) {
+        self.flush_started_us.store(self.elapsed_us().max(1), Ordering::SeqCst);
+        self.operations.fetch_add(1, Ordering::SeqCst);
+        if self.watchdog_sleeps.swap(false, Ordering::SeqCst) {
+            self.wake_watchdog();
+        }
+    }
+
+    pub(crate) fn flush_ends(&self) {
+        let started = self.flush_started_us.swap(0, Ordering::SeqCst);
+        let took_us = self.elapsed_us().saturating_sub(started);
+        let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        flushes.turn_window();
+        flushes.slowest_us = flushes.slowest_us.max(took_us);
+        flushes.mean_us = match flushes.mean_us {
+            0 => took_us,
+            mean_us => (mean_us * (MEAN_WEIGHT - 1) + took_us) / MEAN_WEIGHT,
+        };
+    }
+
+    /// For how long the running flush has been running.
+    pub(crate) fn flushing_ms(&self) -> Option<u64> {
+        match self.flush_started_us.load(Ordering::SeqCst) {
+            0 => None,
+            started => Some(self.elapsed_us().saturating_sub(started) / 1_000),
+        }
+    }
+
+    /// Whether entries are held.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::SeqCst)
+    }
+
+    /// A write found no room.
+    pub(crate) fn refused(&self) {
+        self.refused.store(true, Ordering::SeqCst);
+        self.full.store(true, Ordering::SeqCst);
+        self.published
+            .send_if_modified(|health| std::mem::replace(&mut health.space, Space::Full) != Space::Full);
+    }
+
+    /// Whether the last write found no room.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.refused.load(Ordering::SeqCst)
+    }
+
+    /// A write found room again.
+    pub(crate) fn accepted(&self) {
+        self.refused.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn free_bytes_found(&self, free_bytes: u64, options: &StoreOptions) {
+        let above = |reserve: u64, touched: bool| {
+            let margin = if touched { reserve / RETURN_MARGIN } else { 0 };
+            free_bytes >= reserve.saturating_add(margin)
+        };
+        let before = self.published.borrow().space;
+        let space = if self.refused.load(Ordering::SeqCst)
+            || !above(options.space_hard_bytes, before == Space::Full)
+        {
+            Space::Full
+        } else if !above(options.space_soft_bytes, before != Space::Enough) {
+            Space::Low
+        } else {
+            Space::Enough
+        };
+        self.full.store(space == Space::Full, Ordering::SeqCst);
+        self.published.send_if_modified(|health| {
+            let changed = health.space != space || health.free_bytes != free_bytes;
+            health.free_bytes = free_bytes;
+            health.space = space;
+            changed
+        });
+    }
+
+    /// Publishes what changes all the time; called by the watchdog.
+    pub(crate) fn publish(&self, stall_ms: u64) {
+        let stalled_ms = self.flushing_ms().filter(|running| *running >= stall_ms);
+        let log_bytes = self.log_bytes.load(Ordering::SeqCst);
+        let (flush_mean_us, flush_slowest_ms) = {
+            let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+            flushes.turn_window();
+            (flushes.mean_us, flushes.slowest_us.max(flushes.slowest_before_us) / 1_000)
+        };
+        self.published.send_if_modified(|health| {
+            let now = StorageHealth { stalled_ms, flush_mean_us, flush_slowest_ms, log_bytes, ..*health };
+            std::mem::replace(health, now) != now
+        });
+    }
+
+    pub(crate) fn set_watchdog(&self, thread: Thread) {
+        let _ = self.watchdog.set(thread);
+    }
+
+    pub(crate) fn wake_watchdog(&self) {
+        if let Some(watchdog) = self.watchdog.get() {
+            watchdog.unpark();
+        }
+    }
+
+    /// Whether nothing goes on that the watchdog has to look at closely.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.flush_started_us.load(Ordering::SeqCst) == 0
+            && !self.unsettled.load(Ordering::SeqCst)
+            && !self.held.load(Ordering::SeqCst)
+    }
+
+    /// Lets the next flush wake the watchdog. Returns whether it may sleep.
+    pub(crate) fn watchdog_may_sleep(&self) -> bool {
+        self.watchdog_sleeps.store(true, Ordering::SeqCst);
+        let quiet = self.is_quiet();
+        if !quiet {
+            self.watchdog_sleeps.store(false, Ordering::SeqCst);
+        }
+        quiet
+    }
+}
+
+impl Flushes {
+    fn turn_window(&mut self) {
+        let age = self.window_started.elapsed();
+        if age >= SLOWEST_WINDOW {
+            self.slowest_before_us = if age < SLOWEST_WINDOW * 2 { self.slowest_us } else { 0 };
+            self.slowest_us = 0;
+            self.window_started = Instant::now();
+        }
+    }
 }

@@ -1,26 +1,32 @@
-//! Whose data folder this is, and that only one process has it open.
+//! Whose data folder this is, which life of the cluster it belongs to, and that only one process has it open.
 //!
 //! A replica that started on an empty or a foreign folder would vote as if it had promised nothing.
-//! So the folder names its cluster and replica, creating one is something the operator allows, and
-//! the file is written last: a folder with it is complete.
+//! So the folder names its cluster, the generation of it and the replica; creating one is something
+//! the operator allows, and the file is written last: a folder with it is complete.
 //!
-//! **Invariant:** a folder is never opened as another cluster or replica than it was created for.
+//! Whether the folder is a rebuild stands in the same file: were it one of its own, losing that file
+//! would give the replica its vote back.
+//!
+//! **Invariant:** a folder is never opened as another cluster, generation or replica than it was
+//! created for.
+//! **Invariant:** a folder beside which evidence of damage is kept is only ever created as a rebuild.
 
 use crate::codec::{CodecError, Reader, seal, unseal};
 use crate::error::{Damage, StoreError};
-use crate::options::FileSync;
+use crate::files::{FileLayer, is_out_of_space};
 use muster_types::{ClusterId, ReplicaId};
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 
 /// The on-disk format this release writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
 /// The generation of a cluster that was never recovered.
 pub const FIRST_GENERATION: u32 = 1;
 const MAGIC: [u8; 8] = *b"MUSTERID";
-const IDENTITY_FILE: &str = "IDENTITY";
-const LOCK_FILE: &str = "LOCK";
+pub(crate) const IDENTITY_FILE: &str = "IDENTITY";
+pub(crate) const LOCK_FILE: &str = "LOCK";
 
 /// Whose data a folder holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +35,17 @@ pub struct Identity {
     pub cluster_id: ClusterId,
     /// The replica.
     pub replica_id: ReplicaId,
-    /// The generation of the cluster.
+    /// The generation of the cluster: [`FIRST_GENERATION`], and one more each time the cluster was
+    /// raised again from a survivor or a backup.
     pub generation: u32,
 }
 
-/// The folder was emptied and is being rebuilt from the peers.
+/// The folder was emptied and is being rebuilt from the peers: it may have forgotten promises that
+/// it made under this id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rejoin {
-    /// From which membership entry on it may vote.
+    /// The replica may vote once a membership entry with this Raft index or a later one is in its
+    /// log. While it is unknown the replica neither votes nor accepts entries.
     pub from_index: Option<u64>,
 }
 
@@ -48,10 +57,21 @@ pub enum OpenMode {
     Existing,
     /// Open what is there, create what is not.
     CreateIfMissing,
+    /// Open what is there; create what is not as a rebuild, with [`Rejoin`] set.
+    RebuildIfMissing,
 }
 
 pub(crate) fn file_error(operation: &'static str, path: &Path, source: std::io::Error) -> StoreError {
     StoreError::File { operation, path: path.to_path_buf(), source }
+}
+
+/// For what can be tried again once there is room.
+pub(crate) fn room_error(operation: &'static str, path: &Path, source: std::io::Error) -> StoreError {
+    if is_out_of_space(&source) {
+        StoreError::NoSpace { operation, path: path.to_path_buf(), source }
+    } else {
+        file_error(operation, path, source)
+    }
 }
 
 pub(crate) fn damaged(dir: &Path, damage: Damage) -> StoreError {
@@ -59,27 +79,53 @@ pub(crate) fn damaged(dir: &Path, damage: Damage) -> StoreError {
 }
 
 /// Makes the names in a folder durable.
-pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|source| file_error("flushing the folder", path, source))
+pub(crate) fn sync_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
+    files.sync_folder(path).map_err(|source| file_error("flushing the folder", path, source))
+}
+
+/// Creates a folder and whatever of its parents is missing, durably.
+pub(crate) fn create_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
+    let missing: Vec<&Path> = path
+        .ancestors()
+        .filter(|ancestor| !ancestor.as_os_str().is_empty())
+        .take_while(|ancestor| !ancestor.exists())
+        .collect();
+    for folder in missing.into_iter().rev() {
+        match std::fs::create_dir(folder) {
+            Ok(()) => {}
+            Err(source) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(file_error("creating", folder, source)),
+        }
+        sync_folder(parent_of(folder), files)?;
+    }
+    Ok(())
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes a whole file so that after a crash it is there completely or not at all.
 pub(crate) fn write_file_atomically(
     path: &Path,
     content: &[u8],
-    sync: &dyn FileSync,
+    files: &dyn FileLayer,
 ) -> Result<(), StoreError> {
     let temporary = path.with_extension("tmp");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(content)?;
-        sync.sync_data(&file)?;
-        std::fs::rename(&temporary, path)
+    let prepare = || -> std::io::Result<File> {
+        if temporary.exists() {
+            files.remove(&temporary)?;
+        }
+        let file = files.create(&temporary)?;
+        files.write_at(&file, &temporary, content, 0)?;
+        Ok(file)
     };
-    write().map_err(|source| file_error("writing", path, source))?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
+    let file = prepare().map_err(|source| room_error("writing", path, source))?;
+    files
+        .sync_data(&file, &temporary)
+        .and_then(|()| files.rename(&temporary, path))
+        .map_err(|source| file_error("writing", path, source))?;
+    sync_folder(parent_of(path), files)
 }
 
 /// Holds the folder for this process; released when dropped, and by the system when the process dies.
@@ -105,11 +151,18 @@ fn identity_path(dir: &Path) -> PathBuf {
     dir.join(IDENTITY_FILE)
 }
 
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) identity: Identity,
+    pub(crate) rejoin: Option<Rejoin>,
+}
+
 /// What a folder says it is; the format is read before anything that a later format may change.
 enum Found {
     Nothing,
     Newer(u32),
-    Identity(Identity),
+    Record(Record),
 }
 
 fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
@@ -123,15 +176,29 @@ fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
     }
     let cluster_id = ClusterId(reader.u128("cluster")?);
     let replica_id = ReplicaId(reader.u64("replica")?);
+    let generation = reader.u32("generation")?;
+    let rejoin = if reader.bool("rejoin")? {
+        let known = reader.bool("the first index")?;
+        let from_index = reader.u64("the first index")?;
+        Some(Rejoin { from_index: known.then_some(from_index) })
+    } else {
+        None
+    };
     reader.end()?;
-    Ok(Found::Identity(Identity { cluster_id, replica_id, generation: FIRST_GENERATION }))
+    Ok(Found::Record(Record { identity: Identity { cluster_id, replica_id, generation }, rejoin }))
 }
 
-fn encode(identity: Identity, format: u32) -> Vec<u8> {
+fn encode(record: &Record, format: u32) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend_from_slice(&format.to_le_bytes());
-    out.extend_from_slice(&identity.cluster_id.0.to_le_bytes());
-    out.extend_from_slice(&identity.replica_id.0.to_le_bytes());
+    out.extend_from_slice(&record.identity.cluster_id.0.to_le_bytes());
+    out.extend_from_slice(&record.identity.replica_id.0.to_le_bytes());
+    out.extend_from_slice(&record.identity.generation.to_le_bytes());
+    out.push(u8::from(record.rejoin.is_some()));
+    if let Some(rejoin) = record.rejoin {
+        out.push(u8::from(rejoin.from_index.is_some()));
+        out.extend_from_slice(&rejoin.from_index.unwrap_or_default().to_le_bytes());
+    }
     seal(out)
 }
 
@@ -145,50 +212,105 @@ fn read(dir: &Path) -> Result<Found, StoreError> {
     }
 }
 
-/// Whether the folder holds this replica; refuses any other. `false` where it holds none yet.
-pub(crate) fn check(dir: &Path, expected: Identity) -> Result<bool, StoreError> {
-    let found = match read(dir)? {
-        Found::Nothing => return Ok(false),
+/// Whose folder this is; `None` where it holds no replica yet.
+pub(crate) fn found_in(dir: &Path) -> Result<Option<Record>, StoreError> {
+    match read(dir)? {
+        Found::Nothing => Ok(None),
         Found::Newer(found) => {
-            return Err(StoreError::NewerFormat { dir: dir.to_path_buf(), found, supported: FORMAT_VERSION });
+            Err(StoreError::NewerFormat { dir: dir.to_path_buf(), found, supported: FORMAT_VERSION })
         }
-        Found::Identity(found) => found,
-    };
+        Found::Record(record) => Ok(Some(record)),
+    }
+}
+
+/// The folder's record when it holds this replica; refuses any other. `None` where it holds none yet.
+pub(crate) fn check(dir: &Path, expected: Identity) -> Result<Option<Record>, StoreError> {
+    let Some(record) = found_in(dir)? else { return Ok(None) };
+    let found = record.identity;
+    let dir = dir.to_path_buf();
     if found.cluster_id != expected.cluster_id {
-        return Err(StoreError::OtherCluster {
-            dir: dir.to_path_buf(),
-            found: found.cluster_id,
-            expected: expected.cluster_id,
-        });
+        let (found, expected) = (found.cluster_id, expected.cluster_id);
+        return Err(StoreError::OtherCluster { dir, found, expected });
     }
     if found.replica_id != expected.replica_id {
-        return Err(StoreError::OtherReplica {
-            dir: dir.to_path_buf(),
-            found: found.replica_id,
-            expected: expected.replica_id,
-        });
+        let (found, expected) = (found.replica_id, expected.replica_id);
+        return Err(StoreError::OtherReplica { dir, found, expected });
     }
-    Ok(true)
+    if found.generation != expected.generation {
+        let (found, expected) = (found.generation, expected.generation);
+        return Err(StoreError::OtherGeneration { dir, found, expected });
+    }
+    Ok(Some(record))
 }
 
 /// Marks the folder as complete. Called last at creation.
-pub(crate) fn write(dir: &Path, identity: Identity, sync: &dyn FileSync) -> Result<(), StoreError> {
-    write_file_atomically(&identity_path(dir), &encode(identity, FORMAT_VERSION), sync)
+pub(crate) fn write(dir: &Path, record: &Record, files: &dyn FileLayer) -> Result<(), StoreError> {
+    write_file_atomically(&identity_path(dir), &encode(record, FORMAT_VERSION), files)
+}
+
+/// The record of an open folder. Clones share it.
+#[derive(Clone)]
+pub(crate) struct IdentityFile(Arc<Inner>);
+
+struct Inner {
+    /// `None` in memory.
+    place: Option<(PathBuf, Arc<dyn FileLayer>)>,
+    record: Mutex<Record>,
+    rejoin: watch::Sender<Option<Rejoin>>,
+}
+
+impl IdentityFile {
+    pub(crate) fn new(record: Record, place: Option<(PathBuf, Arc<dyn FileLayer>)>) -> Self {
+        let rejoin = watch::Sender::new(record.rejoin);
+        IdentityFile(Arc::new(Inner { place, record: Mutex::new(record), rejoin }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.0.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.lock().identity
+    }
+
+    pub(crate) fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
+        self.0.rejoin.subscribe()
+    }
+
+    /// Changes the record, durably; it is seen only once it is.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Record)) -> Result<(), StoreError> {
+        let mut record = self.lock();
+        let mut changed = *record;
+        change(&mut changed);
+        if changed == *record {
+            return Ok(());
+        }
+        if let Some((dir, files)) = &self.0.place {
+            write(dir, &changed, files.as_ref())?;
+        }
+        *record = changed;
+        self.0.rejoin.send_if_modified(|rejoin| std::mem::replace(rejoin, changed.rejoin) != changed.rejoin);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::SyncData;
+    use crate::files::SystemFiles;
 
-    const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1), generation: 1 };
+    const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1), generation: 3 };
+
+    fn record(identity: Identity) -> Record {
+        Record { identity, rejoin: None }
+    }
 
     #[test]
-    fn another_cluster_or_replica_or_a_newer_format_is_refused() {
+    fn another_cluster_generation_or_replica_or_a_newer_format_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!check(dir.path(), OURS).unwrap());
-        write(dir.path(), OURS, &SyncData).unwrap();
-        assert!(check(dir.path(), OURS).unwrap());
+        assert!(check(dir.path(), OURS).unwrap().is_none());
+        write(dir.path(), &record(OURS), &SystemFiles).unwrap();
+        assert_eq!(check(dir.path(), OURS).unwrap(), Some(record(OURS)));
         let other = Identity { cluster_id: ClusterId(8), ..OURS };
         let refusal = check(dir.path(), other).unwrap_err();
         assert!(matches!(
@@ -201,18 +323,41 @@ mod tests {
             refusal,
             StoreError::OtherReplica { found: ReplicaId(1), expected: ReplicaId(2), .. }
         ));
-        std::fs::write(identity_path(dir.path()), encode(OURS, FORMAT_VERSION + 1)).unwrap();
+        let other = Identity { generation: 4, ..OURS };
+        let refusal = check(dir.path(), other).unwrap_err();
+        assert!(matches!(refusal, StoreError::OtherGeneration { found: 3, expected: 4, .. }));
+        std::fs::write(identity_path(dir.path()), encode(&record(OURS), FORMAT_VERSION + 1)).unwrap();
         let refusal = check(dir.path(), OURS).unwrap_err();
         assert!(matches!(refusal, StoreError::NewerFormat { found: 2, supported: 1, .. }));
     }
 
     #[test]
-    fn a_changed_identity_file_is_damage() {
+    fn every_flipped_bit_of_the_identity_file_is_damage() {
         let dir = tempfile::tempdir().unwrap();
-        let mut bytes = encode(OURS, FORMAT_VERSION);
-        bytes[13] ^= 1;
-        std::fs::write(identity_path(dir.path()), bytes).unwrap();
-        assert!(matches!(check(dir.path(), OURS), Err(StoreError::Damaged { .. })));
+        let rebuilt = Record { identity: OURS, rejoin: Some(Rejoin { from_index: Some(9) }) };
+        for bytes in [encode(&record(OURS), FORMAT_VERSION), encode(&rebuilt, FORMAT_VERSION)] {
+            for bit in 0..bytes.len() * 8 {
+                let mut flipped = bytes.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                std::fs::write(identity_path(dir.path()), flipped).unwrap();
+                assert!(matches!(check(dir.path(), OURS), Err(StoreError::Damaged { .. })), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_is_durable_before_it_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &record(OURS), &SystemFiles).unwrap();
+        let files: Arc<dyn FileLayer> = Arc::new(SystemFiles);
+        let file = IdentityFile::new(record(OURS), Some((dir.path().to_path_buf(), files)));
+        let rejoin = Some(Rejoin { from_index: None });
+        file.change(|record| record.rejoin = rejoin).unwrap();
+        assert_eq!(*file.rejoin().borrow(), rejoin);
+        assert_eq!(found_in(dir.path()).unwrap().unwrap().rejoin, rejoin);
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        file.change(|record| record.rejoin = None).unwrap_err();
+        assert_eq!(*file.rejoin().borrow(), rejoin);
     }
 
     #[test]

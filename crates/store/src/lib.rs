@@ -1,9 +1,9 @@
-//! Raft log, vote and snapshots on sled, and an in-memory twin; one conformance suite for both.
+//! Raft log, vote and snapshots on disk, and an in-memory twin; one conformance suite for both.
 //!
 //! What a replica promised its peers must still be true after a crash, and what the disk lost must
 //! never look like something that was never written. So every record carries a checksum that
-//! chains to its predecessor, a small file beside the database says how far the log was once
-//! flushed, and opening with less than that is *damage*, never a short log.
+//! chains to its predecessor, a mark says how far the log was once flushed, and opening with less
+//! than that is *damage*, never a short log.
 //!
 //! **Invariant:** nothing is acknowledged before it would survive a power cut.
 //! **Invariant:** a replica whose storage is damaged does not open in its old identity.
@@ -14,28 +14,33 @@ mod backend;
 mod codec;
 mod disk;
 mod error;
+mod files;
 mod health;
 mod high_water;
 mod identity;
 mod io_thread;
 mod log_store;
 mod memory;
+mod meta;
 mod options;
 mod raft_types;
+mod segment;
 mod snapshot;
 mod store;
+mod watch;
 
 pub use backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 pub use codec::{
     CodecError, ENVELOPE_HEADER_BYTES, decode_entry, decode_snapshot_meta, encode_entry, encode_snapshot_meta,
 };
-pub use disk::SledBackend;
+pub use disk::DiskBackend;
 pub use error::{Damage, StoreError};
+pub use files::{FileLayer, SystemFiles};
 pub use health::{Space, StorageHealth};
 pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Identity, OpenMode, Rejoin};
-pub use log_store::{FlushProgress, LogReader, LogStore};
+pub use log_store::{FlushProgress, LogEntries, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};
-pub use options::{FatalHandler, FileSync, StoreOptions, SyncData, abort_on_fatal};
+pub use options::{FatalHandler, StoreOptions, abort_on_fatal};
 pub use raft_types::{
     Entry, EntryPayload, LeaderId, LogId, Membership, Payload, RaftConfig, ReplicaNode, SnapshotMeta,
     StoredMembership, Vote,

@@ -6,16 +6,19 @@
 
 use crate::backend::{LogBackend, Recovered};
 use crate::error::StoreError;
+use crate::health::{Health, StorageHealth};
 use crate::identity::FolderLock;
 use crate::io_thread::{IoThread, Operation, contained};
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, LogId, RaftConfig, Vote};
+use crate::watch::Watchdog;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -37,6 +40,10 @@ struct State {
     /// What of `committed` the disk has or is about to have.
     committed_written: Option<LogId>,
     floor: Option<LogId>,
+    /// The floor that was asked for; more is kept while a purge is held back.
+    asked_floor: Option<LogId>,
+    /// Nothing after this is purged.
+    purge_hold: Option<u64>,
     /// The first entry there is; right after the floor, except in a log that starts elsewhere.
     first_index: u64,
     last: Option<LogId>,
@@ -48,11 +55,18 @@ struct State {
     failed: Option<String>,
 }
 
-/// What the storage thread and the store share.
+/// A purge that nothing holds back any more.
+pub(crate) enum DuePurge {
+    Through(LogId),
+    /// A part of what was asked for; the entry there says its whole id.
+    ThroughIndex(u64),
+}
+
+/// What the storage thread, the watchdog and the store share.
 pub(crate) struct Shared {
+    pub(crate) health: Health,
     state: Mutex<State>,
     progress: watch::Sender<FlushProgress>,
-    health: watch::Sender<crate::health::StorageHealth>,
 }
 
 impl Shared {
@@ -101,6 +115,34 @@ impl Shared {
         });
     }
 
+    pub(crate) fn is_durable(&self, index: u64) -> bool {
+        self.lock().durable.is_some_and(|durable| durable.index() >= index)
+    }
+
+    pub(crate) fn due_purge(&self) -> Option<DuePurge> {
+        let state = self.lock();
+        let asked = state.asked_floor?;
+        let index = asked.index().min(state.purge_hold.unwrap_or(u64::MAX));
+        let durable = state.durable.is_some_and(|durable| durable.index() >= index);
+        if !durable || state.floor.is_some_and(|floor| floor.index() >= index) {
+            None
+        } else if index == asked.index() {
+            Some(DuePurge::Through(asked))
+        } else {
+            // A log that starts after the hold has nothing to purge yet.
+            (index >= state.first_index).then_some(DuePurge::ThroughIndex(index))
+        }
+    }
+
+    pub(crate) fn purged(&self, floor: LogId) {
+        self.lock().purged(floor);
+    }
+
+    pub(crate) fn forget_purge(&self) {
+        let mut state = self.lock();
+        state.asked_floor = state.floor;
+    }
+
     pub(crate) fn voted(&self, vote: Vote) {
         self.lock().vote = Some(vote);
     }
@@ -127,25 +169,97 @@ impl LogStore {
     /// # Errors
     /// What the backend found at open; see [`StoreError::Damaged`].
     pub fn open(backend: impl LogBackend, options: StoreOptions) -> Result<LogStore, StoreError> {
-        LogStore::open_locked(backend, options, None)
+        LogStore::open_locked(backend, options, Path::new("."), None)
     }
 
+    /// `dir` is on the disk whose free space counts.
     pub(crate) fn open_locked(
         mut backend: impl LogBackend,
         options: StoreOptions,
+        dir: &Path,
         lock: Option<FolderLock>,
     ) -> Result<LogStore, StoreError> {
         let recovered = contained("opening", || backend.recover())?;
-        let shared = Arc::new(Shared::new(&recovered));
+        let shared = Arc::new(Shared::new(&recovered, &options));
         let (queue, operations) = mpsc::channel(options.queue_depth_max.max(1));
         let read_bytes_max = options.read_bytes_max;
-        let thread =
-            IoThread { backend, queue: operations, shared: Arc::clone(&shared), options, failed: None, lock };
-        std::thread::Builder::new()
-            .name("muster-log-io".to_owned())
-            .spawn(move || thread.run())
+        let watchdog = Watchdog {
+            shared: Arc::clone(&shared),
+            queue: queue.downgrade(),
+            options: options.clone(),
+            dir: dir.to_path_buf(),
+        };
+        watchdog.look();
+        let thread = IoThread::new(backend, operations, Arc::clone(&shared), options, lock);
+        let watching = std::thread::Builder::new()
+            .name("muster-log-watch".to_owned())
+            .spawn(move || watchdog.run())
             .map_err(StoreError::StartThread)?;
+        shared.health.set_watchdog(watching.thread().clone());
+        let started =
+            std::thread::Builder::new().name("muster-log-io".to_owned()).spawn(move || thread.run());
+        if let Err(error) = started {
+            shared.health.closed.store(true, std::sync::atomic::Ordering::SeqCst);
+            return Err(StoreError::StartThread(error));
+        }
         Ok(LogStore { shared, queue, read_bytes_max })
+    }
+
+    /// How the storage is doing, as it changes.
+    #[must_use]
+    pub fn health(&self) -> watch::Receiver<StorageHealth> {
+        self.shared.health.subscribe()
+    }
+
+    /// From now on no entry with a Raft index after `hold` is purged: somebody else does not have it
+    /// yet. A purge that asks for more is remembered, and goes on as the hold moves. `None` holds
+    /// nothing back.
+    ///
+    /// A purge past the end of the log, which makes room for a snapshot that replaces all of it, is
+    /// not held back: what follows the snapshot could not be appended.
+    pub fn hold_purge(&self, hold: Option<u64>) {
+        self.shared.lock().purge_hold = hold;
+        // With no room in line, the storage thread sees it after whatever it does next.
+        let _ = self.queue.try_send(Operation::Poke);
+    }
+
+    /// The first entry the log still has, if it has any.
+    #[must_use]
+    pub fn first_index(&self) -> Option<u64> {
+        let state = self.shared.lock();
+        let last = state.last.filter(|last| Some(*last) != state.floor)?;
+        Some(state.first_index).filter(|first| *first <= last.index())
+    }
+
+    /// The last entry, durable or not; where there is none, everything up to here was purged.
+    #[must_use]
+    pub fn last(&self) -> Option<LogId> {
+        self.shared.lock().last
+    }
+
+    /// Whether nothing was ever promised or stored.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        let state = self.shared.lock();
+        state.vote.is_none() && state.last.is_none()
+    }
+
+    /// Entries from `start` until before `end`, in order, until so many bytes are reached; at least
+    /// one, unless the log does not have the first.
+    ///
+    /// # Errors
+    /// When the store is stopped, or an entry is not intact.
+    pub async fn read(&self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        self.read_step(start, end, bytes_max).await
+    }
+
+    /// Every entry the log has from `start` on, up to the last at the time of the call. Blocks: not
+    /// for an async task.
+    #[must_use]
+    pub fn entries_from(&self, start: u64) -> LogEntries {
+        let next = start.max(self.first_index().unwrap_or(u64::MAX));
+        let end = self.last().map_or(0, |last| last.index() + 1);
+        LogEntries { store: self.clone(), next, end, step: VecDeque::new() }
     }
 
     /// How far the log is durable, as it changes.
@@ -154,21 +268,10 @@ impl LogStore {
         self.shared.progress.subscribe()
     }
 
-    /// How the storage is doing, as it changes.
-    #[must_use]
-    pub fn health(&self) -> watch::Receiver<crate::health::StorageHealth> {
-        self.shared.health.subscribe()
-    }
-
     /// Everything up to here was purged.
     #[must_use]
     pub fn floor(&self) -> Option<LogId> {
         self.shared.lock().floor
-    }
-
-    pub(crate) fn is_blank(&self) -> bool {
-        let state = self.shared.lock();
-        state.last.is_none() && state.vote.is_none()
     }
 
     /// Finishes what is queued, closes the files and releases the folder.
@@ -242,7 +345,51 @@ impl LogStore {
     }
 }
 
+/// Entries of a log, one after the other; after an error there is nothing more.
+pub struct LogEntries {
+    store: LogStore,
+    next: u64,
+    end: u64,
+    step: VecDeque<Entry>,
+}
+
+impl Iterator for LogEntries {
+    type Item = Result<Entry, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.step.is_empty() && self.next < self.end {
+            let step = self.store.read_step(self.next, self.end, self.store.read_bytes_max);
+            match futures::executor::block_on(step) {
+                Ok(found) if found.is_empty() => {
+                    let missing = StoreError::EntryMissing { index: self.next };
+                    self.end = self.next;
+                    return Some(Err(missing));
+                }
+                Ok(found) => self.step = found.into(),
+                Err(error) => {
+                    self.end = self.next;
+                    return Some(Err(error));
+                }
+            }
+        }
+        let entry = self.step.pop_front()?;
+        self.next = entry.log_id.index() + 1;
+        Some(Ok(entry))
+    }
+}
+
 impl State {
+    fn purged(&mut self, floor: LogId) {
+        self.floor = self.floor.max(Some(floor));
+        self.first_index = self.first_index.max(floor.index() + 1);
+        self.last = self.last.max(Some(floor));
+        while self.tail.front().is_some_and(|entry| entry.log_id.index() <= floor.index()) {
+            if let Some(entry) = self.tail.pop_front() {
+                self.tail_bytes -= entry_bytes(&entry);
+            }
+        }
+    }
+
     fn tail_entries(&self, skip: u64, end: u64, bytes_max: usize) -> Vec<Entry> {
         let mut bytes = 0;
         let mut found = Vec::new();
@@ -275,13 +422,17 @@ impl State {
 }
 
 impl Shared {
-    fn new(recovered: &Recovered) -> Shared {
+    fn new(recovered: &Recovered, options: &StoreOptions) -> Shared {
         let state = State {
             vote: recovered.vote,
             committed: recovered.committed,
             committed_written: recovered.committed,
             floor: recovered.floor,
-            first_index: recovered.floor.map_or(0, |floor| floor.index() + 1),
+            asked_floor: recovered.floor,
+            purge_hold: options.purge_hold,
+            first_index: recovered
+                .first_index
+                .unwrap_or_else(|| recovered.floor.map_or(0, |floor| floor.index() + 1)),
             last: recovered.last,
             durable: recovered.last,
             tail: VecDeque::new(),
@@ -291,7 +442,7 @@ impl Shared {
         };
         let progress =
             FlushProgress { last_index: recovered.last.map(|last| last.index()), app_entries_flushed: 0 };
-        Shared { state: Mutex::new(state), progress: watch::Sender::new(progress), health: watch::Sender::default() }
+        Shared { health: Health::new(), state: Mutex::new(state), progress: watch::Sender::new(progress) }
     }
 }
 
@@ -425,18 +576,18 @@ impl RaftLogStorage<RaftConfig> for LogStore {
     }
 
     async fn purge(&mut self, log_id: LogId) -> Result<(), std::io::Error> {
-        {
+        let held_back = {
             let mut state = self.shared.lock();
-            state.floor = state.floor.max(Some(log_id));
-            state.first_index = state.first_index.max(log_id.index() + 1);
-            state.last = state.last.max(Some(log_id));
-            while state.tail.front().is_some_and(|entry| entry.log_id.index() <= log_id.index()) {
-                if let Some(entry) = state.tail.pop_front() {
-                    state.tail_bytes -= entry_bytes(&entry);
-                }
+            state.asked_floor = state.asked_floor.max(Some(log_id));
+            let past_end = state.last.is_none_or(|last| last.index() < log_id.index());
+            let held_back = !past_end && state.purge_hold.is_some_and(|hold| hold < log_id.index());
+            if !held_back {
+                state.purged(log_id);
             }
-        }
-        self.enqueue(Operation::Purge { floor: log_id }).await?;
+            held_back
+        };
+        let operation = if held_back { Operation::Poke } else { Operation::Purge { floor: log_id } };
+        self.enqueue(operation).await?;
         Ok(())
     }
 }

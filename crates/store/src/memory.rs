@@ -4,12 +4,15 @@
 
 use crate::backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 use crate::error::StoreError;
+use crate::identity::IdentityFile;
 use crate::raft_types::{Entry, EntryPayload, LogId, Vote};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Content {
+    identity: Option<IdentityFile>,
     entries: BTreeMap<u64, Entry>,
     vote: Option<Vote>,
     committed: Option<LogId>,
@@ -17,12 +20,23 @@ struct Content {
 }
 
 /// What an in-memory replica keeps over a restart. Clones share it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct MemoryDisk(Arc<Mutex<Content>>);
 
 impl MemoryDisk {
     fn lock(&self) -> MutexGuard<'_, Content> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The record of the folder that this stands for; made when it is asked for first.
+    pub(crate) fn identity(&self, create: impl FnOnce() -> IdentityFile) -> IdentityFile {
+        self.lock().identity.get_or_insert_with(create).clone()
+    }
+}
+
+impl fmt::Debug for MemoryDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} entries", self.lock().entries.len())
     }
 }
 
@@ -49,6 +63,7 @@ impl LogBackend for MemoryBackend {
             committed: content.committed.min(last),
             floor: content.floor,
             last,
+            first_index: content.entries.keys().next().copied(),
         })
     }
 
@@ -90,6 +105,10 @@ impl LogBackend for MemoryBackend {
             found.push(entry.clone());
         }
         Ok(found)
+    }
+
+    fn log_bytes(&self) -> u64 {
+        self.disk.lock().entries.values().map(|entry| entry_bytes(entry) as u64).sum()
     }
 
     fn tidy(&mut self) -> Result<bool, StoreError> {

@@ -1,31 +1,12 @@
-//! What a store is opened with: limits, how files are made durable, and what happens on a fatal error.
+//! What a store is opened with: limits, the files it stands on, and what happens on a fatal error.
 
 use crate::error::StoreError;
-use std::fs::File;
+use crate::files::{FileLayer, SystemFiles};
 use std::sync::Arc;
 
 /// What to do when a write or a flush failed. It is called once, on the storage thread; whether it
 /// returns or not, nothing is acknowledged any more.
 pub type FatalHandler = Arc<dyn Fn(&StoreError) + Send + Sync>;
-
-/// Makes the content of files durable. A seam for tests that count or fail it.
-pub trait FileSync: Send + Sync {
-    /// Returns once the content would survive a power cut.
-    ///
-    /// # Errors
-    /// What the system said; the caller never tries again.
-    fn sync_data(&self, file: &File) -> std::io::Result<()>;
-}
-
-/// `fdatasync`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SyncData;
-
-impl FileSync for SyncData {
-    fn sync_data(&self, file: &File) -> std::io::Result<()> {
-        file.sync_data()
-    }
-}
 
 /// Logs and aborts. After a failed flush the kernel has marked the pages clean, so a second flush
 /// would answer success for data that never reached the disk: the process must not go on.
@@ -40,9 +21,7 @@ pub fn abort_on_fatal() -> FatalHandler {
 /// What a store is opened with.
 #[derive(Clone)]
 pub struct StoreOptions {
-    /// Memory the database may use as cache.
-    pub cache_bytes_max: u64,
-    /// Memory for the newest entries, which serve replication and apply without the database.
+    /// Memory for the newest entries, which serve replication and apply without the disk.
     pub tail_bytes_max: usize,
     /// Operations that may wait for the storage thread before appenders wait too.
     pub queue_depth_max: usize,
@@ -52,14 +31,27 @@ pub struct StoreOptions {
     pub batch_bytes_max: usize,
     /// Bytes that one bounded read returns; at least one entry is always returned.
     pub read_bytes_max: usize,
-    /// Indexes in one segment of the log; a whole segment is purged at once.
+    /// Entries in one segment of the log; a whole segment is purged at once.
     pub segment_entries: u64,
+    /// Bytes one segment is given on disk; an entry that needs more gets a segment of its own.
+    pub segment_bytes: u64,
+    /// No entry with a higher Raft index is purged until
+    /// [`LogStore::hold_purge`](crate::LogStore::hold_purge) says otherwise.
+    pub purge_hold: Option<u64>,
     /// Snapshots kept, at least one.
     pub snapshots_kept: usize,
     /// Bytes one snapshot may have.
     pub snapshot_bytes_max: u64,
-    /// How files are made durable.
-    pub sync: Arc<dyn FileSync>,
+    /// With less free than this, [`Space::Low`](crate::Space::Low) is reported.
+    pub space_soft_bytes: u64,
+    /// With less free than this, entries are held until space returns, and no snapshot is written.
+    pub space_hard_bytes: u64,
+    /// How often free space is looked at, in milliseconds.
+    pub space_poll_ms: u64,
+    /// A flush that has been running for longer is reported while it runs, in milliseconds.
+    pub stall_ms: u64,
+    /// The files.
+    pub files: Arc<dyn FileLayer>,
     /// What happens when a write or a flush failed.
     pub fatal: FatalHandler,
 }
@@ -69,26 +61,36 @@ impl StoreOptions {
     #[must_use]
     pub fn production() -> Self {
         StoreOptions {
-            cache_bytes_max: 256 << 20,
             tail_bytes_max: 64 << 20,
             queue_depth_max: 4_096,
             batch_entries_max: 1_024,
             batch_bytes_max: 1 << 20,
             read_bytes_max: 1 << 20,
             segment_entries: 65_536,
+            segment_bytes: 32 << 20,
+            purge_hold: None,
             snapshots_kept: 2,
             snapshot_bytes_max: 64 << 30,
-            sync: Arc::new(SyncData),
+            // Room for a few snapshots and for what the log grows by until they are made.
+            space_soft_bytes: 2 << 30,
+            // Room for votes, the purge floor and the other processes of the machine.
+            space_hard_bytes: 256 << 20,
+            space_poll_ms: 500,
+            stall_ms: 50,
+            files: Arc::new(SystemFiles),
             fatal: abort_on_fatal(),
         }
     }
 
-    /// Small caches and a fatal handler that only logs, for tests and simulations.
+    /// Small caches, small files, no reserves, and a fatal handler that only logs, for tests and
+    /// simulations.
     #[must_use]
     pub fn small() -> Self {
         StoreOptions {
-            cache_bytes_max: 8 << 20,
             tail_bytes_max: 1 << 20,
+            segment_bytes: 1 << 20,
+            space_soft_bytes: 0,
+            space_hard_bytes: 0,
             fatal: Arc::new(|error| {
                 tracing::error!(error = error as &dyn std::error::Error, "storage failed");
             }),

@@ -2,26 +2,43 @@
 //!
 //! ```text
 //! <dir>/LOCK        held by the process
-//! <dir>/IDENTITY    cluster, replica, format; written last at creation
+//! <dir>/CREATING    there while the folder is made
+//! <dir>/IDENTITY    cluster, generation, replica, format, rebuild; written last at creation
 //! <dir>/HIGHWATER   how far the log was flushed
-//! <dir>/log/        the database
+//! <dir>/meta/       the database: vote, purge floor
+//! <dir>/log/        one file per segment of the log
 //! <dir>/snapshots/  one file per snapshot
+//! <dir>/damaged-…/  what was set aside as evidence
 //! ```
 //!
 //! **Invariant:** log and snapshots are opened together or not at all, and the log starts no later
 //! than the newest intact snapshot ends.
+//! **Invariant:** a folder without an identity is created anew only while it says that its creation
+//! was interrupted; anything else of a replica in it is damage.
 
-use crate::disk::SledBackend;
+use crate::disk::DiskBackend;
 use crate::error::{Damage, StoreError};
-use crate::identity::{self, Identity, OpenMode, damaged, file_error, lock_folder};
+use crate::files::FileLayer;
+use crate::identity::{
+    self, FIRST_GENERATION, IDENTITY_FILE, Identity, IdentityFile, LOCK_FILE, OpenMode, Record, Rejoin,
+    create_folder, damaged, file_error, lock_folder, sync_folder, write_file_atomically,
+};
 use crate::log_store::LogStore;
 use crate::memory::{MemoryBackend, MemoryDisk};
 use crate::options::StoreOptions;
+use crate::raft_types::SnapshotMeta;
 use crate::snapshot::SnapshotStore;
-use std::path::Path;
+use bytes::Bytes;
+use muster_types::{ClusterId, ReplicaId};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use tokio::sync::watch;
 
-/// Made after the folder was completely created.
-pub(crate) const SNAPSHOT_FOLDER: &str = "snapshots";
+const CREATING_FILE: &str = "CREATING";
+const SNAPSHOT_FOLDER: &str = "snapshots";
+const EVIDENCE_PREFIX: &str = "damaged-";
+/// Sets of evidence kept in one folder; each may be as large as a replica.
+const EVIDENCE_MAX: usize = 3;
 
 /// One replica's storage.
 #[derive(Clone)]
@@ -30,13 +47,15 @@ pub struct ReplicaStore {
     pub log: LogStore,
     /// The snapshots.
     pub snapshots: SnapshotStore,
-    identity: std::sync::Arc<std::sync::Mutex<Identity>>,
-    rejoin: std::sync::Arc<tokio::sync::watch::Sender<Option<identity::Rejoin>>>,
+    identity: IdentityFile,
 }
 
 impl ReplicaStore {
     /// Opens the replica in `dir`, or creates it where `mode` allows. Blocks: it verifies every
     /// retained entry and the newest snapshot.
+    ///
+    /// A folder in which evidence of damage was set aside is created as a rebuild, whatever `mode`
+    /// says: the replica may have forgotten promises.
     ///
     /// # Errors
     /// A refusal that names both values when the folder is another replica's, a newer release's or
@@ -50,17 +69,25 @@ impl ReplicaStore {
         if mode == OpenMode::Existing && !dir.exists() {
             return Err(StoreError::NotFound { dir: dir.to_path_buf() });
         }
-        std::fs::create_dir_all(dir).map_err(|source| file_error("creating", dir, source))?;
+        create_folder(dir, options.files.as_ref())?;
         let lock = lock_folder(dir)?;
-        if !identity::check(dir, identity)? {
-            if mode == OpenMode::Existing {
+        let record = match identity::check(dir, identity)? {
+            Some(record) => record,
+            None if mode == OpenMode::Existing => {
                 return Err(StoreError::NotFound { dir: dir.to_path_buf() });
             }
-            SledBackend::create(dir, &options)?;
-            identity::write(dir, identity, options.sync.as_ref())?;
-        }
+            None => {
+                let creation = Creation::begin(dir, &options)?;
+                DiskBackend::create(dir, &options, None)?;
+                let rebuilt = mode == OpenMode::RebuildIfMissing || evidence_in(dir)? > 0;
+                let rejoin = rebuilt.then_some(Rejoin { from_index: None });
+                creation.finish(Record { identity, rejoin })?
+            }
+        };
+        let files = options.files.clone();
+        creation_over(dir, files.as_ref())?;
         let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
-        let log = LogStore::open_locked(SledBackend::new(dir, options.clone()), options, Some(lock))?;
+        let log = LogStore::open_locked(DiskBackend::new(dir, options.clone()), options, dir, Some(lock))?;
         let purged = log.floor().map(|floor| floor.index());
         let snapshot =
             snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
@@ -70,7 +97,45 @@ impl ReplicaStore {
             let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
             return Err(damaged(dir, damage));
         }
-        Ok(ReplicaStore { log, snapshots, identity: std::sync::Arc::new(std::sync::Mutex::new(identity)), rejoin: Default::default() })
+        let identity = IdentityFile::new(record, Some((dir.to_path_buf(), files)));
+        Ok(ReplicaStore { log, snapshots, identity })
+    }
+
+    /// Creates a replica in `dir` that has a snapshot and an empty log that starts after it. It is
+    /// complete and durable when this returns; interrupted, it can be started again. Blocks.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] when the folder holds a replica, [`StoreError::CreationSource`] when a
+    /// chunk could not be had, and what [`ReplicaStore::open`] may say.
+    pub fn create_from<E>(
+        dir: &Path,
+        identity: Identity,
+        meta: SnapshotMeta,
+        chunks: impl Iterator<Item = Result<Bytes, E>>,
+        options: StoreOptions,
+    ) -> Result<Self, StoreError>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        create_folder(dir, options.files.as_ref())?;
+        let lock = lock_folder(dir)?;
+        if identity::found_in(dir)?.is_some() {
+            return Err(StoreError::Exists { dir: dir.to_path_buf() });
+        }
+        let creation = Creation::begin(dir, &options)?;
+        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
+        let floor = meta.last_log_id;
+        let mut writer = snapshots.create(meta)?;
+        for chunk in chunks {
+            let chunk = chunk.map_err(|error| StoreError::CreationSource(Box::new(error)))?;
+            writer.write(&chunk)?;
+        }
+        snapshots.publish(&writer.finish()?)?;
+        drop(snapshots);
+        DiskBackend::create(dir, &options, floor)?;
+        creation.finish(Record { identity, rejoin: None })?;
+        drop(lock);
+        Self::open(dir, identity, OpenMode::Existing, options)
     }
 
     /// A replica in memory; `disk` is what it keeps over a restart of its log, `snapshots` likewise.
@@ -82,51 +147,175 @@ impl ReplicaStore {
         snapshots: SnapshotStore,
         options: StoreOptions,
     ) -> Result<Self, StoreError> {
+        let identity = disk.identity(|| {
+            let identity =
+                Identity { cluster_id: ClusterId(0), replica_id: ReplicaId(0), generation: FIRST_GENERATION };
+            IdentityFile::new(Record { identity, rejoin: None }, None)
+        });
         let log = LogStore::open(MemoryBackend::new(disk), options)?;
-        let identity = Identity { cluster_id: muster_types::ClusterId(0), replica_id: muster_types::ReplicaId(0), generation: 1 };
-        Ok(ReplicaStore { log, snapshots, identity: std::sync::Arc::new(std::sync::Mutex::new(identity)), rejoin: Default::default() })
+        Ok(ReplicaStore { log, snapshots, identity })
+    }
+
+    /// Whose folder `dir` is, without opening it; `None` where it holds no replica.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] when it cannot be told any more, [`StoreError::NewerFormat`].
+    pub fn identity_of(dir: &Path) -> Result<Option<Identity>, StoreError> {
+        Ok(identity::found_in(dir)?.map(|record| record.identity))
+    }
+
+    /// Moves everything of a replica in `dir` into a new folder `damaged-<unix-ms>` beside it, as
+    /// evidence, and returns that folder. What is created in `dir` afterwards is a rebuild.
+    ///
+    /// # Errors
+    /// [`StoreError::EvidenceFull`] when three sets are there already, [`StoreError::NotFound`]
+    /// when there is nothing to set aside, [`StoreError::InUse`].
+    pub fn set_aside(dir: &Path, files: &dyn FileLayer) -> Result<PathBuf, StoreError> {
+        if !dir.exists() {
+            return Err(StoreError::NotFound { dir: dir.to_path_buf() });
+        }
+        let _lock = lock_folder(dir)?;
+        let kept = evidence_in(dir)?;
+        if kept >= EVIDENCE_MAX {
+            return Err(StoreError::EvidenceFull { dir: dir.to_path_buf(), kept });
+        }
+        let mut names = replica_names(dir)?;
+        if names.is_empty() {
+            return Err(StoreError::NotFound { dir: dir.to_path_buf() });
+        }
+        // Last: while it is there, an interrupted move is seen as damage and set aside once more.
+        names.sort_by_key(|name| name.as_path() == Path::new(IDENTITY_FILE));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut unix_ms = now.as_millis();
+        let evidence = loop {
+            let evidence = dir.join(format!("{EVIDENCE_PREFIX}{unix_ms}"));
+            if !evidence.exists() {
+                break evidence;
+            }
+            unix_ms += 1;
+        };
+        create_folder(&evidence, files)?;
+        for name in names {
+            let from = dir.join(&name);
+            files
+                .rename(&from, &evidence.join(&name))
+                .map_err(|source| file_error("setting aside", &from, source))?;
+        }
+        sync_folder(&evidence, files)?;
+        sync_folder(dir, files)?;
+        Ok(evidence)
     }
 
     /// Whose folder this is.
     #[must_use]
     pub fn identity(&self) -> Identity {
-        *self.identity.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.identity.identity()
     }
 
-    /// Adopts a generation.
+    /// Has a blank replica, one without log, vote and snapshot, adopt the generation of its
+    /// cluster, durably. Blocks.
     ///
     /// # Errors
-    /// When it is not blank.
+    /// [`StoreError::NotBlank`] when it is not blank, or the generation would fall.
     pub fn set_generation(&self, generation: u32) -> Result<(), StoreError> {
-        let mut identity = self.identity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if generation < identity.generation || !self.log.is_blank() {
-            return Err(StoreError::Stopped { reason: "not blank".to_owned() });
+        let own = self.identity().generation;
+        if own == generation {
+            return Ok(());
         }
-        identity.generation = generation;
-        Ok(())
+        if generation < own || !self.log.is_blank() || self.snapshots.current().is_some() {
+            return Err(StoreError::NotBlank { generation });
+        }
+        self.identity.change(|record| record.identity.generation = generation)
     }
 
-    /// The mark.
+    /// Whether the folder is a rebuild that has not found its way back yet, as it changes.
     #[must_use]
-    pub fn rejoin(&self) -> tokio::sync::watch::Receiver<Option<identity::Rejoin>> {
-        self.rejoin.subscribe()
+    pub fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
+        self.identity.rejoin()
     }
 
-    /// Sets the mark.
+    /// Marks the folder as a rebuild, or says from where on it knows enough; durably. Blocks.
     ///
     /// # Errors
-    /// When it cannot be written.
-    pub fn set_rejoin(&self, rejoin: identity::Rejoin) -> Result<(), StoreError> {
-        self.rejoin.send_replace(Some(rejoin));
-        Ok(())
+    /// When the file cannot be written.
+    pub fn set_rejoin(&self, rejoin: Rejoin) -> Result<(), StoreError> {
+        self.identity.change(|record| record.rejoin = Some(rejoin))
     }
 
-    /// Removes the mark.
+    /// The replica knows again what it may have promised; durably. Blocks.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn clear_rejoin(&self) -> Result<(), StoreError> {
-        self.rejoin.send_replace(None);
-        Ok(())
+        self.identity.change(|record| record.rejoin = None)
     }
+}
+
+/// The creation of a replica: marked while it lasts, so that an interrupted one can be told from a
+/// replica that lost its identity.
+struct Creation<'a> {
+    dir: &'a Path,
+    files: &'a dyn FileLayer,
+}
+
+impl<'a> Creation<'a> {
+    fn begin(dir: &'a Path, options: &'a StoreOptions) -> Result<Self, StoreError> {
+        let files = options.files.as_ref();
+        let marker = dir.join(CREATING_FILE);
+        let found = replica_names(dir)?;
+        if marker.exists() {
+            for name in found {
+                let path = dir.join(name);
+                let removed =
+                    if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+                removed.map_err(|source| file_error("removing", &path, source))?;
+            }
+        } else if !found.is_empty() {
+            return Err(damaged(dir, Damage::FileMissing { path: dir.join(IDENTITY_FILE) }));
+        }
+        write_file_atomically(&marker, b"", files)?;
+        Ok(Creation { dir, files })
+    }
+
+    fn finish(self, record: Record) -> Result<Record, StoreError> {
+        identity::write(self.dir, &record, self.files)?;
+        Ok(record)
+    }
+}
+
+/// The marker may outlive the creation by a crash.
+fn creation_over(dir: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
+    let marker = dir.join(CREATING_FILE);
+    if marker.exists() {
+        files.remove(&marker).map_err(|source| file_error("removing", &marker, source))?;
+        sync_folder(dir, files)?;
+    }
+    Ok(())
+}
+
+fn names_in(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let list = || -> std::io::Result<Vec<PathBuf>> {
+        std::fs::read_dir(dir)?.map(|file| Ok(PathBuf::from(file?.file_name()))).collect()
+    };
+    list().map_err(|source| file_error("listing", dir, source))
+}
+
+/// What of a replica is in the folder; what a mounted disk has beside it is left alone.
+fn replica_names(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let known = [
+        IDENTITY_FILE,
+        crate::high_water::FILE,
+        crate::disk::LOG_FOLDER,
+        crate::meta::META_FOLDER,
+        SNAPSHOT_FOLDER,
+    ];
+    let mut names = names_in(dir)?;
+    names.retain(|name| known.iter().any(|known| name == Path::new(known)));
+    debug_assert!(!names.iter().any(|name| name == Path::new(LOCK_FILE)), "the lock stays");
+    Ok(names)
+}
+
+fn evidence_in(dir: &Path) -> Result<usize, StoreError> {
+    let names = names_in(dir)?;
+    Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(EVIDENCE_PREFIX)).count())
 }

@@ -92,12 +92,12 @@ impl StoreBuilder<RaftConfig, LogStore, Machine> for InMemory {
 }
 
 /// With segments so short that every test crosses several, and no memory for the tail.
-struct OnSled;
+struct OnDisk;
 
-impl StoreBuilder<RaftConfig, LogStore, Machine, tempfile::TempDir> for OnSled {
+impl StoreBuilder<RaftConfig, LogStore, Machine, tempfile::TempDir> for OnDisk {
     async fn build(&self) -> Result<(tempfile::TempDir, LogStore, Machine), StorageError<RaftConfig>> {
         let dir = tempfile::tempdir().unwrap();
-        let identity = Identity { cluster_id: ClusterId(1), replica_id: ReplicaId(1) };
+        let identity = Identity { cluster_id: ClusterId(1), replica_id: ReplicaId(1), generation: 1 };
         let options = StoreOptions { segment_entries: 4, tail_bytes_max: 0, ..StoreOptions::small() };
         let store = ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap();
         Ok((dir, store.log, Machine::default()))
@@ -110,6 +110,6 @@ async fn the_in_memory_log_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_on_sled_conforms() {
-    Suite::test_all(OnSled).await.unwrap();
+async fn the_log_on_disk_conforms() {
+    Suite::test_all(OnDisk).await.unwrap();
 }

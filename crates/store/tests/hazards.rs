@@ -1,82 +1,23 @@
 //! What a disk and a crash can do to a replica, and what opening it then says.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
+mod support;
+
 use bytes::Bytes;
 use muster_store::{
-    Damage, Entry, EntryPayload, FileSync, Identity, LeaderId, LogId, LogStore, OpenMode, Payload,
-    RaftConfig, ReplicaStore, SnapshotMeta, StoreError, StoreOptions, Vote,
+    Damage, Entry, EntryPayload, FileLayer, Identity, LeaderId, LogId, OpenMode, ReplicaStore, SnapshotMeta,
+    StoreError, StoreOptions, Vote,
 };
-use muster_types::{ClusterId, ReplicaId};
+use muster_types::ClusterId;
 use openraft::RaftLogReader;
-use openraft::storage::{IOFlushed, RaftLogStorage};
-use openraft::type_config::TypeConfigExt;
+use openraft::storage::RaftLogStorage;
 use openraft::vote::RaftLeaderId;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-const IDENTITY: Identity = Identity { cluster_id: ClusterId(5), replica_id: ReplicaId(1) };
-
-fn options() -> StoreOptions {
-    StoreOptions { segment_entries: 16, tail_bytes_max: 0, ..StoreOptions::small() }
-}
-
-fn open_with(dir: &Path, options: StoreOptions) -> Result<ReplicaStore, StoreError> {
-    ReplicaStore::open(dir, IDENTITY, OpenMode::CreateIfMissing, options)
-}
-
-fn open(dir: &Path) -> Result<ReplicaStore, StoreError> {
-    open_with(dir, options())
-}
-
-fn log_id(index: u64) -> LogId {
-    LogId::new(LeaderId::new(1, 1), index)
-}
-
-fn entry(index: u64, bytes: usize) -> Entry {
-    // Not compressible to nothing, so that a lost page shows.
-    let payload: Vec<u8> = (0..bytes).map(|at| (at as u64 * 31 + index) as u8).collect();
-    Entry { log_id: log_id(index), payload: EntryPayload::Normal(Payload(Bytes::from(payload))) }
-}
-
-async fn append(log: &mut LogStore, entries: Vec<Entry>) -> Result<(), String> {
-    let (sender, flushed) = RaftConfig::oneshot();
-    let callback = IOFlushed::<RaftConfig>::signal(sender);
-    log.append(entries, callback).await.map_err(|error| error.to_string())?;
-    match flushed.await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("never answered".to_owned()),
-    }
-}
-
-async fn filled(dir: &Path, entries: u64, bytes: usize) -> ReplicaStore {
-    let store = open(dir).unwrap();
-    let mut log = store.log.clone();
-    log.save_vote(&Vote::new_committed(1, 1)).await.unwrap();
-    for index in 0..entries {
-        append(&mut log, vec![entry(index, bytes)]).await.unwrap();
-    }
-    store
-}
-
-async fn indexes(store: &ReplicaStore) -> Vec<u64> {
-    let entries = store.log.clone().try_get_log_entries(..).await.unwrap();
-    entries.iter().map(|entry| entry.log_id.index()).collect()
-}
-
-fn damage(result: Result<ReplicaStore, StoreError>) -> Damage {
-    match result {
-        Err(error @ StoreError::Damaged { .. }) => {
-            assert!(error.advice().unwrap().contains("learner"));
-            let StoreError::Damaged { damage, .. } = error else { unreachable!() };
-            damage
-        }
-        Err(error) => panic!("refused for another reason: {error}"),
-        Ok(_) => panic!("opened"),
-    }
-}
+use support::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_acknowledged_is_there_after_a_restart() {
@@ -92,25 +33,6 @@ async fn what_was_acknowledged_is_there_after_a_restart() {
     assert_eq!(store.log.flushed().borrow().last_index, Some(99));
     append(&mut log, vec![entry(100, 10)]).await.unwrap();
     assert_eq!(store.log.flushed().borrow().app_entries_flushed, 1);
-}
-
-/// A copy of the folder of a running replica is what a process that was killed leaves.
-fn copy_of(dir: &Path) -> tempfile::TempDir {
-    fn copy(from: &Path, to: &Path) {
-        std::fs::create_dir_all(to).unwrap();
-        for file in std::fs::read_dir(from).unwrap() {
-            let path = file.unwrap().path();
-            let target = to.join(path.file_name().unwrap());
-            if path.is_dir() {
-                copy(&path, &target);
-            } else {
-                std::fs::copy(&path, &target).unwrap();
-            }
-        }
-    }
-    let target = tempfile::tempdir().unwrap();
-    copy(dir, target.path());
-    target
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,8 +141,8 @@ struct SlowSync {
     slow: AtomicBool,
 }
 
-impl FileSync for SlowSync {
-    fn sync_data(&self, file: &File) -> std::io::Result<()> {
+impl FileLayer for SlowSync {
+    fn sync_data(&self, file: &File, _: &Path) -> std::io::Result<()> {
         if self.slow.load(Ordering::SeqCst) {
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
@@ -235,7 +157,7 @@ async fn a_truncation_is_durable_when_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), 60, 100).await.log.close().await;
     let sync = Arc::new(SlowSync::default());
-    let options = StoreOptions { sync: Arc::clone(&sync) as Arc<dyn FileSync>, ..options() };
+    let options = StoreOptions { files: Arc::clone(&sync) as Arc<dyn FileLayer>, ..options() };
     let store = open_with(dir.path(), options).unwrap();
     sync.slow.store(true, Ordering::SeqCst);
     store.log.clone().truncate_after(Some(log_id(19))).await.unwrap();
@@ -391,8 +313,8 @@ struct CountedSync {
     fail: AtomicBool,
 }
 
-impl FileSync for CountedSync {
-    fn sync_data(&self, file: &File) -> std::io::Result<()> {
+impl FileLayer for CountedSync {
+    fn sync_data(&self, file: &File, _: &Path) -> std::io::Result<()> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if self.fail.load(Ordering::SeqCst) {
             return Err(std::io::Error::other("the disk is gone"));
@@ -408,7 +330,7 @@ async fn every_acknowledgement_follows_an_fdatasync_and_a_failed_one_is_fatal() 
     let fatal = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&fatal);
     let options = StoreOptions {
-        sync: Arc::clone(&sync) as Arc<dyn FileSync>,
+        files: Arc::clone(&sync) as Arc<dyn FileLayer>,
         fatal: Arc::new(move |_| {
             told.fetch_add(1, Ordering::SeqCst);
         }),

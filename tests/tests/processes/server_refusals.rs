@@ -194,7 +194,7 @@ async fn damaged_data_is_refused_with_advice() {
     let data = cluster.replicas[0].data();
 
     // Bytes of the log turned over, here and there.
-    let log = data.join("log/db");
+    let log = data.join("log/00000000000000000000.segment");
     let genuine = std::fs::read(&log).unwrap();
     let used = genuine.iter().rposition(|byte| *byte != 0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&log).unwrap();

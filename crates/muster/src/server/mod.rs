@@ -116,6 +116,10 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
     let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
     let dir = config.data_dir.clone();
     let opened = tokio::task::spawn_blocking(move || {
+        // A folder knows which life of the cluster it belongs to; a new one starts in the first.
+        let found = ReplicaStore::identity_of(&dir)?;
+        let generation = found.map_or(FIRST_GENERATION, |found| found.generation);
+        let identity = Identity { cluster_id, replica_id, generation };
         ReplicaStore::open(&dir, identity, mode, StoreOptions::production())
     });
     let opened = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
