@@ -17,9 +17,13 @@ use tokio::net::TcpListener;
 use tonic::Code;
 
 async fn served() -> (Consensus, RaftServiceClient<tonic::transport::Channel>) {
+    served_on(Disk::memory()).await
+}
+
+async fn served_on(disk: Disk) -> (Consensus, RaftServiceClient<tonic::transport::Channel>) {
     let (application, _) = Recorder::new();
     let config = ConsensusConfig::new(CLUSTER, ReplicaId(1));
-    let consensus = Consensus::start(config, Disk::memory().open(ReplicaId(1)), application).await.unwrap();
+    let consensus = Consensus::start(config, disk.open(ReplicaId(1)), application).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = consensus.clone();
@@ -127,6 +131,168 @@ async fn what_no_leader_can_send_stops_nobody() {
         assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
     }
     assert!(consensus.stopped().borrow().is_none());
+}
+
+/// What tells a refusal of the peer as such from any other.
+fn refusal(status: &tonic::Status) -> Option<&str> {
+    status.metadata().get("muster-refusal").map(|name| name.to_str().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_of_before_a_recovery_is_refused_and_a_blank_replica_takes_the_generation_over() {
+    let (consensus, mut client) = served().await;
+    let of = |generation| Some(wire::Peer { generation, ..peer(CLUSTER, 1).unwrap() });
+    let vote = Some(wire::BallotVote { term: 9, replica: 2, committed: false });
+    let leader = Some(wire::BallotVote { term: 9, replica: 2, committed: true });
+    let asks = |generation| wire::VoteRequest { peer: of(generation), vote, ..Default::default() };
+    let refused = client.vote(asks(0)).await.unwrap_err();
+    assert_eq!((refused.code(), refusal(&refused)), (Code::FailedPrecondition, Some("old-generation")));
+    // A candidate does not make it take anything over; a leader does.
+    let refused = client.vote(asks(4)).await.unwrap_err();
+    assert_eq!(refusal(&refused), Some("newer-generation"));
+    assert_eq!(consensus.generation(), 1);
+    let append = |generation| wire::AppendRequest { peer: of(generation), vote: leader, ..Default::default() };
+    client.append(futures::stream::iter([append(4)])).await.unwrap();
+    assert_eq!(consensus.generation(), 4);
+    // Now it is of that generation, and has a vote: neither an older nor a newer one is believed.
+    for (generation, name) in [(3, "old-generation"), (5, "newer-generation")] {
+        let refused = client.append(futures::stream::iter([append(generation)])).await.unwrap_err();
+        assert_eq!(refusal(&refused), Some(name));
+        assert!(refused.message().contains("generation 4"), "{refused}");
+    }
+    assert_eq!(consensus.generation(), 4);
+}
+
+/// A blank replica grants any vote; one that was emptied must not, for it may have granted another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_lost_its_storage_refuses_every_promise() {
+    let vote = Some(wire::BallotVote { term: 9, replica: 2, committed: false });
+    let leader = Some(wire::BallotVote { term: 9, replica: 2, committed: true });
+    let asks = wire::VoteRequest { peer: peer(CLUSTER, 1), vote, ..Default::default() };
+    let (_, mut blank) = served().await;
+    assert!(blank.vote(asks.clone()).await.unwrap().into_inner().granted);
+
+    let (consensus, mut client) = served_on(Disk::memory().emptied(ReplicaId(1))).await;
+    let append = wire::AppendRequest { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
+    let start = wire::SnapshotStart { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
+    let part = wire::SnapshotRequest { part: Some(Part::Start(start)) };
+    let transfer =
+        wire::TransferLeaderRequest { peer: peer(CLUSTER, 1), from_leader: leader, to: 1, last_log_id: None };
+    let refused = [
+        client.vote(asks.clone()).await.unwrap_err(),
+        client.pre_vote(asks).await.unwrap_err(),
+        client.append(futures::stream::iter([append])).await.unwrap_err(),
+        client.install_snapshot(futures::stream::iter([part])).await.unwrap_err(),
+        client.transfer_leader(transfer).await.unwrap_err(),
+    ];
+    for refused in refused {
+        assert_eq!(refusal(&refused), Some("rejoining"), "{refused}");
+    }
+    let status = consensus.status();
+    assert_eq!((status.term, status.last_log_index), (0, None));
+    let about = wire::DescribeRequest { peer: peer(CLUSTER, 1) };
+    assert!(client.describe(about).await.unwrap().into_inner().rejoining, "it says so");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_is_not_what_was_announced_is_refused() {
+    let (consensus, mut client) = served().await;
+    let leader = Some(wire::BallotVote { term: 9, replica: 2, committed: true });
+    let meta = SnapshotMeta {
+        last_log_id: Some(LogId::new(LeaderId::new(9, 2), 5)),
+        ..SnapshotMeta::default()
+    };
+    let digest = Some(wire::SnapshotDigest { chunks: 2, bytes: 6, checksum: 1 });
+    let start = |first_chunk| {
+        Part::Start(wire::SnapshotStart {
+            peer: peer(CLUSTER, 1),
+            vote: leader,
+            meta: encode_snapshot_meta(&meta).into(),
+            first_chunk,
+            digest,
+        })
+    };
+    let chunk = |number, checksum| {
+        Part::Chunk(wire::SnapshotChunk { number, content: Bytes::from_static(b"abc"), checksum })
+    };
+    let good = 0x3524_41c2;
+    let end = Part::End(wire::SnapshotEnd { chunks: 2 });
+    let cases = [
+        (vec![start(0), chunk(0, good + 1)], Code::DataLoss),
+        (vec![start(0), chunk(1, good)], Code::InvalidArgument),
+        (vec![start(0), end.clone()], Code::InvalidArgument),
+        (vec![start(1), chunk(1, good)], Code::Aborted),
+        (vec![start(0), chunk(0, good)], Code::Aborted),
+        (vec![start(1), chunk(1, good), chunk(2, good)], Code::InvalidArgument),
+        (vec![start(2), end], Code::DataLoss),
+    ];
+    for (parts, code) in cases {
+        let said = format!("{parts:?}");
+        let parts: Vec<_> = parts.into_iter().map(|part| wire::SnapshotRequest { part: Some(part) }).collect();
+        let refused = guarded("a refusal", client.install_snapshot(futures::stream::iter(parts))).await;
+        assert_eq!(refused.unwrap_err().code(), code, "{said}");
+    }
+    let held = wire::SnapshotHeldRequest {
+        peer: peer(CLUSTER, 1),
+        meta: encode_snapshot_meta(&meta).into(),
+        digest,
+    };
+    assert_eq!(client.snapshot_held(held).await.unwrap().into_inner().chunks, 0, "what is wrong is not kept");
+    let status = consensus.status();
+    assert_eq!((status.snapshot_index, status.last_log_index, status.term), (None, None, 0));
+}
+
+/// A message that comes twice, or late, changes nothing any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_come_again_or_too_late_change_nothing() {
+    let (consensus, mut client) = served().await;
+    let vote = |term, replica, committed| Some(wire::BallotVote { term, replica, committed });
+    let entry = |term, index| {
+        let entry = Entry {
+            log_id: LogId::new(LeaderId::new(term, 2), index),
+            payload: EntryPayload::Blank,
+        };
+        encode_entry(&entry, 0)
+    };
+    let append = |term, previous: Option<(u64, u64)>, entries| wire::AppendRequest {
+        peer: peer(CLUSTER, 1),
+        vote: vote(term, 2, true),
+        previous: previous.map(|(term, index)| wire::LogId { term, replica: 2, index }),
+        entries,
+        leader_commit: None,
+    };
+    let first = append(9, None, vec![entry(9, 0), entry(9, 1)]);
+    let second = append(9, Some((9, 1)), vec![entry(9, 2)]);
+    // Out of order: the entry before is not there yet.
+    let answer = one_answer(&mut client, second.clone()).await;
+    assert!(matches!(answer, wire::append_response::Outcome::Conflict(_)), "{answer:?}");
+    for request in [&first, &second, &first, &second] {
+        let answer = one_answer(&mut client, request.clone()).await;
+        assert!(matches!(answer, wire::append_response::Outcome::Matched(_)), "{answer:?}");
+    }
+    let mut metrics = consensus.flush_progress();
+    guarded("all is flushed", metrics.wait_for(|flushed| flushed.last_index == Some(2))).await.unwrap();
+    let before = consensus.status();
+    assert_eq!((before.last_log_index, before.term), (Some(2), 9));
+    // A leader of before, and its vote, come too late.
+    let stale = append(8, None, vec![entry(8, 0)]);
+    let answer = one_answer(&mut client, stale).await;
+    assert!(matches!(answer, wire::append_response::Outcome::HigherVote(_)), "{answer:?}");
+    let asks = wire::VoteRequest { peer: peer(CLUSTER, 1), vote: vote(8, 2, false), ..Default::default() };
+    assert!(!client.vote(asks).await.unwrap().into_inner().granted);
+    // In the name of another.
+    let asks = wire::VoteRequest { peer: peer(CLUSTER, 1), vote: vote(10, 3, false), ..Default::default() };
+    assert_eq!(client.vote(asks).await.unwrap_err().code(), Code::InvalidArgument);
+    let after = consensus.status();
+    assert_eq!((after.last_log_index, after.term, after.committed_index), (Some(2), 9, before.committed_index));
+}
+
+async fn one_answer(
+    client: &mut RaftServiceClient<tonic::transport::Channel>,
+    request: wire::AppendRequest,
+) -> wire::append_response::Outcome {
+    let mut answers = client.append(futures::stream::iter([request])).await.unwrap().into_inner();
+    guarded("an answer", answers.message()).await.unwrap().unwrap().outcome.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,6 +25,17 @@ use tokio::sync::{oneshot, watch};
 
 pub const CLUSTER: ClusterId = ClusterId(0x00c1_0513);
 const GUARD: Duration = Duration::from_secs(60);
+
+/// Waits until something that makes no event of its own is so.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    guarded(what, async {
+        let mut look = tokio::time::interval(Duration::from_millis(10));
+        while !is_so() {
+            look.tick().await;
+        }
+    })
+    .await;
+}
 
 /// Fails the test instead of hanging it.
 pub async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -129,6 +141,8 @@ pub struct Proxy {
     pub address: SocketAddr,
     pub target: watch::Sender<Option<SocketAddr>>,
     pub fault: watch::Sender<Fault>,
+    /// Bytes of requests that arrived.
+    pub carried: AtomicU64,
 }
 
 async fn pump(
@@ -136,6 +150,7 @@ async fn pump(
     mut to: tokio::net::tcp::OwnedWriteHalf,
     lose: impl Fn() -> bool,
     bytes_max: impl Fn() -> Option<usize>,
+    count: impl Fn(usize),
 ) {
     let mut buffer = vec![0; 64 << 10];
     let mut carried = 0;
@@ -144,9 +159,13 @@ async fn pump(
         if len == 0 || bytes_max().is_some_and(|bytes_max| carried > bytes_max) {
             break;
         }
-        if !lose() && to.write_all(&buffer[..len]).await.is_err() {
+        if lose() {
+            continue;
+        }
+        if to.write_all(&buffer[..len]).await.is_err() {
             break;
         }
+        count(len);
     }
     let _ = to.shutdown().await;
 }
@@ -156,7 +175,12 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let proxy =
-            Arc::new(Proxy { address, target: watch::Sender::new(None), fault: watch::Sender::default() });
+            Arc::new(Proxy {
+                address,
+                target: watch::Sender::new(None),
+                fault: watch::Sender::default(),
+                carried: AtomicU64::new(0),
+            });
         let accepting = Arc::downgrade(&proxy);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
@@ -172,8 +196,10 @@ impl Proxy {
                     let fault_back = fault.clone();
                     let fault_bytes = fault.clone();
                     let bytes_max = move || fault_bytes.borrow().break_after_bytes;
-                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests, bytes_max);
-                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None);
+                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests, bytes_max, |len| {
+                        proxy.carried.fetch_add(len as u64, Ordering::Relaxed);
+                    });
+                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None, |_| {});
                     let mut target_changes = proxy.target.subscribe();
                     target_changes.borrow_and_update();
                     // A target that moved or died takes its connections with it.
@@ -308,9 +334,13 @@ impl Cluster {
             .collect();
         config.leader.report_interval_ms = 50;
         config.known_peers = self.disks.keys().map(|id| (ReplicaId(*id), node(*id))).collect();
-        config.dial = Some(Arc::new(move |target, _| match addresses.get(&target.0) {
-            Some(address) => address.to_string(),
-            None => "127.0.0.1:1".to_owned(),
+        // By the address in the membership, so that a wrong one leads nowhere.
+        config.dial = Some(Arc::new(move |_, node| {
+            let target = node.peer_endpoint.strip_prefix("replica-").and_then(|id| id.parse().ok());
+            match target.and_then(|target: u64| addresses.get(&target)) {
+                Some(address) => address.to_string(),
+                None => "127.0.0.1:1".to_owned(),
+            }
         }));
         (self.tune)(id, &mut config);
         config
