@@ -118,7 +118,7 @@ fn health(report: &PeerReport, facts: &LocalFacts, is_own: bool) -> v1::ReplicaH
         space: space.into(),
         free_bytes: report.storage.free_bytes,
         stalled_ms: report.storage.stalled_ms,
-        flush_us: report.storage.flush_us,
+        flush_us: report.storage.flush_mean_us,
         rejoining: report.rejoining,
         cluster_generation: report.generation,
         snapshot_age_ms: facts.snapshot_age_ms,

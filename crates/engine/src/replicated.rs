@@ -69,6 +69,14 @@ pub struct View {
     pub(crate) shared: Arc<Shared>,
 }
 
+impl View {
+    /// The applied state. It never changes; ask again for a newer one.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.shared.view.load_full()
+    }
+}
+
 impl Replicated {
     /// The same with someone who keeps the evidence when this replica diverges.
     #[must_use]

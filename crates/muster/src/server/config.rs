@@ -68,6 +68,52 @@ struct File {
     snapshots: SnapshotsFile,
     #[serde(default)]
     leader: LeaderFile,
+    #[serde(default)]
+    recovery: RecoveryFile,
+    #[serde(default)]
+    upgrade: UpgradeFile,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecoveryFile {
+    #[serde(default)]
+    rebuild: Rebuild,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UpgradeFile {
+    format_max: Option<u16>,
+    #[serde(default)]
+    auto: bool,
+}
+
+/// Whether a replica whose data is damaged is rebuilt from its peers without being told to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rebuild {
+    /// It is. What is damaged is kept as evidence, and it does not vote before the cluster took it in anew.
+    #[default]
+    Auto,
+    /// Only with `--rebuild`.
+    Manual,
+}
+
+/// What happens when a replica's storage is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// Whether it is rebuilt without being told to.
+    pub rebuild: Rebuild,
+}
+
+/// How newer record formats come into force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upgrade {
+    /// This replica stands for a release that reads formats up to this one.
+    pub format_max: Option<u16>,
+    /// The leader raises the format by itself once every replica reads a newer one.
+    pub raise_automatically: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -143,9 +189,19 @@ pub struct ServerConfig {
     pub snapshots: SnapshotPolicy,
     /// Who should lead.
     pub leader: LeaderPolicy,
+    /// What happens when storage is damaged.
+    pub recovery: Recovery,
+    /// How newer record formats come into force.
+    pub upgrade: Upgrade,
 }
 
 impl ServerConfig {
+    /// The highest record format this replica reads.
+    #[must_use]
+    pub fn format_max(&self) -> u16 {
+        self.upgrade.format_max.unwrap_or(muster_journal::FORMAT_MAX)
+    }
+
     /// Reads and checks a file.
     ///
     /// # Errors
@@ -203,6 +259,13 @@ impl ServerConfig {
         }
         let snapshots = snapshots(&file.snapshots, &refuse)?;
         let leader = leader(&file.leader, &members, &refuse)?;
+        let (lowest, highest) = (muster_journal::FORMAT_MIN, muster_journal::FORMAT_MAX);
+        if let Some(asked) = file.upgrade.format_max.filter(|asked| !(lowest..=highest).contains(asked)) {
+            let rule = format!("must be between {lowest} and {highest}, got {asked}");
+            return Err(refuse("upgrade.format_max", rule));
+        }
+        let upgrade =
+            Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -215,6 +278,8 @@ impl ServerConfig {
             parameters,
             snapshots,
             leader,
+            recovery: Recovery { rebuild: file.recovery.rebuild },
+            upgrade,
         })
     }
 }
@@ -415,6 +480,8 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-west\", \"eu-west\"]\n"),
                 "leader.preferred_regions[1]: \"eu-west\" is there twice",
             ),
+            (format!("{GOOD}\n[upgrade]\nformat_max = 0\n"), "upgrade.format_max: must be between 1 and"),
+            (format!("{GOOD}\n[recovery]\nrebuild = \"maybe\"\n"), "unknown variant `maybe`"),
             (format!("{GOOD}\n[leader]\nsettle_ms = 0\n"), "leader.settle_ms: must be 1 or more"),
             (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
         ];
