@@ -58,7 +58,8 @@ fn optional(id: u64) -> Option<ReplicaId> {
 fn endpoint_rule(field: &str, text: &str) -> Option<Violation> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or(text);
     let port = rest.rsplit_once(':').and_then(|(host, port)| {
-        let host_is_good = !host.is_empty() && host.chars().all(|c| c.is_ascii_graphic() && !"/@?#".contains(c));
+        let host_is_good =
+            !host.is_empty() && host.chars().all(|c| c.is_ascii_graphic() && !"/@?#".contains(c));
         port.trim_end_matches('/').parse::<u16>().ok().filter(|port| *port > 0 && host_is_good)
     });
     if text.len() <= ENDPOINT_BYTES_MAX && port.is_some() {

@@ -64,7 +64,8 @@ fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     let healthy = voters.iter().filter(|m| !is_silent(sight, m.replica, m.silent_ms)).count();
     let (count, needed) = (voters.len(), voters.len() / 2 + 1);
     if healthy < needed {
-        let text = format!("only {healthy} of {count} voters answer, {needed} are needed: nothing can be decided");
+        let text =
+            format!("only {healthy} of {count} voters answer, {needed} are needed: nothing can be decided");
         all.push(warn("QUORUM_LOST", None, text));
     } else if count >= 3 && healthy == needed {
         let text = format!("{healthy} of {count} voters healthy: a further loss stops the cluster");
@@ -74,7 +75,8 @@ fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
         let text = format!("{count} of 3 voters that production takes: the loss of one stops the cluster");
         all.push(warn("FEW_VOTERS", None, text));
     } else if count.is_multiple_of(2) {
-        let text = format!("{count} voters survive no more losses than {}, and each decision takes more", count - 1);
+        let text =
+            format!("{count} voters survive no more losses than {}, and each decision takes more", count - 1);
         all.push(warn("EVEN_VOTERS", None, text));
     }
 }

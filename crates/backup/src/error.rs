@@ -29,7 +29,9 @@ pub enum BackupError {
         path: PathBuf,
     },
     /// Written by a newer release.
-    #[error("{path} has layout {found}, and this release reads up to {supported}; use the release that wrote it")]
+    #[error(
+        "{path} has layout {found}, and this release reads up to {supported}; use the release that wrote it"
+    )]
     Newer {
         /// Which file.
         path: PathBuf,

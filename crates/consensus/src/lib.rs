@@ -29,7 +29,7 @@ mod rejoin;
 mod state_machine;
 mod status;
 
-pub use application::{halt, Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };

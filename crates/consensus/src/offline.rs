@@ -103,9 +103,8 @@ pub async fn read_everything(
     application: &mut dyn Application,
 ) -> Result<Held, OfflineError> {
     let (dir, options) = (dir.to_path_buf(), StoreOptions::production());
-    let opened = tokio::task::spawn_blocking(move || {
-        ReplicaStore::open(&dir, identity, OpenMode::Existing, options)
-    });
+    let opened =
+        tokio::task::spawn_blocking(move || ReplicaStore::open(&dir, identity, OpenMode::Existing, options));
     let store = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     let held = take(&store, application).await;
     store.log.close().await;
@@ -161,7 +160,8 @@ fn apply(application: &mut dyn Application, batch: &[Entry]) -> Result<(), Offli
         let applied = std::panic::catch_unwind(AssertUnwindSafe(|| {
             application.apply(std::slice::from_ref::<CommittedEntry>(&entry));
         }));
-        applied.map_err(|panic| OfflineError::Apply { raft_index, detail: Halt::detail_of(panic.as_ref()) })?;
+        applied
+            .map_err(|panic| OfflineError::Apply { raft_index, detail: Halt::detail_of(panic.as_ref()) })?;
     }
     Ok(())
 }

@@ -105,9 +105,9 @@ async fn a_dead_replica_is_replaced_by_one_command() {
     let replacing = {
         let leader = leader.clone();
         let dead = ReplicaId(rest[0]);
-        tokio::spawn(async move {
-            leader.replace(dead, ReplicaId(4), node(4), ChangeOptions::default()).await
-        })
+        tokio::spawn(
+            async move { leader.replace(dead, ReplicaId(4), node(4), ChangeOptions::default()).await },
+        )
     };
     let waits = |progress: &Option<muster_consensus::ChangeProgress>| {
         progress.as_ref().is_some_and(|progress| matches!(progress.step, ChangeStep::CatchingUp { .. }))

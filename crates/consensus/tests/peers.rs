@@ -151,7 +151,8 @@ async fn a_peer_of_before_a_recovery_is_refused_and_a_blank_replica_takes_the_ge
     let refused = client.vote(asks(4)).await.unwrap_err();
     assert_eq!(refusal(&refused), Some("newer-generation"));
     assert_eq!(consensus.generation(), 1);
-    let append = |generation| wire::AppendRequest { peer: of(generation), vote: leader, ..Default::default() };
+    let append =
+        |generation| wire::AppendRequest { peer: of(generation), vote: leader, ..Default::default() };
     client.append(futures::stream::iter([append(4)])).await.unwrap();
     assert_eq!(consensus.generation(), 4);
     // Now it is of that generation, and has a vote: neither an older nor a newer one is believed.
@@ -198,10 +199,8 @@ async fn a_replica_that_lost_its_storage_refuses_every_promise() {
 async fn a_snapshot_that_is_not_what_was_announced_is_refused() {
     let (consensus, mut client) = served().await;
     let leader = Some(wire::BallotVote { term: 9, replica: 2, committed: true });
-    let meta = SnapshotMeta {
-        last_log_id: Some(LogId::new(LeaderId::new(9, 2), 5)),
-        ..SnapshotMeta::default()
-    };
+    let meta =
+        SnapshotMeta { last_log_id: Some(LogId::new(LeaderId::new(9, 2), 5)), ..SnapshotMeta::default() };
     let digest = Some(wire::SnapshotDigest { chunks: 2, bytes: 6, checksum: 1 });
     let start = |first_chunk| {
         Part::Start(wire::SnapshotStart {
@@ -228,7 +227,8 @@ async fn a_snapshot_that_is_not_what_was_announced_is_refused() {
     ];
     for (parts, code) in cases {
         let said = format!("{parts:?}");
-        let parts: Vec<_> = parts.into_iter().map(|part| wire::SnapshotRequest { part: Some(part) }).collect();
+        let parts: Vec<_> =
+            parts.into_iter().map(|part| wire::SnapshotRequest { part: Some(part) }).collect();
         let refused = guarded("a refusal", client.install_snapshot(futures::stream::iter(parts))).await;
         assert_eq!(refused.unwrap_err().code(), code, "{said}");
     }
@@ -248,10 +248,7 @@ async fn messages_that_come_again_or_too_late_change_nothing() {
     let (consensus, mut client) = served().await;
     let vote = |term, replica, committed| Some(wire::BallotVote { term, replica, committed });
     let entry = |term, index| {
-        let entry = Entry {
-            log_id: LogId::new(LeaderId::new(term, 2), index),
-            payload: EntryPayload::Blank,
-        };
+        let entry = Entry { log_id: LogId::new(LeaderId::new(term, 2), index), payload: EntryPayload::Blank };
         encode_entry(&entry, 0)
     };
     let append = |term, previous: Option<(u64, u64)>, entries| wire::AppendRequest {
@@ -284,7 +281,10 @@ async fn messages_that_come_again_or_too_late_change_nothing() {
     let asks = wire::VoteRequest { peer: peer(CLUSTER, 1), vote: vote(10, 3, false), ..Default::default() };
     assert_eq!(client.vote(asks).await.unwrap_err().code(), Code::InvalidArgument);
     let after = consensus.status();
-    assert_eq!((after.last_log_index, after.term, after.committed_index), (Some(2), 9, before.committed_index));
+    assert_eq!(
+        (after.last_log_index, after.term, after.committed_index),
+        (Some(2), 9, before.committed_index)
+    );
 }
 
 async fn one_answer(

@@ -138,7 +138,8 @@ async fn a_leader_whose_storage_is_unwell_hands_over_to_one_whose_is_not() {
         reports.len() == 3 && reports[&ReplicaId(rest[0])].storage.space == Space::Full
     };
     guarded("the leader hears of it", reports.wait_for(known)).await.unwrap();
-    health[&first.replica.0].send_replace(StorageHealth { stalled_ms: Some(5_000), ..StorageHealth::default() });
+    health[&first.replica.0]
+        .send_replace(StorageHealth { stalled_ms: Some(5_000), ..StorageHealth::default() });
     let second = cluster.leader_among(&rest[1..]).await;
     assert!(second > first);
     cluster.write(&rest[1..], "two").await;

@@ -66,7 +66,8 @@ fn unknown(replica: ReplicaId) -> Refusal {
 fn not_caught_up(replica: ReplicaId, lag_entries: Option<u64>, lag_entries_max: u64) -> Refusal {
     match lag_entries {
         Some(lag) => {
-            let text = format!("{replica} lacks {lag} entries of the log; a voter may lack {lag_entries_max}");
+            let text =
+                format!("{replica} lacks {lag} entries of the log; a voter may lack {lag_entries_max}");
             Refusal::new(RefusalCode::ReplicaNotCaughtUp, text).with("lag_entries", lag)
         }
         None => Refusal::new(
@@ -102,13 +103,21 @@ impl Engine {
         Err(Refusal::new(RefusalCode::NotLeader, "this replica does not lead"))
     }
 
+    /// The members, between two changes: within one, a replica that is taken in anew is none for a moment.
+    fn settled_members(&self) -> Result<BTreeMap<ReplicaId, Member>, Refusal> {
+        self.check_leads()?;
+        if let Some(running) = self.consensus().change_progress().borrow().as_ref() {
+            return Err(refusal_of(&MembershipError::Busy { running: running.operation.clone() }));
+        }
+        Ok(self.members())
+    }
+
     /// Adds a replica that follows without a vote.
     ///
     /// # Errors
     /// See [`RefusalCode`]: not leading, busy, or a member elsewhere.
     pub async fn add_replica(&self, id: ReplicaId, node: ReplicaNode) -> Result<Changed, Refusal> {
-        self.check_leads()?;
-        if self.members().get(&id).is_some_and(|member| member.node == node) {
+        if self.settled_members()?.get(&id).is_some_and(|member| member.node == node) {
             return Ok(self.unchanged());
         }
         self.consensus().add_learner(id, node).await.map_err(|error| refusal_of(&error))
@@ -119,8 +128,7 @@ impl Engine {
     /// # Errors
     /// Not caught up, does not read the format in force, would lose the quorum, busy, unknown.
     pub async fn promote_replica(&self, id: ReplicaId) -> Result<Changed, Refusal> {
-        self.check_leads()?;
-        let members = self.members();
+        let members = self.settled_members()?;
         let member = members.get(&id).ok_or_else(|| unknown(id))?;
         if member.votes {
             return Ok(self.unchanged());
@@ -134,8 +142,7 @@ impl Engine {
     /// # Errors
     /// Would lose the quorum, busy, unknown.
     pub async fn remove_replica(&self, id: ReplicaId, options: ChangeOptions) -> Result<Changed, Refusal> {
-        self.check_leads()?;
-        let members = self.members();
+        let members = self.settled_members()?;
         let member = members.get(&id).ok_or_else(|| unknown(id))?;
         if !member.votes && options.keep_as_learners {
             return Ok(self.unchanged());
@@ -155,15 +162,12 @@ impl Engine {
         node: ReplicaNode,
         options: ChangeOptions,
     ) -> Result<Changed, Refusal> {
-        self.check_leads()?;
-        let members = self.members();
+        let members = self.settled_members()?;
         if gone == id {
             return match members.get(&id) {
                 None => Err(unknown(id)),
                 Some(member) if member.node == node => Ok(self.unchanged()),
-                Some(_) => {
-                    self.consensus().update_member(id, node).await.map_err(|error| refusal_of(&error))
-                }
+                Some(_) => self.consensus().update_member(id, node).await.map_err(|error| refusal_of(&error)),
             };
         }
         let replacement = members.get(&id);
@@ -197,8 +201,7 @@ impl Engine {
         voters: BTreeSet<ReplicaId>,
         options: ChangeOptions,
     ) -> Result<Changed, Refusal> {
-        self.check_leads()?;
-        let members = self.members();
+        let members = self.settled_members()?;
         let now: BTreeSet<ReplicaId> = self.unchanged().voters;
         if now == voters {
             return Ok(self.unchanged());
@@ -304,7 +307,8 @@ impl Engine {
         let (highest, behind) = self.formats(wanted.map(u32::from));
         if !behind.is_empty() {
             let format = wanted.map_or("a format".to_owned(), |format| format!("record format {format}"));
-            let text = format!("these replicas have not said that they read {format}: {}", list(behind.clone()));
+            let text =
+                format!("these replicas have not said that they read {format}: {}", list(behind.clone()));
             return Err(Refusal::new(RefusalCode::FormatNotReady, text).with("replicas", list(behind)));
         }
         let highest = u16::try_from(highest).unwrap_or(u16::MAX).min(muster_journal::FORMAT_MAX);

@@ -2,9 +2,7 @@
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use muster_consensus::{
-    Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt,
-};
+use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::LogIndex;

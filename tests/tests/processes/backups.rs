@@ -38,7 +38,8 @@ impl Cluster {
 
 /// Uses a token; whether it is the current one.
 async fn use_token(cluster: &Cluster, job_id: &str, token: v1::FencingToken) -> Option<RefusalCode> {
-    let request = v1::CommitCheckpointRequest { job_id: job_id.to_owned(), token: Some(token), ..Default::default() };
+    let request =
+        v1::CommitCheckpointRequest { job_id: job_id.to_owned(), token: Some(token), ..Default::default() };
     let answer = cluster.client().commit_checkpoint(request).await;
     answer.err().map(|error| error.refused().and_then(|refused| refused.code).expect("a refusal has a code"))
 }
@@ -72,7 +73,8 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
         std::fs::write(&bad, bytes).unwrap();
         let ran = verify(&bad).await;
         assert!(matches!(ran.code, Some(1 | 2)) && ran.out.is_empty(), "byte {at}: {ran:#?}");
-        let ran = run_to_end(&["backup", "restore", "--from", text(&bad), "--config", text(&config)], "").await;
+        let ran =
+            run_to_end(&["backup", "restore", "--from", text(&bad), "--config", text(&config)], "").await;
         assert_ne!(ran.code, Some(0), "byte {at}: {ran:#?}");
         assert!(!cluster.replicas[3].data().join("IDENTITY").exists(), "a folder was made of damage");
     }
@@ -137,7 +139,8 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     assert_eq!(use_token(&cluster, &id, old).await, Some(RefusalCode::Fenced), "a token of before is good");
     // The agent has come back by itself, and the work goes on under a newer token.
     let again = wait_for_job(&cluster.client_of(survivor), &id, |job| {
-        job.phase() == JobPhase::Running && job.placement.as_ref().is_some_and(|p| p.token.is_some_and(|t| t.generation == 2))
+        job.phase() == JobPhase::Running
+            && job.placement.as_ref().is_some_and(|p| p.token.is_some_and(|t| t.generation == 2))
     })
     .await;
     let new = again.placement.and_then(|placement| placement.token).expect("it is placed");

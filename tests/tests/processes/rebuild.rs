@@ -3,7 +3,9 @@
 
 use muster_journal::{Decision, FORMAT_MAX, decode_round};
 use muster_state::{Leadership, State};
-use muster_store::{EntryPayload, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership};
+use muster_store::{
+    EntryPayload, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
+};
 use muster_types::{LogIndex, Name, RefusalCode, ReplicaId};
 use muster_wire::v1;
 use std::convert::Infallible;
@@ -40,7 +42,9 @@ pub fn damage(folder: &Path) {
 
 fn evidence_in(data: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(data).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("damaged-"))).collect()
+    entries
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("damaged-")))
+        .collect()
 }
 
 impl Cluster {
@@ -236,7 +240,8 @@ impl Disk {
     pub fn mount(folder: &Path) -> Option<Disk> {
         std::fs::create_dir_all(folder).ok()?;
         let disk = Disk { folder: folder.to_path_buf() };
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8g", "none"]).arg(folder).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=8g", "none"]).arg(folder).output();
         mounted.is_ok_and(|ran| ran.status.success()).then_some(disk)
     }
 
@@ -260,7 +265,9 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
     let mut cluster = Cluster::lay_out(3);
     let disks: Vec<Disk> = (0..3).filter_map(|at| Disk::mount(&cluster.replicas[at].data())).collect();
     if disks.len() < 3 {
-        say("SKIPPED a_full_disk_costs_the_leadership_then_new_work_and_nothing_else: this user cannot mount a tmpfs");
+        say(
+            "SKIPPED a_full_disk_costs_the_leadership_then_new_work_and_nothing_else: this user cannot mount a tmpfs",
+        );
         return;
     }
     for at in 0..3 {
@@ -283,7 +290,8 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
 
     // All of them: new work is refused, and what is there can be read.
     disks.iter().for_each(|disk| disk.resize("600m"));
-    let options = muster_client::Options { deadline: Duration::from_secs(3), ..muster_client::Options::STANDARD };
+    let options =
+        muster_client::Options { deadline: Duration::from_secs(3), ..muster_client::Options::STANDARD };
     let hasty = cluster.client().with_options(options);
     eventually("new work is not refused", || async {
         let request = v1::SubmitJobRequest { spec: Some(job("too-much", &["true"])), ..Default::default() };

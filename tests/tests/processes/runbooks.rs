@@ -83,11 +83,14 @@ fn parse(text: &str) -> Page {
     while let Some((line, words)) = lines.next() {
         if let Some(words) = words.strip_prefix("<!-- test ").and_then(|rest| rest.strip_suffix(" -->")) {
             page.setup = setup(words);
-        } else if let Some(words) = words.strip_prefix("<!-- fault ").and_then(|rest| rest.strip_suffix(" -->")) {
+        } else if let Some(words) =
+            words.strip_prefix("<!-- fault ").and_then(|rest| rest.strip_suffix(" -->"))
+        {
             let text = words.to_owned();
             page.blocks.push(Block { kind: Kind::Fault, line, exit: 0, text, expected: Vec::new() });
         } else if let Some(info) = words.trim_start().strip_prefix("```") {
-            let body: Vec<&str> = lines.by_ref().map(|(_, l)| l.trim_start()).take_while(|l| *l != "```").collect();
+            let body: Vec<&str> =
+                lines.by_ref().map(|(_, l)| l.trim_start()).take_while(|l| *l != "```").collect();
             let mut info = info.split_whitespace();
             match (info.next(), info.next()) {
                 (Some("sh"), Some(kind)) => {
@@ -99,10 +102,17 @@ fn parse(text: &str) -> Page {
                     };
                     let exit = info.next().and_then(|word| word.strip_prefix("exit=")?.parse().ok());
                     let text = body.join("\n");
-                    page.blocks.push(Block { kind, line, exit: exit.unwrap_or(0), text, expected: Vec::new() });
+                    page.blocks.push(Block {
+                        kind,
+                        line,
+                        exit: exit.unwrap_or(0),
+                        text,
+                        expected: Vec::new(),
+                    });
                 }
                 (Some("expect"), None) => {
-                    let last = page.blocks.last_mut().unwrap_or_else(|| panic!("line {line}: of which block?"));
+                    let last =
+                        page.blocks.last_mut().unwrap_or_else(|| panic!("line {line}: of which block?"));
                     last.expected.extend(body.into_iter().map(ToOwned::to_owned));
                 }
                 (Some("sh"), None) | (None, _) => panic!("line {line}: a block nobody carries out or checks"),
@@ -203,7 +213,8 @@ impl Run<'_> {
     async fn carry_out(&mut self, block: &Block) {
         let place = format!("{}.md, line {}: {}", self.name, block.line + 1, block.text);
         let holds = |output: &Output| {
-            output.code == Some(block.exit) && block.expected.iter().all(|line| output.text.contains(line.as_str()))
+            output.code == Some(block.exit)
+                && block.expected.iter().all(|line| output.text.contains(line.as_str()))
         };
         match block.kind {
             Kind::Fault => self.fault(&block.text).await,

@@ -34,7 +34,11 @@ async fn a_rolling_upgrade_fails_no_call_and_raises_the_format_at_its_end() {
         cluster.start_replica(at);
         let seen = cluster.client().seen_log_index();
         cluster.caught_up(at, seen).await;
-        assert_eq!(cluster.formats(at).await, Some((1, 2)), "it reads the newer format, the older is in force");
+        assert_eq!(
+            cluster.formats(at).await,
+            Some((1, 2)),
+            "it reads the newer format, the older is in force"
+        );
         load.progress().await;
     }
     let ran = eventually("the format is not raised", || async {
@@ -67,5 +71,7 @@ async fn a_rolling_upgrade_fails_no_call_and_raises_the_format_at_its_end() {
     assert_eq!(ran.code, Some(CONFLICT), "{ran:#?}");
     cluster.operated(&["cluster", "remove", "4"]).await;
     cluster.assert_digests_agree().await;
-    say(&format!("rolling upgrade: {acknowledged} submissions acknowledged, none failed, the format raised at the end"));
+    say(&format!(
+        "rolling upgrade: {acknowledged} submissions acknowledged, none failed, the format raised at the end"
+    ));
 }

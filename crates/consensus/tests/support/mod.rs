@@ -174,13 +174,12 @@ impl Proxy {
     async fn start() -> Arc<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let proxy =
-            Arc::new(Proxy {
-                address,
-                target: watch::Sender::new(None),
-                fault: watch::Sender::default(),
-                carried: AtomicU64::new(0),
-            });
+        let proxy = Arc::new(Proxy {
+            address,
+            target: watch::Sender::new(None),
+            fault: watch::Sender::default(),
+            carried: AtomicU64::new(0),
+        });
         let accepting = Arc::downgrade(&proxy);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
@@ -196,10 +195,17 @@ impl Proxy {
                     let fault_back = fault.clone();
                     let fault_bytes = fault.clone();
                     let bytes_max = move || fault_bytes.borrow().break_after_bytes;
-                    let there = pump(near_read, far_write, move || fault.borrow().lose_requests, bytes_max, |len| {
-                        proxy.carried.fetch_add(len as u64, Ordering::Relaxed);
-                    });
-                    let back = pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None, |_| {});
+                    let there = pump(
+                        near_read,
+                        far_write,
+                        move || fault.borrow().lose_requests,
+                        bytes_max,
+                        |len| {
+                            proxy.carried.fetch_add(len as u64, Ordering::Relaxed);
+                        },
+                    );
+                    let back =
+                        pump(far_read, near_write, move || fault_back.borrow().lose_answers, || None, |_| {});
                     let mut target_changes = proxy.target.subscribe();
                     target_changes.borrow_and_update();
                     // A target that moved or died takes its connections with it.

@@ -33,7 +33,9 @@ The cluster serves on meanwhile. The file appears under its name when it is comp
         out: PathBuf,
     },
     /// Check a file, byte by byte, and the state in it; needs no cluster
-    #[command(after_help = "Examples:\n  muster backup verify a.backup\n  muster backup verify a.backup -o json")]
+    #[command(
+        after_help = "Examples:\n  muster backup verify a.backup\n  muster backup verify a.backup -o json"
+    )]
     Verify {
         /// The file
         file: PathBuf,
@@ -96,7 +98,8 @@ async fn create(global: &Global, console: &Console, out: &Path) -> Result<Exit, 
 }
 
 fn header(sent: &v1::BackupHeader) -> Result<BackupHeader, Failure> {
-    let strange = |what: &str| Failure::new(Exit::Failed, format!("the replica sent a backup with a wrong {what}"));
+    let strange =
+        |what: &str| Failure::new(Exit::Failed, format!("the replica sent a backup with a wrong {what}"));
     Ok(BackupHeader {
         cluster_id: sent.cluster_id.parse::<ClusterId>().map_err(|_| strange("cluster id"))?,
         cluster_generation: sent.cluster_generation,
@@ -183,7 +186,8 @@ fn show(
         version: header.version,
         pieces: verified.pieces,
         bytes: verified.bytes,
-        jobs: state.map(|state| (state.pending_count() + state.active_count() + state.finished_count()) as u64),
+        jobs: state
+            .map(|state| (state.pending_count() + state.active_count() + state.finished_count()) as u64),
         nodes: state.map(|state| state.nodes().len() as u64),
     };
     match console.format {
@@ -200,10 +204,17 @@ fn show(
             ))?;
             console.line(&format!(
                 "digest {}, format {}, {} bytes in {} pieces, from replica {} ({})",
-                backup.state_digest, backup.format, backup.bytes, backup.pieces, backup.replica, backup.version
+                backup.state_digest,
+                backup.format,
+                backup.bytes,
+                backup.pieces,
+                backup.replica,
+                backup.version
             ))?;
             if let (Some(jobs), Some(nodes)) = (backup.jobs, backup.nodes) {
-                console.line(&format!("verified: {jobs} jobs, {nodes} nodes, every checksum and invariant holds"))?;
+                console.line(&format!(
+                    "verified: {jobs} jobs, {nodes} nodes, every checksum and invariant holds"
+                ))?;
             }
         }
     }
@@ -223,8 +234,12 @@ fn chain(exit: Exit, error: &dyn std::error::Error) -> Failure {
 impl From<BackupError> for Failure {
     fn from(error: BackupError) -> Failure {
         let (exit, next) = match &error {
-            BackupError::Exists { .. } => (Exit::Conflict, "a backup never replaces a file; give another name"),
-            BackupError::Damaged { .. } => (Exit::Failed, "take another backup; this one must not be restored"),
+            BackupError::Exists { .. } => {
+                (Exit::Conflict, "a backup never replaces a file; give another name")
+            }
+            BackupError::Damaged { .. } => {
+                (Exit::Failed, "take another backup; this one must not be restored")
+            }
             BackupError::Newer { .. } => (Exit::Failed, "use the release that wrote it"),
             BackupError::Foreign { .. } => (Exit::Usage, "give a file that `muster backup create` wrote"),
             BackupError::File { .. } => (Exit::Failed, "see that the folder is there, writable and has room"),

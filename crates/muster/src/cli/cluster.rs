@@ -13,9 +13,7 @@ use super::Global;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::members;
-use super::view::{
-    ClusterStatus, Document, Health, JobCounts, NodeCounts, Replica, ReplicaStatus, Warning,
-};
+use super::view::{ClusterStatus, Document, Health, JobCounts, NodeCounts, Replica, ReplicaStatus, Warning};
 
 /// Replicas are three or five; more than this is a broken answer, not a cluster.
 const REPLICAS_MAX: usize = 64;
@@ -119,7 +117,9 @@ async fn status(client: &Client, console: &Console) -> Result<Exit, Failure> {
             Exit::Failed,
             format!("replicas have different digests of the state at log index {index}"),
         )
-        .with_next("see ops/runbooks/diverged-replica.md: keep the one that differs as evidence, rebuild it")),
+        .with_next(
+            "see ops/runbooks/diverged-replica.md: keep the one that differs as evidence, rebuild it",
+        )),
         None => Ok(Exit::Ok),
     }
 }

@@ -138,12 +138,7 @@ pub struct AddressArgs {
 
 impl AddressArgs {
     fn of(self, id: u64) -> v1::ReplicaAddress {
-        v1::ReplicaAddress {
-            id,
-            region: self.region,
-            peer_endpoint: self.peer,
-            client_endpoint: self.client,
-        }
+        v1::ReplicaAddress { id, region: self.region, peer_endpoint: self.peer, client_endpoint: self.client }
     }
 }
 
@@ -244,10 +239,8 @@ async fn transfer(
     to: Option<u64>,
     away_from: Option<u64>,
 ) -> Result<Exit, Failure> {
-    let request = v1::TransferLeadershipRequest {
-        to_id: to.unwrap_or(0),
-        away_from_id: away_from.unwrap_or(0),
-    };
+    let request =
+        v1::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: away_from.unwrap_or(0) };
     let leader = client.transfer_leadership(request).await?.leader_id;
     match console.format {
         Format::Json | Format::Yaml => {
@@ -374,7 +367,8 @@ struct Meter<'a> {
 impl Meter<'_> {
     fn new(console: &Console, id: u64) -> Meter<'_> {
         let bar = console.shows_bars().then(|| {
-            let style = ProgressStyle::with_template("replica {prefix} {bar:32} {pos}/{len} entries {elapsed}");
+            let style =
+                ProgressStyle::with_template("replica {prefix} {bar:32} {pos}/{len} entries {elapsed}");
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style).with_prefix(id.to_string())
         });

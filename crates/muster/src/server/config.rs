@@ -264,8 +264,7 @@ impl ServerConfig {
             let rule = format!("must be between {lowest} and {highest}, got {asked}");
             return Err(refuse("upgrade.format_max", rule));
         }
-        let upgrade =
-            Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
+        let upgrade = Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -434,8 +433,8 @@ client_endpoint = "http://127.0.0.1:7400"
     fn snapshots_and_leaders_are_as_asked_for() {
         let asked = "[snapshots]\nevery_bytes = 2097152\nevery_ms = 60000\nkept_bytes = 0\n\
                      [leader]\npreferred_regions = [\"eu-west\"]\nsettle_ms = 5000\n";
-        let config =
-            ServerConfig::parse(Path::new("muster.toml"), &format!("{GOOD}\n{asked}")).expect("it is complete");
+        let config = ServerConfig::parse(Path::new("muster.toml"), &format!("{GOOD}\n{asked}"))
+            .expect("it is complete");
         let expected = SnapshotPolicy {
             every_bytes: Some(2 << 20),
             every_ms: Some(60_000),
@@ -469,9 +468,15 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),
                 "missing field `election_timeout_min_ms`",
             ),
-            (format!("{GOOD}\n[snapshots]\nevery_bytes = 5\n"), "snapshots.every_bytes: must be 1048576 or more"),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_bytes = 5\n"),
+                "snapshots.every_bytes: must be 1048576 or more",
+            ),
             (format!("{GOOD}\n[snapshots]\nevery_ms = 5\n"), "snapshots.every_ms: must be 1000 or more"),
-            (format!("{GOOD}\n[snapshots]\nevery_entries = 0\n"), "snapshots.every_entries: must be 1 or more"),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_entries = 0\n"),
+                "snapshots.every_entries: must be 1 or more",
+            ),
             (
                 format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-wset\"]\n"),
                 "leader.preferred_regions[0]: no member stands in",

@@ -38,13 +38,17 @@ const FORMATS_EVERY: Duration = Duration::from_secs(2);
 
 /// Runs one replica of the scheduler.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = "EXAMPLES:\n  \
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "EXAMPLES:\n  \
     First start of each replica of a new cluster:\n      muster server --config /etc/muster/server.toml --bootstrap\n  \
     Every start after that:\n      muster server --config /etc/muster/server.toml\n  \
     A new replica of a cluster that runs; it waits until `muster cluster add` takes it in:\n      \
     muster server --config /etc/muster/server.toml --join\n  \
     A replica that lost its disk, or whose data is damaged or has diverged:\n      \
-    muster server --config /etc/muster/server.toml --rebuild")]
+    muster server --config /etc/muster/server.toml --rebuild"
+)]
 pub struct ServerArgs {
     #[command(subcommand)]
     command: Option<ServerCommand>,

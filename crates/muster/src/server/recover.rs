@@ -15,6 +15,7 @@ use bytes::Bytes;
 use muster_consensus::offline::{self, OfflineError, Position};
 use muster_store::{Identity, ReplicaNode, StoreError};
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::config::{ConfigError, ServerConfig};
@@ -76,6 +77,13 @@ pub enum RecoverError {
     },
 }
 
+/// A line for the operator; nobody is left to tell when standard output is gone.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        let _ = writeln!(std::io::stdout().lock(), $($words)*);
+    }};
+}
+
 fn file_error(operation: &'static str, path: &Path, source: std::io::Error) -> RecoverError {
     RecoverError::File { operation, path: path.to_path_buf(), source }
 }
@@ -115,27 +123,31 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     if !dir.exists() && made.exists() {
         // Interrupted between the two names.
         rename(&made, &dir)?;
-        println!("an interrupted recovery is complete: {} is the new data folder", dir.display());
+        say!("an interrupted recovery is complete: {} is the new data folder", dir.display());
         return Ok(());
     }
-    let identity = expected(&config)
-        .map_err(|source| RecoverError::Identity { dir: dir.clone(), source })?;
+    let identity = expected(&config).map_err(|source| RecoverError::Identity { dir: dir.clone(), source })?;
     let node = config.members[&config.replica_id].clone();
     let read = read(&config, identity).await;
     let (state, held) = read.map_err(|source| RecoverError::Folder { dir: dir.clone(), source })?;
     let old = identity.generation.max(state.generation());
     let generation = old.checked_add(1).ok_or(RecoverError::Generations)?;
-    println!("replica {} of cluster {} in {}", config.replica_id, config.cluster_id, dir.display());
-    println!("last log index {} of {}", state.log_index(), name_time(state.log_time().0));
-    println!(
+    say!("replica {} of cluster {} in {}", config.replica_id, config.cluster_id, dir.display());
+    say!("last log index {} of {}", state.log_index(), name_time(state.log_time().0));
+    say!(
         "raft: last entry {} of term {}, known to be committed through {}",
         held.last.index,
         held.last.term,
         held.committed_index.map_or_else(|| "nothing".to_owned(), |index| index.to_string()),
     );
-    println!("jobs {} waiting, {} placed; nodes {}", state.pending_count(), state.active_count(), state.nodes().len());
+    say!(
+        "jobs {} waiting, {} placed; nodes {}",
+        state.pending_count(),
+        state.active_count(),
+        state.nodes().len()
+    );
     if !args.lost_majority {
-        println!("nothing was changed; --lost-majority makes this replica the first of generation {generation}");
+        say!("nothing was changed; --lost-majority makes this replica the first of generation {generation}");
         return Ok(());
     }
     // What an interrupted recovery had begun.
@@ -150,14 +162,17 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     let kept = old_name(old);
     rename(&dir, &kept)?;
     rename(&made, &dir)?;
-    println!("\nrecovered: {} is the only voter of generation {generation}", config.replica_id);
-    println!("the folder of before is kept as {}", kept.display());
-    println!("\nwhat is lost: writes that only other replicas had, at most those after log index {}", state.log_index());
-    println!("next:");
-    println!("  1. muster server --config {}", args.config.display());
-    println!("  2. every other replica with an empty data folder: muster server --config … --join");
-    println!("  3. muster cluster add ID --region … --peer … --client …   for each of them");
-    println!("agents go on by themselves; every lease of before is over, and its token is refused");
+    say!("\nrecovered: {} is the only voter of generation {generation}", config.replica_id);
+    say!("the folder of before is kept as {}", kept.display());
+    say!(
+        "\nwhat is lost: writes that only other replicas had, at most those after log index {}",
+        state.log_index()
+    );
+    say!("next:");
+    say!("  1. muster server --config {}", args.config.display());
+    say!("  2. every other replica with an empty data folder: muster server --config … --join");
+    say!("  3. muster cluster add ID --region … --peer … --client …   for each of them");
+    say!("agents go on by themselves; every lease of before is over, and its token is refused");
     Ok(())
 }
 

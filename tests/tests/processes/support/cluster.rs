@@ -85,16 +85,15 @@ impl Cluster {
                 ReplicaFiles { id: at as u64 + 1, client, peer, home }
             })
             .collect();
-        let cluster =
-            Cluster {
-                id: ClusterId(random.as_u128()),
-                block,
-                replicas,
-                founders,
-                settings: settings.to_owned(),
-                children: BTreeMap::new(),
-                scratch,
-            };
+        let cluster = Cluster {
+            id: ClusterId(random.as_u128()),
+            block,
+            replicas,
+            founders,
+            settings: settings.to_owned(),
+            children: BTreeMap::new(),
+            scratch,
+        };
         for at in 0..count {
             cluster.write_config(at);
         }
@@ -129,7 +128,8 @@ impl Cluster {
     /// The configuration of a replica, as text.
     pub fn config_of(&self, at: usize) -> String {
         let own = &self.replicas[at];
-        let members = self.replicas.iter().enumerate().filter(|(place, _)| *place < self.founders || *place == at);
+        let members =
+            self.replicas.iter().enumerate().filter(|(place, _)| *place < self.founders || *place == at);
         let members: String = members.map(|(_, files)| member(files)).collect();
         let settings = &self.settings;
         format!(

@@ -23,7 +23,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts the clients. They know the founders' addresses only.
+    /// Starts the clients. They know where every replica is, or will be.
     pub fn start(cluster: &Cluster) -> Load {
         let answered = watch::Sender::new(0);
         let stop = watch::Sender::new(false);
