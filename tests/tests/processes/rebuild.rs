@@ -6,7 +6,7 @@ use muster_state::{Leadership, State};
 use muster_store::{
     EntryPayload, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
 };
-use muster_types::{LogIndex, Name, RefusalCode, ReplicaId};
+use muster_types::{LogIndex, RefusalCode, ReplicaId};
 use muster_wire::v1;
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
@@ -142,7 +142,7 @@ async fn a_replica_that_lost_its_disk_comes_back_with_one_command() {
     cluster.assert_digests_agree().await;
 }
 
-/// Gives a stopped replica the state it would have if one of its jobs had had another name.
+/// Gives a stopped replica the state it would have if what it was asked for had been something else.
 pub async fn falsify(cluster: &Cluster, at: usize) {
     let files = &cluster.replicas[at];
     let identity = Identity { cluster_id: cluster.id, replica_id: ReplicaId(files.id), generation: 1 };
@@ -164,8 +164,8 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
                     let mut round = decode_round(&payload.0, FORMAT_MAX).unwrap();
                     let leadership = Leadership { term: round.term, replica: round.replica };
                     for (ordinal, decision) in round.decisions.iter_mut().enumerate() {
-                        if let Decision::JobsSubmitted { specs, .. } = decision {
-                            specs[0].name = Name::new("another").unwrap();
+                        if let Decision::JobsSubmitted { request, .. } = decision {
+                            request.fingerprint ^= 1;
                             falsified = true;
                         }
                         let index = LogIndex(round.first_index.0 + ordinal as u64);
@@ -175,7 +175,7 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
             }
         }
     }
-    assert!(falsified, "there was no job to falsify");
+    assert!(falsified, "there was nothing to falsify");
     store.log.close().await;
     drop(store);
     std::fs::remove_dir_all(files.data()).unwrap();

@@ -170,11 +170,11 @@ impl Run<'_> {
 
     /// The replica a `sh start` is of, and what follows its configuration.
     fn server_of(&self, block: &Block) -> (usize, Vec<String>) {
-        let at = || panic!("{}: line {}: not `muster server --config $CONFIG_N …`", self.name, block.line);
-        let rest = block.text.trim().strip_prefix("muster server --config $CONFIG_").unwrap_or_else(at);
+        let wrong = format!("{}: line {}: not `muster server --config $CONFIG_N …`", self.name, block.line);
+        let rest = block.text.trim().strip_prefix("muster server --config $CONFIG_").expect(&wrong);
         let mut words = rest.split_whitespace();
-        let id: u64 = words.next().and_then(|id| id.parse().ok()).unwrap_or_else(at);
-        let place = self.cluster.replicas.iter().position(|files| files.id == id).unwrap_or_else(at);
+        let id: u64 = words.next().and_then(|id| id.parse().ok()).expect(&wrong);
+        let place = self.cluster.replicas.iter().position(|files| files.id == id).expect(&wrong);
         (place, words.map(ToOwned::to_owned).collect())
     }
 
