@@ -99,7 +99,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start(3).await;
+    let mut cluster = Cluster::start_with(3, 0, "").await;
     let jobs = cluster.fill(10).await;
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let evidence: PathBuf = cluster.scratch.path().join("intervals");

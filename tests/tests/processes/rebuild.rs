@@ -64,7 +64,7 @@ impl Cluster {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_replica_rebuilds_itself_and_never_votes_meanwhile() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start(3).await;
+    let mut cluster = Cluster::start_with(3, 0, "").await;
     fill(&cluster, 20).await;
     let (damaged, leader) = (cluster.follower().await, cluster.leader().await);
     let other = (0..3).find(|at| *at != damaged && *at != leader).unwrap();
@@ -188,7 +188,7 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_diverged_replica_stops_keeps_its_evidence_and_is_rebuilt() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start(3).await;
+    let mut cluster = Cluster::start_with(3, 0, "").await;
     fill(&cluster, 5).await;
     let wrong = cluster.follower().await;
     cluster.stop(wrong).await;
@@ -270,10 +270,7 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
         );
         return;
     }
-    for at in 0..3 {
-        cluster.start_replica_with(at, &["--bootstrap"]);
-    }
-    cluster.leader().await;
+    cluster.found().await;
     let mut load = Load::start(&cluster);
     load.progress().await;
 

@@ -258,10 +258,7 @@ async fn carry_out(name: &str) {
             return;
         }
     }
-    for at in 0..page.setup.replicas {
-        cluster.start_replica_with(at, &["--bootstrap"]);
-    }
-    cluster.leader().await;
+    cluster.found().await;
     fill(&cluster, page.setup.jobs).await;
     let tools = muster().parent().expect("a program lies in a folder").display().to_string();
     let more_path = format!("{tools}:{}", std::env::var("PATH").unwrap_or_default());

@@ -108,11 +108,19 @@ impl Cluster {
     /// Starts the founders for the first time and waits for their leader.
     pub async fn start_with(founders: usize, spares: usize, settings: &str) -> Cluster {
         let mut cluster = Cluster::lay_out_with(founders, spares, settings);
-        for at in 0..founders {
-            cluster.start_replica_with(at, &["--bootstrap"]);
-        }
-        cluster.leader().await;
+        cluster.found().await;
         cluster
+    }
+
+    /// Starts the founders, waits for their leader, and makes a host known, so that jobs could fit: no agent
+    /// is behind it, so none of them ever runs.
+    pub async fn found(&mut self) {
+        for at in 0..self.founders {
+            self.start_replica_with(at, &["--bootstrap"]);
+        }
+        let leader = self.leader().await;
+        let registered = super::register(&self.replicas[leader].endpoint(), super::node("no-agent")).await;
+        registered.expect("a host can be registered");
     }
 
     /// Starts `count` replicas for the first time and waits for their leader.
