@@ -1,7 +1,7 @@
 //! Appends entries of 256 bytes as fast as one writer that waits for each batch can, and says how
 //! many per second became durable and what the folder weighs.
 //!
-//! `cargo run --release -p muster-store --example append -- [folder] [seconds per line]`
+//! `cargo run --release -p muster-store --example append -- [folder] [seconds per line] [batch]`
 #![allow(clippy::unwrap_used, reason = "a measurement that fails has nothing else to say")]
 
 use bytes::Bytes;
@@ -68,7 +68,8 @@ async fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().unwrap_or_else(|| ".".to_owned());
     let seconds = arguments.next().map_or(3, |seconds| seconds.parse().unwrap());
-    for batch in BATCHES {
+    let only: Option<u64> = arguments.next().map(|batch| batch.parse().unwrap());
+    for batch in BATCHES.into_iter().filter(|batch| only.is_none_or(|only| only == *batch)) {
         let dir = tempfile::tempdir_in(&folder).unwrap();
         measure(dir.path(), batch, Duration::from_secs(seconds)).await;
     }

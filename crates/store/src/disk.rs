@@ -11,7 +11,7 @@
 use crate::backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 use crate::codec;
 use crate::error::{Damage, StoreError};
-use crate::files::FileLayer;
+use crate::files::{FileLayer, is_out_of_space};
 use crate::high_water::{self, HighWater, HighWaterFile, SLOT_BYTES, SLOTS};
 use crate::identity::{create_folder, damaged, file_error, room_error};
 use crate::meta::MetaDatabase;
@@ -472,8 +472,11 @@ impl OpenLog {
         };
         active.mark_slot = (active.mark_slot + 1) % SLOTS;
         let offset = MARKS_OFFSET + active.mark_slot * SLOT_BYTES as u64;
-        let written = self.files.write_at(&active.file, &segment.path, &mark, offset);
-        written.map_err(|source| file_error("marking", &segment.path, source))
+        match self.files.write_at(&active.file, &segment.path, &mark, offset) {
+            // On a file system that needs room to overwrite: the mark before it counts.
+            Err(source) if is_out_of_space(&source) => Ok(()),
+            written => written.map_err(|source| file_error("marking", &segment.path, source)),
+        }
     }
 
     fn settle(&mut self) -> Result<(), StoreError> {

@@ -26,7 +26,7 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const FIRST_GENERATION: u32 = 1;
 const MAGIC: [u8; 8] = *b"MUSTERID";
 pub(crate) const IDENTITY_FILE: &str = "IDENTITY";
-pub(crate) const LOCK_FILE: &str = "LOCK";
+const LOCK_FILE: &str = "LOCK";
 
 /// Whose data a folder holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -169,17 +169,20 @@ impl LogStore {
     /// # Errors
     /// What the backend found at open; see [`StoreError::Damaged`].
     pub fn open(backend: impl LogBackend, options: StoreOptions) -> Result<LogStore, StoreError> {
-        LogStore::open_locked(backend, options, Path::new("."), None)
+        LogStore::open_locked(backend, options, Path::new("."), None, |_| Ok(()))
     }
 
-    /// `dir` is on the disk whose free space counts.
+    /// `dir` is on the disk whose free space counts. What `accept` refuses is closed again when
+    /// this returns.
     pub(crate) fn open_locked(
         mut backend: impl LogBackend,
         options: StoreOptions,
         dir: &Path,
         lock: Option<FolderLock>,
+        accept: impl FnOnce(&Recovered) -> Result<(), StoreError>,
     ) -> Result<LogStore, StoreError> {
         let recovered = contained("opening", || backend.recover())?;
+        accept(&recovered)?;
         let shared = Arc::new(Shared::new(&recovered, &options));
         let (queue, operations) = mpsc::channel(options.queue_depth_max.max(1));
         let read_bytes_max = options.read_bytes_max;

@@ -128,6 +128,10 @@ impl MetaDatabase {
         drop((tree, db));
         for file in std::fs::read_dir(&folder).map_err(|source| file_error("listing", &folder, source))? {
             let path = file.map_err(|source| file_error("listing", &folder, source))?.path();
+            if path.is_dir() {
+                sync_folder(&path, files.as_ref())?;
+                continue;
+            }
             File::open(&path)
                 .and_then(|file| files.sync_data(&file, &path))
                 .map_err(|source| file_error("flushing", &path, source))?;

@@ -18,10 +18,10 @@
 
 use crate::disk::DiskBackend;
 use crate::error::{Damage, StoreError};
-use crate::files::FileLayer;
+use crate::files::{FileLayer, SystemFiles};
 use crate::identity::{
-    self, FIRST_GENERATION, IDENTITY_FILE, Identity, IdentityFile, LOCK_FILE, OpenMode, Record, Rejoin,
-    create_folder, damaged, file_error, lock_folder, sync_folder, write_file_atomically,
+    self, FIRST_GENERATION, IDENTITY_FILE, Identity, IdentityFile, OpenMode, Record, Rejoin, create_folder,
+    damaged, file_error, lock_folder, sync_folder, write_file_atomically,
 };
 use crate::log_store::LogStore;
 use crate::memory::{MemoryBackend, MemoryDisk};
@@ -87,16 +87,18 @@ impl ReplicaStore {
         let files = options.files.clone();
         creation_over(dir, files.as_ref())?;
         let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
-        let log = LogStore::open_locked(DiskBackend::new(dir, options.clone()), options, dir, Some(lock))?;
-        let purged = log.floor().map(|floor| floor.index());
         let snapshot =
             snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
-        if let Some(purged_index) = purged
-            && snapshot < Some(purged_index)
-        {
-            let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
-            return Err(damaged(dir, damage));
-        }
+        let backend = DiskBackend::new(dir, options.clone());
+        let log = LogStore::open_locked(backend, options, dir, Some(lock), |recovered| {
+            match recovered.floor.map(|floor| floor.index()) {
+                Some(purged_index) if snapshot < Some(purged_index) => {
+                    let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
+                    Err(damaged(dir, damage))
+                }
+                _ => Ok(()),
+            }
+        })?;
         let identity = IdentityFile::new(record, Some((dir.to_path_buf(), files)));
         Ok(ReplicaStore { log, snapshots, identity })
     }
@@ -170,7 +172,8 @@ impl ReplicaStore {
     /// # Errors
     /// [`StoreError::EvidenceFull`] when three sets are there already, [`StoreError::NotFound`]
     /// when there is nothing to set aside, [`StoreError::InUse`].
-    pub fn set_aside(dir: &Path, files: &dyn FileLayer) -> Result<PathBuf, StoreError> {
+    pub fn set_aside(dir: &Path) -> Result<PathBuf, StoreError> {
+        let files: &dyn FileLayer = &SystemFiles;
         if !dir.exists() {
             return Err(StoreError::NotFound { dir: dir.to_path_buf() });
         }
@@ -300,7 +303,8 @@ fn names_in(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     list().map_err(|source| file_error("listing", dir, source))
 }
 
-/// What of a replica is in the folder; what a mounted disk has beside it is left alone.
+/// What of a replica is in the folder, without the lock and the evidence; what a mounted disk has
+/// beside it is left alone.
 fn replica_names(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let known = [
         IDENTITY_FILE,
@@ -311,7 +315,6 @@ fn replica_names(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     ];
     let mut names = names_in(dir)?;
     names.retain(|name| known.iter().any(|known| name == Path::new(known)));
-    debug_assert!(!names.iter().any(|name| name == Path::new(LOCK_FILE)), "the lock stays");
     Ok(names)
 }
 

@@ -46,26 +46,32 @@ async fn a_killed_replica_keeps_what_it_acknowledged() {
     store.log.close().await;
 }
 
+/// An entry that is larger than a segment gets one of its own; reads stay bounded.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_entries_stay_in_the_data_file() {
+async fn large_entries_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).unwrap();
     let mut log = store.log.clone();
-    for index in 0..40 {
-        append(&mut log, vec![entry(index, [64 << 10, 1 << 20, 200 << 10][index as usize % 3])])
-            .await
-            .unwrap();
+    let sizes = [64 << 10, 1 << 20, 200 << 10, 0];
+    let expected: Vec<_> = (0..40).map(|index| entry(index, sizes[index as usize % 4])).collect();
+    for three in expected.chunks(3) {
+        append(&mut log, three.to_vec()).await.unwrap();
     }
-    let blobs = std::fs::read_dir(dir.path().join("log/blobs")).unwrap().count();
-    assert_eq!(blobs, 0, "sled never flushes these files");
     store.log.close().await;
     let store = open(dir.path()).unwrap();
-    let entries = store.log.clone().try_get_log_entries(..).await.unwrap();
-    let expected: Vec<_> =
-        (0..40).map(|index| entry(index, [64 << 10, 1 << 20, 200 << 10][index as usize % 3])).collect();
-    assert_eq!(entries, expected);
+    assert_eq!(store.log.clone().try_get_log_entries(..).await.unwrap(), expected);
+    assert_eq!(store.log.entries_from(0).collect::<Result<Vec<_>, _>>().unwrap(), expected);
     let some = store.log.clone().limited_get_log_entries(0, 40).await.unwrap();
     assert!((1..40).contains(&some.len()), "bounded by bytes");
+    // Room comes back by segments, however few entries are in one.
+    let before = store.log.health().borrow().log_bytes.max(folder_bytes(&dir.path().join("log")));
+    publish(&store, 37, b"state");
+    store.log.clone().purge(log_id(37)).await.unwrap();
+    let mut health = store.log.health();
+    health.wait_for(|health| (1..before / 10).contains(&health.log_bytes)).await.unwrap();
+    store.log.close().await;
+    let after = folder_bytes(&dir.path().join("log"));
+    assert!(after * 10 < before, "{before} bytes became {after}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,13 +93,7 @@ async fn an_interrupted_purge_is_finished_at_open() {
         assert_eq!(indexes(&store).await, (71..=100).collect::<Vec<_>>());
         assert_eq!(store.log.clone().get_log_state().await.unwrap().last_purged_log_id, Some(log_id(70)));
         store.log.close().await;
-        let db = sled::Config::new()
-            .path(dir.join("log"))
-            .segment_size(8 << 20)
-            .flush_every_ms(None)
-            .open()
-            .unwrap();
-        let segments = db.tree_names().iter().filter(|name| name.starts_with(b"log/")).count();
+        let segments = segments(dir).len();
         assert_eq!(segments, 3, "entries 64..=100 in segments of 16");
     }
 }
@@ -166,74 +166,6 @@ async fn a_truncation_is_durable_when_it_returns() {
     store.log.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn damaged_files_are_said_to_be_damaged() {
-    let dir = tempfile::tempdir().unwrap();
-    filled(dir.path(), 300, 400).await.log.close().await;
-    let data_len = std::fs::metadata(dir.path().join("log/db")).unwrap().len();
-    let hook = std::panic::take_hook();
-    // sled says by panicking that a file is corrupt; the test is that it goes no further.
-    std::panic::set_hook(Box::new(|_| {}));
-    let mut damaged = 0;
-    let mut harmless = 0;
-    let used: u64 = 200_000;
-    for trial in 0..40u64 {
-        let copy = copy_of(dir.path());
-        let data = OpenOptions::new().read(true).write(true).open(copy.path().join("log/db")).unwrap();
-        match trial % 4 {
-            0 => {
-                let at = (trial * 7_919_317 + 4_099) % used;
-                let mut byte = [0];
-                data.read_exact_at(&mut byte, at).unwrap();
-                data.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
-            }
-            1 => data.write_all_at(&[0; 4_096], (trial * 8_192) % used).unwrap(),
-            2 => data.set_len((trial * 4_801) % used).unwrap(),
-            _ => data.set_len(data_len / (trial + 1)).unwrap(),
-        }
-        match open(copy.path()) {
-            Err(StoreError::Damaged { .. }) => damaged += 1,
-            Err(other) => panic!("trial {trial}: {other}"),
-            // A page that was rewritten since: everything acknowledged must be there, intact.
-            Ok(store) => {
-                let found = store.log.clone().try_get_log_entries(..).await.unwrap();
-                let expected: Vec<_> = (0..300).map(|index| entry(index, 400)).collect();
-                assert!(found == expected, "trial {trial}: entries were lost silently");
-                harmless += 1;
-            }
-        }
-    }
-    std::panic::set_hook(hook);
-    println!("{damaged} damages were seen, {harmless} hit nothing that is used");
-    assert!(damaged >= 20);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn missing_files_are_damage() {
-    let dir = tempfile::tempdir().unwrap();
-    filled(dir.path(), 10, 100).await.log.close().await;
-    for missing in ["log/db", "log/conf", "HIGHWATER", "IDENTITY"] {
-        let copy = copy_of(dir.path());
-        std::fs::remove_file(copy.path().join(missing)).unwrap();
-        let found = damage(open(copy.path()));
-        assert!(
-            matches!(&found, Damage::FileMissing { path } if path.ends_with(missing)),
-            "{missing}: {found:?}"
-        );
-    }
-    let copy = copy_of(dir.path());
-    std::fs::remove_dir_all(copy.path().join("log")).unwrap();
-    damage(open(copy.path()));
-    // Without both files it still is not a folder to begin afresh in.
-    let copy = copy_of(dir.path());
-    for missing in ["HIGHWATER", "IDENTITY"] {
-        std::fs::remove_file(copy.path().join(missing)).unwrap();
-    }
-    let found = damage(open(copy.path()));
-    assert!(matches!(&found, Damage::FileMissing { path } if path.ends_with("IDENTITY")), "{found:?}");
-    assert!(copy.path().join("log/db").exists());
-}
-
 /// A log that is older than what was acknowledged: the disk came back from a copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_behind_its_mark_is_damage() {
@@ -278,16 +210,13 @@ async fn a_tail_that_was_never_acknowledged_opens() {
     let reopened = open(whole.path()).unwrap();
     assert_eq!(indexes(&reopened).await, (0..30).collect::<Vec<_>>());
     // Torn in the middle: the part that hangs together is kept, the rest is removed.
-    let db = sled::Config::new()
-        .path(dir.path().join("log"))
-        .segment_size(8 << 20)
-        .flush_every_ms(None)
-        .open()
-        .unwrap();
-    let tree = db.open_tree(format!("log/{:016x}", 1)).unwrap();
-    tree.remove([0, 0, 0, 0, 0, 0, 0, 24, 0, 0]).unwrap().unwrap();
-    db.flush().unwrap();
-    drop((tree, db));
+    let last = segments(dir.path()).pop().unwrap();
+    let bytes = std::fs::read(&last).unwrap();
+    let content = bytes.windows(4).enumerate().filter(|(_, word)| word == b"MLG1").nth(24 - 16).unwrap().0;
+    let file = OpenOptions::new().write(true).open(&last).unwrap();
+    file.write_all_at(&[0; 30], content as u64).unwrap();
+    // The mark of the last batch is in the segment; it never got there.
+    file.write_all_at(&[0; 8_192], 4_096).unwrap();
     let store = open(dir.path()).unwrap();
     assert_eq!(indexes(&store).await, (0..24).collect::<Vec<_>>());
     append(&mut store.log.clone(), vec![entry(24, 100)]).await.unwrap();
@@ -341,11 +270,13 @@ async fn every_acknowledgement_follows_an_fdatasync_and_a_failed_one_is_fatal() 
     for index in 0..5 {
         let before = sync.calls.load(Ordering::SeqCst);
         append(&mut log, vec![entry(index, 10)]).await.unwrap();
-        assert_eq!(sync.calls.load(Ordering::SeqCst), before + 2, "the data file, then the mark");
+        // The first entry makes a segment; a log that is idle for a moment settles its mark.
+        let flushes = sync.calls.load(Ordering::SeqCst) - before;
+        assert!(flushes >= 1 && (index == 0 || flushes <= 2), "{flushes} flushes");
     }
     let before = sync.calls.load(Ordering::SeqCst);
     log.save_vote(&Vote::new(2, 1)).await.unwrap();
-    assert_eq!(sync.calls.load(Ordering::SeqCst), before + 2);
+    assert!(sync.calls.load(Ordering::SeqCst) >= before + 2, "the database, then the mark");
 
     sync.fail.store(true, Ordering::SeqCst);
     append(&mut log, vec![entry(5, 10)]).await.unwrap_err();

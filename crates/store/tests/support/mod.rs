@@ -84,8 +84,9 @@ pub fn copy_of(dir: &Path) -> tempfile::TempDir {
             let target = to.join(path.file_name().unwrap());
             if path.is_dir() {
                 copy(&path, &target);
-            } else {
-                std::fs::copy(&path, &target).unwrap();
+            } else if let Err(error) = std::fs::copy(&path, &target) {
+                // A running replica removes files meanwhile.
+                assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}", path.display());
             }
         }
     }
@@ -108,4 +109,11 @@ pub fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
         std::fs::read_dir(dir.join("log")).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     files
+}
+
+/// Disk that the files of a folder take.
+pub fn folder_bytes(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().metadata().unwrap());
+    files.map(|metadata| metadata.blocks() * 512).sum()
 }
