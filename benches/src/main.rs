@@ -36,6 +36,27 @@ enum Command {
     Submit(SubmitArgs),
     /// The scheduler by itself, on one thread: placements, gangs, verdicts, growth, memory, peers' tests
     Place(PlaceArgs),
+    /// What a replica does at its start, on one thread: replay of a log, snapshot, restore
+    Replay(ReplayArgs),
+}
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "EXAMPLES:\n  muster-bench replay\n  muster-bench replay --jobs 100000 --json benches/results/2026-01-31-replay.json"
+)]
+struct ReplayArgs {
+    /// Jobs in the log
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    jobs: u64,
+    /// Folder for the log and the snapshot; a temporary one when not given
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// File to write everything to as one JSON object
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// One step over files that are there, for a process of its own
+    #[arg(long, hide = true, requires = "dir")]
+    step: Option<place::replay::Step>,
 }
 
 #[derive(clap::Args)]
@@ -332,17 +353,32 @@ fn show(report: &Report) {
 
 fn run_place(args: &PlaceArgs) -> Result<()> {
     let report = place::run(&args.only).map_err(anyhow::Error::msg)?;
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    write_json(args.json.as_deref(), &report)
+}
+
+fn write_json(path: Option<&Path>, report: &serde_json::Value) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+fn run_replay(args: &ReplayArgs) -> Result<()> {
+    if let (Some(step), Some(dir)) = (args.step, &args.dir) {
+        let found = place::replay::step(step, dir).map_err(anyhow::Error::msg)?;
+        println!("{found}");
+        return Ok(());
     }
-    Ok(())
+    let temporary = tempfile::tempdir().context("making a temporary folder")?;
+    let folder = args.dir.as_deref().unwrap_or(temporary.path());
+    let report = place::run_replay(args.jobs, folder).map_err(anyhow::Error::msg)?;
+    write_json(args.json.as_deref(), &report)
 }
 
 fn main() -> Result<()> {
     let args = match Arguments::parse().command {
         Command::Submit(args) => args,
         Command::Place(args) => return run_place(&args),
+        Command::Replay(args) => return run_replay(&args),
     };
     let json = args.json;
     let runtime =

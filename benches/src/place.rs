@@ -14,6 +14,7 @@ mod line;
 mod machine;
 mod memory;
 mod peers;
+pub(crate) mod replay;
 mod verdict;
 
 use std::time::{Duration, Instant};
@@ -222,10 +223,30 @@ pub(crate) fn run(only: &[String]) -> Result<Value, String> {
         eprintln!("{name}: {:.1} s, load average before {load}", begun.elapsed().as_secs_f64());
         figures.extend(found);
     }
+    Ok(report(machine, &figures))
+}
+
+/// Measures what a replica does at its start, with so many jobs; prints each figure, and gives everything as one
+/// JSON object.
+///
+/// # Errors
+/// What went wrong, in words.
+pub(crate) fn run_replay(jobs: u64, folder: &std::path::Path) -> Result<Value, String> {
+    let machine = machine::describe();
+    println!("{}", machine::sentence(&machine));
+    println!("processor time of one thread: decoding, guard and fold, without disk and consensus\n");
+    let figures = replay::run(jobs, folder)?;
+    for figure in &figures {
+        println!("{}", figure.line());
+    }
+    Ok(report(machine, &figures))
+}
+
+fn report(machine: Value, figures: &[Figure]) -> Value {
     let verdicts: Vec<bool> = figures.iter().filter_map(Figure::is_met).collect();
     println!("\n{} of {} bars met", verdicts.iter().filter(|met| **met).count(), verdicts.len());
     let figures: Vec<Value> = figures.iter().map(Figure::json).collect();
-    Ok(json!({ "machine": machine, "load_average_after": machine::load_average(), "figures": figures }))
+    json!({ "machine": machine, "load_average_after": machine::load_average(), "figures": figures })
 }
 
 /// Durations of one thing done many times.

@@ -166,14 +166,24 @@ pub(super) struct Fleet {
 impl Fleet {
     /// An empty fleet of hosts with eight devices.
     pub(super) fn new(layout: Layout) -> Fleet {
+        let forget = |_| Ok::<(), std::convert::Infallible>(());
+        Fleet::recorded(layout, forget).unwrap_or_else(|never| match never {})
+    }
+
+    /// The same, with every round that makes it handed over.
+    pub(super) fn recorded<E>(
+        layout: Layout,
+        mut record: impl FnMut(Round) -> Result<(), E>,
+    ) -> Result<Fleet, E> {
         let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let speculation = Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding);
         let mut fleet = Fleet { speculation, requests: 0, now_ms: EPOCH_MS };
         for host in 0..layout.hosts {
             fleet.register(layout, host);
+            fleet.speculation.take_round().map_or(Ok(()), &mut record)?;
         }
-        fleet
+        Ok(fleet)
     }
 
     /// A fleet that jobs with one device each have filled to the last device; the jobs, in no order.
@@ -209,7 +219,6 @@ impl Fleet {
         let spec = draft.check().expect("hosts here keep to the bounds");
         let holder = HolderId(u128::from(host) + 1);
         self.command(&Command::Register { spec, holder, other_session_is_over: true });
-        self.speculation.take_round();
     }
 
     /// Carries out a command; the round stays open.

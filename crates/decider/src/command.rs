@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
@@ -265,7 +266,8 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
     check_submission(speculation.state(), specs)?;
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs, now);
-    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: specs.to_vec(), estimates });
+    let shared = specs.iter().cloned().map(Arc::new).collect();
+    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
     let jobs: Vec<JobId> = (0..specs.len()).map(|n| JobId::derive(at, n)).collect();
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {

@@ -366,7 +366,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
 fn bytes_max(decision: &Decision) -> usize {
     match decision {
         Decision::JobsSubmitted { specs, .. } => {
-            64 + specs.iter().map(spec_bytes_max).sum::<usize>() + specs.len() * 42
+            64 + specs.iter().map(|spec| spec_bytes_max(spec)).sum::<usize>() + specs.len() * 42
         }
         Decision::Rearranged { stops, promises } => {
             64 + stops.len() * 48 + promises.iter().map(|p| 32 + p.workers.len() * 20).sum::<usize>()

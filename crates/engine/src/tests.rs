@@ -11,7 +11,7 @@ use muster_types::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::orders::outstanding;
 use crate::sample::{host, job, name};
@@ -622,4 +622,74 @@ fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
     assert!(said.contains("diverged at log index 3") && said.contains("0000000000000007"), "{said}");
     let said = apply(b"not a round".to_vec());
     assert!(said.contains("raft index 1 cannot be applied"), "{said}");
+}
+
+/// Formats are raised by a record that older binaries can read; what comes after it they must not touch.
+#[test]
+fn a_replica_that_is_held_back_stops_before_the_first_round_it_does_not_know() {
+    use muster_consensus::Application;
+    let (mut application, view) = replicated(1);
+    let entry = |raft_index, round: &Round| CommittedEntry {
+        raft_index,
+        term: 1,
+        leader: REPLICA,
+        payload: Some(encode_round(round).into()),
+    };
+    let created =
+        Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: Parameters::DEFAULT };
+    let first = Round {
+        format: FORMAT_MIN,
+        term: 1,
+        replica: REPLICA,
+        first_index: LogIndex(1),
+        basis_index: LogIndex(0),
+        log_time: LogTime(1),
+        decisions: vec![Decision::LeaderStarted, created, Decision::FormatRaised { format: 2 }],
+    };
+    application.apply(&[entry(1, &first)]);
+    let digest = view.shared.view.load().rows_digest();
+    let decisions = vec![Decision::DigestRecorded { digest }];
+    let next = Round { format: 2, first_index: LogIndex(4), basis_index: LogIndex(3), decisions, ..first };
+    let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry(2, &next)]));
+    let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
+    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    assert!(said.contains("format 2 is needed") && said.contains("upgrade this replica"), "{said}");
+    assert_eq!(view.shared.view.load().log_index(), LogIndex(3), "everything before it is applied");
+}
+
+/// A replica whose folder is of a later generation than its log: nothing is decided before every lease of the
+/// earlier one has run out, and then everything of it is over.
+#[tokio::test]
+async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
+    use muster_consensus::Application;
+    let (mut application, view) = replicated(FORMAT_MAX);
+    let created = Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: parameters() };
+    let registered = Decision::NodeRegistered { spec: host("n1"), holder: HolderId(1) };
+    let backup = Round {
+        format: FORMAT_MIN,
+        // Of a log that is gone; the first leadership here is newer.
+        term: 0,
+        replica: REPLICA,
+        first_index: LogIndex(1),
+        basis_index: LogIndex(0),
+        log_time: LogTime(1),
+        decisions: vec![Decision::LeaderStarted, created, registered],
+    };
+    let payload = Some(encode_round(&backup).into());
+    application.apply(&[CommittedEntry { raft_index: 0, term: 0, leader: REPLICA, payload }]);
+    let began = Instant::now();
+    let consensus = consensus(application).await;
+    let mut config = config(64);
+    config.founding.generation = 2;
+    let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
+    let engine = Engine::start(config, info, view, consensus.clone());
+    form(&consensus).await;
+    until(&engine, "a leadership begins", |view| view.log_index() >= LogIndex(5)).await;
+    let refused = guarded("a session", engine.open_session(opening("n1", 1))).await;
+    assert_eq!(refused.err().map(|refusal| refusal.code), Some(RefusalCode::ClusterRecovering));
+    let view = until(&engine, "the generation begins", |view| view.generation() == 2).await;
+    assert!(began.elapsed() >= Duration::from_millis(900), "one lease and its margin");
+    assert_eq!(view.nodes_up(), 0);
+    let session = open(&engine, opening("n1", 1)).await;
+    assert_eq!(session.incarnation, 2, "registered anew");
 }

@@ -158,7 +158,7 @@ pub fn canonical<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
 #[must_use]
 pub fn from_canonical<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let config = bincode::config::standard().with_limit::<VALUE_BYTES_MAX>();
-    match bincode::serde::decode_from_slice(bytes, config) {
+    match bincode::serde::borrow_decode_from_slice(bytes, config) {
         Ok((value, used)) if used == bytes.len() => Some(value),
         _ => None,
     }

@@ -6,6 +6,7 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::policy::Policy;
 use muster_types::{
@@ -194,8 +195,8 @@ pub enum Decision {
     JobsSubmitted {
         /// By which request.
         request: RequestKey,
-        /// Their ids derive from the record's index.
-        specs: Vec<JobSpec>,
+        /// Their ids derive from the record's index. Shared with the state that takes them over.
+        specs: Vec<Arc<JobSpec>>,
         /// What the leader expects of each.
         estimates: Vec<Estimate>,
     },

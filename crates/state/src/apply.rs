@@ -12,9 +12,9 @@ use crate::burst::BurstRow;
 use crate::demand::Demand;
 use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
-use crate::index::{GangClass, Indexes, LinePlace, Pool, PoolKey, Turn};
+use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
-use crate::rows::{ClusterMeta, JobRow, Leadership, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
 use crate::usage::TenantUsage;
 
@@ -93,10 +93,10 @@ pub struct Applied {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     pub(crate) meta: Meta,
-    pub(crate) nodes: Table<NodeId, NodeRow>,
+    pub(crate) nodes: Table<NodeId, NodeRow, NodeFacts>,
     pub(crate) jobs: Table<JobId, JobRow>,
     /// Apart from the rows: hashed once, shared by every version of the row.
-    pub(crate) specs: Table<JobId, Arc<JobSpec>>,
+    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
     pub(crate) requests: Table<RequestId, RequestRow>,
     /// What tenants have used, decayed.
     pub(crate) tenants: Table<Name, TenantUsage>,
@@ -243,6 +243,12 @@ impl State {
         self.specs.get(&id)
     }
 
+    /// What was submitted, with what follows from it.
+    pub(crate) fn described(&self, id: JobId) -> Option<Described> {
+        let (spec, facts) = self.specs.get_with_facts(&id)?;
+        Some(Described { spec: Arc::clone(spec), facts: *facts })
+    }
+
     /// All jobs, in order of submission.
     #[must_use]
     pub fn jobs(&self) -> &Table<JobId, JobRow> {
@@ -257,7 +263,7 @@ impl State {
 
     /// All nodes, in order of first registration.
     #[must_use]
-    pub fn nodes(&self) -> &Table<NodeId, NodeRow> {
+    pub fn nodes(&self) -> &Table<NodeId, NodeRow, NodeFacts> {
         &self.nodes
     }
 
@@ -303,8 +309,8 @@ impl State {
 
     /// Tenants with jobs of a tier in line, with the first turn of each.
     pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
-        let of_tier = self.indexes.heads.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
-        of_tier.filter_map(|(tenant, heads)| heads.first().map(|(turn, _)| (tenant, *turn)))
+        let of_tier = self.indexes.line.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
+        of_tier.filter_map(|(tenant, line)| line.heads.first().map(|(turn, _)| (tenant, *turn)))
     }
 
     /// The next behind `after` among the first of every class that a tenant has in line; the very first
@@ -316,7 +322,7 @@ impl State {
         tenant: &Name,
         after: Option<Turn>,
     ) -> Option<(Turn, GangClass)> {
-        let heads = self.indexes.heads.get(&Reverse(tier))?.get(tenant)?;
+        let heads = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.heads;
         let from = match after {
             Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
             None => Bound::Unbounded,
@@ -328,17 +334,22 @@ impl State {
     /// unless that was all. A place that is gone still says where to go on.
     #[must_use]
     pub fn in_line_behind(&self, place: Option<&LinePlace>, count: usize) -> (Vec<JobId>, Option<LinePlace>) {
-        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.lane.clone()));
+        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tier));
         let mut found = Vec::new();
-        for (lane, turns) in self.indexes.lanes.range((from, Bound::Unbounded)) {
-            let behind = match place.filter(|place| place.lane == *lane) {
-                Some(place) => Bound::Excluded(place.turn),
-                None => Bound::Unbounded,
-            };
-            for turn in turns.range((behind, Bound::Unbounded)) {
-                found.push(self.burst_of(turn.job).expect("a job in line has a row"));
-                if found.len() >= count {
-                    return (found, Some(LinePlace { lane: lane.clone(), turn: *turn }));
+        for (tier, tenants) in self.indexes.line.range((from, Bound::Unbounded)) {
+            let place = place.filter(|place| place.tier == *tier);
+            let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tenant.clone()));
+            for (tenant, line) in tenants.range((from, Bound::Unbounded)) {
+                let behind = match place.filter(|place| place.tenant == *tenant) {
+                    Some(place) => Bound::Excluded((place.class, place.turn)),
+                    None => Bound::Unbounded,
+                };
+                for (class, turn) in line.lanes.range((behind, Bound::Unbounded)) {
+                    found.push(self.burst_of(turn.job).expect("a job in line has a row"));
+                    if found.len() >= count {
+                        let (tier, tenant) = (*tier, tenant.clone());
+                        return (found, Some(LinePlace { tier, tenant, class: *class, turn: *turn }));
+                    }
                 }
             }
         }
@@ -348,7 +359,7 @@ impl State {
     /// How many different requests are in line.
     #[must_use]
     pub fn classes_in_line(&self) -> usize {
-        self.indexes.lanes.size()
+        self.indexes.lanes
     }
 
     /// Jobs that may not start before a time, by that time.

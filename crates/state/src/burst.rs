@@ -4,6 +4,7 @@
 //! A burst goes by the id of its first job. A job that nobody has joined is a burst by itself and has no
 //! row here: its turn is in its own row.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, hash};
 use muster_types::{JobId, JobSpec, LogTime};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::apply::State;
 use crate::guard::GuardError;
 use crate::history::{add, bucket_of, stem};
-use crate::index::GangClass;
+use crate::index::{GangClass, Standing};
 use crate::rows::{JobRow, Phase};
 
 /// A job joins a burst whose last member was submitted at most this long before it.
@@ -27,8 +28,12 @@ impl BurstKey {
     /// its owner says of its time.
     #[must_use]
     pub fn of(spec: &JobSpec) -> BurstKey {
+        BurstKey::of_class(spec, GangClass::of(spec))
+    }
+
+    pub(crate) fn of_class(spec: &JobSpec, class: GangClass) -> BurstKey {
         let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
-        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), GangClass::of(spec), times)))
+        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), class, times)))
     }
 }
 
@@ -128,7 +133,11 @@ impl State {
     }
 
     /// Whether submitted jobs may join what their estimates say.
-    pub(crate) fn check_bursts(&self, specs: &[JobSpec], estimates: &[Estimate]) -> Result<(), GuardError> {
+    pub(crate) fn check_bursts(
+        &self,
+        specs: &[Arc<JobSpec>],
+        estimates: &[Estimate],
+    ) -> Result<(), GuardError> {
         let mut seen: Option<(JobId, BurstKey)> = None;
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let Some(burst) = estimate.burst else { continue };
@@ -148,14 +157,14 @@ impl State {
         &self,
         key: BurstKey,
         burst: JobId,
-        earlier: (&[JobSpec], &[Estimate]),
+        earlier: (&[Arc<JobSpec>], &[Estimate]),
     ) -> Result<(), GuardError> {
         let alike = |other: &JobSpec| BurstKey::of(other) == key;
         let joins = if let Some(row) = self.bursts.get(&burst) {
             row.key == key
         } else if let Some(row) = self.jobs.get(&burst) {
             let stands_alone = row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
-            stands_alone && self.specs.get(&burst).is_some_and(|first| alike(first))
+            stands_alone && self.specs.get_with_facts(&burst).is_some_and(|(_, first)| first.burst == key)
         } else {
             let first = JobId::derive(self.meta.log_index.next(), 0);
             let ordinal = burst.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
@@ -177,18 +186,19 @@ impl State {
         let mut row = match self.bursts.get(&burst) {
             Some(row) => row.clone(),
             None => {
-                let spec = self.specs.get(&burst).expect("the guard has seen the first of the burst").clone();
-                let first = self.jobs.get(&burst).expect("the guard has seen the first of the burst").clone();
+                let spec = self.described(burst).expect("the guard has seen the first of the burst");
+                let first = self.jobs.get(&burst).expect("the guard has seen the first of the burst");
                 let row = BurstRow {
-                    key: BurstKey::of(&spec),
+                    key: spec.facts.burst,
                     turn: first.estimate.turn,
                     members: 1,
                     last_submitted: now,
                     ended: Vec::new(),
                 };
                 // From its own place in line to that of the burst.
-                self.indexes.remove_job(burst, &first, &spec, None);
-                self.indexes.add_job(burst, &first, &spec, Some((burst, row.turn)));
+                let before = Standing::of(first, &spec, None);
+                let after = Standing::of(first, &spec, Some((burst, row.turn)));
+                self.indexes.shift(burst, &spec, &before, &after);
                 row
             }
         };
@@ -213,7 +223,7 @@ impl State {
 
     fn move_burst(&mut self, burst: JobId, row: &BurstRow, turn: u64) {
         let Some(first) = self.indexes.first_waiting(burst).filter(|_| row.turn != turn) else { return };
-        let spec = self.specs.get(&first).expect("a waiting job has a spec").clone();
+        let spec = self.described(first).expect("a waiting job has a spec");
         self.indexes.change_turn(first, &spec, row.turn, turn);
     }
 
@@ -233,9 +243,9 @@ impl State {
                 self.bursts.remove(&burst);
                 row.key
             }
-            None => BurstKey::of(self.specs.get(&job).expect("a job has a spec")),
+            None => self.specs.get_with_facts(&job).expect("a job has a spec").1.burst,
         };
-        assert!(self.indexes.bursts_by_key.remove_mut(&(key, burst)), "a burst is indexed until its end");
+        assert!(self.indexes.bursts_by_key.remove(&(key, burst)), "a burst is indexed until its end");
     }
 }
 

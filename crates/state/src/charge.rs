@@ -62,19 +62,25 @@ impl State {
         let half_life_ms = policy.order.usage_half_life_ms;
         // Everyone above takes part: a tenant's share is measured next to its siblings', level by level.
         for counted in policy.ancestry(tenant) {
-            let row = self.tenants.get(counted).cloned();
-            let mut row = row.unwrap_or_else(|| TenantUsage::new(now, half_life_ms));
-            row.advance(now, half_life_ms);
-            for rate in before.iter().flat_map(|(_, charge)| charge.rates()) {
-                row.stop(now, rate);
-            }
-            for rate in after.iter().flat_map(|(_, charge)| charge.rates()) {
-                row.start(now, rate);
-            }
-            if row.is_spent() {
-                self.tenants.remove(counted);
-            } else {
-                self.tenants.insert(counted.clone(), row);
+            let count = |row: &mut TenantUsage| {
+                row.advance(now, half_life_ms);
+                for rate in before.iter().flat_map(|(_, charge)| charge.rates()) {
+                    row.stop(now, rate);
+                }
+                for rate in after.iter().flat_map(|(_, charge)| charge.rates()) {
+                    row.start(now, rate);
+                }
+                row.is_spent()
+            };
+            match self.tenants.change(counted, |row, ()| count(row)) {
+                Some(false) => {}
+                Some(true) => _ = self.tenants.remove(counted),
+                None => {
+                    let mut row = TenantUsage::new(now, half_life_ms);
+                    if !count(&mut row) {
+                        self.tenants.insert(counted.clone(), row);
+                    }
+                }
             }
         }
     }

@@ -140,8 +140,8 @@ impl Demand {
         &self.sample
     }
 
-    pub(crate) fn sample_table_mut(&mut self) -> &mut Table<u16, WorkerDemand> {
-        &mut self.sample
+    pub(crate) fn set_sample(&mut self, sample: Table<u16, WorkerDemand>) {
+        self.sample = sample;
     }
 
     pub(crate) fn sums(&self) -> &DemandSums {

@@ -11,11 +11,11 @@ use muster_types::policy::Policy;
 use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, Meta, State};
-use crate::burst::BurstKey;
 use crate::free::{Free, Promised};
+use crate::index::Standing;
 use crate::rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
-    RankState, RequestAnswer, RequestRow,
+    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow,
 };
 
 impl State {
@@ -123,54 +123,62 @@ impl State {
             log_time: self.meta.log_time,
             answer,
         };
-        self.indexes.requests_by_time.insert_mut((row.log_time, request.id));
+        self.indexes.requests_by_time.insert((row.log_time, request.id));
         self.requests.insert(request.id, row);
     }
 
     /// Changes a job's row and moves it between the indexes.
     pub(crate) fn change_job(&mut self, id: JobId, change: impl FnOnce(&mut JobRow)) {
-        let spec = self.specs.get(&id).expect("the guard has seen the job").clone();
-        let mut row = self.jobs.get(&id).expect("the guard has seen the job").clone();
-        let burst = self.burst_turn(id, &row);
-        self.indexes.remove_job(id, &row, &spec, burst);
-        let before = row.charge().map(|(region, charge)| (region.clone(), charge.clone()));
-        change(&mut row);
-        row.changed_at = self.meta.log_index;
-        let after = row.charge();
-        if before.as_ref().map(|(region, charge)| (region, charge)) != after {
-            let after = after.map(|(region, charge)| (region.clone(), charge.clone()));
-            self.change_charge(&spec.tenant, before, after);
+        let spec = self.described(id).expect("the guard has seen the job");
+        let row = self.jobs.get(&id).expect("the guard has seen the job");
+        let burst = self.burst_turn(id, row);
+        let before = (Standing::of(row, &spec, burst), Charged::of(row));
+        let now = self.meta.log_index;
+        let after = self.jobs.change(&id, |row, ()| {
+            change(row);
+            row.changed_at = now;
+            (Standing::of(row, &spec, burst), Charged::of(row))
+        });
+        let after = after.expect("it was there just now");
+        self.indexes.shift(id, &spec, &before.0, &after.0);
+        if before.1.as_ref().map(Charged::get) != after.1.as_ref().map(Charged::get) {
+            let owned = |charged: &Charged| {
+                let (region, charge) = charged.get();
+                (region.clone(), charge.clone())
+            };
+            self.change_charge(&spec.tenant, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
         }
-        self.indexes.add_job(id, &row, &spec, burst);
-        self.jobs.insert(id, row);
     }
 
     /// Changes a node's row and moves it between the indexes. `is_transition` stamps it.
     pub(crate) fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
-        let mut row = self.nodes.get(&id).expect("the guard has seen the node").clone();
-        self.indexes.remove_free(id, &row);
-        self.indexes.remove_status(id, &row);
+        let row = self.nodes.get(&id).expect("the guard has seen the node");
+        self.indexes.remove_free(id, row);
+        self.indexes.remove_status(id, row);
         let was_placeable = row.is_placeable();
-        change(&mut row);
+        let now = (self.meta.log_time, self.meta.log_index);
+        let changed = self.nodes.change(&id, |row, _| {
+            change(row);
+            if is_transition {
+                (row.changed_at, row.changed_index) = now;
+            }
+        });
+        changed.expect("it was there just now");
+        let row = self.nodes.get(&id).expect("it was there just now");
         // A description changes only while the node is not placeable (see `fold_registered`).
         match (was_placeable, row.is_placeable()) {
             (true, false) => self.indexes.remove_placeable(&row.spec),
             (false, true) => self.indexes.add_placeable(&row.spec),
             (true, true) | (false, false) => {}
         }
-        if is_transition {
-            row.changed_at = self.meta.log_time;
-            row.changed_index = self.meta.log_index;
-        }
-        self.indexes.add_status(id, &row);
-        self.indexes.add_free(id, &row);
-        self.nodes.insert(id, row);
+        self.indexes.add_status(id, row);
+        self.indexes.add_free(id, row);
     }
 
     fn fold_submitted(
         &mut self,
         request: RequestKey,
-        specs: &[JobSpec],
+        specs: &[Arc<JobSpec>],
         estimates: &[Estimate],
     ) -> Vec<Effect> {
         self.remember(request, RequestAnswer::Submitted { jobs: specs.len() as u32 });
@@ -181,15 +189,16 @@ impl State {
                 changed_at: self.meta.log_index,
                 ..JobRow::submitted(self.meta.log_time, *estimate, spec)
             };
+            self.specs.insert(id, Arc::clone(spec));
+            let spec = self.described(id).expect("it was put there just now");
             match estimate.burst {
                 Some(burst) => self.join_burst(burst, estimate.turn),
-                None => self.indexes.bursts_by_key.insert_mut((BurstKey::of(spec), id)),
+                None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
             }
-            let burst = self.burst_turn(id, &row);
-            self.indexes.add_job(id, &row, spec, burst);
-            self.demand.observe(spec);
+            let standing = Standing::of(&row, &spec, self.burst_turn(id, &row));
+            self.indexes.shift(id, &spec, &Standing::default(), &standing);
+            self.demand.observe(&spec);
             self.jobs.insert(id, row);
-            self.specs.insert(id, Arc::new(spec.clone()));
             effects.push(Effect::JobChanged(id));
         }
         effects
@@ -295,7 +304,7 @@ impl State {
             None => {
                 let id = NodeId(self.meta.nodes_registered);
                 self.meta.nodes_registered += 1;
-                self.indexes.nodes_by_name.insert_mut(spec.name.clone(), id);
+                self.indexes.nodes_by_name.insert(spec.name.clone(), id);
                 self.indexes.add_shape(&spec);
                 let row = NodeRow {
                     holder,
@@ -353,7 +362,7 @@ impl State {
 
     fn fold_forgotten(&mut self, node: NodeId) -> Vec<Effect> {
         let row = self.nodes.get(&node).expect("the guard has seen the node").clone();
-        self.indexes.nodes_by_name.remove_mut(&row.spec.name);
+        self.indexes.nodes_by_name.remove(&row.spec.name);
         self.indexes.remove_status(node, &row);
         self.indexes.remove_shape(&row.spec);
         self.nodes.remove(&node);
@@ -376,23 +385,21 @@ impl State {
     /// running when the last worker has started.
     fn set_ranks(&mut self, job: JobId, node: NodeId, states: Vec<(u32, RankState)>) {
         let spec = self.specs.get(&job).expect("a placed job has a spec").clone();
-        let mut placement = self.placement_of(job).clone();
-        let mut freed = Vec::new();
-        for (rank, state) in states {
-            let at = rank as usize;
-            assert!(placement.slots[at].node == node, "a rank is reported by its own node");
-            assert!(!placement.ranks[at].is_over(), "what is over stays over");
-            placement.unstarted -= u32::from(placement.ranks[at] == RankState::Assigned);
-            if state.is_over() {
-                freed.push((rank, placement.slots[at].devices));
-                placement.live -= 1;
-            }
-            placement.ranks[at] = state;
-        }
-        let remains =
-            placement.slots.iter().zip(&placement.ranks).any(|(s, r)| s.node == node && !r.is_over());
+        let now = self.meta.log_index;
+        // Nothing that the indexes know of the job depends on its ranks alone: its row changes where it stands.
+        let change = |row: &mut JobRow, &(): &()| {
+            let placement = row.placement.as_mut().expect("a gang on a node has a placement");
+            let freed = Arc::make_mut(placement).set_ranks(node, states);
+            row.changed_at = now;
+            let mut there = placement.slots.iter().zip(&placement.ranks);
+            let remains = there.any(|(slot, state)| slot.node == node && !state.is_over());
+            let all_started = placement.unstarted == 0 && placement.ranks.iter().all(RankState::has_started);
+            (freed, remains, all_started && row.phase == Phase::Starting)
+        };
+        let changed = self.jobs.change(&job, change);
+        let (freed, remains, begins) = changed.expect("a gang on a node has a job");
         if !remains {
-            self.indexes.gangs_by_node.remove_mut(&(node, job));
+            self.indexes.gangs_by_node.remove(&(node, job));
         }
         if !freed.is_empty() {
             self.change_node(node, false, |row| {
@@ -404,15 +411,13 @@ impl State {
                 assert!(row.free.memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
             });
         }
-        let now = self.meta.log_time;
-        let all_started = placement.unstarted == 0 && placement.ranks.iter().all(RankState::has_started);
-        self.change_job(job, |row| {
-            row.placement = Some(Arc::new(placement));
-            if row.phase == Phase::Starting && all_started {
+        if begins {
+            let now = self.meta.log_time;
+            self.change_job(job, |row| {
                 row.phase = Phase::Running;
                 row.started_at = Some(now);
-            }
-        });
+            });
+        }
     }
 
     fn fold_placed(&mut self, job: JobId, workers: &[WorkerSlot]) -> Vec<Effect> {
@@ -435,7 +440,7 @@ impl State {
                     rank += 1;
                 }
             });
-            self.indexes.gangs_by_node.insert_mut((node, job));
+            self.indexes.gangs_by_node.insert((node, job));
         }
         let count = workers.len() as u32;
         let placement = Placement {
@@ -481,14 +486,14 @@ impl State {
             self.requests_by_time().take_while(|(at, _)| *at < requests_before).take(bound).collect();
         for (at, id) in old {
             self.requests.remove(&id);
-            self.indexes.requests_by_time.remove_mut(&(at, id));
+            self.indexes.requests_by_time.remove(&(at, id));
         }
         let old: Vec<_> = self.finished().take_while(|(at, _)| *at < jobs_before).take(bound).collect();
         let mut effects = Vec::with_capacity(old.len());
         for (_, id) in old {
-            let row = self.jobs.get(&id).expect("an indexed job has a row").clone();
-            let spec = self.specs.get(&id).expect("an indexed job has a spec").clone();
-            self.indexes.remove_job(id, &row, &spec, None);
+            let row = self.jobs.get(&id).expect("an indexed job has a row");
+            let spec = self.described(id).expect("an indexed job has a spec");
+            self.indexes.shift(id, &spec, &Standing::of(row, &spec, None), &Standing::default());
             self.jobs.remove(&id);
             self.specs.remove(&id);
             effects.push(Effect::JobForgotten(id));

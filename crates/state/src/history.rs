@@ -139,16 +139,29 @@ impl State {
         let spec = self.specs.get(&job).expect("a job has a spec").clone();
         for level in HistoryLevel::ALL {
             let key = HistoryKey::of(level, &spec);
-            let mut row = self.history.get(&key).cloned().unwrap_or_default();
-            self.indexes.history_by_time.remove_mut(&(row.last, key));
-            row.observe(run_ms, now);
-            self.indexes.history_by_time.insert_mut((now, key));
-            self.history.insert(key, row);
+            let observed = self.history.change(&key, |row, ()| {
+                let last = row.last;
+                row.observe(run_ms, now);
+                last
+            });
+            match observed {
+                Some(last) if last == now => {}
+                Some(last) => {
+                    self.indexes.history_by_time.remove(&(last, key));
+                    self.indexes.history_by_time.insert((now, key));
+                }
+                None => {
+                    let mut row = HistoryRow::default();
+                    row.observe(run_ms, now);
+                    self.history.insert(key, row);
+                    self.indexes.history_by_time.insert((now, key));
+                }
+            }
         }
         while self.history.len() > HISTORY_ROWS_MAX {
             let oldest = self.indexes.history_by_time.first().copied();
             let (last, key) = oldest.expect("every row of the history is indexed");
-            self.indexes.history_by_time.remove_mut(&(last, key));
+            self.indexes.history_by_time.remove(&(last, key));
             self.history.remove(&key);
         }
         Some(run_ms)

@@ -1,20 +1,22 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
-use alloc::vec::Vec;
+use crate::tree::{Map, Set};
+use alloc::sync::Arc;
 use core::cmp::Reverse;
-use muster_journal::{Outcome, hash};
+use core::ops::Deref;
+use muster_journal::hash;
 use muster_types::tpu::PodPosition;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
-use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
-use serde::Serialize;
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId, TaskGroup};
+use serde::{Serialize, Serializer};
 
 use crate::burst::{BurstKey, BurstTurn, holds_devices};
 use crate::free::FreeKey;
 
 use crate::history::{HistoryKey, bucket_of};
 use crate::quota::QuotaUsage;
-use crate::rows::{JobRow, NodeRow, NodeStatus, Phase};
+use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow};
+use crate::table::Facts;
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +77,7 @@ pub struct Rack {
     /// Devices of placeable nodes that are wholly free.
     pub idle_devices: u64,
     /// Placeable nodes by idle devices, then id.
-    pub by_idle: RedBlackTreeSetSync<(u16, NodeId)>,
+    pub by_idle: Set<(u16, NodeId)>,
 }
 
 /// What the planner asks of a pool.
@@ -83,11 +85,11 @@ pub struct Rack {
 pub struct Pool {
     /// Placeable nodes by what is free on them, fullest first, then id: best fit, nodes that are alike
     /// side by side, and the fixed tie order in one walk.
-    pub by_free: RedBlackTreeSetSync<(FreeKey, NodeId)>,
+    pub by_free: Set<(FreeKey, NodeId)>,
     /// By rack.
-    pub racks: RedBlackTreeMapSync<RackKey, Rack>,
+    pub racks: Map<RackKey, Rack>,
     /// Placeable nodes with a place in a TPU pod of which all is free.
-    pub idle_hosts: RedBlackTreeMapSync<PodPosition, NodeId>,
+    pub idle_hosts: Map<PodPosition, NodeId>,
     /// Devices of placeable nodes that are wholly free.
     pub idle_devices: u64,
     /// Free thousandths of devices on placeable nodes.
@@ -97,9 +99,9 @@ pub struct Pool {
     /// Registered nodes with taints.
     pub tainted: u32,
     /// Host sizes of every registered node, with their number.
-    pub shapes: RedBlackTreeMapSync<Shape, u32>,
+    pub shapes: Map<Shape, u32>,
     /// The same of the placeable nodes alone.
-    pub placeable_shapes: RedBlackTreeMapSync<Shape, u32>,
+    pub placeable_shapes: Map<Shape, u32>,
 }
 
 /// Jobs with one class ask for the same and get the same answer, so that a deep queue costs per class and
@@ -114,12 +116,20 @@ impl GangClass {
     /// The class of a job: everything that decides where it can go.
     #[must_use]
     pub fn of(spec: &JobSpec) -> GangClass {
-        let groups: Vec<_> =
-            spec.groups.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)).collect();
+        let groups = Groups(&spec.groups);
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
         // What ends in time may use room that is kept for others.
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
         GangClass(hash(&(groups, place, &spec.topology, times)))
+    }
+}
+
+/// What of task groups decides where they can go; a sequence, without making one.
+struct Groups<'a>(&'a [TaskGroup]);
+
+impl Serialize for Groups<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)))
     }
 }
 
@@ -135,73 +145,174 @@ pub struct Turn {
 /// Where a walk over everything in line has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinePlace {
-    pub(crate) lane: LaneKey,
-    pub(crate) turn: Turn,
-}
-
-/// Waiting jobs that differ in their turn alone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LaneKey {
     pub(crate) tier: Reverse<PriorityTier>,
     pub(crate) tenant: Name,
     pub(crate) class: GangClass,
+    pub(crate) turn: Turn,
 }
 
-/// The first of every lane of a tier, by tenant and turn; no set is empty.
-pub(crate) type TenantHeads = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<(Turn, GangClass)>>;
+/// What of one tier a tenant has in line. A lane is what has one class: it differs in its turn alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TenantLine {
+    /// Lane by lane. Numbers alone: a node is copied without following a pointer.
+    pub(crate) lanes: Set<(GangClass, Turn)>,
+    /// The first of every lane.
+    pub(crate) heads: Set<(Turn, GangClass)>,
+}
+
+impl TenantLine {
+    fn first(&self, class: GangClass) -> Option<Turn> {
+        let (least, last) = (Turn { turn: 0, job: JobId(0) }, Turn { turn: u64::MAX, job: JobId(u64::MAX) });
+        self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
+    }
+}
+
+/// What a spec says of the order, made once: making it costs hashes of most of the spec.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpecFacts {
+    pub(crate) class: GangClass,
+    pub(crate) burst: BurstKey,
+}
+
+impl Facts<JobId, Arc<JobSpec>> for SpecFacts {
+    fn of(spec: &Arc<JobSpec>) -> SpecFacts {
+        let class = GangClass::of(spec);
+        SpecFacts { class, burst: BurstKey::of_class(spec, class) }
+    }
+
+    fn hash(&self, id: &JobId, spec: &Arc<JobSpec>) -> u64 {
+        hash(&(id, spec))
+    }
+}
+
+/// A spec with its facts.
+#[derive(Clone, Debug)]
+pub(crate) struct Described {
+    pub(crate) spec: Arc<JobSpec>,
+    pub(crate) facts: SpecFacts,
+}
+
+impl Deref for Described {
+    type Target = JobSpec;
+
+    fn deref(&self) -> &JobSpec {
+        &self.spec
+    }
+}
+
+/// Where a job stands in the indexes: everything they know of it.
+#[derive(Default)]
+pub(crate) struct Standing {
+    /// The burst it runs in.
+    running: Option<JobId>,
+    promise: Option<Arc<PromiseRow>>,
+    /// Where and when it is expected to end.
+    end: Option<((Name, Name), LogTime)>,
+    preemptible: bool,
+    growable: bool,
+    pending: bool,
+    /// Its burst, if that has a row, and its turn.
+    line: Option<(Option<JobId>, u64)>,
+    /// Not released yet.
+    held: bool,
+    active: bool,
+    stopping: bool,
+    limit: Option<LogTime>,
+    finished: Option<LogTime>,
+}
+
+impl Standing {
+    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn) -> Standing {
+        let pending = row.phase == Phase::Pending;
+        let is_in_line = row.is_in_line();
+        let runs = matches!(row.phase, Phase::Starting | Phase::Running);
+        let preemptible = spec.preemptible && runs;
+        let end = row.expected_end(spec.run_time_limit_ms).map(|end| {
+            let placement = row.placement.as_ref().expect("what is expected to end is placed");
+            ((placement.region.clone(), placement.cluster.clone()), end)
+        });
+        let in_burst = burst.map(|(burst, _)| burst);
+        let turn = burst.map_or(row.estimate.turn, |(_, turn)| turn);
+        Standing {
+            running: in_burst.filter(|_| holds_devices(row)),
+            promise: row.promise.clone(),
+            end,
+            preemptible,
+            growable: preemptible && is_small(row, spec),
+            pending,
+            line: is_in_line.then_some((in_burst, turn)),
+            held: pending && !is_in_line && !row.released,
+            active: holds_devices(row),
+            stopping: matches!(row.phase, Phase::Stopping(_)),
+            limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
+            finished: match &row.phase {
+                Phase::Finished(_) => Some(row.finished_at.unwrap_or_default()),
+                _ => None,
+            },
+        }
+    }
+}
+
+fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
+    if is_member {
+        set.insert(member);
+    } else {
+        set.remove(&member);
+    }
+}
 
 /// All derived indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Indexes {
     /// How many jobs are pending.
     pub(crate) pending: usize,
-    /// Bursts in line, by what they ask for; no lane is empty.
-    pub(crate) lanes: RedBlackTreeMapSync<LaneKey, RedBlackTreeSetSync<Turn>>,
-    /// The first of every lane, by tier and tenant.
-    pub(crate) heads: RedBlackTreeMapSync<Reverse<PriorityTier>, TenantHeads>,
+    /// Bursts in line, by tier and tenant; a tenant without any is not there.
+    pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
+    /// How many lanes there are.
+    pub(crate) lanes: usize,
     /// Jobs in line of bursts of two or more jobs, by burst.
-    pub(crate) waiting: RedBlackTreeSetSync<(JobId, JobId)>,
+    pub(crate) waiting: Set<(JobId, JobId)>,
     /// Jobs that hold devices of bursts of two or more jobs, by burst.
-    pub(crate) running: RedBlackTreeSetSync<(JobId, JobId)>,
+    pub(crate) running: Set<(JobId, JobId)>,
     /// Bursts that are not over, by what their members have in common.
-    pub(crate) bursts_by_key: RedBlackTreeSetSync<(BurstKey, JobId)>,
+    pub(crate) bursts_by_key: Set<(BurstKey, JobId)>,
     /// Pending jobs that are not released and may not start before a time.
-    pub(crate) not_before: RedBlackTreeSetSync<(LogTime, JobId)>,
+    pub(crate) not_before: Set<(LogTime, JobId)>,
     /// Pending jobs that are not released, behind each job they wait for.
-    pub(crate) dependents: RedBlackTreeSetSync<(JobId, JobId)>,
+    pub(crate) dependents: Set<(JobId, JobId)>,
     /// Jobs with a promise.
-    pub(crate) promised: RedBlackTreeSetSync<JobId>,
+    pub(crate) promised: Set<JobId>,
     /// Jobs with a promise, by the nodes it is on.
-    pub(crate) promises_by_node: RedBlackTreeSetSync<(NodeId, JobId)>,
+    pub(crate) promises_by_node: Set<(NodeId, JobId)>,
     /// Jobs that hold or may hold devices.
-    pub(crate) active: RedBlackTreeSetSync<JobId>,
+    pub(crate) active: Set<JobId>,
     /// Gangs that are being stopped.
-    pub(crate) stopping: RedBlackTreeSetSync<JobId>,
+    pub(crate) stopping: Set<JobId>,
     /// Running gangs that policy may stop, lowest tier first.
-    pub(crate) preemptible: RedBlackTreeSetSync<(PriorityTier, JobId)>,
+    pub(crate) preemptible: Set<(PriorityTier, JobId)>,
     /// Running gangs with fewer workers than they asked for, that policy may stop.
-    pub(crate) growable: RedBlackTreeSetSync<JobId>,
+    pub(crate) growable: Set<JobId>,
     /// The same as active, by cluster and the time they are expected to end. A cluster that was once used
     /// keeps an empty set.
-    pub(crate) ends: RedBlackTreeMapSync<(Name, Name), RedBlackTreeSetSync<(LogTime, JobId)>>,
+    pub(crate) ends: Map<(Name, Name), Set<(LogTime, JobId)>>,
     /// Finished jobs by the time they ended.
-    pub(crate) finished: RedBlackTreeSetSync<(LogTime, JobId)>,
+    pub(crate) finished: Set<(LogTime, JobId)>,
     /// Running jobs with a limit, by the time it is reached.
-    pub(crate) run_limits: RedBlackTreeSetSync<(LogTime, JobId)>,
+    pub(crate) run_limits: Set<(LogTime, JobId)>,
     /// Requests by time.
-    pub(crate) requests_by_time: RedBlackTreeSetSync<(LogTime, RequestId)>,
+    pub(crate) requests_by_time: Set<(LogTime, RequestId)>,
     /// Nodes by name.
-    pub(crate) nodes_by_name: RedBlackTreeMapSync<Name, NodeId>,
+    pub(crate) nodes_by_name: Map<Name, NodeId>,
     /// Gangs with workers that are not over, by node.
-    pub(crate) gangs_by_node: RedBlackTreeSetSync<(NodeId, JobId)>,
+    pub(crate) gangs_by_node: Set<(NodeId, JobId)>,
     /// Capacity.
-    pub(crate) pools: RedBlackTreeMapSync<PoolKey, Pool>,
+    pub(crate) pools: Map<PoolKey, Pool>,
     /// Nodes whose session stands.
     pub(crate) nodes_up: u64,
     /// The others, by the time of their last change.
-    pub(crate) lost_nodes: RedBlackTreeSetSync<(LogTime, NodeId)>,
+    pub(crate) lost_nodes: Set<(LogTime, NodeId)>,
     /// Rows of the history by the time they were touched last.
-    pub(crate) history_by_time: RedBlackTreeSetSync<(LogTime, HistoryKey)>,
+    pub(crate) history_by_time: Set<(LogTime, HistoryKey)>,
     /// What is charged against quotas.
     pub(crate) quota: QuotaUsage,
     /// Whether the policy has any.
@@ -209,102 +320,76 @@ pub(crate) struct Indexes {
 }
 
 impl Indexes {
-    pub(crate) fn add_job(&mut self, id: JobId, row: &JobRow, spec: &JobSpec, burst: BurstTurn) {
-        if let Some((burst, _)) = burst.filter(|_| holds_devices(row)) {
-            self.running.insert_mut((burst, id));
+    /// Moves a job from where it stood to where it stands; what has not changed is not touched.
+    pub(crate) fn shift(&mut self, id: JobId, spec: &Described, before: &Standing, after: &Standing) {
+        if before.running != after.running {
+            before.running.inspect(|burst| _ = self.running.remove(&(*burst, id)));
+            after.running.inspect(|burst| self.running.insert((*burst, id)));
         }
-        if let Some(promise) = &row.promise {
-            self.promised.insert_mut(id);
+        if before.promise != after.promise {
+            self.shift_promise(id, before, after);
+        }
+        if before.end != after.end {
+            self.shift_end(id, before, after);
+        }
+        if before.preemptible != after.preemptible {
+            toggle(&mut self.preemptible, (spec.tier, id), after.preemptible);
+        }
+        if before.growable != after.growable {
+            toggle(&mut self.growable, id, after.growable);
+        }
+        if before.pending != after.pending {
+            if after.pending { self.pending += 1 } else { self.pending -= 1 }
+        }
+        if before.line != after.line {
+            before.line.inspect(|(burst, turn)| self.leave_line(id, spec, *burst, *turn));
+            after.line.inspect(|(burst, turn)| self.join_line(id, spec, *burst, *turn));
+        }
+        match (before.held, after.held) {
+            (true, false) => self.let_go(id, spec),
+            (false, true) => self.hold_back(id, spec),
+            _ => {}
+        }
+        if before.active != after.active {
+            toggle(&mut self.active, id, after.active);
+        }
+        if before.stopping != after.stopping {
+            toggle(&mut self.stopping, id, after.stopping);
+        }
+        if before.limit != after.limit {
+            before.limit.inspect(|limit| _ = self.run_limits.remove(&(*limit, id)));
+            after.limit.inspect(|limit| self.run_limits.insert((*limit, id)));
+        }
+        if before.finished != after.finished {
+            before.finished.inspect(|at| _ = self.finished.remove(&(*at, id)));
+            after.finished.inspect(|at| self.finished.insert((*at, id)));
+        }
+    }
+
+    fn shift_promise(&mut self, id: JobId, before: &Standing, after: &Standing) {
+        if let Some(promise) = &before.promise {
+            self.promised.remove(&id);
             for slot in &promise.slots {
-                self.promises_by_node.insert_mut((slot.node, id));
+                self.promises_by_node.remove(&(slot.node, id));
             }
         }
-        if let Some(end) = row.expected_end(spec.run_time_limit_ms) {
-            let placement = row.placement.as_ref().expect("what is expected to end is placed");
-            let place = (placement.region.clone(), placement.cluster.clone());
-            match self.ends.get_mut(&place) {
-                Some(ends) => ends.insert_mut((end, id)),
-                None => self.ends.insert_mut(place, RedBlackTreeSetSync::new_sync().insert((end, id))),
-            }
-        }
-        if spec.preemptible && matches!(row.phase, Phase::Starting | Phase::Running) {
-            self.preemptible.insert_mut((spec.tier, id));
-            if is_small(row, spec) {
-                self.growable.insert_mut(id);
-            }
-        }
-        match &row.phase {
-            Phase::Pending => {
-                self.pending += 1;
-                if row.is_in_line() {
-                    self.join_line(id, row, spec, burst);
-                } else if !row.released {
-                    self.hold_back(id, spec);
-                }
-            }
-            Phase::Starting => self.active.insert_mut(id),
-            Phase::Stopping(_) => {
-                self.active.insert_mut(id);
-                self.stopping.insert_mut(id);
-            }
-            Phase::Running => {
-                self.active.insert_mut(id);
-                if let Some(limit) = run_limit(row, spec) {
-                    self.run_limits.insert_mut((limit, id));
-                }
-            }
-            Phase::Finished(_) => {
-                self.finished.insert_mut((row.finished_at.unwrap_or_default(), id));
+        if let Some(promise) = &after.promise {
+            self.promised.insert(id);
+            for slot in &promise.slots {
+                self.promises_by_node.insert((slot.node, id));
             }
         }
     }
 
-    pub(crate) fn remove_job(&mut self, id: JobId, row: &JobRow, spec: &JobSpec, burst: BurstTurn) {
-        if let Some((burst, _)) = burst.filter(|_| holds_devices(row)) {
-            self.running.remove_mut(&(burst, id));
+    fn shift_end(&mut self, id: JobId, before: &Standing, after: &Standing) {
+        if let Some((place, end)) = &before.end {
+            let ends = self.ends.get_mut(place).expect("the ends of a cluster in use are indexed");
+            ends.remove(&(*end, id));
         }
-        if let Some(promise) = &row.promise {
-            self.promised.remove_mut(&id);
-            for slot in &promise.slots {
-                self.promises_by_node.remove_mut(&(slot.node, id));
-            }
-        }
-        if let Some(end) = row.expected_end(spec.run_time_limit_ms) {
-            let placement = row.placement.as_ref().expect("what is expected to end is placed");
-            let place = (placement.region.clone(), placement.cluster.clone());
-            let ends = self.ends.get_mut(&place).expect("the ends of a cluster in use are indexed");
-            ends.remove_mut(&(end, id));
-        }
-        if spec.preemptible && matches!(row.phase, Phase::Starting | Phase::Running) {
-            self.preemptible.remove_mut(&(spec.tier, id));
-            if is_small(row, spec) {
-                self.growable.remove_mut(&id);
-            }
-        }
-        match &row.phase {
-            Phase::Pending => {
-                self.pending -= 1;
-                if row.is_in_line() {
-                    self.leave_line(id, row, spec, burst);
-                } else if !row.released {
-                    self.let_go(id, spec);
-                }
-            }
-            Phase::Starting => {
-                self.active.remove_mut(&id);
-            }
-            Phase::Stopping(_) => {
-                self.active.remove_mut(&id);
-                self.stopping.remove_mut(&id);
-            }
-            Phase::Running => {
-                self.active.remove_mut(&id);
-                if let Some(limit) = run_limit(row, spec) {
-                    self.run_limits.remove_mut(&(limit, id));
-                }
-            }
-            Phase::Finished(Outcome::Succeeded | Outcome::Failed { .. } | Outcome::Cancelled) => {
-                self.finished.remove_mut(&(row.finished_at.unwrap_or_default(), id));
+        if let Some((place, end)) = &after.end {
+            match self.ends.get_mut(place) {
+                Some(ends) => ends.insert((*end, id)),
+                None => self.ends.insert(place.clone(), Set::of((*end, id))),
             }
         }
     }
@@ -315,26 +400,26 @@ impl Indexes {
         self.waiting.range(range).next().map(|(_, job)| *job)
     }
 
-    fn join_line(&mut self, id: JobId, row: &JobRow, spec: &JobSpec, burst: BurstTurn) {
-        let Some((burst, turn)) = burst else {
-            self.change_lane(spec, None, Some(Turn { turn: row.estimate.turn, job: id }));
+    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+        let Some(burst) = burst else {
+            self.change_lane(spec, None, Some(Turn { turn, job: id }));
             return;
         };
         // The burst stands in its lane under its first job.
         let first = self.first_waiting(burst);
-        self.waiting.insert_mut((burst, id));
+        self.waiting.insert((burst, id));
         if first.is_none_or(|first| id < first) {
             self.change_lane(spec, first.map(|job| Turn { turn, job }), Some(Turn { turn, job: id }));
         }
     }
 
-    fn leave_line(&mut self, id: JobId, row: &JobRow, spec: &JobSpec, burst: BurstTurn) {
-        let Some((burst, turn)) = burst else {
-            self.change_lane(spec, Some(Turn { turn: row.estimate.turn, job: id }), None);
+    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+        let Some(burst) = burst else {
+            self.change_lane(spec, Some(Turn { turn, job: id }), None);
             return;
         };
         let first = self.first_waiting(burst);
-        assert!(self.waiting.remove_mut(&(burst, id)), "a job in line is known to its burst");
+        assert!(self.waiting.remove(&(burst, id)), "a job in line is known to its burst");
         if first == Some(id) {
             let next = self.first_waiting(burst).map(|job| Turn { turn, job });
             self.change_lane(spec, Some(Turn { turn, job: id }), next);
@@ -342,78 +427,55 @@ impl Indexes {
     }
 
     /// The burst whose first job in line this is has another turn.
-    pub(crate) fn change_turn(&mut self, first: JobId, spec: &JobSpec, before: u64, after: u64) {
+    pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: u64, after: u64) {
         let turn = |turn| Some(Turn { turn, job: first });
         self.change_lane(spec, turn(before), turn(after));
     }
 
     /// Replaces a place in the lane of a spec.
-    fn change_lane(&mut self, spec: &JobSpec, gone: Option<Turn>, new: Option<Turn>) {
-        let lane =
-            LaneKey { tier: Reverse(spec.tier), tenant: spec.tenant.clone(), class: GangClass::of(spec) };
-        if !self.lanes.contains_key(&lane) {
-            self.lanes.insert_mut(lane.clone(), RedBlackTreeSetSync::new_sync());
+    fn change_lane(&mut self, spec: &Described, gone: Option<Turn>, new: Option<Turn>) {
+        let (tier, class) = (Reverse(spec.tier), spec.facts.class);
+        if self.line.get(&tier).is_none_or(|tenants| !tenants.contains_key(&spec.tenant)) {
+            let mut tenants = self.line.get(&tier).cloned().unwrap_or_default();
+            tenants.insert(spec.tenant.clone(), TenantLine::default());
+            self.line.insert(tier, tenants);
         }
-        let turns = self.lanes.get_mut(&lane).expect("it was put there just now");
-        let before = turns.first().copied();
+        let tenants = self.line.get_mut(&tier).expect("it was put there just now");
+        let line = tenants.get_mut(&spec.tenant).expect("it was put there just now");
+        let before = line.first(class);
         if let Some(gone) = gone {
-            assert!(turns.remove_mut(&gone), "a burst in line is in its lane");
+            assert!(line.lanes.remove(&(class, gone)), "a burst in line is in its lane");
         }
         if let Some(new) = new {
-            turns.insert_mut(new);
+            line.lanes.insert((class, new));
         }
-        let now = turns.first().copied();
-        if now.is_none() {
-            self.lanes.remove_mut(&lane);
+        let now = line.first(class);
+        if before != now {
+            before.inspect(|first| _ = line.heads.remove(&(*first, class)));
+            now.inspect(|first| line.heads.insert((*first, class)));
         }
-        self.change_head(lane.tier, &lane.tenant, lane.class, before, now);
-    }
-
-    fn change_head(
-        &mut self,
-        tier: Reverse<PriorityTier>,
-        tenant: &Name,
-        class: GangClass,
-        before: Option<Turn>,
-        now: Option<Turn>,
-    ) {
-        if before == now {
-            return;
-        }
-        if !self.heads.contains_key(&tier) {
-            self.heads.insert_mut(tier, TenantHeads::new_sync());
-        }
-        let of_tier = self.heads.get_mut(&tier).expect("it was put there just now");
-        if !of_tier.contains_key(tenant) {
-            of_tier.insert_mut(tenant.clone(), RedBlackTreeSetSync::new_sync());
-        }
-        let heads = of_tier.get_mut(tenant).expect("it was put there just now");
-        if let Some(before) = before {
-            heads.remove_mut(&(before, class));
-        }
-        if let Some(now) = now {
-            heads.insert_mut((now, class));
-        }
-        if heads.is_empty() {
-            of_tier.remove_mut(tenant);
+        self.lanes += usize::from(now.is_some());
+        self.lanes -= usize::from(before.is_some());
+        if line.lanes.is_empty() {
+            tenants.remove(&spec.tenant);
         }
     }
 
     fn hold_back(&mut self, id: JobId, spec: &JobSpec) {
         if let Some(time) = spec.not_before {
-            self.not_before.insert_mut((time, id));
+            self.not_before.insert((time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.insert_mut((dependency.job, id));
+            self.dependents.insert((dependency.job, id));
         }
     }
 
     fn let_go(&mut self, id: JobId, spec: &JobSpec) {
         if let Some(time) = spec.not_before {
-            self.not_before.remove_mut(&(time, id));
+            self.not_before.remove(&(time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.remove_mut(&(dependency.job, id));
+            self.dependents.remove(&(dependency.job, id));
         }
     }
 
@@ -421,7 +483,7 @@ impl Indexes {
     pub(crate) fn add_status(&mut self, id: NodeId, row: &NodeRow) {
         match row.status {
             NodeStatus::Up => self.nodes_up += 1,
-            NodeStatus::Lost => self.lost_nodes.insert_mut((row.changed_at, id)),
+            NodeStatus::Lost => self.lost_nodes.insert((row.changed_at, id)),
         }
     }
 
@@ -430,7 +492,7 @@ impl Indexes {
         match row.status {
             NodeStatus::Up => self.nodes_up -= 1,
             NodeStatus::Lost => {
-                assert!(self.lost_nodes.remove_mut(&(row.changed_at, id)), "a lost node is known as one");
+                assert!(self.lost_nodes.remove(&(row.changed_at, id)), "a lost node is known as one");
             }
         }
     }
@@ -443,14 +505,14 @@ impl Indexes {
         let offer = row.offer();
         let idle = offer.devices.count();
         let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        pool.by_free.insert_mut((offer.key(), id));
+        pool.by_free.insert((offer.key(), id));
         pool.idle_devices += u64::from(idle);
         pool.free_milli += offer.device_milli();
         if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            pool.idle_hosts.insert_mut(position.clone(), id);
+            pool.idle_hosts.insert(position.clone(), id);
         }
         let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.insert_mut((idle, id));
+        rack.by_idle.insert((idle, id));
         rack.idle_devices += u64::from(idle);
     }
 
@@ -462,18 +524,18 @@ impl Indexes {
         let offer = row.offer();
         let idle = offer.devices.count();
         let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        let was_there = pool.by_free.remove_mut(&(offer.key(), id));
+        let was_there = pool.by_free.remove(&(offer.key(), id));
         assert!(was_there, "the free index knows every placeable node under what it offers");
         pool.idle_devices -= u64::from(idle);
         pool.free_milli -= offer.device_milli();
         if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
             // Another host may have registered at its place, before this one was known to be gone.
             if pool.idle_hosts.get(position) == Some(&id) {
-                pool.idle_hosts.remove_mut(position);
+                pool.idle_hosts.remove(position);
             }
         }
         let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.remove_mut(&(idle, id));
+        rack.by_idle.remove(&(idle, id));
         rack.idle_devices -= u64::from(idle);
     }
 
@@ -482,7 +544,7 @@ impl Indexes {
         let key = PoolKey::of(spec);
         let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
         count_shape(&mut pool.placeable_shapes, shape_of(spec));
-        self.pools.insert_mut(key, pool);
+        self.pools.insert(key, pool);
     }
 
     /// The inverse of `add_placeable`.
@@ -490,7 +552,7 @@ impl Indexes {
         let key = PoolKey::of(spec);
         let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
         uncount_shape(&mut pool.placeable_shapes, shape_of(spec));
-        self.pools.insert_mut(key, pool);
+        self.pools.insert(key, pool);
     }
 
     /// Counts a registered node's size.
@@ -504,8 +566,8 @@ impl Indexes {
         let rack_key = RackKey::of(spec);
         let mut rack = pool.racks.get(&rack_key).cloned().unwrap_or_default();
         rack.nodes += 1;
-        pool.racks.insert_mut(rack_key, rack);
-        self.pools.insert_mut(key, pool);
+        pool.racks.insert(rack_key, rack);
+        self.pools.insert(key, pool);
     }
 
     /// The inverse of `add_shape`; an empty pool goes.
@@ -520,31 +582,31 @@ impl Indexes {
         let mut rack = pool.racks.get(&rack_key).cloned().expect("a registered node's rack exists");
         rack.nodes -= 1;
         if rack.nodes == 0 {
-            pool.racks.remove_mut(&rack_key);
+            pool.racks.remove(&rack_key);
         } else {
-            pool.racks.insert_mut(rack_key, rack);
+            pool.racks.insert(rack_key, rack);
         }
         if pool.shapes.is_empty() {
             assert!(pool.by_free.is_empty(), "a pool without nodes has no free node");
             assert!(pool.placeable_shapes.is_empty(), "a pool without nodes has no placeable node");
-            self.pools.remove_mut(&key);
+            self.pools.remove(&key);
         } else {
-            self.pools.insert_mut(key, pool);
+            self.pools.insert(key, pool);
         }
     }
 }
 
-fn count_shape(shapes: &mut RedBlackTreeMapSync<Shape, u32>, shape: Shape) {
+fn count_shape(shapes: &mut Map<Shape, u32>, shape: Shape) {
     let known = shapes.get(&shape).copied().unwrap_or(0);
-    shapes.insert_mut(shape, known + 1);
+    shapes.insert(shape, known + 1);
 }
 
-fn uncount_shape(shapes: &mut RedBlackTreeMapSync<Shape, u32>, shape: Shape) {
+fn uncount_shape(shapes: &mut Map<Shape, u32>, shape: Shape) {
     let known = shapes.get(&shape).copied().expect("a registered node's size is counted");
     if known == 1 {
-        shapes.remove_mut(&shape);
+        shapes.remove(&shape);
     } else {
-        shapes.insert_mut(shape, known - 1);
+        shapes.insert(shape, known - 1);
     }
 }
 

@@ -27,6 +27,7 @@ mod index;
 mod rows;
 mod snapshot;
 mod table;
+pub mod tree;
 mod verify;
 
 pub mod fit;
@@ -45,9 +46,10 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow, PromiseRow,
-    RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow,
 };
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use table::Table;
+pub use tree::{Map, Set};
 pub use verify::BrokenInvariant;

@@ -23,12 +23,12 @@
 //! names whom to take it back from, and taking it back is enough. (A quota over all regions promises no
 //! single one of them: a region can be full of others' work within their nominal quotas.)
 
+use crate::tree::Map;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::Name;
 use muster_types::policy::{Policy, Quota};
-use rpds::RedBlackTreeMapSync;
 
 /// Accelerator type, and region or all of them.
 type Flavour = (Name, Option<Name>);
@@ -192,9 +192,9 @@ impl Room {
 pub struct QuotaUsage {
     tree: Arc<Tree>,
     /// A tenant's own use, by tenant, type and region.
-    own: RedBlackTreeMapSync<(Name, Name, Name), u64>,
+    own: Map<(Name, Name, Name), u64>,
     /// Where something is in use; elsewhere the level is what its promise says.
-    levels: RedBlackTreeMapSync<(Flavour, Option<Name>), Level>,
+    levels: Map<(Flavour, Option<Name>), Level>,
 }
 
 impl Default for QuotaUsage {
@@ -208,11 +208,7 @@ impl QuotaUsage {
     /// Nothing in use.
     #[must_use]
     pub fn new(policy: &Policy) -> QuotaUsage {
-        QuotaUsage {
-            tree: Arc::new(Tree::new(policy)),
-            own: RedBlackTreeMapSync::new_sync(),
-            levels: RedBlackTreeMapSync::new_sync(),
-        }
+        QuotaUsage { tree: Arc::new(Tree::new(policy)), own: Map::default(), levels: Map::default() }
     }
 
     /// The same use, counted against another policy: once through the policy and everything in use.
@@ -244,7 +240,7 @@ impl QuotaUsage {
         }
         let key = (tenant.clone(), kind.clone(), region.clone());
         let before = self.own.get(&key).copied().unwrap_or(0);
-        self.own.insert_mut(key, before + milli);
+        self.own.insert(key, before + milli);
         self.change(tenant, kind, region, |counted, by| counted + by, milli);
     }
 
@@ -260,9 +256,9 @@ impl QuotaUsage {
         let before = self.own.get(&key).copied().unwrap_or(0);
         let left = before.checked_sub(milli).expect("a tenant gives back only what it uses");
         if left == 0 {
-            self.own.remove_mut(&key);
+            self.own.remove(&key);
         } else {
-            self.own.insert_mut(key, left);
+            self.own.insert(key, left);
         }
         self.change(tenant, kind, region, |counted, by| counted - by, milli);
     }
@@ -289,9 +285,9 @@ impl QuotaUsage {
                 by = level.committed_milli.max(reserve).abs_diff(before.committed_milli.max(reserve));
                 let key = (flavour.clone(), node);
                 if level.used_milli == 0 {
-                    self.levels.remove_mut(&key);
+                    self.levels.remove(&key);
                 } else {
-                    self.levels.insert_mut(key, level);
+                    self.levels.insert(key, level);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot};
+use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
@@ -12,6 +12,7 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::free::{Free, Promised};
+use crate::table::Facts;
 
 /// Who decides: term and replica, because two replicas can lead in one term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -63,6 +64,41 @@ pub struct NodeRow {
     pub changed_at: LogTime,
     /// Record of the last change of status or cordon.
     pub changed_index: LogIndex,
+}
+
+/// The hash of a node's description, which is most of its row and hardly ever changes.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    spec: Arc<NodeSpec>,
+    hash: u64,
+}
+
+impl Facts<NodeId, NodeRow> for NodeFacts {
+    fn of(row: &NodeRow) -> NodeFacts {
+        NodeFacts { spec: Arc::clone(&row.spec), hash: hash(&row.spec) }
+    }
+
+    fn refresh(&mut self, row: &NodeRow) {
+        if !Arc::ptr_eq(&self.spec, &row.spec) {
+            *self = NodeFacts::of(row);
+        }
+    }
+
+    fn hash(&self, id: &NodeId, row: &NodeRow) -> u64 {
+        let NodeRow {
+            spec: _,
+            holder,
+            incarnation,
+            status,
+            cordoned,
+            free,
+            promised,
+            changed_at,
+            changed_index,
+        } = row;
+        let session = (holder, incarnation, status, cordoned);
+        hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
+    }
 }
 
 impl NodeRow {
@@ -131,6 +167,53 @@ pub struct Placement {
     pub unstarted: u32,
     /// What it is charged for while it holds its devices.
     pub charge: Charge,
+}
+
+impl Placement {
+    /// Moves ranks on one node; the devices of those that are over now.
+    pub(crate) fn set_ranks(
+        &mut self,
+        node: NodeId,
+        states: Vec<(u32, RankState)>,
+    ) -> Vec<(u32, muster_types::DeviceSet)> {
+        let mut freed = Vec::new();
+        for (rank, state) in states {
+            let at = rank as usize;
+            assert!(self.slots[at].node == node, "a rank is reported by its own node");
+            assert!(!self.ranks[at].is_over(), "what is over stays over");
+            self.unstarted -= u32::from(self.ranks[at] == RankState::Assigned);
+            if state.is_over() {
+                freed.push((rank, self.slots[at].devices));
+                self.live -= 1;
+            }
+            self.ranks[at] = state;
+        }
+        freed
+    }
+}
+
+/// What a gang is charged for, without a copy of it.
+pub(crate) enum Charged {
+    Promise(Arc<PromiseRow>),
+    Placement(Arc<Placement>),
+}
+
+impl Charged {
+    /// What a job is charged for now, as [`JobRow::charge`] says.
+    pub(crate) fn of(row: &JobRow) -> Option<Charged> {
+        if let Some(promise) = &row.promise {
+            return Some(Charged::Promise(Arc::clone(promise)));
+        }
+        row.charge()?;
+        row.placement.clone().map(Charged::Placement)
+    }
+
+    pub(crate) fn get(&self) -> (&Name, &Charge) {
+        match self {
+            Charged::Promise(promise) => (&promise.region, &promise.charge),
+            Charged::Placement(placement) => (&placement.region, &placement.charge),
+        }
+    }
 }
 
 /// What a gang is charged for: against quota, and in its tenant's share.

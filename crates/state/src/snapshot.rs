@@ -19,8 +19,9 @@ use crate::apply::{Meta, State};
 use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
-use crate::rows::{JobRow, NodeRow, PolicyRow, RequestRow};
-use crate::table::Table;
+use crate::index::SpecFacts;
+use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
 const HEAD: u8 = 1;
@@ -104,7 +105,7 @@ enum Step {
 }
 
 /// One frame of rows, each behind its length, from behind `after`, and the last key in it; none at the end of the table.
-fn batch<K, V>(tag: u8, table: &Table<K, V>, after: Option<&K>) -> Option<(Vec<u8>, K)>
+fn batch<K, V, F>(tag: u8, table: &Table<K, V, F>, after: Option<&K>) -> Option<(Vec<u8>, K)>
 where
     K: Ord + Clone + Serialize,
     V: Clone + Serialize,
@@ -212,10 +213,16 @@ impl Iterator for SnapshotChunks {
     }
 }
 
-fn load<K, V>(payload: &[u8], table: &mut Table<K, V>, what: &'static str) -> Result<(), RestoreError>
+/// Rows stand in key order, so that tables are built and never searched.
+fn load<K, V, F>(
+    payload: &[u8],
+    table: &mut TableBuilder<K, V, F>,
+    what: &'static str,
+) -> Result<(), RestoreError>
 where
-    K: Ord + Clone + Serialize + DeserializeOwned,
-    V: Clone + Serialize + DeserializeOwned,
+    K: Ord + Clone + DeserializeOwned,
+    V: Clone + DeserializeOwned,
+    F: Facts<K, V>,
 {
     let wrong = RestoreError::Content(what);
     let mut rest = payload;
@@ -224,10 +231,43 @@ where
         let length = u32::from_le_bytes(*length) as usize;
         let (row, behind) = behind.split_at_checked(length).ok_or(wrong.clone())?;
         let (key, value): (K, V) = from_canonical(row).ok_or(wrong.clone())?;
-        table.insert(key, value);
+        if !table.push(key, value) {
+            return Err(wrong);
+        }
         rest = behind;
     }
     Ok(())
+}
+
+/// The tables of a snapshot while they are read.
+#[derive(Default)]
+struct Tables {
+    nodes: TableBuilder<NodeId, NodeRow, NodeFacts>,
+    jobs: TableBuilder<JobId, JobRow, ()>,
+    specs: TableBuilder<JobId, Arc<JobSpec>, SpecFacts>,
+    requests: TableBuilder<RequestId, RequestRow, ()>,
+    tenants: TableBuilder<Name, TenantUsage, ()>,
+    history: TableBuilder<HistoryKey, HistoryRow, ()>,
+    bursts: TableBuilder<JobId, BurstRow, ()>,
+    demand: TableBuilder<u16, WorkerDemand, ()>,
+}
+
+impl Tables {
+    /// A state of these rows and nothing else yet.
+    fn finish(self) -> State {
+        let mut state = State {
+            nodes: self.nodes.finish(),
+            jobs: self.jobs.finish(),
+            specs: self.specs.finish(),
+            requests: self.requests.finish(),
+            tenants: self.tenants.finish(),
+            history: self.history.finish(),
+            bursts: self.bursts.finish(),
+            ..State::default()
+        };
+        state.demand.set_sample(self.demand.finish());
+        state
+    }
 }
 
 impl State {
@@ -255,7 +295,7 @@ impl State {
     ) -> Result<State, RestoreError> {
         let mut reader = FrameReader::default();
         let mut head: Option<Head> = None;
-        let mut state = State::default();
+        let mut tables = Tables::default();
         let mut ended = false;
         for chunk in chunks {
             reader.push(chunk.as_ref());
@@ -265,17 +305,14 @@ impl State {
                 }
                 match tag {
                     HEAD => head = Some(load_head(&payload, format_max.min(FORMAT_MAX))?),
-                    NODES => load::<NodeId, NodeRow>(&payload, &mut state.nodes, "node row")?,
-                    JOBS => load::<JobId, JobRow>(&payload, &mut state.jobs, "job row")?,
-                    SPECS => load::<JobId, Arc<JobSpec>>(&payload, &mut state.specs, "job spec")?,
-                    REQUESTS => load::<RequestId, RequestRow>(&payload, &mut state.requests, "request row")?,
-                    TENANTS => load::<Name, TenantUsage>(&payload, &mut state.tenants, "tenant row")?,
-                    HISTORY => load::<HistoryKey, HistoryRow>(&payload, &mut state.history, "history row")?,
-                    BURSTS => load::<JobId, BurstRow>(&payload, &mut state.bursts, "burst row")?,
-                    DEMAND => {
-                        let table = state.demand.sample_table_mut();
-                        load::<u16, WorkerDemand>(&payload, table, "row of demand")?;
-                    }
+                    NODES => load(&payload, &mut tables.nodes, "node row")?,
+                    JOBS => load(&payload, &mut tables.jobs, "job row")?,
+                    SPECS => load(&payload, &mut tables.specs, "job spec")?,
+                    REQUESTS => load(&payload, &mut tables.requests, "request row")?,
+                    TENANTS => load(&payload, &mut tables.tenants, "tenant row")?,
+                    HISTORY => load(&payload, &mut tables.history, "history row")?,
+                    BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
+                    DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -285,6 +322,7 @@ impl State {
         let Some(head) = head.filter(|_| ended) else {
             return Err(RestoreError::Content("end: it is not complete"));
         };
+        let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
         state.demand.set_sums(head.demand);
@@ -293,7 +331,8 @@ impl State {
         }
         state.check_rows()?;
         state.indexes = state.rebuilt_indexes();
-        state.verify().map_err(|broken| RestoreError::Invariant(broken.0))?;
+        // The indexes were made from the rows just now.
+        state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
     }
 

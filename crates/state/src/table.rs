@@ -6,50 +6,93 @@
 
 use core::ops::RangeBounds;
 use muster_journal::hash;
-use rpds::RedBlackTreeMapSync;
 use serde::Serialize;
 
+use crate::tree::{Builder, Map};
+
+/// What follows from a row and is worth keeping beside it, because it costs more to make than to keep.
+pub trait Facts<K, V>: Clone {
+    /// From a new row.
+    fn of(value: &V) -> Self;
+
+    /// After a change of the row where it stands.
+    fn refresh(&mut self, _value: &V) {}
+
+    /// The hash of a row. Facts may stand for the part of the row they were made from.
+    fn hash(&self, key: &K, value: &V) -> u64;
+}
+
+/// Nothing is kept.
+impl<K: Serialize, V: Serialize> Facts<K, V> for () {
+    fn of(_: &V) {}
+
+    fn hash(&self, key: &K, value: &V) -> u64 {
+        hash(&(key, value))
+    }
+}
+
 #[derive(Clone, Debug)]
-struct Row<V> {
+struct Row<V, F> {
     value: V,
+    facts: F,
     hash: u64,
 }
 
 /// Rows of one kind by key. Cloning is constant-time.
 #[derive(Clone, Debug)]
-pub struct Table<K: Ord, V> {
-    rows: RedBlackTreeMapSync<K, Row<V>>,
+pub struct Table<K: Ord, V, F = ()> {
+    rows: Map<K, Row<V, F>>,
     digest: u64,
 }
 
-impl<K: Ord + Clone + Serialize, V: Clone + Serialize> Default for Table<K, V> {
+impl<K: Ord, V, F> Default for Table<K, V, F> {
     fn default() -> Self {
-        Table { rows: RedBlackTreeMapSync::new_sync(), digest: 0 }
+        Table { rows: Map::default(), digest: 0 }
     }
 }
 
-impl<K: Ord + Clone + Serialize, V: Clone + Serialize> Table<K, V> {
+impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> Table<K, V, F> {
     /// Adds or replaces a row.
     pub fn insert(&mut self, key: K, value: V) {
-        let hash = hash(&(&key, &value));
+        let facts = F::of(&value);
+        let hash = facts.hash(&key, &value);
         if let Some(old) = self.rows.get(&key) {
             self.digest = self.digest.wrapping_sub(old.hash);
         }
         self.digest = self.digest.wrapping_add(hash);
-        self.rows.insert_mut(key, Row { value, hash });
+        self.rows.insert(key, Row { value, facts, hash });
+    }
+
+    /// Changes a row where it stands; none when there is no such row.
+    pub(crate) fn change<T>(&mut self, key: &K, change: impl FnOnce(&mut V, &F) -> T) -> Option<T> {
+        let row = self.rows.get_mut(key)?;
+        let result = change(&mut row.value, &row.facts);
+        row.facts.refresh(&row.value);
+        let hash = row.facts.hash(key, &row.value);
+        self.digest = self.digest.wrapping_sub(row.hash).wrapping_add(hash);
+        row.hash = hash;
+        Some(result)
     }
 
     /// Removes a row; whether there was one.
     pub fn remove(&mut self, key: &K) -> bool {
-        let Some(old) = self.rows.get(key) else { return false };
+        let Some(old) = self.rows.take(key) else { return false };
         self.digest = self.digest.wrapping_sub(old.hash);
-        self.rows.remove_mut(key)
+        true
     }
+}
 
+impl<K: Ord, V, F> Table<K, V, F> {
     /// The row.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
         self.rows.get(key).map(|row| &row.value)
+    }
+
+    /// The row and what is kept beside it.
+    #[must_use]
+    pub(crate) fn get_with_facts(&self, key: &K) -> Option<(&V, &F)> {
+        self.rows.get(key).map(|row| (&row.value, &row.facts))
     }
 
     /// Whether there is a row.
@@ -90,5 +133,35 @@ impl<K: Ord + Clone + Serialize, V: Clone + Serialize> Table<K, V> {
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest
+    }
+}
+
+/// Builds a table from rows in key order, as a snapshot holds them.
+pub(crate) struct TableBuilder<K, V, F> {
+    rows: Builder<K, Row<V, F>>,
+    digest: u64,
+}
+
+impl<K, V, F> Default for TableBuilder<K, V, F> {
+    fn default() -> Self {
+        TableBuilder { rows: Builder::default(), digest: 0 }
+    }
+}
+
+impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> TableBuilder<K, V, F> {
+    /// Adds the next row; whether its key is above the last.
+    pub(crate) fn push(&mut self, key: K, value: V) -> bool {
+        if self.rows.last().is_some_and(|last| *last >= key) {
+            return false;
+        }
+        let facts = F::of(&value);
+        let hash = facts.hash(&key, &value);
+        self.digest = self.digest.wrapping_add(hash);
+        self.rows.push(key, Row { value, facts, hash });
+        true
+    }
+
+    pub(crate) fn finish(self) -> Table<K, V, F> {
+        Table { rows: self.rows.finish(), digest: self.digest }
     }
 }

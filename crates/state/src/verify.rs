@@ -8,9 +8,8 @@ use muster_journal::FORMAT_MIN;
 use muster_types::{JobId, NodeId};
 
 use crate::apply::State;
-use crate::burst::BurstKey;
 use crate::free::{Free, Promised};
-use crate::index::Indexes;
+use crate::index::{Indexes, Standing};
 use crate::rows::{NodeStatus, Phase, Placement, RankState};
 
 /// An invariant that does not hold, in words.
@@ -23,12 +22,17 @@ impl State {
     /// # Errors
     /// The first that does not hold.
     pub fn verify(&self) -> Result<(), BrokenInvariant> {
+        self.verify_rows()?;
+        self.verify_indexes()
+    }
+
+    /// What must hold of the rows, whatever the indexes say.
+    pub(crate) fn verify_rows(&self) -> Result<(), BrokenInvariant> {
         self.verify_cluster()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_bursts()?;
-        self.demand.verify().map_err(BrokenInvariant)?;
-        self.verify_indexes()
+        self.demand.verify().map_err(BrokenInvariant)
     }
 
     /// Every node has an id that was given, and no token is of a generation that has not begun.
@@ -172,8 +176,9 @@ impl State {
             let burst = row.burst(*id);
             if let Some(of_burst) = self.bursts.get(&burst) {
                 *members.entry(burst).or_default() += 1;
-                let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
-                if of_burst.key != BurstKey::of(spec) {
+                let spec =
+                    self.specs.get_with_facts(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
+                if of_burst.key != spec.1.burst {
                     return Err(broken(format!("{id} is unlike the rest of its burst {burst}")));
                 }
             } else if burst != *id {
@@ -199,19 +204,18 @@ impl State {
                 && a.pools.iter().all(|(key, pool)| b.pools.get(key).is_some_and(|other| pool == other))
         };
         // A tier whose last job left keeps an empty map, which a rebuild does not make.
-        let heads = |i: &Indexes| -> Vec<_> {
-            let tiers = i.heads.iter().filter(|(_, tenants)| !tenants.is_empty());
+        let line = |i: &Indexes| -> Vec<_> {
+            let tiers = i.line.iter().filter(|(_, tenants)| !tenants.is_empty());
             tiers.map(|(tier, tenants)| (*tier, tenants.clone())).collect()
         };
         let ends = |i: &Indexes| -> Vec<_> {
             let clusters = i.ends.iter().filter(|(_, ends)| !ends.is_empty());
             clusters.map(|(place, ends)| (place.clone(), ends.clone())).collect()
         };
-        let same_heads = |a: &Indexes, b: &Indexes| heads(a) == heads(b);
         let checks = [
             ("pending", fresh.pending == ours.pending),
             ("lanes", fresh.lanes == ours.lanes),
-            ("heads", same_heads(&fresh, ours)),
+            ("line", line(&fresh) == line(ours)),
             ("waiting", fresh.waiting == ours.waiting),
             ("running", fresh.running == ours.running),
             ("bursts_by_key", fresh.bursts_by_key == ours.bursts_by_key),
@@ -246,7 +250,7 @@ impl State {
     pub(crate) fn rebuilt_indexes(&self) -> Indexes {
         let mut fresh = Indexes::default();
         for (id, row) in self.nodes.iter() {
-            fresh.nodes_by_name.insert_mut(row.spec.name.clone(), *id);
+            fresh.nodes_by_name.insert(row.spec.name.clone(), *id);
             fresh.add_status(*id, row);
             fresh.add_shape(&row.spec);
             if row.is_placeable() {
@@ -255,28 +259,29 @@ impl State {
             fresh.add_free(*id, row);
         }
         for (key, row) in self.history.iter() {
-            fresh.history_by_time.insert_mut((row.last, *key));
+            fresh.history_by_time.insert((row.last, *key));
         }
         for (id, row) in self.jobs.iter() {
-            if let Some(spec) = self.specs.get(id) {
-                fresh.add_job(*id, row, spec, self.burst_turn(*id, row));
+            if let Some(spec) = self.described(*id) {
+                let standing = Standing::of(row, &spec, self.burst_turn(*id, row));
+                fresh.shift(*id, &spec, &Standing::default(), &standing);
                 let is_alone = row.burst(*id) == *id && !self.bursts.contains(id);
                 if is_alone && !matches!(row.phase, Phase::Finished(_)) {
-                    fresh.bursts_by_key.insert_mut((BurstKey::of(spec), *id));
+                    fresh.bursts_by_key.insert((spec.facts.burst, *id));
                 }
             }
             let Some(placement) = &row.placement else { continue };
             for (slot, state) in placement.slots.iter().zip(&placement.ranks) {
                 if !state.is_over() {
-                    fresh.gangs_by_node.insert_mut((slot.node, *id));
+                    fresh.gangs_by_node.insert((slot.node, *id));
                 }
             }
         }
         for (burst, row) in self.bursts.iter() {
-            fresh.bursts_by_key.insert_mut((row.key, *burst));
+            fresh.bursts_by_key.insert((row.key, *burst));
         }
         for (id, row) in self.requests.iter() {
-            fresh.requests_by_time.insert_mut((row.log_time, *id));
+            fresh.requests_by_time.insert((row.log_time, *id));
         }
         self.count_quotas(&mut fresh);
         fresh

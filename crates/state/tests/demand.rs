@@ -64,6 +64,7 @@ fn apply(state: &mut State, decision: Decision) {
 fn submit(state: &mut State, specs: Vec<JobSpec>) {
     let id = RequestId(u128::from(state.log_index().0));
     let estimates = vec![Estimate { run_ms: 1, run_high_ms: 1, turn: 0, burst: None }; specs.len()];
+    let specs = specs.into_iter().map(Into::into).collect();
     apply(state, Decision::JobsSubmitted { request: RequestKey { id, fingerprint: 0 }, specs, estimates });
 }
 

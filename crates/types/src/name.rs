@@ -1,9 +1,9 @@
 //! Checked names, cheap to clone.
 
-use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Deref;
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::NAME_BYTES_MAX;
@@ -80,7 +80,21 @@ impl Serialize for Name {
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Name::new(&text).ok_or_else(|| serde::de::Error::custom(NAME_RULE.to_string()))
+        deserializer.deserialize_str(NameVisitor)
+    }
+}
+
+/// Takes the text where it lies: a log is full of names.
+struct NameVisitor;
+
+impl Visitor<'_> for NameVisitor {
+    type Value = Name;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAME_RULE)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Name, E> {
+        Name::new(text).ok_or_else(|| E::custom(NAME_RULE))
     }
 }

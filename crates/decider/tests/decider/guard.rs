@@ -100,7 +100,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::RequestRepeated, submitted(key(1), vec![spec.clone()])),
         (E::Limit, submitted(key(99), vec![])),
         (E::Limit, submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1])),
-        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![spec], estimates: vec![] }),
+        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![spec.into()], estimates: vec![] }),
         (E::RequestRepeated, Decision::JobCancelRequested { request: key(1), job: pending }),
         (E::JobUnknown, Decision::JobCancelRequested { request: key(99), job: unknown }),
         (E::JobPhase, Decision::JobCancelRequested { request: key(99), job: finished }),

@@ -67,6 +67,7 @@ pub fn job(job: &str, workers: u32, wants: Option<Accelerators>) -> JobSpec {
 /// A submission with estimates of nothing.
 pub fn submitted(request: RequestKey, specs: Vec<JobSpec>) -> Decision {
     let estimates = vec![Estimate::default(); specs.len()];
+    let specs = specs.into_iter().map(Into::into).collect();
     Decision::JobsSubmitted { request, specs, estimates }
 }
 

@@ -215,7 +215,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
     let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
         (request(), vec((spec(), estimate()), 0..3)).prop_map(|(request, jobs)| {
-            let (specs, estimates) = jobs.into_iter().unzip();
+            let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();
             Decision::JobsSubmitted { request, specs, estimates }
         }),
         (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),

@@ -230,7 +230,7 @@ fn submitted() -> Decision {
     let request = RequestKey { id: RequestId(u128::MAX / 3), fingerprint: u64::MAX / 5 };
     let estimate =
         Estimate { run_ms: 3_600_000, run_high_ms: 7_200_000, turn: 1_800_000_000_000, burst: None };
-    Decision::JobsSubmitted { request, specs: vec![typical()], estimates: vec![estimate] }
+    Decision::JobsSubmitted { request, specs: vec![typical().into()], estimates: vec![estimate] }
 }
 
 /// Growth of a record is growth of every log and every snapshot: a change here is a decision.

@@ -144,6 +144,11 @@ fn next_step(code: RefusalCode) -> &'static str {
             "stop the other agent of that name, or wait until its session has run out"
         }
         RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
+        RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
+        RefusalCode::FormatNotActive => {
+            "upgrade the replicas that are behind; `muster cluster status` shows them"
+        }
+        RefusalCode::ClusterRecovering => "wait one lease; then try again with the same --request-id",
         RefusalCode::FleetFull => "this cluster has as many nodes as it may have",
         RefusalCode::Fenced => "another holder has taken over; start again from its present state",
         RefusalCode::NotLeader => {

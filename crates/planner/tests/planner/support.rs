@@ -82,7 +82,8 @@ impl Fleet {
     pub fn submit(&mut self, spec: &JobSpec, run_ms: u64) -> JobId {
         let request = self.request();
         let estimates = vec![Estimate { run_ms, run_high_ms: run_ms, turn: 0, burst: None }];
-        let index = self.apply(Decision::JobsSubmitted { request, specs: vec![spec.clone()], estimates });
+        let index =
+            self.apply(Decision::JobsSubmitted { request, specs: vec![spec.clone().into()], estimates });
         JobId::derive(index, 0)
     }
 

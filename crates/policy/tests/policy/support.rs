@@ -84,6 +84,7 @@ impl World {
         let request = self.request();
         let index = self.state.log_index().next();
         let count = specs.len();
+        let specs = specs.into_iter().map(Into::into).collect();
         self.push(Decision::JobsSubmitted { request, specs, estimates });
         let jobs: Vec<JobId> = (0..count).map(|n| JobId::derive(index, n)).collect();
         for job in &jobs {

@@ -47,7 +47,7 @@ fn submit(
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(index.0.into()), fingerprint: 0 },
         estimates: estimates.collect(),
-        specs: jobs.iter().map(|(spec, ..)| spec.clone()).collect(),
+        specs: jobs.iter().map(|(spec, ..)| spec.clone().into()).collect(),
     };
     push(state, at, &decision)?;
     Ok((0..jobs.len()).map(|n| JobId::derive(index, n)).collect())

@@ -6,4 +6,5 @@
 
 mod bursts;
 mod quota;
+mod tree;
 mod usage;
