@@ -66,11 +66,14 @@ fn own_trouble(own: &PeerReport, successor: Option<&PeerReport>, timing: Timing)
     if is_stalled(own, timing) {
         return Some(Cause::FlushStalls);
     }
-    // Slow by itself, and slow beside the one that would take over.
+    is_slow_beside(own, successor?, timing).then_some(Cause::FlushesAreSlow)
+}
+
+/// Whether one's flushes are slow by themselves, and slow beside the other's.
+fn is_slow_beside(one: &PeerReport, other: &PeerReport, timing: Timing) -> bool {
     let slow_us = timing.heartbeat_interval_ms * 1_000;
-    let peer_us = successor?.storage.flush_mean_us.max(1);
-    let slow = own.storage.flush_mean_us > slow_us && own.storage.flush_mean_us / peer_us >= SLOWER_TIMES;
-    slow.then_some(Cause::FlushesAreSlow)
+    one.storage.flush_mean_us > slow_us
+        && one.storage.flush_mean_us / other.storage.flush_mean_us.max(1) >= SLOWER_TIMES
 }
 
 /// The voters that could lead, the best first.
@@ -143,7 +146,10 @@ impl Watch {
         let settled = self.since.elapsed() >= settle
             && self.able_since.get(&first.replica).is_some_and(|since| since.elapsed() >= settle)
             && self.tried.is_none_or(|tried| tried.elapsed() >= settle);
-        (better && settled).then_some((first.replica, Cause::BetterRegion))
+        // It would hand over again at once.
+        let slow =
+            reports.get(&first.replica).is_none_or(|report| is_slow_beside(report, own, config.timing));
+        (better && settled && !slow).then_some((first.replica, Cause::BetterRegion))
     }
 }
 
@@ -194,5 +200,109 @@ impl Consensus {
         let reports = self.inner.reports.borrow().clone();
         let members = self.members();
         successors(&self.inner.config, &members, &reports).first().map(|member| member.replica)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_store::{ReplicaNode, StorageHealth};
+    use muster_types::ClusterId;
+
+    fn report(storage: StorageHealth) -> PeerReport {
+        PeerReport {
+            version: String::new(),
+            format_max: 1,
+            generation: 1,
+            storage,
+            applied_index: None,
+            last_log_index: None,
+            snapshot_index: None,
+            rejoining: false,
+            received_at: Instant::now(),
+        }
+    }
+
+    fn flushes_in(flush_mean_us: u64) -> StorageHealth {
+        StorageHealth { flush_mean_us, ..StorageHealth::default() }
+    }
+
+    fn member(id: u64, region: &str) -> Member {
+        Member {
+            replica: ReplicaId(id),
+            node: ReplicaNode { region: region.to_owned(), ..ReplicaNode::default() },
+            votes: true,
+            matched_index: Some(9),
+            lag_entries: Some(0),
+            silent_ms: Some(1),
+            leads: id == 1,
+            report: None,
+        }
+    }
+
+    fn watch() -> Watch {
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap_or_else(Instant::now);
+        let able_since = [(ReplicaId(2), long_ago), (ReplicaId(3), long_ago)].into();
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        Watch { leadership, since: long_ago, able_since, tried: None }
+    }
+
+    fn config() -> ConsensusConfig {
+        ConsensusConfig::new(ClusterId(1), ReplicaId(1))
+    }
+
+    #[test]
+    fn a_leader_that_is_well_stays() {
+        let members = [member(1, "a"), member(2, "b"), member(3, "c")];
+        let well = report(flushes_in(500));
+        let reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
+        assert_eq!(watch().decide(&config(), &members, &reports, &well), None);
+    }
+
+    #[test]
+    fn a_slow_disk_hands_over_only_beside_a_faster_one() {
+        let members = [member(1, "a"), member(2, "b"), member(3, "c")];
+        let slow = report(flushes_in(400_000));
+        let mut reports: Reports = (2..=3).map(|id| (ReplicaId(id), slow.clone())).collect();
+        assert_eq!(watch().decide(&config(), &members, &reports, &slow), None, "all are as slow");
+        reports.insert(ReplicaId(3), report(flushes_in(900)));
+        let expected = Some((ReplicaId(3), Cause::FlushesAreSlow));
+        assert_eq!(watch().decide(&config(), &members, &reports, &slow), expected);
+        let mut tried = watch();
+        tried.tried = Some(Instant::now());
+        assert_eq!(tried.decide(&config(), &members, &reports, &slow), None, "not at once again");
+    }
+
+    #[test]
+    fn nobody_hands_over_to_one_that_is_silent_behind_or_unwell() {
+        let full = report(StorageHealth { space: Space::Full, ..StorageHealth::default() });
+        let reports: Reports = [(ReplicaId(2), report(flushes_in(500)))].into();
+        let decide = |other: Member, reports: &Reports| {
+            watch().decide(&config(), &[member(1, "a"), other], reports, &full).map(|(to, _)| to)
+        };
+        assert_eq!(decide(member(2, "b"), &reports), Some(ReplicaId(2)));
+        assert_eq!(decide(Member { silent_ms: Some(10_000), ..member(2, "b") }, &reports), None);
+        assert_eq!(decide(Member { silent_ms: None, ..member(2, "b") }, &reports), None);
+        assert_eq!(decide(Member { lag_entries: Some(5_000), ..member(2, "b") }, &reports), None);
+        assert_eq!(decide(Member { votes: false, ..member(2, "b") }, &reports), None);
+        assert_eq!(decide(member(2, "b"), &Reports::new()), None, "it never said how it fares");
+        let unwell: Reports = [(ReplicaId(2), full.clone())].into();
+        assert_eq!(decide(member(2, "b"), &unwell), None);
+    }
+
+    #[test]
+    fn a_better_region_waits_until_all_is_settled_and_takes_no_slow_disk() {
+        let mut config = config();
+        config.leader.preferred_regions = vec!["c".to_owned()];
+        let members = [member(1, "a"), member(2, "b"), member(3, "c")];
+        let well = report(flushes_in(500));
+        let mut reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
+        let expected = Some((ReplicaId(3), Cause::BetterRegion));
+        assert_eq!(watch().decide(&config, &members, &reports, &well), expected);
+        let mut fresh = watch();
+        fresh.able_since.clear();
+        assert_eq!(fresh.decide(&config, &members, &reports, &well), None, "it was just unwell");
+        reports.insert(ReplicaId(3), report(flushes_in(400_000)));
+        assert_eq!(watch().decide(&config, &members, &reports, &well), None, "it would hand over again");
     }
 }

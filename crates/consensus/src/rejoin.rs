@@ -31,7 +31,7 @@ use openraft::vote::RaftLeaderId;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::watch;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// How long a leader may take for the two changes that taking a replica in anew needs.
 const READMIT_WAIT: Duration = Duration::from_secs(30);
@@ -158,6 +158,9 @@ async fn ask(consensus: &Consensus, step: wire::readmit_request::Step) -> wire::
     let pause = consensus.inner.config.timing.lease() * 2;
     let mut channels: BTreeMap<ReplicaId, PeerChannel> = BTreeMap::new();
     let mut said = String::new();
+    let here = consensus.inner.config.known_peers.get(&own).cloned().unwrap_or_default();
+    // Whether an earlier attempt may have removed this replica and not added it again.
+    let mut begun = false;
     loop {
         let mut peers = consensus.inner.config.known_peers.clone();
         {
@@ -167,10 +170,31 @@ async fn ask(consensus: &Consensus, step: wire::readmit_request::Step) -> wire::
         }
         for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
             let channel = channels.entry(*id).or_insert_with(|| consensus.inner.network.channel(*id, node));
-            let answer = tokio::time::timeout(READMIT_WAIT, channel.readmit(step)).await;
+            let request = wire::ReadmitRequest {
+                peer: None,
+                step: step.into(),
+                begun,
+                region: here.region.clone(),
+                peer_endpoint: here.peer_endpoint.clone(),
+                client_endpoint: here.client_endpoint.clone(),
+            };
+            let answer = tokio::time::timeout(READMIT_WAIT, channel.readmit(request)).await;
             let refusal = match answer {
-                Err(_) => "no answer in time".to_owned(),
-                Ok(Err(status)) => status.message().to_owned(),
+                Err(_) => {
+                    begun = true;
+                    "no answer in time".to_owned()
+                }
+                Ok(Err(status)) => {
+                    begun |= matches!(
+                        status.code(),
+                        Code::Aborted
+                            | Code::Unknown
+                            | Code::Internal
+                            | Code::Cancelled
+                            | Code::DeadlineExceeded
+                    );
+                    status.message().to_owned()
+                }
                 Ok(Ok(response)) => match accept(consensus, step, &response).await {
                     Ok(()) => return response,
                     Err(reason) => reason,

@@ -68,6 +68,9 @@ pub struct ReplicaStatus {
     pub members: Vec<Member>,
     /// Why it takes no part any more.
     pub stopped: Option<String>,
+    /// Whether the newest membership it knows is committed and complete; until then decisions may
+    /// need the old voters and the new ones.
+    pub membership_settled: bool,
     /// Whether its storage lost what it had promised and it was not taken in anew yet.
     pub rejoining: bool,
 }
@@ -125,6 +128,9 @@ impl ReplicaStatus {
             quorum_silent_ms: metrics.last_quorum_acked.as_ref().map(|at| millis(at.elapsed())),
             members: metrics.membership_config.nodes().map(member).collect(),
             stopped,
+            membership_settled: metrics.membership_config.log_id()
+                == metrics.committed_membership_config.log_id()
+                && metrics.membership_config.membership().get_joint_config().len() <= 1,
             rejoining: false,
         }
     }

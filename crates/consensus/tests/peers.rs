@@ -242,6 +242,45 @@ async fn a_snapshot_that_is_not_what_was_announced_is_refused() {
     assert_eq!((status.snapshot_index, status.last_log_index, status.term), (None, None, 0));
 }
 
+/// Only a replica whose removal was half of being taken in anew may add itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_themselves() {
+    let (consensus, mut client) = served().await;
+    let members = [(ReplicaId(1), support::node(1))].into();
+    consensus.initialize(members).await.unwrap();
+    let mut view = consensus.leadership();
+    guarded("it leads", view.wait_for(|view| view.mine.is_some())).await.unwrap();
+    let asks = |begun, step: wire::readmit_request::Step| wire::ReadmitRequest {
+        peer: peer(CLUSTER, 1),
+        step: step.into(),
+        begun,
+        region: "region-2".to_owned(),
+        peer_endpoint: "replica-2".to_owned(),
+        client_endpoint: "http://client-2".to_owned(),
+    };
+    use wire::readmit_request::Step;
+    assert_eq!(client.readmit(asks(false, Step::Readmit)).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(client.readmit(asks(false, Step::Promote)).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(
+        client.readmit(asks(true, Step::Unspecified)).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    let long = wire::ReadmitRequest { region: "x".repeat(5_000), ..asks(true, Step::Readmit) };
+    assert_eq!(client.readmit(long).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(consensus.members().len(), 1);
+    let added = client.readmit(asks(true, Step::Readmit)).await.unwrap().into_inner();
+    let members = consensus.members();
+    assert_eq!((members.len(), members[1].votes), (2, false));
+    assert_eq!(members[1].node, support::node(2));
+    assert_eq!(added.vote.map(|vote| (vote.replica, vote.committed)), Some((1, true)));
+    // Asked again, as a member, it is removed and added once more: whatever it was, it begins anew.
+    let again = client.readmit(asks(false, Step::Readmit)).await.unwrap().into_inner();
+    assert!(again.from_index > added.from_index);
+    // It has nothing yet, so it does not vote.
+    let refused = client.readmit(asks(false, Step::Promote)).await.unwrap_err();
+    assert!(refused.message().contains("lacks"), "{refused}");
+}
+
 /// A message that comes twice, or late, changes nothing any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_come_again_or_too_late_change_nothing() {

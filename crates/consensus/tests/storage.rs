@@ -9,14 +9,19 @@ use muster_types::ReplicaId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use support::{Cluster, Disk, Fault, guarded, node, until};
+use support::{Cluster, Disk, Fault, Hang, guarded, node, until};
 use tokio::sync::watch;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_that_breaks_goes_on_where_it_was() {
     const PAYLOAD_BYTES: usize = 20_000;
     const ENTRIES: u64 = 120;
-    let mut cluster = Cluster::start(4, 3, Disk::memory).await;
+    let mut cluster = Cluster::prepare(4, Disk::memory).await;
+    cluster.snapshots = SnapshotPolicy { kept_bytes: Some(0), ..SnapshotPolicy::ON_DEMAND };
+    for id in 1..=3 {
+        cluster.start_replica(id).await;
+    }
+    cluster.initialize(3).await;
     for _ in 0..ENTRIES {
         cluster.write(&[1, 2, 3], Bytes::from(vec![7; PAYLOAD_BYTES])).await;
     }
@@ -149,6 +154,37 @@ async fn a_leader_whose_storage_is_unwell_hands_over_to_one_whose_is_not() {
     let lost = view.wait_for(|view| view.mine != Some(second));
     let lost = tokio::time::timeout(std::time::Duration::from_millis(1_500), lost).await;
     assert!(lost.is_err(), "it leads on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_flush_hangs_hands_over() {
+    let mut cluster = Cluster::prepare(3, Disk::memory).await;
+    let hangs: BTreeMap<u64, Arc<Hang>> = (1..=3).map(|id| (id, Arc::default())).collect();
+    for id in 1..=3 {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        cluster.disks.insert(id, Disk::Hanging(dir, hangs[&id].clone()));
+        cluster.start_replica(id).await;
+    }
+    cluster.initialize(3).await;
+    cluster.write(&[1, 2, 3], "one").await;
+    let first = cluster.leader().await;
+    let mut reports = cluster.consensus(first.replica).peer_reports();
+    guarded("all report", reports.wait_for(|reports| reports.len() == 3)).await.unwrap();
+    hangs[&first.replica.0].set(true);
+    let leader = cluster.consensus(first.replica).clone();
+    let held = leader.propose(Bytes::from_static(b"two"), first);
+    let rest: Vec<u64> = (1..=3).filter(|id| *id != first.replica.0).collect();
+    let second = cluster.leader_among(&rest).await;
+    assert!(second > first);
+    let index = cluster.write(&rest, "three").await;
+    hangs[&first.replica.0].set(false);
+    // Said to be unknown or committed; never lost in silence.
+    let outcome = guarded("the proposal of before is resolved", held).await;
+    let applied = cluster.applied(first.replica.0, index).await;
+    if outcome.is_ok() {
+        assert!(applied.contains(&Bytes::from_static(b"two")));
+    }
+    assert_eq!(applied, cluster.applied(rest[0], index).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

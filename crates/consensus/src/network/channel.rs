@@ -13,10 +13,17 @@ use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use openraft::async_runtime::WatchReceiver;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
+
+/// A refusal that goes on is logged again after this long.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(300);
+
+/// When which refusal by which peer was logged.
+type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
 /// Makes connections to peers. Clones share what it knows of them.
 #[derive(Clone)]
@@ -27,12 +34,14 @@ pub(crate) struct PeerNetwork {
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics>>,
     pub(super) uploads: Uploads,
+    /// When a peer's refusal of this replica as such was last logged.
+    refusals: Arc<Mutex<LoggedAt>>,
 }
 
 impl PeerNetwork {
     pub(crate) fn new(config: ConsensusConfig, gate: Gate, store: ReplicaStore) -> PeerNetwork {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
-        PeerNetwork { config, gate, store, metrics: Arc::new(OnceLock::new()), uploads }
+        PeerNetwork { config, gate, store, metrics: Arc::default(), uploads, refusals: Arc::default() }
     }
 
     pub(crate) fn watch(&self, metrics: Metrics) {
@@ -49,7 +58,7 @@ impl PeerNetwork {
     pub(crate) fn channel(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
         let address = self.address(target, node);
         let client = self.connect(&address);
-        PeerChannel { network: self.clone(), target, node: node.clone(), address, client, refused: None }
+        PeerChannel { network: self.clone(), target, node: node.clone(), address, client }
     }
 
     fn address(&self, target: ReplicaId, node: &ReplicaNode) -> String {
@@ -100,8 +109,6 @@ pub(crate) struct PeerChannel {
     node: ReplicaNode,
     address: String,
     client: Result<RaftServiceClient<Channel>, String>,
-    /// What the peer refused this replica for, once that was logged.
-    refused: Option<Option<Refusal>>,
 }
 
 impl PeerChannel {
@@ -135,21 +142,18 @@ impl PeerChannel {
         self.client.clone()
     }
 
-    /// The peer took a call.
-    pub(super) fn accepted(&mut self) {
-        self.refused = None;
-    }
-
-    /// Logs a refusal of this replica as such, once until it ends or changes.
-    pub(super) fn note_refusal(&mut self, status: &Status) {
+    /// Logs a refusal of this replica as such; one that goes on, once in a while.
+    pub(super) fn note_refusal(&self, status: &Status) {
         if status.code() != Code::FailedPrecondition {
             return;
         }
         let refusal = Refusal::of(status);
-        if self.refused == Some(refusal) {
+        let mut refusals = self.network.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let logged = refusals.get(&(self.target, refusal));
+        if logged.is_some_and(|logged| logged.elapsed() < REFUSAL_LOG_INTERVAL) {
             return;
         }
-        self.refused = Some(refusal);
+        refusals.insert((self.target, refusal), Instant::now());
         if refusal == Some(Refusal::Rejoining) {
             tracing::warn!(target = %self.target, reason = status.message(), "a peer lost its storage");
         } else {
@@ -163,9 +167,8 @@ impl PeerChannel {
     ) -> Result<T, Status> {
         let client = self.client().map_err(Status::unavailable)?;
         let answer = call(client, self.peer()).await;
-        match &answer {
-            Ok(_) => self.accepted(),
-            Err(status) => self.note_refusal(status),
+        if let Err(status) = &answer {
+            self.note_refusal(status);
         }
         answer.map(tonic::Response::into_inner)
     }
@@ -176,13 +179,13 @@ impl PeerChannel {
             .await
     }
 
-    /// Asks the peer, if it leads, to take this replica in anew.
+    /// Asks the peer, if it leads, to take this replica in anew; it fills in who asks.
     pub(crate) async fn readmit(
         &mut self,
-        step: wire::readmit_request::Step,
+        request: wire::ReadmitRequest,
     ) -> Result<wire::ReadmitResponse, Status> {
         self.call(async |mut client, peer| {
-            client.readmit(wire::ReadmitRequest { peer: Some(peer), step: step.into() }).await
+            client.readmit(wire::ReadmitRequest { peer: Some(peer), ..request }).await
         })
         .await
     }

@@ -146,7 +146,6 @@ impl PeerClient {
             Ok(Err(status)) => return Err(self.failed(&status)),
             Err(_) => return Err(self.timed_out(RPCTypes::AppendEntries, self.stall_max)),
         };
-        self.channel.accepted();
         let answers = Answers { client: self, inbound, in_flight, done: false };
         let stream = futures::stream::unfold(answers, |mut answers| async move {
             let next = answers.next().await?;

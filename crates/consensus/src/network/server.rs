@@ -14,7 +14,7 @@ use crate::peers;
 use crate::state_machine::Raft;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use muster_store::{LeaderId, RaftConfig, SnapshotHandle, Vote};
+use muster_store::{LeaderId, RaftConfig, ReplicaNode, SnapshotHandle, Vote};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
@@ -30,6 +30,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Peers whose refusal is logged; more are refused silently.
 const REFUSALS_LOGGED_MAX: usize = 64;
+/// Bytes of a region or an endpoint.
+const ENDPOINT_BYTES_MAX: usize = 1_024;
 
 /// What peers call. Clones share it.
 #[derive(Clone)]
@@ -149,15 +151,28 @@ impl PeerService {
     async fn readmit_or_promote(
         &self,
         source: ReplicaId,
-        step: wire::readmit_request::Step,
+        message: wire::ReadmitRequest,
     ) -> Result<wire::ReadmitResponse, Status> {
         use wire::readmit_request::Step;
+        let step = message.step();
         let consensus = &self.shared.consensus;
         let Some(mine) = consensus.leadership().borrow().mine else {
             return Err(Status::unavailable("this replica does not lead"));
         };
         let readmission = match step {
-            Step::Readmit => consensus.readmit(source).await.map_err(membership_status)?,
+            Step::Readmit => match consensus.readmit(source).await {
+                // Its removal was committed under a leadership that ended before it added it again.
+                Err(MembershipError::NotMember { .. }) if message.begun => {
+                    let node = ReplicaNode {
+                        region: message.region,
+                        peer_endpoint: message.peer_endpoint,
+                        client_endpoint: message.client_endpoint,
+                    };
+                    let added = consensus.add_learner(source, node).await.map_err(membership_status)?;
+                    crate::membership::Readmission { raft_index: added.raft_index, voted: false }
+                }
+                readmitted => readmitted.map_err(membership_status)?,
+            },
             Step::Promote => {
                 let already =
                     consensus.members().iter().any(|member| member.replica == source && member.votes);
@@ -186,6 +201,10 @@ impl PeerService {
 fn membership_status(error: MembershipError) -> Status {
     match error {
         MembershipError::NotMember { .. } => Status::not_found(error.to_string()),
+        // Perhaps by half: the caller says so when it asks again.
+        MembershipError::Unknown { .. } | MembershipError::NotLeader(_) | MembershipError::Shutdown => {
+            Status::aborted(error.to_string())
+        }
         error => Status::unavailable(error.to_string()),
     }
 }
@@ -320,11 +339,14 @@ impl RaftService for PeerService {
         request: Request<wire::ReadmitRequest>,
     ) -> Result<Response<wire::ReadmitResponse>, Status> {
         let message = request.into_inner();
-        let step = message.step();
-        let source = ReplicaId(self.check(message.peer)?);
+        let source = ReplicaId(self.check(message.peer.clone())?);
+        let texts = [&message.region, &message.peer_endpoint, &message.client_endpoint];
+        if texts.iter().any(|text| text.len() > ENDPOINT_BYTES_MAX) {
+            return Err(Status::invalid_argument("a region or an endpoint is too long"));
+        }
         let service = self.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = tokio::spawn(async move { service.readmit_or_promote(source, step).await });
+        let running = tokio::spawn(async move { service.readmit_or_promote(source, message).await });
         Ok(Response::new(running.await.map_err(stopped)??))
     }
 

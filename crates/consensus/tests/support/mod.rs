@@ -9,15 +9,15 @@ use muster_consensus::{
     SnapshotPolicy, SnapshotSource,
 };
 use muster_store::{
-    FIRST_GENERATION, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore, SnapshotStore,
-    StoreOptions,
+    FIRST_GENERATION, FileLayer, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore,
+    SnapshotStore, StoreOptions,
 };
 use muster_types::{ClusterId, ReplicaId};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -227,6 +227,28 @@ impl Proxy {
 pub enum Disk {
     Memory(MemoryDisk, SnapshotStore),
     Folder(Arc<tempfile::TempDir>),
+    Hanging(Arc<tempfile::TempDir>, Arc<Hang>),
+}
+
+/// Files whose flushes hang while the test wants it.
+#[derive(Default)]
+pub struct Hang {
+    hangs: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Hang {
+    pub fn set(&self, hangs: bool) {
+        *self.hangs.lock().unwrap() = hangs;
+        self.changed.notify_all();
+    }
+}
+
+impl FileLayer for Hang {
+    fn sync_data(&self, file: &std::fs::File, _: &std::path::Path) -> std::io::Result<()> {
+        drop(self.changed.wait_while(self.hangs.lock().unwrap(), |hangs| *hangs).unwrap());
+        file.sync_data()
+    }
 }
 
 impl Disk {
@@ -242,7 +264,7 @@ impl Disk {
     pub fn emptied(&self, id: ReplicaId) -> Disk {
         let fresh = match self {
             Disk::Memory(..) => Disk::memory(),
-            Disk::Folder(_) => Disk::folder(),
+            Disk::Folder(_) | Disk::Hanging(..) => Disk::folder(),
         };
         let store = fresh.open(id);
         store.set_rejoin(Rejoin { from_index: None }).unwrap();
@@ -250,12 +272,15 @@ impl Disk {
     }
 
     pub fn open(&self, id: ReplicaId) -> ReplicaStore {
-        let options = StoreOptions { segment_entries: 64, ..StoreOptions::small() };
+        let mut options = StoreOptions { segment_entries: 64, ..StoreOptions::small() };
+        if let Disk::Hanging(_, hang) = self {
+            options.files = hang.clone();
+        }
         match self {
             Disk::Memory(disk, snapshots) => {
                 ReplicaStore::in_memory(disk.clone(), snapshots.clone(), options).unwrap()
             }
-            Disk::Folder(dir) => {
+            Disk::Folder(dir) | Disk::Hanging(dir, _) => {
                 let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
             }

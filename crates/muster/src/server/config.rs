@@ -123,6 +123,7 @@ struct MemberFile {
     region: String,
     peer_endpoint: String,
     client_endpoint: String,
+    election_rank: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -258,7 +259,9 @@ impl ServerConfig {
             return Err(refuse(&format!("parameters.{}", violation.field), violation.description.clone()));
         }
         let snapshots = snapshots(&file.snapshots, &refuse)?;
-        let leader = leader(&file.leader, &members, &refuse)?;
+        let mut leader = leader(&file.leader, &members, &refuse)?;
+        let ranked = file.members.iter().filter_map(|m| m.election_rank.map(|rank| (ReplicaId(m.id), rank)));
+        leader.election_ranks = ranked.collect();
         let (lowest, highest) = (muster_journal::FORMAT_MIN, muster_journal::FORMAT_MAX);
         if let Some(asked) = file.upgrade.format_max.filter(|asked| !(lowest..=highest).contains(asked)) {
             let rule = format!("must be between {lowest} and {highest}, got {asked}");
@@ -444,6 +447,9 @@ client_endpoint = "http://127.0.0.1:7400"
         assert_eq!(config.snapshots, expected);
         assert_eq!(config.leader.preferred_regions, ["eu-west"]);
         assert_eq!(config.leader.settle_ms, 5_000);
+        let ranked = GOOD.replace("region = \"eu-west\"", "region = \"eu-west\"\nelection_rank = 4");
+        let config = ServerConfig::parse(Path::new("muster.toml"), &ranked).expect("it is complete");
+        assert_eq!(config.leader.election_ranks, [(ReplicaId(1), 4)].into());
     }
 
     #[test]
