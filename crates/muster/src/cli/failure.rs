@@ -165,15 +165,6 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::Diverged => {
             "this replica has stopped serving; use another --endpoint and tell its operators"
         }
-        RefusalCode::NodeInUse => {
-            "end its agent's session and the work on it first; `muster node show NODE` shows both"
-        }
-        RefusalCode::FormatNotActive => {
-            "upgrade every replica, then `muster cluster upgrade` brings the format into force"
-        }
-        RefusalCode::ClusterRecovering => {
-            "wait until the leases of the generation before have run out, and try again"
-        }
         RefusalCode::WouldLoseQuorum => {
             "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"
         }

@@ -90,8 +90,7 @@ fn is_emptied(dir: &Path) -> bool {
 /// Moves what is there to the evidence.
 fn set_aside(config: &ServerConfig) -> Result<(), ServerError> {
     let dir = &config.data_dir;
-    let options = StoreOptions::production();
-    let evidence = match ReplicaStore::set_aside(dir, options.files.as_ref()) {
+    let evidence = match ReplicaStore::set_aside(dir) {
         Ok(evidence) => Some(evidence),
         // Done before an interruption.
         Err(StoreError::NotFound { .. }) => newest_evidence(dir),
