@@ -138,7 +138,7 @@ pub enum ServerError {
         advice: String,
         /// Why.
         #[source]
-        source: StoreError,
+        source: Box<StoreError>,
     },
     /// The replica has diverged and was not rebuilt.
     #[error(
@@ -149,7 +149,7 @@ pub enum ServerError {
         /// The directory.
         dir: PathBuf,
         /// What is known.
-        mark: DivergedMark,
+        mark: Box<DivergedMark>,
     },
     /// The mark of a divergence or the evidence could not be read or moved.
     #[error("data_dir: looking for evidence in {dir} failed")]

@@ -50,7 +50,7 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
     let mark = mark_in(dir).map_err(looked)?;
     if let Some(mark) = mark {
         if start != Start::Rebuild {
-            return Err(ServerError::Diverged { dir: dir.clone(), mark });
+            return Err(ServerError::Diverged { dir: dir.clone(), mark: Box::new(mark) });
         }
         set_aside(config)?;
     }
@@ -116,5 +116,5 @@ fn refusal(dir: &Path, start: Start, source: StoreError) -> ServerError {
     };
     let advice = source.advice().into_iter().chain(hint.map(ToOwned::to_owned));
     let advice = advice.map(|text| format!("; {text}")).collect();
-    ServerError::Store { dir: dir.to_path_buf(), advice, source }
+    ServerError::Store { dir: dir.to_path_buf(), advice, source: Box::new(source) }
 }
