@@ -38,8 +38,7 @@ impl Cluster {
 
 /// Uses a token; whether it is the current one.
 async fn use_token(cluster: &Cluster, job_id: &str, token: v1::FencingToken) -> Option<RefusalCode> {
-    let request =
-        v1::CommitCheckpointRequest { job_id: job_id.to_owned(), token: Some(token), ..Default::default() };
+    let request = v1::CommitCheckpointRequest { job_id: job_id.to_owned(), token: Some(token) };
     let answer = cluster.client().commit_checkpoint(request).await;
     answer.err().map(|error| error.refused().and_then(|refused| refused.code).expect("a refusal has a code"))
 }

@@ -151,21 +151,22 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
     let files = &cluster.replicas[at];
     let identity = Identity { cluster_id: cluster.id, replica_id: ReplicaId(files.id), generation: 1 };
     let options = StoreOptions::production();
-    let store = ReplicaStore::open(&files.data(), identity, OpenMode::Existing, options.clone()).unwrap();
+    let store = ReplicaStore::open(&files.data(), identity, OpenMode::Existing, options.clone());
+    let store = store.expect("a stopped replica can be opened");
     let mut state = State::default();
     let mut membership = StoredMembership::default();
     let (mut last, mut falsified) = (None, false);
     let end = store.log.last().expect("it has a log").index() + 1;
     let mut next = 0;
     while next < end {
-        for entry in store.log.read(next, end, 1 << 20).await.unwrap() {
+        for entry in store.log.read(next, end, 1 << 20).await.expect("the log can be read") {
             next = entry.log_id.index() + 1;
             last = Some(entry.log_id);
             match entry.payload {
                 EntryPayload::Blank => {}
                 EntryPayload::Membership(found) => membership = StoredMembership::new(last, found),
                 EntryPayload::Normal(payload) => {
-                    let mut round = decode_round(&payload.0, FORMAT_MAX).unwrap();
+                    let mut round = decode_round(&payload.0, FORMAT_MAX).expect("the log holds rounds");
                     let leadership = Leadership { term: round.term, replica: round.replica };
                     for (ordinal, decision) in round.decisions.iter_mut().enumerate() {
                         if let Decision::JobsSubmitted { request, .. } = decision {
@@ -182,10 +183,11 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
     assert!(falsified, "there was nothing to falsify");
     store.log.close().await;
     drop(store);
-    std::fs::remove_dir_all(files.data()).unwrap();
+    std::fs::remove_dir_all(files.data()).expect("the folder can be removed");
     let meta = SnapshotMeta { last_log_id: last, last_membership: membership };
     let chunks = state.snapshot().map(|chunk| Ok::<_, Infallible>(chunk.into()));
-    let made = ReplicaStore::create_from(&files.data(), identity, meta, chunks, options).unwrap();
+    let made = ReplicaStore::create_from(&files.data(), identity, meta, chunks, options);
+    let made = made.expect("a folder can be made");
     made.log.close().await;
 }
 
