@@ -73,9 +73,19 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
     rule("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
 
+    rule("/muster.v1.ClusterAdminService/AddReplica", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
+    rule("/muster.v1.ClusterAdminService/PromoteReplica", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/RaiseFormat", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/RemoveReplica", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/ReplaceReplica", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN),
+
     rule("/muster.v1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
     rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
 
+    rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),

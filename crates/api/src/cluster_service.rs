@@ -1,13 +1,15 @@
 //! `muster.v1.ClusterService`.
 
-use muster_journal::FORMAT_MAX;
+use muster_engine::{LocalFacts, PeerReport, Space};
 use muster_state::NodeStatus;
+use muster_types::ReplicaId;
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
 use crate::read::{fresh, freshness};
+use crate::warnings::{Sight, warnings};
 
 pub(crate) struct Clusters {
     router: Router,
@@ -29,6 +31,23 @@ impl ClusterService for Clusters {
         let deadline = self.router.read_deadline(&request);
         let view = fresh(engine, request.get_ref().read.as_ref(), deadline).await?;
         let raft = engine.consensus().status();
+        let reports = engine.consensus().peer_reports().borrow().clone();
+        let facts = engine.local_facts();
+        let own = engine.info().replica;
+        let health = |id: ReplicaId| {
+            let facts = if id == own { facts.clone() } else { LocalFacts::default() };
+            reports.get(&id).map(|report| health(report, &facts, id == own))
+        };
+        let sight = Sight {
+            status: &raft,
+            reports: &reports,
+            facts: &facts,
+            format: view.format().into(),
+            generation: view.generation(),
+            records_rejected: view.rejected(),
+        };
+        let warnings = warnings(&sight);
+        let change = engine.consensus().change_progress().borrow().as_ref().map(|c| c.operation.clone());
         let replicas = raft.members.iter().map(|member| v1::Replica {
             id: member.replica.0,
             region: member.node.region.clone(),
@@ -37,6 +56,9 @@ impl ClusterService for Clusters {
             voter: member.votes,
             leader: raft.leader == Some(member.replica),
             matched_index: member.matched_index.unwrap_or(0),
+            lag_entries: member.lag_entries,
+            silent_ms: member.silent_ms.filter(|_| member.replica != own),
+            health: health(member.replica),
         });
         let nodes_up = view.nodes_up();
         debug_assert_eq!(
@@ -62,7 +84,9 @@ impl ClusterService for Clusters {
             nodes_lost: view.nodes().len() as u64 - nodes_up,
             records_rejected: view.rejected(),
             format: view.format().into(),
-            certificate_days_left: self.router.security().days_left(),
+            health: health(own),
+            warnings,
+            change_running: change.unwrap_or_default(),
         }))
     }
 
@@ -74,10 +98,33 @@ impl ClusterService for Clusters {
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api_versions: vec!["muster.v1".to_owned()],
-            format_max: FORMAT_MAX.into(),
+            format_max: engine.format_max().into(),
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),
             cluster_id: engine.view().cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
         }))
+    }
+}
+
+/// What a replica said of itself; `facts` are known of this one alone.
+fn health(report: &PeerReport, facts: &LocalFacts, is_own: bool) -> v1::ReplicaHealth {
+    let space = match report.storage.space {
+        Space::Enough => v1::StorageSpace::Enough,
+        Space::Low => v1::StorageSpace::Low,
+        Space::Full => v1::StorageSpace::Full,
+    };
+    v1::ReplicaHealth {
+        version: report.version.clone(),
+        format_max: report.format_max,
+        space: space.into(),
+        free_bytes: report.storage.free_bytes,
+        stalled_ms: report.storage.stalled_ms,
+        flush_us: report.storage.flush_mean_us,
+        rejoining: report.rejoining,
+        cluster_generation: report.generation,
+        snapshot_age_ms: facts.snapshot_age_ms,
+        archive_log_index: facts.archive_log_index,
+        certificate_days_left: facts.certificate_days_left,
+        age_ms: if is_own { 0 } else { u64::try_from(report.age().as_millis()).unwrap_or(u64::MAX) },
     }
 }

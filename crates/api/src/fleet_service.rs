@@ -110,4 +110,23 @@ impl FleetService for Fleet {
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }
+
+    async fn forget_node(
+        &self,
+        request: Request<v1::ForgetNodeRequest>,
+    ) -> Result<Response<v1::ForgetNodeResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let engine = self.router.engine();
+        let local = || async {
+            let node = find(&engine.view(), &message.node)?;
+            let answer = engine.execute(Command::ForgetNode { node }).await?;
+            Ok(v1::ForgetNodeResponse { node_id: node.to_string(), freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).forget_node(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
 }

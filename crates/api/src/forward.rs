@@ -100,11 +100,6 @@ impl Router {
         Router { inner: Arc::new(Inner { engine, config, security, channels: Mutex::default() }) }
     }
 
-    /// How this replica speaks to the others.
-    pub(crate) fn security(&self) -> &Security {
-        &self.inner.security
-    }
-
     pub(crate) fn engine(&self) -> &Engine {
         &self.inner.engine
     }

@@ -13,6 +13,7 @@
 mod access;
 #[cfg(test)]
 mod access_tests;
+mod admin_service;
 mod cluster_service;
 mod explanation;
 mod fleet_service;
@@ -30,6 +31,7 @@ mod server;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
+mod warnings;
 mod watcher;
 
 pub use guard::CallLimits;

@@ -2,6 +2,7 @@
 
 use muster_engine::Engine;
 use muster_transport::{AcceptLimits, Security};
+use muster_wire::v1::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 
+use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
@@ -84,13 +86,14 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 7] = [
+const PUBLIC_SERVICES: [&str; 8] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
     "muster.v1.ClusterService",
     "muster.v1.LogService",
+    "muster.v1.ClusterAdminService",
     "grpc.health.v1.Health",
 ];
 
@@ -116,6 +119,7 @@ pub async fn serve(
         "muster.v1.PolicyService",
         "muster.v1.ClusterService",
         "muster.v1.LogService",
+        "muster.v1.ClusterAdminService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -137,6 +141,9 @@ pub async fn serve(
         .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(small))
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
+        .add_service(
+            ClusterAdminServiceServer::new(Admin::new(router.clone())).max_decoding_message_size(small),
+        )
         .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(small))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;

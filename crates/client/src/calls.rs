@@ -295,6 +295,23 @@ impl Client {
         Ok(answer)
     }
 
+    /// Drops a lost node that will not come back.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn forget_node(
+        &self,
+        request: v1::ForgetNodeRequest,
+    ) -> Result<v1::ForgetNodeResponse, CallError> {
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).forget_node(request).await }
+        };
+        let answer: v1::ForgetNodeResponse = self.repeat(repeatable("forget node"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// How some replica stands. Does not wait for what this client has seen: how far a replica lags
     /// is part of the answer.
     ///
@@ -349,6 +366,11 @@ fn within<T>(limit: Option<Duration>, message: T) -> Request<T> {
         request.set_timeout(limit);
     }
     request
+}
+
+/// A call that may be repeated as it is and names no index.
+pub(crate) fn repeatable(operation: &'static str) -> Subject {
+    Subject { operation, request_id: None, names_log_index: false }
 }
 
 pub(crate) fn reading(operation: &'static str, read: &v1::ReadOptions) -> Subject {

@@ -10,6 +10,7 @@
 //! carries the request id of the first.
 #![deny(missing_docs)]
 
+mod admin;
 mod calls;
 pub mod endpoint;
 mod error;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use muster_wire::v1;
 
+pub use admin::BackupStream;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use log::{LogItem, LogReader, oldest_kept};

@@ -194,7 +194,12 @@ impl Subject {
                 Some(hint) => Verdict::Follow(hint.to_owned()),
                 None => Verdict::Rotate,
             },
-            Some(RefusalCode::Overloaded | RefusalCode::OutcomeUnknown) => Verdict::Stay,
+            Some(
+                RefusalCode::Overloaded
+                | RefusalCode::OutcomeUnknown
+                | RefusalCode::StorageFull
+                | RefusalCode::ClusterRecovering,
+            ) => Verdict::Stay,
             // What this replica cannot say of its own state, another may.
             Some(RefusalCode::Diverged | RefusalCode::TooStale | RefusalCode::ReadUnconfirmed) => {
                 Verdict::Rotate
@@ -431,7 +436,9 @@ mod tests {
                 RefusalCode::OutcomeUnknown,
                 RefusalCode::Diverged,
                 RefusalCode::TooStale,
-                RefusalCode::ReadUnconfirmed
+                RefusalCode::ReadUnconfirmed,
+                RefusalCode::ClusterRecovering,
+                RefusalCode::StorageFull
             ]
         );
     }

@@ -36,6 +36,26 @@ impl ApplicationError {
     }
 }
 
+/// How an application stops its replica without a panic's noise: with a reason, for good.
+pub struct Halt(String);
+
+impl Halt {
+    /// What whoever unwound said.
+    pub(crate) fn detail_of(payload: &(dyn std::any::Any + Send)) -> String {
+        if let Some(Halt(detail)) = payload.downcast_ref::<Halt>() {
+            return detail.clone();
+        }
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+    }
+}
+
+/// Stops the replica from within a call of its [`Application`]: it can neither go on nor take the entry
+/// back, and it is no bug of its own. The reason is that of the replica's end.
+pub fn halt(detail: impl Into<String>) -> ! {
+    std::panic::resume_unwind(Box::new(Halt(detail.into())))
+}
+
 /// The replicated application. It is called from one task at a time.
 pub trait Application: Send + Sync + 'static {
     /// Applies committed entries in log order, each exactly once since the last restore. A batch is

@@ -155,6 +155,12 @@ pub enum StopReason {
     /// It was asked to.
     #[error("it was shut down")]
     Shutdown,
+    /// The application stopped it, for a reason of its own.
+    #[error("{detail}")]
+    Halted {
+        /// The reason.
+        detail: String,
+    },
     /// The application panicked while it applied an entry.
     #[error("the application panicked: {detail}")]
     ApplicationPanicked {

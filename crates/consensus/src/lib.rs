@@ -24,6 +24,7 @@ mod leadership;
 mod log_reader;
 mod membership;
 mod network;
+pub mod offline;
 mod peers;
 mod reads;
 mod rejoin;
@@ -31,7 +32,7 @@ mod rounds;
 mod state_machine;
 mod status;
 
-pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };

@@ -4,7 +4,7 @@
 //! is skipped and none is applied twice.
 //! **Invariant:** building a snapshot holds the application only while the copy is taken.
 
-use crate::application::{Application, CommittedEntry, SnapshotData};
+use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
 use crate::compaction::Weights;
 use crate::error::StopReason;
 use futures::{Stream, StreamExt};
@@ -75,13 +75,14 @@ impl StateMachine {
     /// Runs a call of the application; a panic is the end of this replica.
     fn contained<T>(&self, call: impl FnOnce() -> T) -> Result<T, io::Error> {
         std::panic::catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-            let detail = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            tracing::error!(detail, "the application panicked: this replica stops");
-            let reason = StopReason::ApplicationPanicked { detail };
+            let detail = Halt::detail_of(panic.as_ref());
+            let reason = if panic.is::<Halt>() {
+                tracing::error!(detail, "the application stops this replica");
+                StopReason::Halted { detail }
+            } else {
+                tracing::error!(detail, "the application panicked: this replica stops");
+                StopReason::ApplicationPanicked { detail }
+            };
             let error = io::Error::other(reason.clone());
             self.stop.send_modify(|current| *current = current.take().or(Some(reason)));
             error

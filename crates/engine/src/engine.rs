@@ -1,6 +1,6 @@
 //! The engine: one replica's services, put together.
 
-use muster_consensus::{Consensus, Leader, LeadershipView};
+use muster_consensus::{Consensus, Leader, LeadershipView, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_planner::WaitReason;
 use muster_state::{NodeStatus, State};
@@ -43,6 +43,17 @@ pub struct ReplicaInfo {
     pub region: Name,
 }
 
+/// What this replica knows of itself besides the agreement: for its status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalFacts {
+    /// Age of its newest snapshot, in milliseconds.
+    pub snapshot_age_ms: Option<u64>,
+    /// Up to which record its archive of the log is complete.
+    pub archive_log_index: Option<u64>,
+    /// Days until the first of its certificates runs out.
+    pub certificate_days_left: Option<i64>,
+}
+
 /// Explanations that are made at a time. Each takes a processor for a moment, and none of them is in a
 /// hurry beside heartbeats and decisions.
 const EXPLANATIONS_MAX: usize = 2;
@@ -64,6 +75,8 @@ pub(crate) struct Inner {
     explainers: Arc<Semaphore>,
     logs: LogRelay,
     info: ReplicaInfo,
+    format_max: u16,
+    facts: watch::Sender<LocalFacts>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
     pub(crate) history: OnceLock<Arc<History>>,
@@ -107,6 +120,8 @@ impl Engine {
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
                 info,
+                format_max: config.founding.format_max,
+                facts: watch::Sender::default(),
                 shutdown,
                 failed: watch::Sender::new(None),
                 history: OnceLock::new(),
@@ -159,6 +174,30 @@ impl Engine {
         &self.inner.info
     }
 
+    /// The highest record format this replica reads.
+    #[must_use]
+    pub fn format_max(&self) -> u16 {
+        self.inner.format_max
+    }
+
+    /// What this replica knows of itself besides the agreement.
+    #[must_use]
+    pub fn local_facts(&self) -> LocalFacts {
+        self.inner.facts.borrow().clone()
+    }
+
+    /// Changes what this replica knows of itself.
+    pub fn update_local_facts(&self, update: impl FnOnce(&mut LocalFacts)) {
+        self.inner.facts.send_modify(update);
+    }
+
+    /// Whether this replica's disk has too little room for new work.
+    fn lacks_room(&self) -> bool {
+        let reports = self.inner.consensus.peer_reports();
+        let reports = reports.borrow();
+        reports.get(&self.inner.info.replica).is_some_and(|report| report.storage.space != Space::Enough)
+    }
+
     /// The consensus underneath, for its status.
     #[must_use]
     pub fn consensus(&self) -> &Consensus {
@@ -208,6 +247,10 @@ impl Engine {
 
     fn enqueue(&self, command: Command) -> Result<oneshot::Receiver<Result<Answer, Refusal>>, Refusal> {
         let (reply, answer) = oneshot::channel();
+        // Only what adds to the log for good is refused: what is there goes on, and what frees room as well.
+        if matches!(command, Command::Submit { .. } | Command::SetPolicy { .. }) && self.lacks_room() {
+            return Err(storage_full());
+        }
         let room = Arc::clone(&self.inner.client_room).try_acquire_many_owned(room_kib(&command));
         let Ok(room) = room else { return Err(overloaded()) };
         match self.inner.clients.try_send(Intake { command, reply, _room: Some(room) }) {
@@ -420,6 +463,11 @@ fn spec_bytes(spec: &JobSpec) -> usize {
 fn overloaded() -> Refusal {
     let text = "too many requests wait for the leader; try again";
     Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 100)
+}
+
+fn storage_full() -> Refusal {
+    let text = "the data disk of the leader has almost no room left: it takes no new work until it has";
+    Refusal::new(RefusalCode::StorageFull, text)
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -26,6 +26,7 @@ mod history_tests;
 mod leader;
 mod liveness;
 mod logs;
+mod members;
 mod orders;
 mod own_rounds;
 mod past;
@@ -43,11 +44,14 @@ mod watch;
 pub const RECORD_FORMAT_MAX: u32 = muster_journal::FORMAT_MAX as u32;
 
 pub use archiver::{HistorySettings, PeerHistory, open_archive};
-pub use engine::{Engine, EngineConfig, ReplicaInfo};
+pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use history::{ArchiveStatus, LogBatch, LogFollower};
 pub use logs::{LogChunk, LogRequest};
+pub use muster_consensus::{
+    ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
+};
 pub use orders::{Order, StartOrder, StopOrder};
 pub use reads::{Reading, staleness_ms};
-pub use replicated::{Replicated, View, replicated};
+pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
 pub use watch::{Change, Event, Subscription, WatchPosition};

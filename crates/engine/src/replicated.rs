@@ -2,7 +2,7 @@
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource};
+use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::LogIndex;
@@ -52,7 +52,24 @@ pub struct Replicated {
     state: State,
     format_max: u16,
     shared: Arc<Shared>,
+    on_divergence: Option<DivergenceHandler>,
 }
+
+/// This replica's state is not the one that the log's digest is of.
+pub struct Divergence<'a> {
+    /// The record that carries the digest.
+    pub log_index: LogIndex,
+    /// The digest in the log.
+    pub expected: u64,
+    /// That of the state here.
+    pub actual: u64,
+    /// The state, as it is.
+    pub state: &'a State,
+}
+
+/// Keeps what is known of a divergence, durably, before the replica stops. It blocks apply, and nothing
+/// is applied after it.
+pub type DivergenceHandler = Box<dyn Fn(&Divergence<'_>) + Send + Sync>;
 
 /// A fresh replicated state, to be handed to consensus, and the view of it for the engine. The replica reads
 /// record formats up to `format_max`: `muster_journal::FORMAT_MAX`, or less to stand for an older binary.
@@ -69,7 +86,8 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         position: ArcSwap::default(),
         restored: Mutex::new(None),
     });
-    (Replicated { state, format_max, shared: Arc::clone(&shared) }, View { shared })
+    let replicated = Replicated { state, format_max, shared: Arc::clone(&shared), on_divergence: None };
+    (replicated, View { shared })
 }
 
 /// The engine's end of a [`Replicated`].
@@ -77,13 +95,39 @@ pub struct View {
     pub(crate) shared: Arc<Shared>,
 }
 
+impl View {
+    /// The applied state. It never changes; ask again for a newer one.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.shared.view.load_full()
+    }
+}
+
 impl Replicated {
+    /// The same with someone who keeps the evidence when this replica diverges.
+    #[must_use]
+    pub fn on_divergence(mut self, handler: DivergenceHandler) -> Replicated {
+        self.on_divergence = Some(handler);
+        self
+    }
+
+    /// Stops the replica: nothing that it would answer from here on could be relied on.
+    fn diverged(&self, log_index: LogIndex, expected: u64, actual: u64) -> ! {
+        if let Some(handler) = &self.on_divergence {
+            handler(&Divergence { log_index, expected, actual, state: &self.state });
+        }
+        halt(format!(
+            "this replica's state has diverged at log index {log_index}: its digest is {actual:016x}, the \
+             log's {expected:016x}; keep its data directory as evidence and start it once with --rebuild"
+        ))
+    }
+
     fn apply_round(&mut self, raft_index: u64, payload: &Bytes, events: &mut Vec<Event>) {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
         let decode = || {
             decode_round(payload, self.format_max).unwrap_or_else(|error| {
-                panic!("the entry at raft index {raft_index} cannot be applied: {error}")
+                halt(format!("the entry at raft index {raft_index} cannot be applied: {error}"))
             })
         };
         let round = match self.shared.own_rounds.take(payload) {
@@ -115,11 +159,7 @@ impl Replicated {
                     self.shared.orders.mark(*node);
                     continue;
                 }
-                Effect::Diverged { expected, actual } => panic!(
-                    "this replica's state has diverged at log index {log_index}: its digest is {actual:016x}, \
-                     the leader's {expected:016x}; keep the data directory as evidence and rebuild the replica \
-                     from its peers with an empty one"
-                ),
+                Effect::Diverged { expected, actual } => self.diverged(log_index, *expected, *actual),
                 Effect::JobChanged(id) => match (self.state.job(*id), self.state.spec(*id)) {
                     (Some(row), Some(spec)) => {
                         Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec) }

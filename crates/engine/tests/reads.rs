@@ -149,7 +149,7 @@ async fn start(id: u64, listener: TcpListener, routes: BTreeMap<u64, SocketAddr>
     let snapshots = SnapshotStore::memory(&options);
     let store = ReplicaStore::in_memory(MemoryDisk::default(), snapshots, options).unwrap();
     let mut settings = ConsensusConfig::new(CLUSTER, ReplicaId(id));
-    settings.snapshots = SnapshotPolicy { every_entries: None, kept_entries: 0 };
+    settings.snapshots = SnapshotPolicy::ON_DEMAND;
     settings.dial = Some(std::sync::Arc::new(move |target, _| routes[&target.0].to_string()));
     let (application, view) = replicated(FORMAT_MAX);
     let consensus = Consensus::start(settings, store, application).await.unwrap();

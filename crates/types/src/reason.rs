@@ -120,6 +120,20 @@ refusal_codes! {
     ReadUnconfirmed = "MS-4008", "READ_UNCONFIRMED";
     /// The state of the past that a read asks for is not at hand here.
     ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE";
+    /// After the change, the voters that answer would not be a quorum.
+    WouldLoseQuorum = "MS-7001", "WOULD_LOSE_QUORUM";
+    /// No such replica among the members.
+    ReplicaUnknown = "MS-7002", "REPLICA_UNKNOWN";
+    /// The replica lacks too much of the log for what is asked of it.
+    ReplicaNotCaughtUp = "MS-7003", "REPLICA_NOT_CAUGHT_UP";
+    /// Another change of the members is being made.
+    MembershipBusy = "MS-7004", "MEMBERSHIP_BUSY";
+    /// The change of the members or of the leadership is not possible.
+    MembershipRefused = "MS-7005", "MEMBERSHIP_REFUSED";
+    /// Some replica does not read that record format, or has not said so.
+    FormatNotReady = "MS-7006", "FORMAT_NOT_READY";
+    /// The disk of the leader has no room for new work.
+    StorageFull = "MS-7007", "STORAGE_FULL";
     /// The logs of this worker cannot be reached.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
     /// The caller's certificate does not permit this call.

@@ -58,13 +58,20 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
         | RefusalCode::FormatNotActive
+        | RefusalCode::WouldLoseQuorum
+        | RefusalCode::ReplicaNotCaughtUp
+        | RefusalCode::MembershipRefused
+        | RefusalCode::FormatNotReady
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
+        // Repeating it once the change that runs is over is right.
+        RefusalCode::MembershipBusy => Code::Aborted,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
-        RefusalCode::JobNotFound | RefusalCode::NodeNotFound => Code::NotFound,
+        RefusalCode::JobNotFound | RefusalCode::NodeNotFound | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
         | RefusalCode::StateFull
+        | RefusalCode::StorageFull
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied => Code::PermissionDenied,
         // The holder must begin anew (register, fetch the current token), not repeat.
@@ -91,6 +98,8 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
         RefusalCode::NotLeader | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
+        RefusalCode::StorageFull | RefusalCode::MembershipBusy => Some(Duration::from_millis(1_000)),
+        RefusalCode::ReplicaNotCaughtUp => Some(Duration::from_millis(250)),
         RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
@@ -109,6 +118,10 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
+        | RefusalCode::WouldLoseQuorum
+        | RefusalCode::ReplicaUnknown
+        | RefusalCode::MembershipRefused
+        | RefusalCode::FormatNotReady
         | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable
         | RefusalCode::PermissionDenied

@@ -4,14 +4,20 @@
 //! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
 //! others run beside them. Every test of a cluster ends with `assert_digests_agree`.
 
+mod backups;
 mod bad_input;
 mod durability;
 mod failover;
 mod history;
+mod members;
+mod quickstart;
 mod quickstart;
 mod reads;
+mod rebuild;
 mod reflection;
 mod run_once;
+mod runbooks;
 mod server_refusals;
 mod support;
 mod tls;
+mod upgrade;

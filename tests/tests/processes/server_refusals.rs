@@ -2,9 +2,9 @@
 
 use muster_wire::v1;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::rebuild::damage;
 use crate::support::{Cluster, Ran, free_address, job, node, register, run_to_end};
 
 /// The exit code of every refusal to start.
@@ -193,15 +193,8 @@ async fn damaged_data_is_refused_with_advice() {
     let config = cluster.replicas[0].config();
     let data = cluster.replicas[0].data();
 
-    // Bytes of the log turned over, here and there.
-    let log = data.join("log/00000000000000000000.segment");
-    let genuine = std::fs::read(&log).unwrap();
-    let used = genuine.iter().rposition(|byte| *byte != 0).unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(&log).unwrap();
-    for at in (0..used).step_by(64) {
-        file.write_all_at(&[!genuine[at]], at as u64).unwrap();
-    }
-    drop(file);
+    // Bytes of the log turned over, here and there. It has no peers to be rebuilt from.
+    damage(&data.join("log"));
     for more in [&[][..], &["--bootstrap"]] {
         let ran = server(&config, more).await;
         ran.assert_refused(FAILED, &["data_dir", data.to_str().unwrap(), "damaged", "learner"]);

@@ -180,7 +180,12 @@ async fn impostors(cluster: &Cluster, certified: &Certified, leader: usize) {
         let channel =
             channel(&peer_address, &security, Expect::Replica(target)).await.expect("a member connects");
         let vote = raft::VoteRequest {
-            peer: Some(raft::Peer { cluster_id: cluster.id.to_string(), source: other, target: target.0, generation: 1 }),
+            peer: Some(raft::Peer {
+                cluster_id: cluster.id.to_string(),
+                source: other,
+                target: target.0,
+                generation: 1,
+            }),
             vote: Some(raft::BallotVote { term: 1 << 40, replica: other, committed: false }),
             ..Default::default()
         };

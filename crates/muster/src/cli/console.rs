@@ -91,6 +91,11 @@ impl Console {
         }
     }
 
+    /// Whether progress may be drawn over itself.
+    pub fn shows_bars(&self) -> bool {
+        !self.quiet && io::stderr().is_terminal()
+    }
+
     /// What is said in any case.
     pub fn error(&self, line: &str) {
         // Nobody is left to tell when stderr is gone.

@@ -181,6 +181,21 @@ fn next_step(code: RefusalCode) -> &'static str {
             "use a certificate that permits it: --cert and --key; `muster ca show FILE` says whose one is"
         }
         RefusalCode::MessageTooLarge => "send less at once",
+        RefusalCode::WouldLoseQuorum => {
+            "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"
+        }
+        RefusalCode::ReplicaUnknown => "`muster cluster status` lists the members",
+        RefusalCode::ReplicaNotCaughtUp => {
+            "wait until it has caught up; `muster cluster status` shows what it lacks"
+        }
+        RefusalCode::MembershipBusy => "repeat the command when the other change is over",
+        RefusalCode::MembershipRefused => "`muster cluster status -o wide` shows the members as they are",
+        RefusalCode::FormatNotReady => {
+            "upgrade the replicas named, or remove those that will not come back, and repeat the command"
+        }
+        RefusalCode::StorageFull => {
+            "free space on the replicas' data disks; `muster cluster status` shows which of them are low"
+        }
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

@@ -7,6 +7,7 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod backup;
 mod ca;
 mod cluster;
 mod config;
@@ -19,6 +20,7 @@ mod list;
 mod log;
 mod log_archive;
 mod logs;
+mod members;
 mod node;
 mod policy;
 mod policy_view;
@@ -122,6 +124,9 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
+    /// Save the state of the cluster into one file, check such a file, begin a cluster from it
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
@@ -167,6 +172,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(console, command),
+        ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,

@@ -39,6 +39,17 @@ pub enum NodeCommand {
         #[arg(required = true)]
         nodes: Vec<String>,
     },
+    /// Drop lost nodes that will not come back; their names may be given to new hosts
+    #[command(after_help = "\
+Examples:
+  muster node forget host-17
+
+Refused while the node's session stands. A node that comes back all the same registers anew.")]
+    Forget {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
 }
 
 /// Options of `muster node list`.
@@ -61,7 +72,29 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
         NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
+        NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
     }
+}
+
+async fn forget(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+    let mut ids = Vec::with_capacity(names.len());
+    let mut log_index = None;
+    for node in names {
+        let answer = client.forget_node(v1::ForgetNodeRequest { node }).await?;
+        log_index = answer.freshness.map(|f| f.log_index);
+        ids.push(answer.node_id);
+    }
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("ForgottenNodes", log_index, Items { items: ids }))?;
+        }
+        Format::Name | Format::Table | Format::Wide => {
+            for id in ids {
+                console.line(&id)?;
+            }
+        }
+    }
+    Ok(Exit::Ok)
 }
 
 async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit, Failure> {

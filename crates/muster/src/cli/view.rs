@@ -3,7 +3,7 @@
 //! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
-//! `ClusterStatus`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
+//! `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`, `Backup`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
 
 use std::collections::BTreeMap;
 
@@ -394,7 +394,68 @@ pub struct ClusterStatus {
     pub cluster_generation: u32,
     pub jobs: JobCounts,
     pub nodes: NodeCounts,
+    /// The record format in force.
+    pub format: u32,
+    /// What should be looked at, the most urgent first.
+    pub warnings: Vec<Warning>,
+    /// A change of the members that is being made.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub change_running: String,
     pub replicas: Vec<Replica>,
+}
+
+/// Something that will hurt if nothing is done.
+#[derive(Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Warning {
+    pub code: String,
+    pub text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u64>,
+}
+
+/// Content of `ClusterMembers`: who is a member after a change.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Members {
+    pub changed: bool,
+    pub voters: Vec<u64>,
+    pub learners: Vec<u64>,
+    pub warnings: Vec<String>,
+}
+
+/// Content of `ClusterFormat`.
+#[derive(Serialize)]
+pub struct ClusterFormat {
+    pub format: u32,
+}
+
+/// Content of `ClusterLeader`.
+#[derive(Serialize)]
+pub struct ClusterLeader {
+    pub leader: u64,
+}
+
+/// Content of `Backup`: what a file holds.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backup {
+    pub file: String,
+    pub cluster_id: String,
+    pub cluster_generation: u32,
+    pub backup_log_index: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_time: Option<String>,
+    pub state_digest: String,
+    pub format: u16,
+    pub replica: u64,
+    pub version: String,
+    pub pieces: u64,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u64>,
 }
 
 /// Jobs by what they do.
@@ -422,6 +483,12 @@ pub struct Replica {
     pub voter: bool,
     /// leader, follower, candidate, learner or unreachable.
     pub role: String,
+    /// Entries it lacks, as the leader sees it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lag_entries: Option<u64>,
+    /// How long ago it last answered the leader.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -444,9 +511,54 @@ pub struct ReplicaStatus {
     pub raft_snapshot_index: u64,
     pub records_rejected: u64,
     pub format: u32,
-    /// Absent in plaintext.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<Health>,
+}
+
+/// What a replica says of itself.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    pub version: String,
+    pub format_max: u32,
+    /// enough, low or full.
+    pub space: &'static str,
+    pub free_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stalled_ms: Option<u64>,
+    pub flush_us: u64,
+    pub rejoining: bool,
+    pub cluster_generation: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_age_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub archive_log_index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_days_left: Option<i64>,
+}
+
+impl From<v1::ReplicaHealth> for Health {
+    fn from(health: v1::ReplicaHealth) -> Health {
+        let space = match health.space() {
+            v1::StorageSpace::Enough => "enough",
+            v1::StorageSpace::Low => "low",
+            v1::StorageSpace::Full => "full",
+            v1::StorageSpace::Unspecified => "unknown",
+        };
+        Health {
+            version: health.version,
+            format_max: health.format_max,
+            space,
+            free_bytes: health.free_bytes,
+            stalled_ms: health.stalled_ms,
+            flush_us: health.flush_us,
+            rejoining: health.rejoining,
+            cluster_generation: health.cluster_generation,
+            snapshot_age_ms: health.snapshot_age_ms,
+            archive_log_index: health.archive_log_index,
+            certificate_days_left: health.certificate_days_left,
+        }
+    }
 }
 
 /// The document `Version`.

@@ -77,6 +77,10 @@ struct File {
     leader: LeaderFile,
     #[serde(default)]
     archive: ArchiveFile,
+    #[serde(default)]
+    recovery: RecoveryFile,
+    #[serde(default)]
+    upgrade: UpgradeFile,
     tls: Option<TlsFiles>,
     #[serde(default)]
     limits: LimitsFile,
@@ -97,6 +101,48 @@ struct LimitsFile {
     handshakes_max: Option<u32>,
     handshakes_per_address_max: Option<u32>,
     handshake_timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecoveryFile {
+    #[serde(default)]
+    rebuild: Rebuild,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UpgradeFile {
+    format_max: Option<u16>,
+    #[serde(default)]
+    auto: bool,
+}
+
+/// Whether a replica whose data is damaged is rebuilt from its peers without being told to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rebuild {
+    /// It is. What is damaged is kept as evidence, and it does not vote before the cluster took it in anew.
+    #[default]
+    Auto,
+    /// Only with `--rebuild`.
+    Manual,
+}
+
+/// What happens when a replica's storage is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// Whether it is rebuilt without being told to.
+    pub rebuild: Rebuild,
+}
+
+/// How newer record formats come into force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upgrade {
+    /// This replica stands for a release that reads formats up to this one.
+    pub format_max: Option<u16>,
+    /// The leader raises the format by itself once every replica reads a newer one.
+    pub raise_automatically: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -198,9 +244,19 @@ pub struct ServerConfig {
     pub api: ApiConfig,
     /// The archive of the log; none for no more history than the log has.
     pub archive: Option<ArchiveConfig>,
+    /// What happens when storage is damaged.
+    pub recovery: Recovery,
+    /// How newer record formats come into force.
+    pub upgrade: Upgrade,
 }
 
 impl ServerConfig {
+    /// The highest record format this replica reads.
+    #[must_use]
+    pub fn format_max(&self) -> u16 {
+        self.upgrade.format_max.unwrap_or(muster_journal::FORMAT_MAX)
+    }
+
     /// Reads and checks a file.
     ///
     /// # Errors
@@ -263,6 +319,12 @@ impl ServerConfig {
         let ranked = file.members.iter().filter_map(|m| m.election_rank.map(|rank| (ReplicaId(m.id), rank)));
         leader.election_ranks = ranked.collect();
         let archive = archive(file.archive, &file.data_dir, &refuse)?;
+        let (lowest, highest) = (muster_journal::FORMAT_MIN, muster_journal::FORMAT_MAX);
+        if let Some(asked) = file.upgrade.format_max.filter(|asked| !(lowest..=highest).contains(asked)) {
+            let rule = format!("must be between {lowest} and {highest}, got {asked}");
+            return Err(refuse("upgrade.format_max", rule));
+        }
+        let upgrade = Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -278,6 +340,8 @@ impl ServerConfig {
             tls: file.tls,
             api,
             archive,
+            recovery: Recovery { rebuild: file.recovery.rebuild },
+            upgrade,
         })
     }
 }
@@ -567,6 +631,8 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[leader]\npreferred_regions = [\"eu-west\", \"eu-west\"]\n"),
                 "leader.preferred_regions[1]: \"eu-west\" is there twice",
             ),
+            (format!("{GOOD}\n[upgrade]\nformat_max = 0\n"), "upgrade.format_max: must be between 1 and"),
+            (format!("{GOOD}\n[recovery]\nrebuild = \"maybe\"\n"), "unknown variant `maybe`"),
             (format!("{GOOD}\n[leader]\nsettle_ms = 0\n"), "leader.settle_ms: must be 1 or more"),
             (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
         ];

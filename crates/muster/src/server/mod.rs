@@ -1,23 +1,31 @@
 //! `muster server`: one replica, put together from its rooms.
 
 mod config;
+mod evidence;
+mod open;
+mod recover;
 
 pub use config::{ConfigError, ServerConfig};
+pub use evidence::now_ms;
+pub use recover::begin_from;
 
 use muster_archive::{Archive, ArchiveError};
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
-use muster_engine::{Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
-use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_engine::{DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
+use muster_store::StoreError;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use evidence::DivergedMark;
+use open::open_store;
 
 /// How long a leader that stops may take to let another lead.
 const HAND_OVER_MAX: Duration = Duration::from_millis(1_500);
@@ -25,23 +33,75 @@ const HAND_OVER_MAX: Duration = Duration::from_millis(1_500);
 const DRAIN_MAX: Duration = Duration::from_millis(1_000);
 /// How long consensus may take to put its storage away.
 const CONSENSUS_STOP_MAX: Duration = Duration::from_secs(5);
+/// How often the replica looks at what it keeps on its disk, for its status.
+const FACTS_EVERY: Duration = Duration::from_secs(5);
+/// How often a leader looks whether every replica reads a newer record format, where that is wanted.
+const FORMATS_EVERY: Duration = Duration::from_secs(2);
 
 /// Runs one replica of the scheduler.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "EXAMPLES:\n  \
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "EXAMPLES:\n  \
     First start of each replica of a new cluster:\n      muster server --config /etc/muster/server.toml --bootstrap\n  \
-    Every start after that:\n      muster server --config /etc/muster/server.toml")]
+    Every start after that:\n      muster server --config /etc/muster/server.toml\n  \
+    A new replica of a cluster that runs; it waits until `muster cluster add` takes it in:\n      \
+    muster server --config /etc/muster/server.toml --join\n  \
+    A replica that lost its disk, or whose data is damaged or has diverged:\n      \
+    muster server --config /etc/muster/server.toml --rebuild"
+)]
 pub struct ServerArgs {
+    #[command(subcommand)]
+    command: Option<ServerCommand>,
     /// Configuration file (TOML); see ops/examples/server.toml
-    #[arg(long, env = "MUSTER_CONFIG")]
-    config: PathBuf,
+    #[arg(long, env = "MUSTER_CONFIG", required = true)]
+    config: Option<PathBuf>,
     /// Allow the data directory to be created and the cluster to be formed. For the first start only:
     /// a replica that lost its disk must not vote again under its old id
-    #[arg(long)]
+    #[arg(long, group = "start")]
     bootstrap: bool,
+    /// Allow the data directory to be created, for a new replica of a cluster that runs. It forms no cluster
+    /// and votes for nobody before it is taken in
+    #[arg(long, group = "start")]
+    join: bool,
+    /// Move what is damaged in the data directory aside and begin anew from the other replicas. An intact
+    /// directory is left as it is
+    #[arg(long, group = "start")]
+    rebuild: bool,
     /// Allow plaintext on addresses that other machines can reach
     #[arg(long)]
     insecure: bool,
+}
+
+/// What is done to a replica that does not run.
+#[derive(Debug, clap::Subcommand)]
+enum ServerCommand {
+    Recover(recover::RecoverArgs),
+}
+
+/// How a replica is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// For the first time, in a new cluster.
+    Bootstrap,
+    /// For the first time, in a cluster that runs.
+    Join,
+    /// After it lost what it had.
+    Rebuild,
+    /// As it was.
+    Again,
+}
+
+impl ServerArgs {
+    fn start(&self) -> Start {
+        match (self.bootstrap, self.join, self.rebuild) {
+            (true, _, _) => Start::Bootstrap,
+            (_, true, _) => Start::Join,
+            (_, _, true) => Start::Rebuild,
+            _ => Start::Again,
+        }
+    }
 }
 
 /// Why a server could not start or did not stay.
@@ -86,7 +146,7 @@ pub enum ServerError {
         advice: String,
         /// Why.
         #[source]
-        source: StoreError,
+        source: Box<StoreError>,
     },
     /// The archive was refused.
     #[error(
@@ -99,6 +159,32 @@ pub enum ServerError {
         #[source]
         source: ArchiveError,
     },
+    /// The replica has diverged and was not rebuilt.
+    #[error(
+        "data_dir: the replica in {dir} has diverged at log index {}: its digest was {}, the log's {}; start it once with --rebuild, and report what is kept in {dir}",
+        mark.log_index, mark.actual_digest, mark.expected_digest
+    )]
+    Diverged {
+        /// The directory.
+        dir: PathBuf,
+        /// What is known.
+        mark: Box<DivergedMark>,
+    },
+    /// The mark of a divergence or the evidence could not be read or moved.
+    #[error("data_dir: looking for evidence in {dir} failed")]
+    Evidence {
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The recovery was not made.
+    #[error(transparent)]
+    Recover(#[from] recover::RecoverError),
+    /// No configuration file was named.
+    #[error("--config is needed")]
+    NoConfig,
     /// Consensus did not start.
     #[error("starting consensus failed")]
     Consensus(#[from] muster_consensus::StartError),
@@ -141,30 +227,6 @@ async fn listen(key: &'static str, address: SocketAddr, open: bool) -> Result<Tc
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { key, address, source })
 }
 
-async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaStore, ServerError> {
-    let (cluster_id, replica_id) = (config.cluster_id, config.replica_id);
-    let mode = if bootstrap { OpenMode::CreateIfMissing } else { OpenMode::Existing };
-    let dir = config.data_dir.clone();
-    let opened = tokio::task::spawn_blocking(move || {
-        // A folder knows which life of the cluster it belongs to; a new one starts in the first.
-        let found = ReplicaStore::identity_of(&dir)?;
-        let generation = found.map_or(FIRST_GENERATION, |found| found.generation);
-        let identity = Identity { cluster_id, replica_id, generation };
-        ReplicaStore::open(&dir, identity, mode, StoreOptions::production())
-    });
-    let opened = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-    opened.map_err(|source| {
-        let hint = match &source {
-            StoreError::NotFound { .. } => {
-                Some("start a replica for the first time with --bootstrap".to_owned())
-            }
-            _ => None,
-        };
-        let advice = [source.advice(), hint].into_iter().flatten().map(|text| format!("; {text}")).collect();
-        ServerError::Store { dir: config.data_dir.clone(), advice, source }
-    })
-}
-
 async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerError> {
     let Some(archive) = &config.archive else { return Ok(None) };
     let (dir, cluster) = (archive.dir.clone(), config.cluster_id);
@@ -179,15 +241,25 @@ async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerEr
 /// # Errors
 /// Says which part failed and what to do about it.
 pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), ServerError> {
-    let config = ServerConfig::read(&args.config)?;
+    let start = args.start();
+    if let Some(ServerCommand::Recover(args)) = args.command {
+        return Ok(recover::run(args).await?);
+    }
+    let config = ServerConfig::read(&args.config.ok_or(ServerError::NoConfig)?)?;
     // Listeners first: a port in use is said before anything is written.
     let security = security(&config, args.insecure)?;
     let open = args.insecure || matches!(security, Security::Tls(_));
     let clients = listen("client_listen", config.client_listen, open).await?;
     let peers = listen("peer_listen", config.peer_listen, open).await?;
-    let store = open_store(&config, args.bootstrap).await?;
-    let founding = Founding::new(config.cluster_id, config.parameters);
+    let store = open_store(&config, start).await?;
+    let founding = Founding {
+        cluster: config.cluster_id,
+        generation: store.identity().generation,
+        parameters: config.parameters,
+        format_max: config.format_max(),
+    };
     let (replicated, view) = muster_engine::replicated(founding.format_max);
+    let replicated = replicated.on_divergence(keep_evidence(config.data_dir.clone()));
     let archive = open_history(&config).await?;
     if let Some(archive) = &archive {
         // Before anything is purged.
@@ -198,18 +270,16 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.snapshots = config.snapshots;
     settings.leader = config.leader.clone();
     settings.known_peers = config.members.clone();
-    settings.advertise = Advertise {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        format_max: muster_engine::RECORD_FORMAT_MAX,
-    };
     settings.security = security.clone();
+    settings.advertise =
+        Advertise { version: env!("CARGO_PKG_VERSION").to_owned(), format_max: config.format_max().into() };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
         let consensus = consensus.clone();
         tokio::spawn(async move { consensus.serve_peers(peers, std::future::pending()).await })
     };
-    if args.bootstrap {
+    if start == Start::Bootstrap {
         consensus.initialize(config.members.clone()).await?;
     }
     let engine_config =
@@ -223,6 +293,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     }
     engine.keep_history(history);
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
+    tokio::spawn(tell_facts(engine.clone(), security.clone(), config.data_dir.clone()));
+    if config.upgrade.raise_automatically {
+        tokio::spawn(engine.clone().raise_format_when_ready(FORMATS_EVERY));
+    }
     let stop_serving = CancellationToken::new();
     let api = tokio::spawn(muster_api::serve(
         engine.clone(),
@@ -242,6 +316,45 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     parts.stop(ended.is_ok()).await;
     fresh.abort();
     ended
+}
+
+/// Keeps what is known of a divergence before the replica stops.
+fn keep_evidence(dir: PathBuf) -> DivergenceHandler {
+    Box::new(move |divergence| {
+        if let Err(error) = evidence::keep(&dir, divergence) {
+            // It stops all the same, and notices again at the next start.
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, dir = %dir.display(), "the mark of a diverged replica could not be written");
+        }
+    })
+}
+
+/// Keeps what the replica knows of itself up to date, for its status.
+async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
+    let mut ticks = tokio::time::interval(FACTS_EVERY);
+    loop {
+        tokio::select! {
+            () = engine.stopping() => return,
+            _ = ticks.tick() => {}
+        }
+        let folder = dir.join("snapshots");
+        let age = tokio::task::spawn_blocking(move || newest_age_ms(&folder)).await;
+        let archived = engine.archive_status().ok();
+        let archived = archived.and_then(|status| status.borrow().summary.last);
+        engine.update_local_facts(|facts| {
+            facts.snapshot_age_ms = age.ok().flatten();
+            facts.archive_log_index = archived.map(|index| index.0);
+            facts.certificate_days_left = security.days_left();
+        });
+    }
+}
+
+/// How old the newest snapshot in a folder is, in milliseconds.
+fn newest_age_ms(folder: &Path) -> Option<u64> {
+    let files = std::fs::read_dir(folder).ok()?.flatten();
+    let snapshots = files.filter(|file| file.path().extension().is_some_and(|end| end == "snapshot"));
+    let newest = snapshots.filter_map(|file| file.metadata().ok()?.modified().ok()).max()?;
+    u64::try_from(newest.elapsed().unwrap_or_default().as_millis()).ok()
 }
 
 /// What runs, and what stops it.

@@ -443,6 +443,14 @@ fn node(name: &str, cordoned: bool) -> v1::Node {
 
 #[tonic::async_trait]
 impl FleetService for Service {
+    async fn forget_node(
+        &self,
+        request: Request<v1::ForgetNodeRequest>,
+    ) -> Result<Response<v1::ForgetNodeResponse>, Status> {
+        let node_id = format!("node-of-{}", request.into_inner().node);
+        Ok(Response::new(v1::ForgetNodeResponse { node_id, freshness: freshness() }))
+    }
+
     async fn list_nodes(
         &self,
         _: Request<v1::ListNodesRequest>,

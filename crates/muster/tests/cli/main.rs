@@ -483,10 +483,12 @@ fn cluster_status_asks_each_replica() {
     let ran = muster(&fake, &["cluster", "status"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     let lines: Vec<&str> = ran.out.lines().collect();
-    assert!(lines[0].contains("generation 1: 2 jobs pending, 0 active, 0 finished; 12 nodes up, 0 lost"));
+    assert!(
+        lines[0].contains("generation 1 format 0: 2 jobs pending, 0 active, 0 finished; 12 nodes up, 0 lost")
+    );
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(words(lines[3])[..6], ["1", "eu-north", "leader", "3", "41", "00000000000000aa"]);
-    assert_eq!(words(lines[4])[..6], ["2", "us-east", "unreachable", "-", "-", "-"]);
+    assert_eq!(words(lines[3])[..7], ["1", "eu-north", "leader", "3", "41", "-", "00000000000000aa"]);
+    assert_eq!(words(lines[4])[..7], ["2", "us-east", "unreachable", "-", "-", "-", "-"]);
     assert!(ran.err.contains("replica 2 at http://127.0.0.1:1 did not answer"), "{}", ran.err);
 }
 

@@ -55,6 +55,10 @@ pub struct Cluster {
     /// Addresses 127.x.y.z of this test alone; z from 16 is for agents.
     pub block: [u8; 2],
     pub replicas: Vec<ReplicaFiles>,
+    /// The first so many form the cluster; those behind them are laid out to join it.
+    pub founders: usize,
+    /// More lines of each configuration.
+    pub settings: String,
     children: BTreeMap<usize, Child>,
     /// What the test itself shows to the replicas.
     security: Security,
@@ -65,6 +69,12 @@ pub struct Cluster {
 impl Cluster {
     /// Folders and configurations; nothing runs.
     pub fn lay_out(count: usize) -> Cluster {
+        Cluster::lay_out_with(count, 0, "")
+    }
+
+    /// The same with replicas that are not among the first members, and more lines of configuration.
+    pub fn lay_out_with(founders: usize, spares: usize, settings: &str) -> Cluster {
+        let count = founders + spares;
         let scratch = Scratch::new();
         let random = uuid::Uuid::new_v4();
         // 127.0.y.z is where everything else on a machine listens.
@@ -82,14 +92,38 @@ impl Cluster {
             id: ClusterId(random.as_u128()),
             block,
             replicas,
+            founders,
+            settings: settings.to_owned(),
             children: BTreeMap::new(),
-            security: Security::Plaintext,
             scratch,
         };
         for at in 0..count {
-            std::fs::write(cluster.replicas[at].config(), cluster.config_of(at)).expect("writing a config");
+            cluster.write_config(at);
         }
         cluster
+    }
+
+    /// Writes the configuration of a replica, for the first time or as it is by now.
+    pub fn write_config(&self, at: usize) {
+        std::fs::write(self.replicas[at].config(), self.config_of(at)).expect("writing a config");
+    }
+
+    /// Starts the founders for the first time and waits for their leader.
+    pub async fn start_with(founders: usize, spares: usize, settings: &str) -> Cluster {
+        let mut cluster = Cluster::lay_out_with(founders, spares, settings);
+        cluster.found().await;
+        cluster
+    }
+
+    /// Starts the founders, waits for their leader, and makes a host known, so that jobs could fit: no agent
+    /// is behind it, so none of them ever runs.
+    pub async fn found(&mut self) {
+        for at in 0..self.founders {
+            self.start_replica_with(at, &["--bootstrap"]);
+        }
+        let leader = self.leader().await;
+        let registered = super::register(&self.replicas[leader].endpoint(), super::node("no-agent")).await;
+        registered.expect("a host can be registered");
     }
 
     /// Starts `count` replicas for the first time and waits for their leader.
@@ -114,9 +148,12 @@ impl Cluster {
     /// The configuration of a replica, as text.
     pub fn config_of(&self, at: usize) -> String {
         let own = &self.replicas[at];
-        let members: String = self.replicas.iter().map(member).collect();
+        let members =
+            self.replicas.iter().enumerate().filter(|(place, _)| *place < self.founders || *place == at);
+        let members: String = members.map(|(_, files)| member(files)).collect();
+        let settings = &self.settings;
         format!(
-            "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{PARAMETERS}\n{members}",
+            "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{PARAMETERS}\n{settings}\n{members}",
             self.id,
             own.id,
             own.data(),
@@ -125,7 +162,8 @@ impl Cluster {
         )
     }
 
-    fn start_replica_with(&mut self, at: usize, more: &[&str]) {
+    /// Starts a replica with more arguments.
+    pub fn start_replica_with(&mut self, at: usize, more: &[&str]) {
         let files = &self.replicas[at];
         let config = files.config();
         let config = config.to_str().expect("the test's folder is text");
@@ -180,6 +218,28 @@ impl Cluster {
         self.children.clear();
     }
 
+    /// Whether a replica's process was started and has not been waited for.
+    pub fn runs(&self, at: usize) -> bool {
+        self.children.contains_key(&at)
+    }
+
+    /// The process of a replica that runs.
+    pub fn pid(&self, at: usize) -> Option<u32> {
+        self.children.get(&at).and_then(Child::id)
+    }
+
+    /// Waits until a replica's process has ended by itself, or by somebody else's doing.
+    pub async fn ended(&mut self, at: usize) -> std::process::ExitStatus {
+        let mut child = self.children.remove(&at).unwrap_or_else(|| panic!("replica {at} does not run"));
+        let ended = tokio::time::timeout(super::PATIENCE, child.wait()).await;
+        ended.unwrap_or_else(|_| panic!("replica {at} does not end")).expect("a child can be waited for")
+    }
+
+    /// The end of what a replica wrote into its log.
+    pub fn log_of(&self, at: usize) -> String {
+        std::fs::read_to_string(self.replicas[at].home.join("log")).unwrap_or_default()
+    }
+
     /// Starts every replica that does not run.
     pub fn start_all(&mut self) {
         for at in 0..self.replicas.len() {
@@ -193,6 +253,26 @@ impl Cluster {
     pub async fn restart_all(&mut self) {
         self.start_all();
         self.leader().await;
+    }
+
+    /// Runs a command of an operator against the whole cluster.
+    pub async fn operate(&self, words: &[&str]) -> super::Ran {
+        let endpoints = self.endpoints().join(",");
+        super::run_to_end(&[&["--endpoint", endpoints.as_str()], words].concat(), "").await
+    }
+
+    /// The same, which has to succeed; what it printed.
+    pub async fn operated(&self, words: &[&str]) -> String {
+        let ran = self.operate(words).await;
+        assert_eq!(ran.code, Some(0), "muster {words:?}: {ran:#?}");
+        ran.out
+    }
+
+    /// `muster cluster add` and its like for a replica that is laid out: its id and where it lives.
+    pub fn address_of(&self, at: usize) -> [String; 6] {
+        let files = &self.replicas[at];
+        let (peer, client) = (format!("http://{}", files.peer), files.endpoint());
+        ["--region".into(), files.region(), "--peer".into(), peer, "--client".into(), client]
     }
 
     /// Where clients connect.
@@ -247,7 +327,7 @@ impl Cluster {
             }
             let (leader, known_by) = votes.into_iter().max_by_key(|(_, votes)| *votes)?;
             let at = self.replicas.iter().position(|r| r.id == leader)?;
-            (known_by * 2 > self.replicas.len() && running.contains(&at)).then_some(at)
+            (known_by * 2 > self.children.len() && self.children.contains_key(&at)).then_some(at)
         })
         .await
     }

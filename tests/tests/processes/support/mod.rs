@@ -6,12 +6,14 @@
 mod agents;
 mod cluster;
 mod jobs;
+mod load;
 mod process;
 mod session;
 
 pub use agents::Agents;
 pub use cluster::{Cluster, free_address};
 pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, wait_for_job, work};
+pub use load::Load;
 pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn};
 pub use session::{node, register, registration, session};
 

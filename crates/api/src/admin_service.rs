@@ -1,0 +1,315 @@
+//! `muster.v1.ClusterAdminService`.
+
+use muster_engine::{ChangeOptions, Changed, Engine, ReplicaNode};
+use muster_state::State;
+use muster_types::{LogIndex, Name, Refusal, ReplicaId, Violation};
+use muster_wire::v1;
+use muster_wire::v1::cluster_admin_service_client::ClusterAdminServiceClient;
+use muster_wire::v1::cluster_admin_service_server::ClusterAdminService;
+use muster_wire::v1::create_backup_response::Part;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::forward::Router;
+use crate::job_service::written;
+use crate::read::invalid;
+
+/// Voters one request may name.
+const VOTERS_MAX: usize = 16;
+/// Bytes of an endpoint.
+const ENDPOINT_BYTES_MAX: usize = 512;
+/// Backups that one replica makes at a time: each encodes the whole state.
+const BACKUPS_MAX: usize = 2;
+/// Bytes of one piece of a backup.
+const PIECE_BYTES: usize = 1 << 20;
+/// Pieces that wait for a slow reader; the encoder waits with them.
+const PIECES_WAITING_MAX: usize = 4;
+/// How long a backup waits for this replica to reach what it has to hold.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+
+pub(crate) struct Admin {
+    router: Router,
+    backups: Arc<Semaphore>,
+}
+
+impl Admin {
+    pub(crate) fn new(router: Router) -> Admin {
+        Admin { router, backups: Arc::new(Semaphore::new(BACKUPS_MAX)) }
+    }
+}
+
+fn id_of(field: &str, id: u64) -> Result<ReplicaId, Status> {
+    if id == 0 {
+        return Err(invalid(vec![Violation::new(field, "must be 1 or more")]));
+    }
+    Ok(ReplicaId(id))
+}
+
+/// An id where 0 says that none is meant.
+fn optional(id: u64) -> Option<ReplicaId> {
+    (id > 0).then_some(ReplicaId(id))
+}
+
+/// What every endpoint has: a host, a port, and nothing that could hide in a log line.
+fn endpoint_rule(field: &str, text: &str) -> Option<Violation> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or(text);
+    let port = rest.rsplit_once(':').and_then(|(host, port)| {
+        let host_is_good =
+            !host.is_empty() && host.chars().all(|c| c.is_ascii_graphic() && !"/@?#".contains(c));
+        port.trim_end_matches('/').parse::<u16>().ok().filter(|port| *port > 0 && host_is_good)
+    });
+    if text.len() <= ENDPOINT_BYTES_MAX && port.is_some() {
+        return None;
+    }
+    let shown: String = text.chars().filter(|c| !c.is_control()).take(80).collect();
+    Some(Violation::new(field, format!("must be host:port or a URL of it, got {shown:?}")))
+}
+
+fn address(field: &str, address: Option<&v1::ReplicaAddress>) -> Result<(ReplicaId, ReplicaNode), Status> {
+    let Some(address) = address else {
+        return Err(invalid(vec![Violation::new(field, "must be given")]));
+    };
+    let at = |name: &str| format!("{field}.{name}");
+    let mut violations = Vec::new();
+    if address.id == 0 {
+        violations.push(Violation::new(at("id"), "must be 1 or more"));
+    }
+    if Name::new(&address.region).is_none() {
+        violations.push(Violation::new(at("region"), format!("must be {}", muster_types::name::NAME_RULE)));
+    }
+    violations.extend(endpoint_rule(&at("peer_endpoint"), &address.peer_endpoint));
+    violations.extend(endpoint_rule(&at("client_endpoint"), &address.client_endpoint));
+    if !violations.is_empty() {
+        return Err(invalid(violations));
+    }
+    let node = ReplicaNode {
+        region: address.region.clone(),
+        peer_endpoint: address.peer_endpoint.clone(),
+        client_endpoint: address.client_endpoint.clone(),
+    };
+    Ok((ReplicaId(address.id), node))
+}
+
+fn members(changed: Changed) -> v1::MembershipResponse {
+    let ids = |set: BTreeSet<ReplicaId>| set.into_iter().map(|id| id.0).collect();
+    v1::MembershipResponse {
+        raft_index: changed.raft_index,
+        voter_ids: ids(changed.voters),
+        learner_ids: ids(changed.learners),
+        warnings: changed.warnings,
+    }
+}
+
+/// Carries a call out at the leader: `$local` here, or the same method there.
+macro_rules! at_leader {
+    ($self:ident, $caller:ident, $message:ident, $method:ident, $local:expr) => {{
+        let onward = |channel| {
+            let request = Router::onward($message.clone(), $caller);
+            async move { Ok(ClusterAdminServiceClient::new(channel).$method(request).await?.into_inner()) }
+        };
+        $self.router.write($caller, $local, onward).await.map(Response::new)
+    }};
+}
+
+#[tonic::async_trait]
+impl ClusterAdminService for Admin {
+    async fn add_replica(
+        &self,
+        request: Request<v1::AddReplicaRequest>,
+    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let (id, node) = address("replica", message.replica.as_ref())?;
+        let engine = self.router.engine();
+        let local = || async { engine.add_replica(id, node.clone()).await.map(members) };
+        at_leader!(self, caller, message, add_replica, local)
+    }
+
+    async fn promote_replica(
+        &self,
+        request: Request<v1::PromoteReplicaRequest>,
+    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = id_of("replica_id", message.replica_id)?;
+        let engine = self.router.engine();
+        let local = || async { engine.promote_replica(id).await.map(members) };
+        at_leader!(self, caller, message, promote_replica, local)
+    }
+
+    async fn remove_replica(
+        &self,
+        request: Request<v1::RemoveReplicaRequest>,
+    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = id_of("replica_id", message.replica_id)?;
+        let options = ChangeOptions { force: message.force, keep_as_learners: message.keep_as_learner };
+        let engine = self.router.engine();
+        let local = || async { engine.remove_replica(id, options).await.map(members) };
+        at_leader!(self, caller, message, remove_replica, local)
+    }
+
+    async fn replace_replica(
+        &self,
+        request: Request<v1::ReplaceReplicaRequest>,
+    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let gone = id_of("gone_id", message.gone_id)?;
+        let (id, node) = address("replacement", message.replacement.as_ref())?;
+        let options = ChangeOptions { force: message.force, keep_as_learners: false };
+        let engine = self.router.engine();
+        let local = || async { engine.replace_replica(gone, id, node.clone(), options).await.map(members) };
+        at_leader!(self, caller, message, replace_replica, local)
+    }
+
+    async fn change_voters(
+        &self,
+        request: Request<v1::ChangeVotersRequest>,
+    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let count = message.voter_ids.len();
+        if count == 0 || count > VOTERS_MAX {
+            let violation = Violation::limit("voter_ids", count as u64, 1, VOTERS_MAX as u64);
+            return Err(invalid(vec![violation]));
+        }
+        let voters = message.voter_ids.iter().map(|id| id_of("voter_ids", *id));
+        let voters = voters.collect::<Result<BTreeSet<ReplicaId>, Status>>()?;
+        let options = ChangeOptions { force: message.force, keep_as_learners: message.keep_as_learners };
+        let engine = self.router.engine();
+        let local = || async { engine.change_voters(voters.clone(), options).await.map(members) };
+        at_leader!(self, caller, message, change_voters, local)
+    }
+
+    async fn transfer_leadership(
+        &self,
+        request: Request<v1::TransferLeadershipRequest>,
+    ) -> Result<Response<v1::TransferLeadershipResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let (to, away_from) = (optional(message.to_id), optional(message.away_from_id));
+        let engine = self.router.engine();
+        let local = || async {
+            let leader = engine.transfer_leadership(to, away_from).await?;
+            Ok(v1::TransferLeadershipResponse { leader_id: leader.0 })
+        };
+        at_leader!(self, caller, message, transfer_leadership, local)
+    }
+
+    async fn raise_format(
+        &self,
+        request: Request<v1::RaiseFormatRequest>,
+    ) -> Result<Response<v1::RaiseFormatResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let wanted = u16::try_from(message.format).map_err(|_| {
+            let max = u64::from(u16::MAX);
+            invalid(vec![Violation::limit("format", message.format.into(), 0, max)])
+        })?;
+        let engine = self.router.engine();
+        let local = || async {
+            let (format, at) = engine.raise_format((wanted > 0).then_some(wanted)).await?;
+            Ok(v1::RaiseFormatResponse { format: format.into(), freshness: written(engine, at) })
+        };
+        at_leader!(self, caller, message, raise_format, local)
+    }
+
+    type CreateBackupStream = ReceiverStream<Result<v1::CreateBackupResponse, Status>>;
+
+    async fn create_backup(
+        &self,
+        request: Request<v1::CreateBackupRequest>,
+    ) -> Result<Response<Self::CreateBackupStream>, Status> {
+        let engine = self.router.engine();
+        let place = Arc::clone(&self.backups).try_acquire_owned().map_err(|_| {
+            let text = format!("this replica makes {BACKUPS_MAX} backups already");
+            muster_wire::status::to_status(&Refusal::new(muster_types::RefusalCode::Overloaded, text))
+        })?;
+        let wanted = LogIndex(request.into_inner().min_log_index);
+        let view = engine.wait_applied(wanted, CATCH_UP_MAX).await;
+        let view = view.map_err(|refusal| muster_wire::status::to_status(&refusal))?;
+        // A state without its cluster cannot be restored into one.
+        crate::read::cluster(&view)?;
+        let header = header(engine, &view);
+        let (pieces, stream) = mpsc::channel(PIECES_WAITING_MAX);
+        tokio::task::spawn_blocking(move || {
+            let _place = place;
+            // The reader has gone away: then nobody is left to tell.
+            let _ = send_backup(&view, header, &pieces);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+fn header(engine: &Engine, view: &State) -> v1::BackupHeader {
+    v1::BackupHeader {
+        cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
+        cluster_generation: view.generation(),
+        log_index: view.log_index().0,
+        log_time_ms: view.log_time().0,
+        state_digest: format!("{:016x}", view.digest()),
+        format: view.format().into(),
+        replica_id: engine.info().replica.0,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+type Pieces = mpsc::Sender<Result<v1::CreateBackupResponse, Status>>;
+
+/// The state never changes, so a reader may take as long as it likes; what it holds back is one copy of
+/// the rows that change meanwhile.
+fn send_backup(view: &State, header: v1::BackupHeader, to: &Pieces) -> Result<(), ()> {
+    let send = |part| to.blocking_send(Ok(v1::CreateBackupResponse { part: Some(part) })).map_err(|_| ());
+    send(Part::Header(header))?;
+    let mut checksums = crc32fast::Hasher::new();
+    let (mut number, mut bytes) = (0u64, 0u64);
+    for chunk in view.snapshot() {
+        for content in chunk.chunks(PIECE_BYTES) {
+            let checksum = crc32fast::hash(content);
+            checksums.update(&checksum.to_le_bytes());
+            send(Part::Piece(v1::BackupPiece { number, content: content.to_vec(), checksum }))?;
+            number += 1;
+            bytes += content.len() as u64;
+        }
+    }
+    send(Part::End(v1::BackupEnd { pieces: number, bytes, checksum: checksums.finalize() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked_whole() {
+        let good = v1::ReplicaAddress {
+            id: 4,
+            region: "eu-west".to_owned(),
+            peer_endpoint: "http://r4:7500".to_owned(),
+            client_endpoint: "r4:7400".to_owned(),
+        };
+        assert!(address("replica", Some(&good)).is_ok());
+        assert!(address("replica", None).is_err());
+        let bad = v1::ReplicaAddress { id: 0, region: "EU".into(), peer_endpoint: "r4".into(), ..good };
+        let refused = address("replica", Some(&bad)).expect_err("three rules are broken");
+        let refused = muster_wire::status::Refused::from_status(&refused);
+        let fields: Vec<&str> = refused.violations.iter().map(|v| v.field.as_str()).collect();
+        assert_eq!(fields, ["replica.id", "replica.region", "replica.peer_endpoint"]);
+    }
+
+    #[test]
+    fn an_endpoint_names_host_and_port() {
+        for good in ["a:1", "http://a:1", "https://a.b:65535/", "http://[::1]:7"] {
+            assert!(endpoint_rule("x", good).is_none(), "{good}");
+        }
+        for bad in ["", "a", "a:0", "a:99999", ":1", "http://a@b:1", "a b:1", "a/b:1", "a:1\n"] {
+            assert!(endpoint_rule("x", bad).is_some(), "{bad}");
+        }
+        assert!(endpoint_rule("x", &format!("{}:1", "a".repeat(600))).is_some());
+    }
+}

@@ -1,0 +1,248 @@
+//! What an operator should look at, from what the replicas say.
+//!
+//! **Invariant:** the most urgent comes first, and each is said once.
+
+use muster_engine::{LocalFacts, PeerReport, ReplicaStatus, Role, Space};
+use muster_types::ReplicaId;
+use muster_wire::v1;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A replica that did not answer for this long is called silent.
+const SILENT_MS_MAX: u64 = 5_000;
+/// Entries a replica may lack before it is called behind.
+const LAG_ENTRIES_MAX: u64 = 10_000;
+/// Certificates that run out sooner are worth a word.
+const CERTIFICATE_DAYS_MIN: i64 = 14;
+
+/// What there is to warn about.
+pub(crate) struct Sight<'a> {
+    pub(crate) status: &'a ReplicaStatus,
+    pub(crate) reports: &'a BTreeMap<ReplicaId, PeerReport>,
+    pub(crate) facts: &'a LocalFacts,
+    pub(crate) format: u32,
+    pub(crate) generation: u32,
+    pub(crate) records_rejected: u64,
+}
+
+fn warn(code: &str, replica: Option<ReplicaId>, text: String) -> v1::ClusterWarning {
+    v1::ClusterWarning { code: code.to_owned(), text, replica_id: replica.map_or(0, |id| id.0) }
+}
+
+fn joined(words: impl IntoIterator<Item = impl ToString>) -> String {
+    words.into_iter().map(|word| word.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// All warnings, the most urgent first.
+pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
+    let mut all = Vec::new();
+    if sight.records_rejected > 0 {
+        let text = format!(
+            "the guard refused {} records of a current leader: a bug, report it with the log",
+            sight.records_rejected
+        );
+        all.push(warn("RECORDS_REJECTED", None, text));
+    }
+    if sight.status.role == Role::Leader {
+        quorum(sight, &mut all);
+        members(sight, &mut all);
+        formats(sight, &mut all);
+    }
+    storage(sight, &mut all);
+    if let Some(days) = sight.facts.certificate_days_left.filter(|days| *days < CERTIFICATE_DAYS_MIN) {
+        let text = format!("a certificate of {} runs out in {days} days", sight.status.replica);
+        all.push(warn("CERTIFICATE_EXPIRES", Some(sight.status.replica), text));
+    }
+    all
+}
+
+fn is_silent(sight: &Sight<'_>, id: ReplicaId, silent_ms: Option<u64>) -> bool {
+    id != sight.status.replica && silent_ms.is_none_or(|ms| ms > SILENT_MS_MAX)
+}
+
+fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let voters: Vec<_> = sight.status.members.iter().filter(|member| member.votes).collect();
+    let healthy = voters.iter().filter(|m| !is_silent(sight, m.replica, m.silent_ms)).count();
+    let (count, needed) = (voters.len(), voters.len() / 2 + 1);
+    if healthy < needed {
+        let text =
+            format!("only {healthy} of {count} voters answer, {needed} are needed: nothing can be decided");
+        all.push(warn("QUORUM_LOST", None, text));
+    } else if count >= 3 && healthy == needed {
+        let text = format!("{healthy} of {count} voters healthy: a further loss stops the cluster");
+        all.push(warn("NO_SPARE_VOTER", None, text));
+    }
+    if count < 3 {
+        let text = format!("{count} of 3 voters that production takes: the loss of one stops the cluster");
+        all.push(warn("FEW_VOTERS", None, text));
+    } else if count.is_multiple_of(2) {
+        let text =
+            format!("{count} voters survive no more losses than {}, and each decision takes more", count - 1);
+        all.push(warn("EVEN_VOTERS", None, text));
+    }
+}
+
+fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    for member in sight.status.members.iter().filter(|member| member.replica != sight.status.replica) {
+        let id = member.replica;
+        if is_silent(sight, id, member.silent_ms) {
+            let text = match member.silent_ms {
+                Some(ms) => format!("{id} has not answered for {} s", ms / 1_000),
+                None => format!("{id} has not answered this leader so far"),
+            };
+            all.push(warn("REPLICA_SILENT", Some(id), text));
+        } else if member.lag_entries.is_some_and(|lag| lag > LAG_ENTRIES_MAX) {
+            let lag = member.lag_entries.unwrap_or(0);
+            all.push(warn("REPLICA_LAGGING", Some(id), format!("{id} lacks {lag} entries of the log")));
+        }
+        let Some(report) = sight.reports.get(&id) else { continue };
+        if report.rejoining {
+            let text = format!("{id} lost its storage and is being taken in anew: it does not vote yet");
+            all.push(warn("REPLICA_REJOINING", Some(id), text));
+        }
+        if report.generation != sight.generation && sight.generation > 0 && report.generation > 0 {
+            let text = format!(
+                "{id} is of generation {}, the cluster of {}: begin it anew with an empty folder",
+                report.generation, sight.generation
+            );
+            all.push(warn("GENERATION_DIFFERS", Some(id), text));
+        }
+    }
+}
+
+fn storage(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    for (id, report) in sight.reports {
+        let gib = report.storage.free_bytes as f64 / f64::from(1u32 << 30);
+        match report.storage.space {
+            Space::Enough => {}
+            Space::Low => {
+                let text = format!("the data disk of {id} has {gib:.1} GiB left; it should not lead");
+                all.push(warn("STORAGE_LOW", Some(*id), text));
+            }
+            Space::Full => {
+                let text = format!("the data disk of {id} is full ({gib:.1} GiB left): it takes nothing new");
+                all.push(warn("STORAGE_FULL", Some(*id), text));
+            }
+        }
+        if let Some(ms) = report.storage.stalled_ms {
+            let text = format!("the data disk of {id} has been flushing for {ms} ms");
+            all.push(warn("STORAGE_STALLED", Some(*id), text));
+        }
+    }
+}
+
+fn formats(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let members: BTreeSet<ReplicaId> = sight.status.members.iter().map(|member| member.replica).collect();
+    let reports: Vec<&PeerReport> = members.iter().filter_map(|id| sight.reports.get(id)).collect();
+    let versions: BTreeSet<&str> = reports.iter().map(|report| report.version.as_str()).collect();
+    if versions.len() > 1 {
+        let text = format!("the replicas run different releases: {}", joined(versions));
+        all.push(warn("VERSIONS_DIFFER", None, text));
+    }
+    let lowest = reports.iter().map(|report| report.format_max).min().unwrap_or(0);
+    if reports.len() == members.len() && lowest > sight.format {
+        let text = format!(
+            "record format {} is in force and every replica reads {lowest}: `muster cluster upgrade` raises it",
+            sight.format
+        );
+        all.push(warn("FORMAT_BEHIND", None, text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_engine::{Member, ReplicaNode};
+    use std::time::Instant;
+
+    fn member(id: u64, votes: bool, silent_ms: Option<u64>) -> Member {
+        Member {
+            replica: ReplicaId(id),
+            node: ReplicaNode::default(),
+            votes,
+            matched_index: Some(9),
+            lag_entries: Some(0),
+            silent_ms,
+        }
+    }
+
+    fn report(format_max: u32) -> PeerReport {
+        PeerReport {
+            version: "0.1.0".to_owned(),
+            format_max,
+            generation: 1,
+            storage: muster_engine::StorageHealth { free_bytes: 1 << 40, ..Default::default() },
+            applied_index: Some(9),
+            last_log_index: Some(9),
+            snapshot_index: None,
+            rejoining: false,
+            received_at: Instant::now(),
+        }
+    }
+
+    fn codes(members: Vec<Member>, change: impl FnOnce(&mut BTreeMap<ReplicaId, PeerReport>)) -> Vec<String> {
+        let mut reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        change(&mut reports);
+        let status = ReplicaStatus {
+            replica: ReplicaId(1),
+            role: Role::Leader,
+            term: 2,
+            leader: Some(ReplicaId(1)),
+            last_log_index: Some(9),
+            committed_index: Some(9),
+            applied_index: Some(9),
+            snapshot_index: None,
+            purged_index: None,
+            quorum_silent_ms: Some(1),
+            members,
+            stopped: None,
+            rejoining: false,
+        };
+        let facts = LocalFacts::default();
+        let sight = Sight {
+            status: &status,
+            reports: &reports,
+            facts: &facts,
+            format: 1,
+            generation: 1,
+            records_rejected: 0,
+        };
+        warnings(&sight).into_iter().map(|warning| warning.code).collect()
+    }
+
+    #[test]
+    fn a_healthy_cluster_has_nothing_to_say() {
+        let members = vec![member(1, true, None), member(2, true, Some(3)), member(3, true, Some(3))];
+        assert!(codes(members, |_| {}).is_empty());
+    }
+
+    #[test]
+    fn lost_voters_are_said_before_everything_else() {
+        let members = vec![member(1, true, None), member(2, true, Some(9_000)), member(3, true, Some(3))];
+        assert_eq!(codes(members, |_| {}), ["NO_SPARE_VOTER", "REPLICA_SILENT"]);
+        let members = vec![member(1, true, None), member(2, true, None), member(3, true, Some(9_000))];
+        assert_eq!(codes(members, |_| {}), ["QUORUM_LOST", "REPLICA_SILENT", "REPLICA_SILENT"]);
+        let members = vec![member(1, true, None), member(2, true, Some(1))];
+        assert_eq!(codes(members, |_| {}), ["FEW_VOTERS"]);
+        let four = [None, Some(1), Some(1), Some(1)];
+        let members = (1..).zip(four).map(|(id, silent)| member(id, true, silent)).collect();
+        assert_eq!(codes(members, |_| {}), ["EVEN_VOTERS"]);
+    }
+
+    #[test]
+    fn disks_formats_and_generations_are_said() {
+        let members = || vec![member(1, true, None), member(2, true, Some(3)), member(3, true, Some(3))];
+        let two = ReplicaId(2);
+        let with = |change: fn(&mut PeerReport)| {
+            codes(members(), move |reports| change(reports.get_mut(&two).expect("it is a member")))
+        };
+        assert_eq!(with(|r| r.storage.space = Space::Full), ["STORAGE_FULL"]);
+        assert_eq!(with(|r| r.storage.space = Space::Low), ["STORAGE_LOW"]);
+        assert_eq!(with(|r| r.storage.stalled_ms = Some(900)), ["STORAGE_STALLED"]);
+        assert_eq!(with(|r| r.rejoining = true), ["REPLICA_REJOINING"]);
+        assert_eq!(with(|r| r.generation = 2), ["GENERATION_DIFFERS"]);
+        assert_eq!(with(|r| r.version = "0.2.0".into()), ["VERSIONS_DIFFER"]);
+        assert!(with(|r| r.format_max = 2).is_empty(), "one alone raises nothing");
+        let all = codes(members(), |reports| reports.values_mut().for_each(|r| r.format_max = 2));
+        assert_eq!(all, ["FORMAT_BEHIND"]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Opening the data folder: as it is, as a new replica's, or as one that is rebuilt.
+//!
+//! A rebuild is one command that may be interrupted anywhere: what is damaged is moved aside with its
+//! identity last, so a half-moved folder is damaged still; an emptied one with evidence in it is made
+//! anew with the mark of a lost storage; and with that mark the replica neither votes nor acknowledges
+//! before the cluster has taken it in anew.
+//!
+//! **Invariant:** a folder that is intact is never emptied, whatever the command line says.
+//! **Invariant:** a diverged replica starts only to be rebuilt.
+
+use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use std::path::Path;
+
+use super::config::{Rebuild, ServerConfig};
+use super::evidence::{mark_in, move_mark, newest_evidence};
+use super::{ServerError, Start};
+
+/// Opens the folder of a configuration.
+///
+/// # Errors
+/// Says what is wrong with the folder and what to do about it.
+pub async fn open_store(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError> {
+    let config = config.clone();
+    let opened = tokio::task::spawn_blocking(move || open(&config, start));
+    opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// The identity a folder is expected to have: the generation is whatever the folder says, for no
+/// configuration knows it.
+///
+/// # Errors
+/// When the folder's identity cannot be read.
+pub fn expected(config: &ServerConfig) -> Result<Identity, StoreError> {
+    let found = ReplicaStore::identity_of(&config.data_dir)?;
+    Ok(Identity {
+        cluster_id: config.cluster_id,
+        replica_id: config.replica_id,
+        generation: found.map_or(FIRST_GENERATION, |identity| identity.generation),
+    })
+}
+
+fn try_open(config: &ServerConfig, mode: OpenMode) -> Result<ReplicaStore, StoreError> {
+    ReplicaStore::open(&config.data_dir, expected(config)?, mode, StoreOptions::production())
+}
+
+fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError> {
+    let dir = &config.data_dir;
+    let refuse = |source: StoreError| refusal(dir, start, source);
+    let looked = |source| ServerError::Evidence { dir: dir.clone(), source };
+    let mark = mark_in(dir).map_err(looked)?;
+    if let Some(mark) = mark {
+        if start != Start::Rebuild {
+            return Err(ServerError::Diverged { dir: dir.clone(), mark: Box::new(mark) });
+        }
+        set_aside(config)?;
+    }
+    let mode = match start {
+        Start::Bootstrap => OpenMode::CreateIfMissing,
+        Start::Join | Start::Rebuild => OpenMode::RebuildIfMissing,
+        // A rebuild that was interrupted goes on.
+        Start::Again if rebuilds(config) && is_emptied(dir) => OpenMode::RebuildIfMissing,
+        Start::Again => OpenMode::Existing,
+    };
+    match try_open(config, mode) {
+        Ok(store) => {
+            if start == Start::Rebuild && store.rejoin().borrow().is_none() {
+                tracing::warn!("the data folder is intact: there is nothing to rebuild, it is used as it is");
+            }
+            Ok(store)
+        }
+        Err(StoreError::Damaged { dir, damage }) if start == Start::Rebuild || rebuilds(config) => {
+            tracing::error!(%damage, dir = %dir.display(), "the data folder is damaged; this replica is rebuilt from its peers");
+            set_aside(config)?;
+            try_open(config, OpenMode::RebuildIfMissing).map_err(refuse)
+        }
+        Err(source) => Err(refuse(source)),
+    }
+}
+
+/// Whether damage is repaired without being told to. A replica alone has nobody to be rebuilt from.
+fn rebuilds(config: &ServerConfig) -> bool {
+    config.recovery.rebuild == Rebuild::Auto && config.members.len() > 1
+}
+
+/// Whether a rebuild has moved everything aside and made nothing new yet.
+fn is_emptied(dir: &Path) -> bool {
+    newest_evidence(dir).is_some() && matches!(ReplicaStore::identity_of(dir), Ok(None))
+}
+
+/// Moves what is there to the evidence.
+fn set_aside(config: &ServerConfig) -> Result<(), ServerError> {
+    let dir = &config.data_dir;
+    let evidence = match ReplicaStore::set_aside(dir) {
+        Ok(evidence) => Some(evidence),
+        // Done before an interruption.
+        Err(StoreError::NotFound { .. }) => newest_evidence(dir),
+        Err(source) => return Err(refusal(dir, Start::Rebuild, source)),
+    };
+    let Some(evidence) = evidence else { return Ok(()) };
+    tracing::warn!(evidence = %evidence.display(), "what was in the data folder is kept as evidence; remove it once it is understood");
+    move_mark(dir, &evidence).map_err(|source| ServerError::Evidence { dir: dir.clone(), source })
+}
+
+fn refusal(dir: &Path, start: Start, source: StoreError) -> ServerError {
+    let hint = match (&source, start) {
+        (StoreError::NotFound { .. }, _) => Some(
+            "start a replica of a new cluster for the first time with --bootstrap, a new one of a cluster that \
+             runs with --join, and one that lost its disk with --rebuild",
+        ),
+        (StoreError::Damaged { .. }, Start::Rebuild) => None,
+        (StoreError::Damaged { .. }, _) => Some(
+            "start it once with --rebuild: what is there is kept as evidence, and the replica is rebuilt from its \
+             peers as a learner",
+        ),
+        _ => None,
+    };
+    let advice = source.advice().into_iter().chain(hint.map(ToOwned::to_owned));
+    let advice = advice.map(|text| format!("; {text}")).collect();
+    ServerError::Store { dir: dir.to_path_buf(), advice, source: Box::new(source) }
+}

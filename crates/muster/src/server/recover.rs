@@ -1,0 +1,205 @@
+//! `muster server recover`: a cluster begins anew from the one replica that is left.
+//!
+//! What can be lost: nothing that this replica has. An acknowledged write was on a majority of the
+//! voters when it was acknowledged; whether this replica was of that majority is what nobody can tell
+//! any more. So every entry it has is taken, also those it did not know to be committed, and the last
+//! one is named with its time: what was acknowledged after that, or only to others, is gone.
+//!
+//! The folder of before is kept beside the new one. Other replicas of before are refused from here on:
+//! they are of a lower generation.
+//!
+//! **Invariant:** at every moment the data folder is either the old one or the complete new one; an
+//! interrupted recovery is taken up by the next.
+
+use bytes::Bytes;
+use muster_consensus::offline::{self, OfflineError, Position};
+use muster_store::{Identity, ReplicaNode, StoreError};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::config::{ConfigError, ServerConfig};
+use super::open::expected;
+
+/// Runs a cluster on from one replica of it, while no replica runs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "EXAMPLES:\n  \
+    muster server recover --config /etc/muster/server.toml --lost-majority\n\n\
+    Only when a majority of the voters is lost for good. Of several replicas that are left, take the one\n\
+    with the highest last log index; without --lost-majority the command only says what it has.\n\
+    See ops/runbooks/disaster-recovery.md.")]
+pub struct RecoverArgs {
+    /// Configuration file of the replica that is left
+    #[arg(long, env = "MUSTER_CONFIG")]
+    config: PathBuf,
+    /// Do it: a majority of the voters is lost for good, and none of them will be started again as it was
+    #[arg(long)]
+    lost_majority: bool,
+}
+
+/// Why a recovery was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The configuration was refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The folder cannot be read.
+    #[error("data_dir: {dir} cannot be recovered from")]
+    Folder {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: OfflineError,
+    },
+    /// The folder's identity cannot be read.
+    #[error("data_dir: {dir} cannot be recovered from")]
+    Identity {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: StoreError,
+    },
+    /// The generations are used up.
+    #[error("the cluster has no generation left to begin")]
+    Generations,
+    /// A folder could not be named or flushed.
+    #[error("{operation} {path}")]
+    File {
+        /// What was being done.
+        operation: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A line for the operator; nobody is left to tell when standard output is gone.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        let _ = writeln!(std::io::stdout().lock(), $($words)*);
+    }};
+}
+
+fn file_error(operation: &'static str, path: &Path, source: std::io::Error) -> RecoverError {
+    RecoverError::File { operation, path: path.to_path_buf(), source }
+}
+
+/// The name of a folder with something behind it.
+fn beside(dir: &Path, suffix: &str) -> PathBuf {
+    let mut name = dir.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    dir.with_file_name(name)
+}
+
+fn sync_parent(path: &Path) -> Result<(), RecoverError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flushed = File::open(parent).and_then(|folder| folder.sync_all());
+    flushed.map_err(|source| file_error("flushing the folder", parent, source))
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), RecoverError> {
+    std::fs::rename(from, to).map_err(|source| file_error("renaming", from, source))?;
+    sync_parent(to)
+}
+
+fn name_time(log_time_ms: u64) -> String {
+    let time = i64::try_from(log_time_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    time.map_or_else(|| "an unknown time".to_owned(), |time| time.to_string())
+}
+
+/// Recovers, or says what could be.
+///
+/// # Errors
+/// Says what is wrong with the folder; nothing was changed then.
+pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
+    let config = ServerConfig::read(&args.config)?;
+    let dir = config.data_dir.clone();
+    let made = beside(&dir, ".recovered");
+    let old_name = |generation: u32| beside(&dir, &format!(".generation-{generation}"));
+    if !dir.exists() && made.exists() {
+        // Interrupted between the two names.
+        rename(&made, &dir)?;
+        say!("an interrupted recovery is complete: {} is the new data folder", dir.display());
+        return Ok(());
+    }
+    let identity = expected(&config).map_err(|source| RecoverError::Identity { dir: dir.clone(), source })?;
+    let node = config.members[&config.replica_id].clone();
+    let read = read(&config, identity).await;
+    let (state, held) = read.map_err(|source| RecoverError::Folder { dir: dir.clone(), source })?;
+    let old = identity.generation.max(state.generation());
+    let generation = old.checked_add(1).ok_or(RecoverError::Generations)?;
+    say!("replica {} of cluster {} in {}", config.replica_id, config.cluster_id, dir.display());
+    say!("last log index {} of {}", state.log_index(), name_time(state.log_time().0));
+    say!(
+        "raft: last entry {} of term {}, known to be committed through {}",
+        held.last.index,
+        held.last.term,
+        held.committed_index.map_or_else(|| "nothing".to_owned(), |index| index.to_string()),
+    );
+    say!(
+        "jobs {} waiting, {} placed; nodes {}",
+        state.pending_count(),
+        state.active_count(),
+        state.nodes().len()
+    );
+    if !args.lost_majority {
+        say!("nothing was changed; --lost-majority makes this replica the first of generation {generation}");
+        return Ok(());
+    }
+    // What an interrupted recovery had begun.
+    if made.exists() {
+        std::fs::remove_dir_all(&made).map_err(|source| file_error("removing", &made, source))?;
+    }
+    let identity = Identity { generation, ..identity };
+    let at = Position { term: held.term, index: held.last.index };
+    let chunks: Vec<Bytes> = state.snapshot().map(Bytes::from).collect();
+    let founded = offline::found_from(&made, identity, node, at, chunks.into_iter()).await;
+    founded.map_err(|source| RecoverError::Folder { dir: made.clone(), source })?;
+    let kept = old_name(old);
+    rename(&dir, &kept)?;
+    rename(&made, &dir)?;
+    say!("\nrecovered: {} is the only voter of generation {generation}", config.replica_id);
+    say!("the folder of before is kept as {}", kept.display());
+    say!(
+        "\nwhat is lost: writes that only other replicas had, at most those after log index {}",
+        state.log_index()
+    );
+    say!("next:");
+    say!("  1. muster server --config {}", args.config.display());
+    say!("  2. every other replica with an empty data folder: muster server --config … --join");
+    say!("  3. muster cluster add ID --region … --peer … --client …   for each of them");
+    say!("agents go on by themselves; every lease of before is over, and its token is refused");
+    Ok(())
+}
+
+/// Everything the folder has, as a state.
+async fn read(
+    config: &ServerConfig,
+    identity: Identity,
+) -> Result<(std::sync::Arc<muster_state::State>, offline::Held), OfflineError> {
+    let (mut replicated, view) = muster_engine::replicated(config.format_max());
+    let held = offline::read_everything(&config.data_dir, identity, &mut replicated).await?;
+    Ok((view.state(), held))
+}
+
+/// Makes the first data folder of a cluster that begins anew from a state.
+///
+/// # Errors
+/// When the folder is there already or cannot be written.
+pub async fn begin_from(
+    config: &ServerConfig,
+    state: &muster_state::State,
+    generation: u32,
+) -> Result<(), OfflineError> {
+    let node: ReplicaNode = config.members[&config.replica_id].clone();
+    let identity = Identity { cluster_id: config.cluster_id, replica_id: config.replica_id, generation };
+    // The first leadership has to be newer than the one the state was made under.
+    let term = state.leadership().map_or(0, |leadership| leadership.term);
+    let at = Position { term, index: state.log_index().0.max(1) };
+    let chunks: Vec<Bytes> = state.snapshot().map(Bytes::from).collect();
+    offline::found_from(&config.data_dir, identity, node, at, chunks.into_iter()).await
+}
