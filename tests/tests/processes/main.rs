@@ -11,7 +11,6 @@ mod failover;
 mod history;
 mod members;
 mod quickstart;
-mod quickstart;
 mod reads;
 mod rebuild;
 mod reflection;

@@ -95,6 +95,7 @@ impl Cluster {
             founders,
             settings: settings.to_owned(),
             children: BTreeMap::new(),
+            security: Security::Plaintext,
             scratch,
         };
         for at in 0..count {
