@@ -84,7 +84,7 @@ pub enum ServerError {
         advice: String,
         /// Why.
         #[source]
-        source: StoreError,
+        source: Box<StoreError>,
     },
     /// Consensus did not start.
     #[error("starting consensus failed")]
@@ -115,7 +115,7 @@ fn security(config: &ServerConfig, insecure: bool) -> Result<Security, ServerErr
     let tls = Tls::load(files.clone())?;
     let own = PeerName { cluster: config.cluster_id, role: PeerRole::Replica(config.replica_id) };
     if tls.name() != own {
-        return Err(TlsError::WrongName { found: tls.name(), wanted: own.to_string() }.into());
+        return Err(TlsError::WrongName { found: Box::new(tls.name()), wanted: own.to_string() }.into());
     }
     tracing::info!(name = %own, days_left = tls.days_left(), "certificates are in force");
     Ok(Security::Tls(tls))
@@ -144,7 +144,7 @@ async fn open_store(config: &ServerConfig, bootstrap: bool) -> Result<ReplicaSto
             _ => None,
         };
         let advice = [source.advice(), hint].into_iter().flatten().map(|text| format!("; {text}")).collect();
-        ServerError::Store { dir: config.data_dir.clone(), advice, source }
+        ServerError::Store { dir: config.data_dir.clone(), advice, source: Box::new(source) }
     })
 }
 
