@@ -131,7 +131,7 @@ fn security(config: &AgentConfig, spec: &NodeSpec) -> Result<Security, TlsError>
         Role::Agent(node) if node.as_str() == spec.name.as_str() => Ok(Security::Tls(tls)),
         _ => {
             let wanted = format!("agent/{}, the node of this configuration,", spec.name);
-            Err(TlsError::WrongName { found: tls.name(), wanted })
+            Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
         }
     }
 }

@@ -50,7 +50,7 @@ impl ApiConfig {
     pub const DEFAULT: ApiConfig = ApiConfig {
         message_bytes_max: 4 << 20,
         node_message_bytes_max: 2 << 20,
-        small_message_bytes_max: 64 << 10,
+        small_message_bytes_max: 256 << 10,
         calls_per_connection_max: 1_024,
         streams_per_connection_max: 262_144,
         write_timeout: Duration::from_secs(30),

@@ -50,7 +50,7 @@ pub enum TlsError {
     #[error("the certificate is for {found}, where {wanted} is needed")]
     WrongName {
         /// Whom it names.
-        found: PeerName,
+        found: Box<PeerName>,
         /// Who is needed.
         wanted: String,
     },

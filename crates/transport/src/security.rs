@@ -153,7 +153,7 @@ impl Tls {
         // A process does not become another while it runs.
         if material.own.name != before.own.name {
             let wanted = before.own.name.to_string();
-            return Err(TlsError::WrongName { found: material.own.name, wanted });
+            return Err(TlsError::WrongName { found: Box::new(material.own.name), wanted });
         }
         self.inner.current.store(Arc::new(material));
         self.inner.epoch.send_modify(|epoch| *epoch += 1);

@@ -91,7 +91,7 @@ impl Trust {
         if meant {
             return Ok(facts);
         }
-        Err(refused(TlsError::WrongName { found: facts.name, wanted: expect.to_string() }))
+        Err(refused(TlsError::WrongName { found: Box::new(facts.name), wanted: expect.to_string() }))
     }
 
     fn member(&self, leaf: &CertificateDer<'_>) -> Result<Facts, Error> {
@@ -100,7 +100,7 @@ impl Trust {
             return Ok(facts);
         }
         let wanted = format!("a member of cluster {}", self.cluster);
-        Err(refused(TlsError::WrongName { found: facts.name, wanted }))
+        Err(refused(TlsError::WrongName { found: Box::new(facts.name), wanted }))
     }
 }
 

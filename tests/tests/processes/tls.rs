@@ -1,5 +1,6 @@
 //! A cluster with certificates: made by the real `muster ca`, rotated under load, closed to everyone whose
 //! certificate does not say what they claim to be.
+#![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 use muster_client::{Client, Endpoints, Options};
 use muster_transport::{Expect, Security, Tls, TlsFiles};
@@ -118,7 +119,7 @@ fn assert_denied(status: &tonic::Status) {
 /// Everyone who is not who they would have to be; nothing of it changes anything.
 async fn impostors(cluster: &Cluster, certified: &Certified, leader: usize) {
     let address = cluster.replicas[leader].client.to_string();
-    let of_client = client(&[address.clone()], certified.security("client", "ada"));
+    let of_client = client(std::slice::from_ref(&address), certified.security("client", "ada"));
     let index = |status: v1::GetStatusResponse| status.freshness.map_or(0, |fresh| fresh.log_index);
     let before = of_client.get_status(v1::GetStatusRequest::default()).await.expect("a client may look");
 
