@@ -76,7 +76,7 @@ fn a_submission_is_bounded() {
     let mut wordy = job_draft("wordy", vec![group("main", 1, None)]);
     wordy.groups[0].command = vec!["x".repeat(4_000); 8];
     let wordy = wordy.check().unwrap();
-    let refused = |speculation: &mut Speculation, specs| {
+    let refused = |speculation: &mut Speculation, specs: Vec<muster_types::JobSpec>| {
         let before = speculation.last_index();
         let refusal =
             handle(speculation, &Command::Submit { request: request(1), specs: specs.into() }).unwrap_err();
@@ -268,7 +268,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let mut submit_one = |speculation: &mut Speculation| {
         let n: u128 = next.next().unwrap();
         let specs = vec![job(&format!("j{n}"), 1, Some(accelerators("h100", 8)))];
-        handle(speculation, &Command::Submit { request: request(n), specs })
+        handle(speculation, &Command::Submit { request: request(n), specs: specs.into() })
     };
     // Cancelled at once: half of them are over.
     for n in 0..1_000u128 {
@@ -287,7 +287,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     assert_eq!(code(submit_one(&mut speculation)), Some(RefusalCode::StateFull));
     // A repeated request is answered all the same.
     let again =
-        Command::Submit { request: request(7), specs: vec![job("j7", 1, Some(accelerators("h100", 8)))] };
+        Command::Submit { request: request(7), specs: [job("j7", 1, Some(accelerators("h100", 8)))].into() };
     assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
     commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(1_000));

@@ -371,7 +371,7 @@ impl Model {
 
     fn submit(&mut self) {
         let count = 1 + self.random.below(3);
-        let specs = (0..count).map(|_| self.spec()).collect();
+        let specs: Vec<_> = (0..count).map(|_| self.spec()).collect();
         let request = self.request();
         let _ = handle(&mut self.speculation, &Command::Submit { request, specs: specs.into() });
     }

@@ -140,6 +140,15 @@ impl Service {
 
 #[tonic::async_trait]
 impl JobService for Service {
+    type SubmitStreamStream = futures::stream::Empty<Result<v1::SubmitStreamResponse, Status>>;
+
+    async fn submit_stream(
+        &self,
+        _: Request<tonic::Streaming<v1::SubmitStreamRequest>>,
+    ) -> Result<Response<Self::SubmitStreamStream>, Status> {
+        Err(Status::unimplemented("no command submits so"))
+    }
+
     type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
     type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
 
