@@ -162,6 +162,8 @@ mod tests {
             matched_index: Some(9),
             lag_entries: Some(0),
             silent_ms,
+            leads: id == 1,
+            report: None,
         }
     }
 
@@ -195,6 +197,7 @@ mod tests {
             quorum_silent_ms: Some(1),
             members,
             stopped: None,
+            membership_settled: true,
             rejoining: false,
         };
         let facts = LocalFacts::default();

@@ -43,7 +43,7 @@ fn a_decision_without_fields_is_an_empty_object() {
 fn a_submitted_job_is_told_by_its_name() {
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(1), fingerprint: 0 },
-        specs: vec![job("train")],
+        specs: vec![std::sync::Arc::new(job("train"))],
         estimates: vec![muster_journal::Estimate::default()],
     };
     assert!(summary(&content(&decision)).contains("specs=train"), "{}", summary(&content(&decision)));

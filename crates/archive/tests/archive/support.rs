@@ -97,6 +97,7 @@ impl Log {
         self.raft_index += 1 + self.requests as u64 % 2;
         self.time += 7;
         let round = Round {
+            format: muster_journal::FORMAT_MIN,
             term,
             replica,
             first_index: first,
@@ -123,7 +124,7 @@ impl Log {
 
     pub fn submit(&mut self, count: usize) {
         let request = self.key();
-        let specs: Vec<JobSpec> = (0..count).map(|n| job(&format!("j{n}"))).collect();
+        let specs = (0..count).map(|n| std::sync::Arc::new(job(&format!("j{n}")))).collect();
         let estimates = vec![Estimate::default(); count];
         self.append(vec![Decision::JobsSubmitted { request, specs, estimates }]);
     }
