@@ -53,11 +53,12 @@ impl Replica {
         let mut settings = ConsensusConfig::new(CLUSTER, REPLICA);
         settings.timing =
             Timing { heartbeat_interval_ms: 50, election_timeout_min_ms: 150, election_timeout_max_ms: 300 };
-        settings.snapshots = SnapshotPolicy { every_entries: Some(every_entries), kept_entries: 0 };
-        let (application, view) = replicated();
+        settings.snapshots =
+            SnapshotPolicy { every_entries: Some(every_entries), ..SnapshotPolicy::ON_DEMAND };
+        let (application, view) = replicated(muster_journal::FORMAT_MAX);
         let consensus = Consensus::start(settings, store, application).await.expect("it starts");
         let parameters = Parameters { digest_interval_records: 7, ..Parameters::DEFAULT };
-        let founding = Founding { cluster: CLUSTER, parameters };
+        let founding = Founding::new(CLUSTER, parameters);
         let config =
             EngineConfig { founding, client_commands_waiting_max: 64, node_commands_waiting_max: 64 };
         let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
@@ -106,7 +107,7 @@ impl Running {
     /// be told apart.
     async fn work(&self, requests: std::ops::Range<u128>, seen: &mut BTreeMap<LogIndex, u64>) {
         for number in requests {
-            let submit = Command::Submit { request: RequestId(number), specs: vec![job("j", 1)] };
+            let submit = Command::Submit { request: RequestId(number), specs: [job("j", 1)].into() };
             let answer = self.execute(submit).await;
             self.note(seen);
             if let (0, Answer::Submitted { jobs, .. }) = (number % 2, answer) {

@@ -58,6 +58,7 @@ mod tests {
 
     fn round(first: u64) -> Round {
         Round {
+            format: muster_journal::FORMAT_MIN,
             term: 3,
             replica: ReplicaId(1),
             first_index: LogIndex(first),
