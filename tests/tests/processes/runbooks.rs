@@ -301,10 +301,12 @@ pages! {
     disaster_recovery = "disaster-recovery";
     diverged_replica = "diverged-replica";
     full_disk = "full-disk";
+    log_and_archive = "log-and-archive";
     preferred_region = "preferred-region";
     remove_replica = "remove-replica";
     replace_dead_replica = "replace-dead-replica";
     rolling_upgrade = "rolling-upgrade";
+    rotate_certificates = "rotate-certificates";
     slow_disk = "slow-disk";
     three_to_five = "three-to-five";
     transfer_leadership = "transfer-leadership";
