@@ -89,6 +89,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
 
     rule("/muster.v1.JobService/CancelJob", Class::Call, USERS),
     // A worker commits with what its agent has given it; the fencing token says whether it may.

@@ -1,5 +1,6 @@
 //! `muster.v1.FleetService`.
 
+use futures::stream::BoxStream;
 use muster_decider::Command;
 use muster_state::State;
 use muster_types::{Name, NodeId, Refusal, RefusalCode};
@@ -15,14 +16,16 @@ use crate::forward::Router;
 use crate::job_service::{bad_page, written};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render;
+use crate::watcher::{NodeTopic, Watches};
 
 pub(crate) struct Fleet {
     router: Router,
+    watches: Watches,
 }
 
 impl Fleet {
-    pub(crate) fn new(router: Router) -> Fleet {
-        Fleet { router }
+    pub(crate) fn new(router: Router, watches: Watches) -> Fleet {
+        Fleet { router, watches }
     }
 }
 
@@ -86,6 +89,17 @@ impl FleetService for Fleet {
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
+    }
+
+    type WatchNodesStream = BoxStream<'static, Result<v1::WatchNodesResponse, Status>>;
+
+    async fn watch_nodes(
+        &self,
+        request: Request<v1::WatchNodesRequest>,
+    ) -> Result<Response<Self::WatchNodesStream>, Status> {
+        let message = request.into_inner();
+        let topic = NodeTopic::new(message.region);
+        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
     }
 
     async fn set_node_cordon(

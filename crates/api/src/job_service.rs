@@ -16,7 +16,6 @@ use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -26,22 +25,20 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
 use crate::submit_stream::{self, naming_leader};
-use crate::watcher::{EVENTS_WAITING_MAX, Watcher};
+use crate::watcher::{JobTopic, Watches};
 
-/// Watches at once.
-const WATCHES_MAX: usize = 8_192;
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
 const JOBS_LOOKED_AT_MAX: usize = 100_000;
 #[derive(Clone)]
 pub(crate) struct Jobs {
     router: Router,
-    watches: Arc<Semaphore>,
+    watches: Watches,
 }
 
 impl Jobs {
-    pub(crate) fn new(router: Router) -> Jobs {
-        Jobs { router, watches: Arc::new(Semaphore::new(WATCHES_MAX)) }
+    pub(crate) fn new(router: Router, watches: Watches) -> Jobs {
+        Jobs { router, watches }
     }
 
     /// Checks at the leader: a follower may lack the very nodes that the job would fit on.
@@ -331,14 +328,9 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
-        let place = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
-            let text = format!("this replica serves {WATCHES_MAX} watches already; try another");
-            to_status(&Refusal::new(RefusalCode::Overloaded, text))
-        })?;
-        let watch = Watcher::open(self.router.engine(), &request.into_inner(), place)?;
-        let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX);
-        tokio::spawn(watch.run(to_client));
-        Ok(Response::new(ReceiverStream::new(events).boxed()))
+        let message = request.into_inner();
+        let topic = JobTopic::new(&message.job_ids, message.tenant)?;
+        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
     }
 
     type ReadLogsStream = BoxStream<'static, Result<v1::ReadLogsResponse, Status>>;

@@ -170,6 +170,11 @@ pub(crate) fn node_name(view: &State, node: NodeId) -> String {
 }
 
 pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
+    node_with(id, row, view.gangs_on(id))
+}
+
+/// A node with these gangs on it.
+pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = JobId>) -> v1::Node {
     let status = match row.status {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
@@ -187,7 +192,7 @@ pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
         free_memory_bytes: if up { row.free.memory_bytes } else { 0 },
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
-        job_ids: view.gangs_on(id).map(|job| job.to_string()).collect(),
+        job_ids: gangs.map(|job| job.to_string()).collect(),
     }
 }
 

@@ -22,6 +22,7 @@ use crate::job_service::Jobs;
 use crate::log_service::Logs;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
+use crate::watcher::Watches;
 
 /// Bounds of the client listener.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +111,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let incoming = security.accept(listener, config.accept);
     let router = Router::new(engine.clone(), config, security);
+    let watches = Watches::new();
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
     let (health, health_service) = tonic_health::server::health_reporter();
     for service in [
@@ -133,12 +135,17 @@ pub async fn serve(
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)
-        .add_service(JobServiceServer::new(Jobs::new(router.clone())).max_decoding_message_size(limit))
+        .add_service(
+            JobServiceServer::new(Jobs::new(router.clone(), watches.clone()))
+                .max_decoding_message_size(limit),
+        )
         .add_service(
             NodeServiceServer::new(Nodes::new(router.clone()))
                 .max_decoding_message_size(config.node_message_bytes_max),
         )
-        .add_service(FleetServiceServer::new(Fleet::new(router.clone())).max_decoding_message_size(small))
+        .add_service(
+            FleetServiceServer::new(Fleet::new(router.clone(), watches)).max_decoding_message_size(small),
+        )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
         .add_service(

@@ -23,6 +23,8 @@ use tonic::{Code, Request, Status, Streaming};
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, ServeError, serve};
 
+mod nodes;
+
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {
         Ok(value) => value,
@@ -439,7 +441,10 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
             }
         }
     });
-    assert_eq!(told.await.code, Some(RefusalCode::NotLeader), "another replica can go on with it");
+    let told = told.await;
+    assert_eq!(told.code, Some(RefusalCode::NotLeader), "another replica can go on with it");
+    let place = ResumeToken::decode(&told.metadata["resume_token"], CLUSTER, filter_digest(["|", ""]));
+    assert!(place.is_ok_and(|place| place.log_index > LogIndex(0)), "{told:?}");
     guarded("the session ends", async { while let Ok(Some(_)) = session.message().await {} }).await;
     drop(served.channel);
     guarded("the server ends", served.task).await.expect("it does not panic").expect("it ends well");

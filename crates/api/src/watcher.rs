@@ -1,47 +1,233 @@
-//! One watch of jobs: the present first, then every change behind it.
+//! Watches: the present first, then every change behind it. One [`Watcher`] serves them all; what a watch
+//! is of, and how that is said, is its [`Topic`].
 //!
 //! **Invariant:** between its messages a watch holds no version of the state: it may last for days,
 //! and a version held keeps every row alive that was replaced since.
 
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
 use muster_state::State;
-use muster_types::{ClusterId, JobId, JobSpec, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, JobId, JobSpec, NodeSpec, Refusal, RefusalCode, Violation};
 use muster_wire::convert::job_id;
-use muster_wire::status::to_status;
+use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
 use muster_wire::token::{ResumeToken, filter_digest};
 use muster_wire::v1;
-use muster_wire::v1::watch_jobs_response::Event as Body;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 
+/// Watches at once.
+const WATCHES_MAX: usize = 8_192;
 /// Jobs one watch may name.
 const WATCHED_JOBS_MAX: usize = 1_000;
 /// Messages rendered for a watcher that it has not taken. Few: one can carry a gang of thousands; a
 /// slow watcher waits in the hub, which is shared.
-pub(crate) const EVENTS_WAITING_MAX: usize = 32;
+const EVENTS_WAITING_MAX: usize = 32;
 /// How long a watcher may take nothing before it is cut.
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Between two messages that only say that nothing has changed: every round of the log would make
 /// one for every watcher.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(250);
 
-type ToClient = mpsc::Sender<Result<v1::WatchJobsResponse, Status>>;
+type ToClient<T> = mpsc::Sender<Result<<T as Topic>::Message, Status>>;
 
-pub(crate) struct Watcher {
+/// What one message of a watch says.
+pub(crate) enum Body<R> {
+    /// Added or changed.
+    Changed(R),
+    /// The present is complete.
+    SyncEnd,
+    /// Nothing changed up to here.
+    Bookmark,
+    /// Dropped from the state: an id.
+    Forgotten(String),
+}
+
+/// What a watch is of.
+pub(crate) trait Topic: Send + Sync + 'static {
+    /// What is watched, as clients see it.
+    type Row: Send;
+    /// As it goes to the client.
+    type Message: Send + 'static;
+
+    /// Of all that narrows the watch down; no two kinds of watch have one in common.
+    fn filter(&self) -> u64;
+
+    /// What is there and wanted.
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Self::Row> + Send + 'a>;
+
+    /// What is to be said of a change; none when it is not wanted.
+    fn body(&self, engine: &Engine, change: Change) -> Option<Body<Self::Row>>;
+
+    fn message(resume_token: String, log_index: u64, body: Body<Self::Row>) -> Self::Message;
+}
+
+/// Of some jobs.
+pub(crate) struct JobTopic {
+    /// Empty for all.
+    jobs: BTreeSet<JobId>,
+    /// Empty for all.
+    tenant: String,
+}
+
+impl JobTopic {
+    pub(crate) fn new(ids: &[String], tenant: String) -> Result<JobTopic, Status> {
+        Ok(JobTopic { jobs: job_ids(ids)?, tenant })
+    }
+
+    fn wants(&self, id: JobId, spec: &JobSpec) -> bool {
+        (self.jobs.is_empty() || self.jobs.contains(&id))
+            && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
+    }
+}
+
+impl Topic for JobTopic {
+    type Row = v1::Job;
+    type Message = v1::WatchJobsResponse;
+
+    fn filter(&self) -> u64 {
+        let names: Vec<String> = self.jobs.iter().map(JobId::to_string).collect();
+        filter_digest(names.iter().map(String::as_str).chain(["|", &self.tenant]))
+    }
+
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Job> + Send + 'a> {
+        let job = |id: JobId| {
+            let (row, spec) = (present.job(id)?, present.spec(id)?);
+            self.wants(id, spec).then(|| render::job(present, id, row, spec, Detail::Full))
+        };
+        if self.jobs.is_empty() {
+            Box::new(present.jobs().iter().filter_map(move |(id, _)| job(*id)))
+        } else {
+            Box::new(self.jobs.iter().filter_map(move |id| job(*id)))
+        }
+    }
+
+    fn body(&self, engine: &Engine, change: Change) -> Option<Body<v1::Job>> {
+        match change {
+            // Names of nodes never change, and a view of now knows every node of the change.
+            Change::Job { id, row, spec } => self
+                .wants(id, &spec)
+                .then(|| Body::Changed(render::job(&engine.view(), id, &row, &spec, Detail::Full))),
+            Change::JobForgotten(id) => {
+                let wanted = self.jobs.is_empty() || self.jobs.contains(&id);
+                wanted.then(|| Body::Forgotten(id.to_string()))
+            }
+            Change::Node { .. } | Change::NodeForgotten { .. } => None,
+        }
+    }
+
+    fn message(resume_token: String, log_index: u64, body: Body<v1::Job>) -> v1::WatchJobsResponse {
+        use v1::watch_jobs_response::Event;
+        let event = Some(match body {
+            Body::Changed(job) => Event::Changed(job),
+            Body::SyncEnd => Event::SyncEnd(true),
+            Body::Bookmark => Event::Bookmark(true),
+            Body::Forgotten(id) => Event::Forgotten(id),
+        });
+        v1::WatchJobsResponse { resume_token, log_index, event }
+    }
+}
+
+/// Of the nodes of a region.
+pub(crate) struct NodeTopic {
+    /// Empty for all.
+    region: String,
+}
+
+impl NodeTopic {
+    pub(crate) fn new(region: String) -> NodeTopic {
+        NodeTopic { region }
+    }
+
+    fn wants(&self, spec: &NodeSpec) -> bool {
+        self.region.is_empty() || *spec.region == *self.region
+    }
+}
+
+impl Topic for NodeTopic {
+    type Row = v1::Node;
+    type Message = v1::WatchNodesResponse;
+
+    fn filter(&self) -> u64 {
+        // A watch of jobs begins with an id or a bar.
+        filter_digest(["nodes", &self.region])
+    }
+
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Node> + Send + 'a> {
+        let wanted = present.nodes().iter().filter(|(_, row)| self.wants(&row.spec));
+        Box::new(wanted.map(|(id, row)| render::node(present, *id, row)))
+    }
+
+    fn body(&self, _engine: &Engine, change: Change) -> Option<Body<v1::Node>> {
+        match change {
+            // Also one that leaves the region: who watches only that has to hear of it.
+            Change::Node { id, row, gangs, before } => (self.wants(&row.spec)
+                || before.is_some_and(|spec| self.wants(&spec)))
+            .then(|| Body::Changed(render::node_with(id, &row, gangs.iter().copied()))),
+            Change::NodeForgotten { id, spec } => self.wants(&spec).then(|| Body::Forgotten(id.to_string())),
+            Change::Job { .. } | Change::JobForgotten(_) => None,
+        }
+    }
+
+    fn message(resume_token: String, log_index: u64, body: Body<v1::Node>) -> v1::WatchNodesResponse {
+        use v1::watch_nodes_response::Event;
+        let event = Some(match body {
+            Body::Changed(node) => Event::Changed(node),
+            Body::SyncEnd => Event::SyncEnd(true),
+            Body::Bookmark => Event::Bookmark(true),
+            Body::Forgotten(id) => Event::Forgotten(id),
+        });
+        v1::WatchNodesResponse { resume_token, log_index, event }
+    }
+}
+
+/// The watches that this replica serves.
+#[derive(Clone)]
+pub(crate) struct Watches {
+    places: Arc<Semaphore>,
+}
+
+impl Watches {
+    pub(crate) fn new() -> Watches {
+        Watches { places: Arc::new(Semaphore::new(WATCHES_MAX)) }
+    }
+
+    /// Begins one, with the present or behind a token.
+    pub(crate) fn open<T: Topic>(
+        &self,
+        engine: &Engine,
+        topic: T,
+        resume_token: &str,
+    ) -> Result<BoxStream<'static, Result<T::Message, Status>>, Status> {
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let text = format!("this replica serves {WATCHES_MAX} watches already; try another");
+            to_status(&Refusal::new(RefusalCode::Overloaded, text))
+        })?;
+        let watcher = Watcher::open(engine, topic, resume_token, place)?;
+        // One more than events may take: the place of the last word.
+        let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX + 1);
+        tokio::spawn(watcher.run(to_client));
+        Ok(ReceiverStream::new(events).boxed())
+    }
+}
+
+struct Watcher<T> {
     engine: Engine,
     changes: Subscription,
     /// The present, until it is sent.
     present: Option<Arc<State>>,
-    jobs: BTreeSet<JobId>,
-    tenant: String,
+    topic: T,
     tokens: Tokens,
+    /// Everything wanted up to here has been handed over; none before the present is complete.
+    reached: Option<WatchPosition>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -95,52 +281,63 @@ fn job_ids(texts: &[String]) -> Result<BTreeSet<JobId>, Status> {
     if violations.is_empty() { Ok(jobs) } else { Err(invalid(violations)) }
 }
 
-impl Watcher {
-    pub(crate) fn open(
+/// Why a watch does not go on.
+enum End {
+    /// The client went: nobody is left to tell.
+    Gone,
+    Cut(Refusal),
+}
+
+impl<T: Topic> Watcher<T> {
+    fn open(
         engine: &Engine,
-        message: &v1::WatchJobsRequest,
+        topic: T,
+        resume_token: &str,
         place: OwnedSemaphorePermit,
-    ) -> Result<Watcher, Status> {
-        let jobs = job_ids(&message.job_ids)?;
+    ) -> Result<Watcher<T>, Status> {
         let view = engine.view();
         let cluster = cluster(&view)?;
         let generation = view.cluster().map_or(0, |c| c.generation);
-        let names: Vec<String> = jobs.iter().map(JobId::to_string).collect();
-        let filter = filter_digest(names.iter().map(String::as_str).chain(["|", &message.tenant]));
-        let tokens = Tokens { cluster, generation, filter };
-        let (from, present) = match message.resume_token.as_str() {
-            "" => (WatchPosition::after(view.log_index()), Some(view)),
-            text => (tokens.position(text)?, None),
-        };
-        let changes = engine.watch(from).map_err(|refusal| to_status(&refusal))?;
-        let tenant = message.tenant.clone();
-        Ok(Watcher { engine: engine.clone(), changes, present, jobs, tenant, tokens, _place: place })
-    }
-
-    fn wants(&self, id: JobId, spec: &JobSpec) -> bool {
-        (self.jobs.is_empty() || self.jobs.contains(&id))
-            && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
-    }
-
-    /// Runs until the client goes, falls too far behind, or the replica stops; says why, if it can.
-    pub(crate) async fn run(mut self, to_client: ToClient) {
-        let engine = self.engine.clone();
-        let ended = tokio::select! {
-            () = to_client.closed() => return,
-            ended = self.follow(&to_client) => ended,
-            () = engine.stopping() => {
-                let text = "this replica stops; watch again through another";
-                Some(to_status(&Refusal::new(RefusalCode::NotLeader, text)))
+        let tokens = Tokens { cluster, generation, filter: topic.filter() };
+        let (from, present, reached) = match resume_token {
+            "" => (WatchPosition::after(view.log_index()), Some(view), None),
+            text => {
+                let from = tokens.position(text)?;
+                (from, None, Some(from))
             }
         };
-        if let Some(status) = ended {
-            // The client may have gone or take nothing; then nobody is left to tell.
-            let _ = to_client.try_send(Err(status));
+        let changes = engine.watch(from).map_err(|refusal| to_status(&refusal))?;
+        Ok(Watcher { engine: engine.clone(), changes, present, topic, tokens, reached, _place: place })
+    }
+
+    /// Runs until the client goes, falls too far behind, or the replica stops; says why, and where to go on.
+    async fn run(mut self, to_client: ToClient<T>) {
+        let engine = self.engine.clone();
+        // Taken before any event can be: what is said last has its place even if the client takes nothing.
+        let Ok(last_word) = to_client.clone().try_reserve_owned() else { return };
+        let end = tokio::select! {
+            () = to_client.closed() => End::Gone,
+            end = self.follow(&to_client) => end,
+            () = engine.stopping() => {
+                let text = "this replica stops; watch again through another";
+                End::Cut(Refusal::new(RefusalCode::NotLeader, text))
+            }
+        };
+        let End::Cut(mut refusal) = end else { return };
+        if let Some(reached) = self.reached {
+            refusal = refusal.with(METADATA_RESUME_TOKEN, self.tokens.at(reached));
+        }
+        last_word.send(Err(to_status(&refusal)));
+    }
+
+    async fn follow(&mut self, to_client: &ToClient<T>) -> End {
+        match self.try_follow(to_client).await {
+            Err(end) => end,
+            Ok(never) => match never {},
         }
     }
 
-    /// None when the client takes nothing any more.
-    async fn follow(&mut self, to_client: &ToClient) -> Option<Status> {
+    async fn try_follow(&mut self, to_client: &ToClient<T>) -> Result<std::convert::Infallible, End> {
         if let Some(present) = self.present.take() {
             self.send_present(&present, to_client).await?;
         }
@@ -152,16 +349,14 @@ impl Watcher {
                 next = self.changes.next() => next,
                 () = tokio::time::sleep_until(due), if untold.is_some() => {
                     if let Some((reached, _)) = untold.take() {
-                        self.send(to_client, reached, Body::Bookmark(true)).await?;
+                        self.send(to_client, reached, Body::Bookmark).await?;
                     }
                     continue;
                 }
             };
-            let (events, reached) = match next {
-                Ok(batch) => batch,
-                Err(refusal) => return Some(to_status(&refusal)),
-            };
+            let (events, reached) = next.map_err(End::Cut)?;
             let sent = self.send_events(events, to_client).await?;
+            self.reached = Some(reached);
             if sent.is_some() {
                 untold = None;
             }
@@ -173,67 +368,51 @@ impl Watcher {
     }
 
     /// The place of the last event that was wanted.
-    async fn send_events(&self, events: Vec<Event>, to_client: &ToClient) -> Option<Option<WatchPosition>> {
+    async fn send_events(
+        &mut self,
+        events: Vec<Event>,
+        to_client: &ToClient<T>,
+    ) -> Result<Option<WatchPosition>, End> {
         let mut sent = None;
         for event in events {
-            if let Some(body) = self.body(event.change) {
+            if let Some(body) = self.topic.body(&self.engine, event.change) {
                 self.send(to_client, event.position, body).await?;
                 sent = Some(event.position);
             }
         }
-        Some(sent)
-    }
-
-    async fn send_present(&self, present: &State, to_client: &ToClient) -> Option<()> {
-        let at = WatchPosition::after(present.log_index());
-        let body = |id: JobId| {
-            let (row, spec) = (present.job(id)?, present.spec(id)?);
-            self.wants(id, spec).then(|| Body::Changed(render::job(present, id, row, spec, Detail::Full)))
-        };
-        if self.jobs.is_empty() {
-            for (id, _) in present.jobs().iter() {
-                if let Some(body) = body(*id) {
-                    self.send_unmarked(to_client, at, body).await?;
-                }
-            }
-        } else {
-            for id in &self.jobs {
-                if let Some(body) = body(*id) {
-                    self.send_unmarked(to_client, at, body).await?;
-                }
-            }
-        }
-        self.send(to_client, at, Body::SyncEnd(true)).await
-    }
-
-    fn body(&self, change: Change) -> Option<Body> {
-        match change {
-            // Names of nodes never change, and a view of now knows every node of the change.
-            Change::Job { id, row, spec } => self
-                .wants(id, &spec)
-                .then(|| Body::Changed(render::job(&self.engine.view(), id, &row, &spec, Detail::Full))),
-            Change::Forgotten(id) => {
-                let wanted = self.jobs.is_empty() || self.jobs.contains(&id);
-                wanted.then(|| Body::Forgotten(id.to_string()))
-            }
-            Change::Node(_) => None,
-        }
-    }
-
-    async fn send(&self, to_client: &ToClient, at: WatchPosition, body: Body) -> Option<()> {
-        let resume_token = self.tokens.at(at);
-        let message = v1::WatchJobsResponse { resume_token, log_index: at.log_index.0, event: Some(body) };
-        deliver(to_client, message).await
+        Ok(sent)
     }
 
     /// The present in parts: no part can be resumed behind, only the whole.
-    async fn send_unmarked(&self, to_client: &ToClient, at: WatchPosition, body: Body) -> Option<()> {
-        let resume_token = String::new();
-        let message = v1::WatchJobsResponse { resume_token, log_index: at.log_index.0, event: Some(body) };
-        deliver(to_client, message).await
+    async fn send_present(&mut self, present: &State, to_client: &ToClient<T>) -> Result<(), End> {
+        let at = WatchPosition::after(present.log_index());
+        for row in self.topic.present(present) {
+            let message = T::message(String::new(), at.log_index.0, Body::Changed(row));
+            deliver::<T>(to_client, message).await?;
+        }
+        self.send(to_client, at, Body::SyncEnd).await
+    }
+
+    async fn send(
+        &mut self,
+        to_client: &ToClient<T>,
+        at: WatchPosition,
+        body: Body<T::Row>,
+    ) -> Result<(), End> {
+        let message = T::message(self.tokens.at(at), at.log_index.0, body);
+        deliver::<T>(to_client, message).await?;
+        self.reached = Some(at);
+        Ok(())
     }
 }
 
-async fn deliver(to_client: &ToClient, message: v1::WatchJobsResponse) -> Option<()> {
-    to_client.send_timeout(Ok(message), STALL_MAX).await.ok()
+async fn deliver<T: Topic>(to_client: &ToClient<T>, message: T::Message) -> Result<(), End> {
+    use mpsc::error::SendTimeoutError;
+    to_client.send_timeout(Ok(message), STALL_MAX).await.map_err(|error| match error {
+        SendTimeoutError::Closed(_) => End::Gone,
+        SendTimeoutError::Timeout(_) => {
+            let text = format!("nothing of the watch was taken for {} s", STALL_MAX.as_secs());
+            End::Cut(Refusal::new(RefusalCode::Overloaded, text))
+        }
+    })
 }

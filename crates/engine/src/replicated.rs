@@ -3,9 +3,9 @@
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
-use muster_journal::{Round, decode_round};
+use muster_journal::{Decision, Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::LogIndex;
+use muster_types::{LogIndex, NodeSpec};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -140,12 +140,30 @@ impl Replicated {
         let leadership = Leadership { term: round.term, replica: round.replica };
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
+            let before = self.node_before(decision);
             let applied = self.state.apply(leadership, index, round.log_time, decision);
-            self.after_record(&round, ordinal, &applied, events);
+            self.after_record(&round, ordinal, &applied, before.as_ref(), events);
         }
     }
 
-    fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied, events: &mut Vec<Event>) {
+    /// What a node said of itself that the decision describes anew or forgets.
+    fn node_before(&self, decision: &Decision) -> Option<Arc<NodeSpec>> {
+        let node = match decision {
+            Decision::NodeRegistered { spec, .. } => self.state.node_named(&spec.name)?,
+            Decision::NodeForgotten { node } => *node,
+            _ => return None,
+        };
+        self.state.node(node).map(|row| Arc::clone(&row.spec))
+    }
+
+    fn after_record(
+        &self,
+        round: &Round,
+        ordinal: usize,
+        applied: &Applied,
+        node_before: Option<&Arc<NodeSpec>>,
+        events: &mut Vec<Event>,
+    ) {
         if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
             let decision = round.decisions[ordinal].name();
             tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
@@ -166,8 +184,20 @@ impl Replicated {
                     }
                     _ => continue,
                 },
-                Effect::JobForgotten(id) => Change::Forgotten(*id),
-                Effect::NodeChanged(node) | Effect::NodeForgotten(node) => Change::Node(*node),
+                Effect::JobForgotten(id) => Change::JobForgotten(*id),
+                Effect::NodeChanged(id) => match self.state.node(*id) {
+                    Some(row) => Change::Node {
+                        id: *id,
+                        row: Arc::new(row.clone()),
+                        gangs: self.state.gangs_on(*id).collect(),
+                        before: node_before.cloned(),
+                    },
+                    None => continue,
+                },
+                Effect::NodeForgotten(id) => match node_before {
+                    Some(spec) => Change::NodeForgotten { id: *id, spec: Arc::clone(spec) },
+                    None => continue,
+                },
             };
             seen += 1;
             events.push(Event { position: WatchPosition { log_index, ordinal: seen }, change });

@@ -1,16 +1,21 @@
 //! The watch hub: recent changes by log index, for any number of followers of the log.
 
-use muster_state::JobRow;
-use muster_types::{JobId, JobSpec, LogIndex, NodeId, Refusal, RefusalCode};
+use muster_state::{JobRow, NodeRow};
+use muster_types::{JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
 /// Changes kept in memory. Older ones are answered with `RESUME_TOKEN_COMPACTED`.
 const EVENTS_MAX: usize = 65_536;
-/// Workers in all placements of the changes kept: every change of a gang of thousands carries a
-/// placement of its own, some 50 bytes a worker, so that counting changes alone would not bound memory.
-const EVENT_WORKERS_MAX: usize = 4 << 20;
+/// Sum of [`Event::weight`] of the changes kept: every change of a gang of thousands carries a placement
+/// of its own, some 50 bytes a worker, and every registration a description, so that counting changes
+/// alone would not bound memory.
+const EVENT_WEIGHT_MAX: usize = 4 << 20;
+/// Weight of a node's description without its labels and taints.
+const NODE_WEIGHT: usize = 16;
+/// Weight of one label or taint: a key and a value of at most 63 bytes each.
+const LABEL_WEIGHT: usize = 4;
 /// Changes handed out at once.
 const BATCH_MAX: usize = 256;
 
@@ -44,9 +49,25 @@ pub enum Change {
         spec: Arc<JobSpec>,
     },
     /// A finished job was dropped.
-    Forgotten(JobId),
-    /// A node.
-    Node(NodeId),
+    JobForgotten(JobId),
+    /// A node, as it was after the record.
+    Node {
+        /// Which.
+        id: NodeId,
+        /// Its row then.
+        row: Arc<NodeRow>,
+        /// The gangs with workers on it then, by id.
+        gangs: Arc<[JobId]>,
+        /// What it said of itself before, where the record is its registration anew.
+        before: Option<Arc<NodeSpec>>,
+    },
+    /// A lost node was dropped.
+    NodeForgotten {
+        /// Which.
+        id: NodeId,
+        /// What it had said of itself.
+        spec: Arc<NodeSpec>,
+    },
 }
 
 /// One change and its place.
@@ -59,13 +80,23 @@ pub struct Event {
 }
 
 impl Event {
-    /// Workers whose states it holds.
-    fn workers(&self) -> usize {
+    /// What it may keep in memory that nothing else does, in workers' states of some 50 bytes.
+    fn weight(&self) -> usize {
         match &self.change {
             Change::Job { row, .. } => row.placement.as_ref().map_or(0, |placement| placement.slots.len()),
-            Change::Forgotten(_) | Change::Node(_) => 0,
+            Change::Node { row, gangs, before, .. } => {
+                description_weight(&row.spec)
+                    + before.as_ref().map_or(0, |spec| description_weight(spec))
+                    + gangs.len()
+            }
+            Change::NodeForgotten { spec, .. } => description_weight(spec),
+            Change::JobForgotten(_) => 0,
         }
     }
+}
+
+fn description_weight(spec: &NodeSpec) -> usize {
+    NODE_WEIGHT + LABEL_WEIGHT * (spec.labels.len() + spec.taints.len())
 }
 
 struct Inner {
@@ -74,18 +105,18 @@ struct Inner {
     /// Everything up to here is in.
     end: LogIndex,
     events: VecDeque<Event>,
-    /// Sum of [`Event::workers`].
-    workers: usize,
+    /// Sum of [`Event::weight`].
+    weight: usize,
 }
 
 impl Inner {
     fn new(at: LogIndex) -> Inner {
-        Inner { floor: at, end: at, events: VecDeque::new(), workers: 0 }
+        Inner { floor: at, end: at, events: VecDeque::new(), weight: 0 }
     }
 
     fn drop_first(&mut self) {
         if let Some(dropped) = self.events.pop_front() {
-            self.workers -= dropped.workers();
+            self.weight -= dropped.weight();
             self.floor = dropped.position.log_index;
         }
     }
@@ -106,9 +137,9 @@ impl WatchHub {
     pub(crate) fn append(&self, end: LogIndex, events: Vec<Event>) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         inner.end = inner.end.max(end);
-        inner.workers += events.iter().map(Event::workers).sum::<usize>();
+        inner.weight += events.iter().map(Event::weight).sum::<usize>();
         inner.events.extend(events);
-        while inner.events.len() > EVENTS_MAX || inner.workers > EVENT_WORKERS_MAX {
+        while inner.events.len() > EVENTS_MAX || inner.weight > EVENT_WEIGHT_MAX {
             inner.drop_first();
         }
         // A record is kept whole or not at all.
@@ -195,13 +226,13 @@ mod tests {
     use muster_state::{Phase, Placement, RankState};
     use muster_types::{DeviceSet, FencingToken, LogTime, Name};
 
-    fn node(log_index: u64, ordinal: u32) -> Event {
+    fn forgotten(log_index: u64, ordinal: u32) -> Event {
         let position = WatchPosition { log_index: LogIndex(log_index), ordinal };
-        Event { position, change: Change::Node(NodeId(ordinal)) }
+        Event { position, change: Change::JobForgotten(JobId(ordinal.into())) }
     }
 
     fn record(log_index: u64, changes: u32) -> Vec<Event> {
-        (1..=changes).map(|ordinal| node(log_index, ordinal)).collect()
+        (1..=changes).map(|ordinal| forgotten(log_index, ordinal)).collect()
     }
 
     fn hub(records: &[(u64, u32)]) -> Arc<WatchHub> {
@@ -287,14 +318,14 @@ mod tests {
             ..JobRow::submitted(LogTime(0), muster_journal::Estimate::default(), &spec)
         };
         let (row, spec) = (Arc::new(row), Arc::new(spec));
-        let fitting = EVENT_WORKERS_MAX / workers;
+        let fitting = EVENT_WEIGHT_MAX / workers;
         for index in 1..=fitting as u64 + 10 {
             let change = Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec) };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
             hub.append(LogIndex(index), vec![Event { position, change }]);
         }
         let inner = hub.inner.read().expect("nobody panicked");
-        assert_eq!((inner.events.len(), inner.workers), (fitting, fitting * workers));
+        assert_eq!((inner.events.len(), inner.weight), (fitting, fitting * workers));
         assert_eq!(inner.floor, LogIndex(10));
     }
 

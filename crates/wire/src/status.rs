@@ -26,6 +26,8 @@ pub const METADATA_CODE: &str = "code";
 pub const METADATA_LEADER_ENDPOINT: &str = "leader_endpoint";
 /// Metadata: when to repeat the request, in milliseconds, in place of the code's usual.
 pub const METADATA_RETRY_AFTER_MS: &str = "retry_after_ms";
+/// Metadata: where a watch that was cut goes on.
+pub const METADATA_RESUME_TOKEN: &str = "resume_token";
 /// Metadata: how many violations did not fit.
 pub const METADATA_VIOLATIONS_OMITTED: &str = "violations_omitted";
 

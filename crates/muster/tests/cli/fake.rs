@@ -482,6 +482,16 @@ impl FleetService for Service {
         }
     }
 
+    type WatchNodesStream =
+        std::pin::Pin<Box<dyn futures::Stream<Item = Result<v1::WatchNodesResponse, Status>> + Send>>;
+
+    async fn watch_nodes(
+        &self,
+        _: Request<v1::WatchNodesRequest>,
+    ) -> Result<Response<Self::WatchNodesStream>, Status> {
+        Err(Status::unimplemented("nobody asks here"))
+    }
+
     async fn set_node_cordon(
         &self,
         request: Request<v1::SetNodeCordonRequest>,

@@ -1,0 +1,147 @@
+//! Watches of nodes.
+
+use muster_decider::Command;
+use muster_types::NodeId;
+use muster_wire::v1::watch_nodes_response::Event;
+
+use super::*;
+
+impl Served {
+    async fn watch_nodes(
+        &self,
+        region: &str,
+        resume_token: &str,
+    ) -> Result<Streaming<v1::WatchNodesResponse>, Status> {
+        let request = v1::WatchNodesRequest { resume_token: resume_token.into(), region: region.into() };
+        let mut fleet = FleetServiceClient::new(self.channel.clone());
+        guarded("a watch", fleet.watch_nodes(request)).await.map(tonic::Response::into_inner)
+    }
+
+    /// The index behind which the node is so.
+    async fn cordon(&self, number: u32, cordoned: bool) -> u64 {
+        let request_id = format!("00000000-0000-4000-9000-{number:012}");
+        let request = v1::SetNodeCordonRequest { request_id, node: "h1".to_owned(), cordoned };
+        let mut fleet = FleetServiceClient::new(self.channel.clone());
+        let answer = guarded("a cordon", fleet.set_node_cordon(request)).await.expect("it is taken");
+        answer.into_inner().freshness.expect("it says").log_index
+    }
+
+    async fn run(&self, command: Command) -> u64 {
+        guarded("a command", self.engine.execute(command)).await.expect("it is taken").at().0
+    }
+}
+
+/// Everything but bookmarks, until the watch has come to the index.
+async fn up_to(
+    events: &mut Streaming<v1::WatchNodesResponse>,
+    log_index: u64,
+) -> Vec<v1::WatchNodesResponse> {
+    let mut seen = Vec::new();
+    guarded("the events", async {
+        loop {
+            let event = events.message().await.expect("it stands").expect("an event");
+            let at = event.log_index;
+            if !matches!(event.event, Some(Event::Bookmark(_))) {
+                seen.push(event);
+            }
+            if at >= log_index {
+                return;
+            }
+        }
+    })
+    .await;
+    seen
+}
+
+fn token_of(text: &str, region: &str) -> ResumeToken {
+    ResumeToken::decode(text, CLUSTER, filter_digest(["nodes", region])).expect("it is of this watch")
+}
+
+#[tokio::test]
+async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let mut whole = served.watch_nodes("", "").await.expect("it opens");
+    let present = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
+    assert!(present.resume_token.is_empty(), "a part of the present is no place to go on from");
+    assert!(matches!(present.event, Some(Event::Changed(node)) if !node.cordoned && node.free_devices == 8));
+    let synced = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
+    assert_eq!(synced.event, Some(Event::SyncEnd(true)));
+    let mut last = 0;
+    for number in 0..6 {
+        last = served.cordon(number, number % 2 == 0).await;
+    }
+    let seen = up_to(&mut whole, last).await;
+    let cordoned = |event: &v1::WatchNodesResponse| match &event.event {
+        Some(Event::Changed(node)) => node.cordoned,
+        other => panic!("{other:?}"),
+    };
+    // Should its session run out meanwhile, that is one more event of the same cordon.
+    let mut cordons: Vec<bool> = seen.iter().map(cordoned).collect();
+    cordons.dedup();
+    assert_eq!(cordons, [true, false, true, false, true, false], "read late, and yet as it was");
+    assert!(seen.is_sorted_by(|a, b| a.log_index < b.log_index), "{seen:?}");
+
+    let behind_present = std::iter::once((&synced, &seen[..]));
+    let behind_each = seen.iter().enumerate().map(|(at, event)| (event, &seen[at + 1..]));
+    for (event, rest) in behind_present.chain(behind_each).filter(|(_, rest)| !rest.is_empty()) {
+        let mut again = served.watch_nodes("", &event.resume_token).await.expect("it is kept");
+        let last = rest.last().map_or(0, |event| event.log_index);
+        assert_eq!(up_to(&mut again, last).await, rest, "behind {}", event.log_index);
+    }
+
+    served.engine.stop();
+    let told = guarded("the watch ends", async {
+        loop {
+            match whole.message().await {
+                Ok(event) => assert!(event.is_some(), "without a word"),
+                Err(status) => return Refused::from_status(&status),
+            }
+        }
+    })
+    .await;
+    assert_eq!(told.code, Some(RefusalCode::NotLeader));
+    let place = token_of(&told.metadata["resume_token"], "");
+    assert!(place.log_index.0 >= last, "behind everything that was sent: {told:?}");
+}
+
+#[tokio::test]
+async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let mut here = served.watch_nodes("eu", "").await.expect("it opens");
+    let mut elsewhere = served.watch_nodes("us", "").await.expect("it opens");
+    let node = NodeId(0);
+    served.run(Command::SessionOver { node, incarnation: 1 }).await;
+    let last = served.run(Command::ForgetNode { node }).await;
+    // The session may have been over before the watch began; then the present says so.
+    let mut seen = up_to(&mut here, last).await;
+    assert_eq!(seen.pop().and_then(|event| event.event), Some(Event::Forgotten(node.to_string())));
+    let lost = seen.iter().rev().find_map(|event| match &event.event {
+        Some(Event::Changed(node)) => Some(node.status()),
+        _ => None,
+    });
+    assert_eq!(lost, Some(v1::NodeStatus::Lost));
+    let other: Vec<_> = up_to(&mut elsewhere, last).await.into_iter().map(|event| event.event).collect();
+    assert_eq!(other, [Some(Event::SyncEnd(true))]);
+}
+
+#[tokio::test]
+async fn tokens_of_another_watch_and_of_the_future_are_refused() {
+    let served = Served::start().await;
+    let place = ResumeToken::behind(1, LogIndex(1));
+    let nodes = |region| filter_digest(["nodes", region]);
+    let of_jobs = place.encode(CLUSTER, filter_digest(["|", ""]));
+    for token in [of_jobs, place.encode(CLUSTER, nodes("us")), "zz".to_owned()] {
+        let refused = refused(served.watch_nodes("", &token).await);
+        assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{token}");
+        assert_eq!(refused.violations[0].field, "resume_token");
+    }
+    let of_nodes = place.encode(CLUSTER, nodes(""));
+    let request = v1::WatchJobsRequest { resume_token: of_nodes.clone(), ..Default::default() };
+    let jobs = guarded("a watch", served.jobs().watch_jobs(request)).await;
+    assert_eq!(refused(jobs).code, Some(RefusalCode::InvalidField));
+    let ahead = ResumeToken::behind(1, LogIndex(1 << 40)).encode(CLUSTER, nodes(""));
+    assert_eq!(refused(served.watch_nodes("", &ahead).await).code, Some(RefusalCode::ResumeTokenInvalid));
+    served.watch_nodes("", &of_nodes).await.expect("it is a place in this log");
+}
