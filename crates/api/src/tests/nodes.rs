@@ -112,6 +112,7 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
     let mut here = served.watch_nodes("eu", "").await.expect("it opens");
     let mut elsewhere = served.watch_nodes("us", "").await.expect("it opens");
     let node = NodeId(0);
+    served.run(Command::RaiseFormat { format: muster_journal::FORMAT_MAX }).await;
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
     let last = served.run(Command::ForgetNode { node }).await;
     // The session may have been over before the watch began; then the present says so.

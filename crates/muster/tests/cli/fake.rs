@@ -482,8 +482,7 @@ impl FleetService for Service {
         }
     }
 
-    type WatchNodesStream =
-        std::pin::Pin<Box<dyn futures::Stream<Item = Result<v1::WatchNodesResponse, Status>> + Send>>;
+    type WatchNodesStream = Boxed<v1::WatchNodesResponse>;
 
     async fn watch_nodes(
         &self,
