@@ -190,11 +190,32 @@ mod tests {
         assert!(client.is_subset(&admin));
         assert_eq!(
             admin.difference(&client).copied().collect::<BTreeSet<_>>(),
-            BTreeSet::from(["SetNodeCordon", "SetPolicy"])
+            BTreeSet::from([
+                "AddReplica",
+                "ChangeVoters",
+                "CreateBackup",
+                "ForgetNode",
+                "PromoteReplica",
+                "RaiseFormat",
+                "ReadRounds",
+                "RemoveReplica",
+                "ReplaceReplica",
+                "SetNodeCordon",
+                "SetPolicy",
+                "TransferLeadership",
+            ])
         );
         assert!(!admin.contains("Session") && !admin.contains("UploadLogs"), "only an agent is one");
         let replica = may(Role::Replica(ReplicaId(1)));
-        let own = BTreeSet::from(["Check", "Watch", "ServerReflectionInfo", "GetServerInfo", "GetStatus"]);
+        let own = BTreeSet::from([
+            "Check",
+            "Watch",
+            "ServerReflectionInfo",
+            "GetServerInfo",
+            "GetStatus",
+            "GetArchiveStatus",
+            "ReadRounds",
+        ]);
         assert_eq!(replica, own, "in its own name it only looks");
         assert!(RULES.iter().all(|rule| rule.kinds.include(&Principal::Plaintext)));
     }

@@ -533,8 +533,9 @@ async fn a_confirmed_answer_says_how_old_it_may_be_and_one_of_the_past_needs_an_
     assert!(u128::from(staleness) <= began.elapsed().as_millis() + 1, "no older than the read");
     let past = Some(v1::ReadOptions { at_log_index: 1, ..Default::default() });
     let refused = refused(guarded("the past", cluster.get_status(v1::GetStatusRequest { read: past })).await);
-    assert_eq!(refused.code, Some(RefusalCode::ArchiveUnavailable));
-    assert_eq!(refused.grpc, Code::FailedPrecondition);
+    // Nobody has said yet where history is kept.
+    assert_eq!(refused.code, Some(RefusalCode::NotLeader));
+    assert_eq!(refused.grpc, Code::Unavailable);
 }
 
 #[tokio::test]
