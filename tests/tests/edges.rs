@@ -17,11 +17,12 @@ const PURE: [&str; 6] =
 
 /// Crates of others that only some of ours may name, so that each can be replaced in one place.
 const CONFINED: &[(&str, &[&str])] = &[
-    ("prost", &["muster-wire"]),
+    // The benches speak the protocol of a peer beside ours.
+    ("prost", &["muster-wire", "muster-bench"]),
     ("prost-types", &["muster-wire"]),
-    ("tonic-prost", &["muster-wire"]),
-    ("tonic-prost-build", &["muster-wire"]),
-    ("protox", &["muster-wire"]),
+    ("tonic-prost", &["muster-wire", "muster-bench"]),
+    ("tonic-prost-build", &["muster-wire", "muster-bench"]),
+    ("protox", &["muster-wire", "muster-bench"]),
     (
         "tonic",
         &[
@@ -32,6 +33,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-client",
             "muster-agent",
             "muster",
+            "muster-bench",
         ],
     ),
     ("rustls", &["muster-transport"]),

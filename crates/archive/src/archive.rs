@@ -322,7 +322,11 @@ impl Archive {
     /// When something on the way is missing, damaged, or comes to another state than the leader had.
     pub fn replay(&self, at: At, known: Option<Replay>) -> Result<(Replay, bool), ArchiveError> {
         let nearest = self.base_before(at).map_or(LogIndex::ZERO, |base| base.log_index);
-        let mut replay = match known.filter(|known| known.state().log_index() >= nearest) {
+        let known = known.filter(|known| known.state().log_index() >= nearest);
+        // Rounds without a record may follow the last record of its segment: they count as well.
+        let mut rest_of_segment =
+            known.as_ref().is_some_and(|known| known.state().log_index() > LogIndex::ZERO);
+        let mut replay = match known {
             Some(known) => known,
             None => self.begin(at)?,
         };
@@ -330,7 +334,11 @@ impl Archive {
             if at == At::Index(replay.state().log_index()) {
                 return Ok((replay, true));
             }
-            let slice = match self.slice_with(replay.state().log_index().next()) {
+            let last = replay.state().log_index();
+            let resumes = std::mem::take(&mut rest_of_segment);
+            let slice = match self.slice_with(if resumes { last } else { last.next() }) {
+                // The segment of a state that a base gave may be gone.
+                Err(ArchiveError::Missing { .. }) if resumes => continue,
                 Ok(slice) => slice,
                 Err(ArchiveError::NotReached { .. }) => return Ok((replay, false)),
                 Err(error) => return Err(error),
@@ -339,7 +347,7 @@ impl Archive {
             if replay_slice(&mut replay, &slice, at)? {
                 return Ok((replay, true));
             }
-            if replay.state().log_index() == before {
+            if replay.state().log_index() == before && !resumes {
                 // The segment is intact, but its rounds do not follow the state.
                 return Err(ArchiveError::Missing { from: before.next(), to: slice.to });
             }

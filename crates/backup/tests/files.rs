@@ -125,7 +125,7 @@ fn damaged_backups_never_panic() {
     std::fs::remove_file(&path).unwrap();
     muster_fuzz::run(
         "backup",
-        &[seed.clone()],
+        std::slice::from_ref(&seed),
         |_| {},
         |input| {
             std::fs::write(&path, input).unwrap();

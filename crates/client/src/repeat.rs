@@ -435,9 +435,9 @@ mod tests {
                 RefusalCode::Overloaded,
                 RefusalCode::OutcomeUnknown,
                 RefusalCode::Diverged,
+                RefusalCode::ClusterRecovering,
                 RefusalCode::TooStale,
                 RefusalCode::ReadUnconfirmed,
-                RefusalCode::ClusterRecovering,
                 RefusalCode::StorageFull
             ]
         );

@@ -41,7 +41,8 @@ pub struct Halt(String);
 
 impl Halt {
     /// What whoever unwound said.
-    pub(crate) fn detail_of(payload: &(dyn std::any::Any + Send)) -> String {
+    #[must_use]
+    pub fn detail_of(payload: &(dyn std::any::Any + Send)) -> String {
         if let Some(Halt(detail)) = payload.downcast_ref::<Halt>() {
             return detail.clone();
         }

@@ -32,7 +32,9 @@ mod rounds;
 mod state_machine;
 mod status;
 
-pub use application::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
+pub use application::{
+    Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
+};
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };

@@ -604,7 +604,7 @@ fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
         let entry = CommittedEntry { raft_index: 1, term: 1, leader: REPLICA, payload: Some(payload.into()) };
         let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry]));
         let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
-        panic.downcast_ref::<String>().cloned().unwrap_or_default()
+        muster_consensus::Halt::detail_of(panic.as_ref())
     };
     let created =
         Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: Parameters::DEFAULT };
@@ -652,7 +652,7 @@ fn a_replica_that_is_held_back_stops_before_the_first_round_it_does_not_know() {
     let next = Round { format: 2, first_index: LogIndex(4), basis_index: LogIndex(3), decisions, ..first };
     let run = std::panic::AssertUnwindSafe(|| application.apply(&[entry(2, &next)]));
     let panic = std::panic::catch_unwind(run).expect_err("it must not go on");
-    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    let said = muster_consensus::Halt::detail_of(panic.as_ref());
     assert!(said.contains("format 2 is needed") && said.contains("upgrade this replica"), "{said}");
     assert_eq!(view.shared.view.load().log_index(), LogIndex(3), "everything before it is applied");
 }

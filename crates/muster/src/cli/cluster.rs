@@ -17,8 +17,6 @@ use super::view::{ClusterStatus, Document, Health, JobCounts, NodeCounts, Replic
 
 /// Replicas are three or five; more than this is a broken answer, not a cluster.
 const REPLICAS_MAX: usize = 64;
-/// Sooner than this, the end of a replica's certificate is said unasked.
-
 /// Commands about the scheduler cluster.
 #[derive(Subcommand)]
 pub enum ClusterCommand {
