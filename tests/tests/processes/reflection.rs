@@ -58,6 +58,7 @@ async fn reflection_and_health() {
     let mut cluster = Cluster::start(3).await;
     let expected: BTreeSet<&str> = [
         "grpc.health.v1.Health",
+        "muster.v1.ClusterAdminService",
         "muster.v1.ClusterService",
         "muster.v1.FleetService",
         "muster.v1.JobService",

@@ -333,7 +333,7 @@ async fn a_cluster_with_certificates() {
     let ran = run_to_end(&[&with[..], &["--endpoint", &plain, "cluster", "status"]].concat(), "").await;
     ran.assert_refused(2, &["http is plaintext", "https://"]);
     let cordon = ["--endpoint", &endpoints.join(","), "node", "cordon", "h1"];
-    run_to_end(&[&with[..], &cordon[..]].concat(), "").await.assert_refused(4, &["MS-6001", "client/ada"]);
+    run_to_end(&[&with[..], &cordon[..]].concat(), "").await.assert_refused(4, &["MS-8001", "client/ada"]);
 
     // The load is about calls, not about work.
     let cordon =

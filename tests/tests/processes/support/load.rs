@@ -1,6 +1,6 @@
 //! Clients that submit all the time, whatever is done to the replicas meanwhile.
 
-use muster_client::Client;
+use muster_client::{Client, Read};
 use muster_wire::v1;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -54,7 +54,8 @@ impl Load {
             }
         }
         let answered = *self.answered.borrow();
-        let jobs = super::all_jobs(&self.client).await;
+        // The replica that lists may be one that has just come back.
+        let jobs = super::all_jobs(&self.client.reading(Read::linearizable())).await;
         let listed = jobs.iter().filter(|job| job.name.starts_with("load-")).count();
         assert_eq!(listed as u64, answered, "what was acknowledged and what is there differ");
         answered
