@@ -40,9 +40,6 @@ mod tests;
 mod waiters;
 mod watch;
 
-/// The newest record format this release reads.
-pub const RECORD_FORMAT_MAX: u32 = muster_journal::FORMAT_MAX as u32;
-
 pub use archiver::{HistorySettings, PeerHistory, open_archive};
 pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use history::{ArchiveStatus, LogBatch, LogFollower};
