@@ -1,7 +1,7 @@
 //! Bytes on disk: what the log takes for a job beside the bytes of its record, and what comes back after a
 //! purge.
 
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,20 +32,38 @@ pub(crate) struct DiskArgs {
     common: Common,
 }
 
-/// Bytes that the files below a folder take on disk, without its snapshots; and those of the snapshots.
+/// Bytes written to the files below a folder, without its snapshots, and those of the snapshots. What is
+/// allocated ahead of the writer is empty so far: a file counts up to its last byte that is not zero.
 fn usage(data: &Path) -> (u64, u64) {
     fn walk(folder: &Path) -> u64 {
         let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
         let size = |entry: std::fs::DirEntry| match entry.metadata() {
             Ok(meta) if meta.is_dir() => walk(&entry.path()),
-            // Blocks are of 512 bytes, whatever the file system's own are.
-            Ok(meta) => meta.blocks() * 512,
+            // It may have been purged since it was listed.
+            Ok(_) => std::fs::File::open(entry.path()).and_then(written).unwrap_or(0),
             Err(_) => 0,
         };
         entries.flatten().map(size).sum()
     }
     let snapshots = walk(&data.join("snapshots"));
     (walk(data).saturating_sub(snapshots), snapshots)
+}
+
+/// Up to the last byte that is not zero, looked for from the end.
+fn written(file: std::fs::File) -> std::io::Result<u64> {
+    const STEP: u64 = 1 << 20;
+    let mut end = file.metadata()?.len();
+    let mut block = Vec::new();
+    while end > 0 {
+        let start = end.saturating_sub(STEP);
+        block.resize((end - start) as usize, 0);
+        file.read_exact_at(&mut block, start)?;
+        if let Some(last) = block.iter().rposition(|byte| *byte != 0) {
+            return Ok(start + last as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
 }
 
 /// Bytes of the record of a submission of so many jobs, per job.
@@ -103,7 +121,7 @@ pub(crate) async fn run(args: DiskArgs) -> Result<()> {
             let sizes = async {
                 loop {
                     highest = highest.max(usage(&data).0);
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(Duration::from_millis(500)).await;
                 }
             };
             tokio::select! {
