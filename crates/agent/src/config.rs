@@ -3,6 +3,7 @@
 //! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
 
 use crate::discovery;
+use crate::slurm::SlurmConfig;
 use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use serde::{Deserialize, Serialize};
@@ -17,8 +18,12 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// Replicas to dial, any of them: `http://host:port` or `host:port`.
     pub endpoints: Vec<String>,
-    /// This host.
-    pub node: NodeConfig,
+    /// This host; absent where the agent stands for the nodes of another scheduler.
+    #[serde(default)]
+    pub node: Option<NodeConfig>,
+    /// The Slurm cluster whose nodes this agent stands for.
+    #[serde(default)]
+    pub slurm: Option<SlurmConfig>,
     /// Program and first arguments of a shim; the binary that mounts this crate fills it in.
     #[serde(default)]
     pub shim_command: Vec<String>,
@@ -134,11 +139,11 @@ pub enum ControlGroups {
     Below(PathBuf),
 }
 
-fn first_block() -> String {
+pub(crate) fn first_block() -> String {
     "block-0".to_owned()
 }
 
-fn first_rack() -> String {
+pub(crate) fn first_rack() -> String {
     "rack-0".to_owned()
 }
 
@@ -186,7 +191,7 @@ pub struct ConfigError {
     pub rule: String,
 }
 
-fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
+pub(crate) fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
     ConfigError { key: key.to_owned(), rule: rule.into() }
 }
 
@@ -196,6 +201,19 @@ impl AgentConfig {
     /// # Errors
     /// The first key that breaks its rule.
     pub fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+        self.check_own()?;
+        match (&self.node, &self.slurm) {
+            (Some(node), None) => node.check(root),
+            (Some(_), Some(_)) => Err(broken("slurm", "an agent is for a host or for a cluster: not beside node")),
+            (None, _) => Err(broken("node", "must describe this host")),
+        }
+    }
+
+    /// Checks the keys that every agent has.
+    ///
+    /// # Errors
+    /// The first key that breaks its rule.
+    pub(crate) fn check_own(&self) -> Result<(), ConfigError> {
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
         }
@@ -222,28 +240,32 @@ impl AgentConfig {
         {
             return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
         }
-        self.node.check(root)
+        Ok(())
     }
 
     /// PATH, HOME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
     #[must_use]
     pub(crate) fn base_environment(&self) -> BTreeMap<String, String> {
-        let usual = [
-            ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
-            ("HOME", Some("/")),
-            ("LANG", Some("C.UTF-8")),
-            ("TMPDIR", None),
-        ];
-        let usual = usual.into_iter().filter_map(|(name, otherwise)| {
-            let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
-            Some((name.to_owned(), value))
-        });
-        let passed = self
-            .pass_environment
-            .iter()
-            .filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
-        usual.chain(passed).collect()
+        base_environment(&self.pass_environment)
     }
+}
+
+/// PATH, HOME, LANG and TMPDIR as this process has them, and the variables named.
+#[must_use]
+pub(crate) fn base_environment(pass: &[String]) -> BTreeMap<String, String> {
+    let usual = [
+        ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+        ("HOME", Some("/")),
+        ("LANG", Some("C.UTF-8")),
+        ("TMPDIR", None),
+    ];
+    let usual = usual.into_iter().filter_map(|(name, otherwise)| {
+        let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
+        Some((name.to_owned(), value))
+    });
+    let passed =
+        pass.iter().filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
+    usual.chain(passed).collect()
 }
 
 fn is_variable(name: &str) -> bool {

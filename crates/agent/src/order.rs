@@ -5,6 +5,7 @@
 
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, Violation, limits as bounds};
 use muster_wire::{convert, v1};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use crate::limits;
 
 /// One worker of one placement: the unit that is launched, stopped and reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerKey {
     /// Its job.
     pub job: JobId,
@@ -29,7 +30,7 @@ impl fmt::Display for WorkerKey {
 }
 
 /// Where one rank of the gang is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// Unique in the Muster cluster.
     pub node_name: String,
@@ -38,7 +39,7 @@ pub struct RankPlace {
 }
 
 /// One worker to launch here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Its rank in the gang.
     pub rank: u32,
@@ -59,7 +60,7 @@ pub struct Launch {
 }
 
 /// A start order, checked: this node's share of one placement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The job.
     pub job: JobId,
