@@ -24,6 +24,7 @@ pub mod process;
 pub mod processes;
 mod session;
 mod shim;
+pub mod slurm;
 pub mod state_dir;
 pub mod task;
 mod uploads;
@@ -55,6 +56,9 @@ pub enum AgentError {
     /// The certificates cannot be used.
     #[error("configuration key tls")]
     Tls(#[source] TlsError),
+    /// The address for what runs inside another scheduler's allocations cannot be used.
+    #[error("listen for runners")]
+    Listen(#[source] std::io::Error),
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] state_dir::StateDirError),
@@ -75,7 +79,10 @@ pub enum AgentError {
 ///
 /// # Errors
 /// When it cannot start.
-pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    if let Some(slurm) = config.slurm.take() {
+        return slurm::run(config, slurm, shutdown).await;
+    }
     let spec = config.check(Path::new("/"))?;
     let security = security(&config, &spec).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
@@ -121,6 +128,17 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
+}
+
+/// An error and what is behind it, as one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
 }
 
 /// The certificates of the configuration; they have to be this node's, or every session would be refused.

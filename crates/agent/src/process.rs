@@ -5,6 +5,7 @@
 //! process id alone.
 
 use crate::cgroup::{self, Cgroup};
+use crate::chain;
 use crate::config::{ControlGroups, LogLimits};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
@@ -360,16 +361,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
-}
-
 /// The first line, of a bounded length; empty at the end of the stream.
 async fn first_line(out: Option<tokio::process::ChildStdout>) -> String {
     let Some(out) = out else { return String::new() };
@@ -456,7 +447,7 @@ fn conclude_once(
 }
 
 /// The workers that have a folder; removes folders that were never finished.
-fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
+pub(crate) fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     let mut keys = Vec::new();
     for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
         if count >= limits::TASK_FOLDERS_MAX {
@@ -476,7 +467,7 @@ fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     Ok(keys)
 }
 
-fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
+pub(crate) fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
     let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
         let path = entry?.path();

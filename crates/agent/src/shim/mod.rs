@@ -12,6 +12,8 @@ mod guard;
 mod output;
 mod stage;
 
+pub(crate) use output::Rotated;
+
 use crate::cgroup::Cgroup;
 use crate::limits;
 use crate::order::detail;
@@ -31,6 +33,8 @@ use std::process::{Child, Command, Stdio};
 pub(crate) const RUN: &str = "run";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
+/// First argument of the runner inside an allocation of Slurm.
+pub(crate) const SLURM: &str = "slurm";
 /// What the shim writes to its standard output once the worker is launched.
 pub(crate) const RUNNING_LINE: &str = "running";
 /// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
@@ -55,6 +59,7 @@ pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let cgroup = (!cgroup.is_empty()).then(|| Path::new(*cgroup));
             stage::main(&stage::Arguments { task: Path::new(task), shim_pid, oom_score, cgroup })
         }
+        [SLURM] if args.len() == 1 => crate::slurm::runner_main(),
         _ => usage(),
     }
 }

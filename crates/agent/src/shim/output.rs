@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// One stream's two files.
 #[derive(Debug)]
-pub(super) struct Rotated {
+pub(crate) struct Rotated {
     path: PathBuf,
     before: PathBuf,
     half: u64,
@@ -25,7 +25,7 @@ pub(super) struct Rotated {
 }
 
 impl Rotated {
-    pub(super) fn new(path: PathBuf, before: PathBuf, bytes_max: u64) -> Rotated {
+    pub(crate) fn new(path: PathBuf, before: PathBuf, bytes_max: u64) -> Rotated {
         Rotated { path, before, half: (bytes_max / 2).max(1), file: None, written: 0 }
     }
 
@@ -37,7 +37,15 @@ impl Rotated {
         Ok(())
     }
 
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    /// Goes on behind what an earlier process wrote.
+    pub(crate) fn resume(&mut self) -> io::Result<()> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+        self.written = file.metadata()?.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             if self.file.is_some() && self.written >= self.half {
                 self.file = None;

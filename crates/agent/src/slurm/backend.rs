@@ -69,7 +69,8 @@ pub(super) struct Promise {
 struct PromiseState {
     /// Set once: nothing is promised any more.
     over: bool,
-    /// Up to when anything launched may run, the grace of the lease's end included.
+    /// Up to when anything launched may run, the grace of the lease's end included; none when this agent
+    /// has promised nothing yet.
     until: Option<BootTime>,
 }
 
@@ -79,9 +80,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Promise {
-    /// `until` is what an earlier agent may have promised.
-    pub(super) fn new(lease: Arc<Mutex<Lease>>, epoch: u64, until: Option<BootTime>) -> Promise {
-        Promise { lease, epoch, state: Mutex::new(PromiseState { over: false, until }) }
+    /// For workers of one epoch of a lease.
+    pub(super) fn new(lease: Arc<Mutex<Lease>>, epoch: u64) -> Promise {
+        Promise { lease, epoch, state: Mutex::new(PromiseState { over: false, until: None }) }
     }
 
     /// What is left now; none when the share's lease is over.
@@ -95,6 +96,11 @@ impl Promise {
         Some(Left { nanos, grace_ms: slot.grace_ms })
     }
 
+    /// Whether the share's lease is over: it never comes back.
+    pub(super) fn has_lapsed(&self) -> bool {
+        locked(&self.lease).standing(BootTime::now()).is_none_or(|slot| slot.epoch != self.epoch)
+    }
+
     /// Promises nothing more.
     pub(super) fn end(&self) {
         locked(&self.state).over = true;
@@ -105,7 +111,7 @@ impl Promise {
     pub(super) fn rest(&self) -> Option<Duration> {
         let state = locked(&self.state);
         let now = BootTime::now();
-        // Of an agent before a reboot only this is known: it promised less than is promised now.
+        // What an earlier agent promised ended before what is promised now would.
         let until = state.until.or_else(|| {
             let slot = locked(&self.lease).standing(now)?;
             Some(slot.deadline.after(Duration::from_millis(slot.grace_ms)))
@@ -192,6 +198,11 @@ impl Backend {
 
     pub(super) fn remove(&self, name: &str) {
         locked(&self.shares).remove(name);
+    }
+
+    /// Whether anything of this node is under way.
+    pub(super) fn has_shares_on(&self, node: &str) -> bool {
+        locked(&self.shares).values().any(|share| share.holds.node == node)
     }
 
     pub(super) fn share(&self, name: &str) -> Option<Registered> {

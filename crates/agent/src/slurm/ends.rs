@@ -4,6 +4,7 @@
 //! an exit code is the runner's, and a cancellation is ours only when we asked.
 
 use super::parse::SlurmJob;
+use crate::order::detail;
 use muster_types::ExitStatus;
 
 /// Exit codes of a runner that launched nothing, from `sysexits.h`.
@@ -18,16 +19,16 @@ pub(super) mod code {
 
 /// The batch job is lost with whatever it ran.
 pub(super) fn lost(why: &str) -> ExitStatus {
-    ExitStatus::LaunchFailed(crate::order::detail(why))
+    ExitStatus::BackendLost(detail(why))
 }
 
 /// How a worker ended that its runner had launched, and then said nothing more of.
 pub(super) fn after_launch(job: &SlurmJob, asked: bool) -> ExitStatus {
     let (code, signal) = (job.wait_status >> 8 & 0xff, job.wait_status & 0x7f);
-    let told = |what: &str| {
-        let text = format!("Slurm ended batch job {} on {}: {what} ({}, {})", job.id, job.nodes, job.state, job.reason);
-        lost(&text)
+    let text = |what: &str| {
+        format!("Slurm ended batch job {} on {}: {what} ({}, {})", job.id, job.nodes, job.state, job.reason)
     };
+    let told = |what: &str| lost(&text(what));
     match job.state.as_str() {
         "COMPLETED" => ExitStatus::Code(0),
         "FAILED" if signal != 0 => told(&format!("its runner was ended by signal {signal}")),
@@ -36,8 +37,8 @@ pub(super) fn after_launch(job: &SlurmJob, asked: bool) -> ExitStatus {
         "CANCELLED" => told("somebody cancelled it in Slurm"),
         "TIMEOUT" | "DEADLINE" => told("at its time limit"),
         "PREEMPTED" => told("for another job"),
-        "OUT_OF_MEMORY" => told("for want of memory"),
-        "NODE_FAIL" | "BOOT_FAIL" => told("its node failed"),
+        "OUT_OF_MEMORY" => ExitStatus::OutOfMemory,
+        "NODE_FAIL" | "BOOT_FAIL" => ExitStatus::NodeFault(detail(&text("its node failed"))),
         _ => told("for reasons of its own"),
     }
 }
@@ -60,6 +61,7 @@ pub(super) fn before_launch(job: &SlurmJob) -> ExitStatus {
         }
         ("CANCELLED", _) => "somebody cancelled it in Slurm".to_owned(),
         ("NODE_FAIL" | "BOOT_FAIL", _) => "its node failed".to_owned(),
+        ("PREEMPTED", _) => "another job went before it".to_owned(),
         _ => "it ended without a word".to_owned(),
     };
     let place = if job.nodes.is_empty() { "no node".to_owned() } else { job.nodes.clone() };
@@ -67,7 +69,12 @@ pub(super) fn before_launch(job: &SlurmJob) -> ExitStatus {
         "Slurm's batch job {} on {place} launched nothing: {why} ({}, {}, exit code {exit})",
         job.id, job.state, job.reason
     );
-    lost(&text)
+    match job.state.as_str() {
+        // The place was to blame, not the program that never ran.
+        "NODE_FAIL" | "BOOT_FAIL" => ExitStatus::NodeFault(detail(&text)),
+        "CANCELLED" | "PREEMPTED" | "TIMEOUT" | "DEADLINE" => lost(&text),
+        _ => ExitStatus::LaunchFailed(detail(&text)),
+    }
 }
 
 #[cfg(test)]
@@ -95,9 +102,12 @@ mod tests {
         let text = |state: &str, wait: u32| after_launch(&job(state, wait), false).to_string();
         assert!(text("FAILED", 9).contains("ended by signal 9"), "{}", text("FAILED", 9));
         assert!(text("CANCELLED", 15).contains("somebody cancelled it"));
-        for state in ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "WHATEVER"] {
+        for state in ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "WHATEVER"] {
             assert!(text(state, 0).contains(state), "{}", text(state, 0));
         }
+        assert_eq!(after_launch(&job("OUT_OF_MEMORY", 0), false), ExitStatus::OutOfMemory);
+        assert!(matches!(after_launch(&job("NODE_FAIL", 0), false), ExitStatus::NodeFault(_)));
+        assert!(matches!(after_launch(&job("TIMEOUT", 0), false), ExitStatus::BackendLost(_)));
     }
 
     #[test]

@@ -111,6 +111,16 @@ impl Folders {
         Ok(found)
     }
 
+    /// The highest lease epoch that a record belongs to; 0 without any.
+    ///
+    /// # Errors
+    /// When a record cannot be read.
+    pub(super) fn epoch_floor(&self) -> io::Result<u64> {
+        make(&self.shares)?;
+        let records = self.records().map_err(io::Error::other)?;
+        Ok(records.iter().map(|record| record.epoch).max().unwrap_or(0))
+    }
+
     /// Nothing of it is left, here or in Slurm.
     ///
     /// # Errors
