@@ -15,13 +15,13 @@ use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
 use crate::task::{TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -62,6 +62,8 @@ struct Shared {
     settings: ProcessSettings,
     cgroup_parent: Option<PathBuf>,
     events: mpsc::Sender<ExecutorEvent>,
+    /// Workers whose folder is being made.
+    beginning: Mutex<BTreeSet<WorkerKey>>,
 }
 
 impl ProcessExecutor {
@@ -76,7 +78,7 @@ impl ProcessExecutor {
                 .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
                 .ok(),
         };
-        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events }) }, told)
+        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events, beginning: Mutex::default() }) }, told)
     }
 
     async fn tell(&self, event: ExecutorEvent) {
@@ -126,6 +128,11 @@ impl ProcessExecutor {
 
     async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
         let key = spec.key;
+        let beginning = || self.shared.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        if !beginning().insert(key) {
+            // Another call makes the folder right now: it is that one's to launch.
+            return;
+        }
         let tasks = self.shared.settings.tasks.clone();
         let created = blocking(move || {
             // Launched before, or refused: never again.
@@ -135,6 +142,7 @@ impl ProcessExecutor {
             TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
         })
         .await;
+        beginning().remove(&key);
         let task = match created {
             Ok(Some(task)) => task,
             Ok(None) => return,

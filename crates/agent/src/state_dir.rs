@@ -116,6 +116,12 @@ impl StateDir {
         self.root.join("tasks")
     }
 
+    /// The folder of what another scheduler was asked for, where one is.
+    #[must_use]
+    pub fn shares(&self) -> PathBuf {
+        self.root.join("shares")
+    }
+
     /// The folder of the fencing tokens.
     #[must_use]
     pub fn jobs(&self) -> PathBuf {

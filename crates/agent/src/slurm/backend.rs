@@ -17,9 +17,11 @@ use crate::lease::Lease;
 use crate::order::WorkerKey;
 use muster_transport::Secret;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Between two polls, whoever asks for one.
@@ -153,6 +155,8 @@ pub(super) struct Backend {
     /// Why Slurm cannot be polled.
     trouble: watch::Sender<Option<String>>,
     poke: Notify,
+    /// Every task but the poll: they end with the cluster, not with whoever began them.
+    work: Mutex<JoinSet<()>>,
 }
 
 impl Backend {
@@ -179,7 +183,20 @@ impl Backend {
             view: watch::Sender::new(Arc::new(none)),
             trouble: watch::Sender::new(None),
             poke: Notify::new(),
+            work: Mutex::new(JoinSet::new()),
         }
+    }
+
+    /// Runs something until it is done or the cluster is dropped.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = locked(&self.work);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(work);
+    }
+
+    /// Ends everything at once: what is on disk is what the next agent goes on from.
+    pub(super) fn abort(&self) {
+        locked(&self.work).abort_all();
     }
 
     /// The name of a share: of its batch job too, and what its runner shows.
@@ -292,7 +309,7 @@ impl Backend {
         for id in strays.into_iter().take(16) {
             tracing::warn!(slurm_job = id, "a batch job of ours that nobody waits for is cancelled");
             let backend = Arc::clone(self);
-            tokio::spawn(async move {
+            self.spawn(async move {
                 if let Err(error) = backend.cancel(id).await {
                     tracing::warn!(slurm_job = id, %error, "it could not be cancelled; trying again");
                 }

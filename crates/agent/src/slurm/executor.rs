@@ -24,7 +24,7 @@ const SHARE_QUEUED_MAX: usize = 256;
 
 /// Runs workers on one node of Slurm.
 #[derive(Clone, Debug)]
-pub(super) struct SlurmExecutor {
+pub struct SlurmExecutor {
     backend: Arc<Backend>,
     /// The node in Slurm.
     slurm_node: String,
@@ -99,7 +99,7 @@ impl SlurmExecutor {
         };
         let secret = share.record.secret.clone();
         self.backend.register(name, Registered { secret, inbox, promise, holds });
-        tokio::spawn(share.run());
+        self.backend.spawn(share.run());
     }
 
     async fn failed(&self, placement: &Placement, why: &str) {

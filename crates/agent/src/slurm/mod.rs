@@ -34,17 +34,26 @@ mod server;
 mod share;
 
 pub use config::SlurmConfig;
+pub use executor::SlurmExecutor;
 pub(crate) use runner::main as runner_main;
 
-use crate::config::AgentConfig;
+use crate::config::{AgentConfig, LogLimits};
 use crate::durable::{read_record, write_record};
+use crate::executor::ExecutorEvent;
+use crate::lease::Lease;
+use crate::state_dir::StateDir;
 use crate::{AgentError, state_dir};
 use backend::Backend;
+use executor::NodeParts;
 use muster_client::Endpoints;
 use muster_transport::{Role, Security, Tls, TlsError};
+use muster_types::NodeSpec;
+use record::Folders;
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// Runs the agent of a Slurm cluster until `shutdown`; batch jobs go on as long as their leases do.
 pub(crate) async fn run(
@@ -57,19 +66,20 @@ pub(crate) async fn run(
         let rule = "an agent is for a host or for a cluster: not beside node".to_owned();
         return Err(crate::ConfigError { key: "slurm".to_owned(), rule }.into());
     }
-    let settings = slurm.check(&config.shim_command)?;
-    let security = security(&config, settings.name.as_str()).map_err(AgentError::Tls)?;
+    slurm.check(&config.shim_command)?;
+    let security = security(&config, &slurm.name).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
-    let state = state_dir::lock(&config.state_dir)?;
-    let scope = scope(&config.state_dir)?;
-    let listener = tokio::net::TcpListener::bind(slurm.listen).await.map_err(AgentError::Listen)?;
-    tracing::info!(cluster = %settings.name, listen = %slurm.listen, scope, "agent of a Slurm cluster started");
-
-    let backend = Backend::new(settings, scope, config.logs.clone(), config.pass_environment.clone());
-    let backend = Arc::new(backend);
+    let cluster = SlurmCluster::open(
+        &slurm,
+        &config.shim_command,
+        &config.state_dir,
+        config.logs.clone(),
+        config.pass_environment.clone(),
+    )
+    .await?;
     let nodes = nodes::Nodes::new(
-        Arc::clone(&backend),
+        Arc::clone(&cluster.backend),
         config.state_dir.join("nodes"),
         config.boot_id_path.clone(),
         endpoints,
@@ -82,12 +92,89 @@ pub(crate) async fn run(
     };
     tokio::select! {
         () = fresh => {}
-        () = server::serve(Arc::clone(&backend), listener) => {}
         () = nodes.run() => {}
         () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
     }
-    drop(state);
     Ok(())
+}
+
+impl Drop for SlurmCluster {
+    fn drop(&mut self) {
+        self.backend.abort();
+    }
+}
+
+/// A Slurm cluster without sessions: what runs workers there, for leases that the caller holds.
+#[derive(Debug)]
+pub struct SlurmCluster {
+    backend: Arc<Backend>,
+    /// Ends with it.
+    _server: JoinSet<()>,
+    /// One agent per folder.
+    _lock: std::fs::File,
+}
+
+impl SlurmCluster {
+    /// Locks the folder and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
+    ///
+    /// # Errors
+    /// When the configuration breaks a rule, or the folder or the address cannot be used.
+    pub async fn open(
+        slurm: &SlurmConfig,
+        shim_command: &[String],
+        state_dir: &Path,
+        logs: LogLimits,
+        pass_environment: Vec<String>,
+    ) -> Result<SlurmCluster, AgentError> {
+        let mut settings = slurm.check(shim_command)?;
+        let lock = state_dir::lock(state_dir)?;
+        let scope = scope(state_dir)?;
+        let listener = tokio::net::TcpListener::bind(slurm.listen).await.map_err(AgentError::Listen)?;
+        if slurm.advertise.is_none() {
+            // Port 0 is any.
+            settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
+        }
+        tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
+        let backend = Arc::new(Backend::new(settings, scope, logs, pass_environment));
+        let mut server = JoinSet::new();
+        server.spawn(server::serve(Arc::clone(&backend), listener));
+        Ok(SlurmCluster { backend, _server: server, _lock: lock })
+    }
+
+    /// Looks at Slurm, for ever. To be called when what earlier agents left is adopted: a batch job that no
+    /// adopted placement stands behind is cancelled.
+    pub fn poll(&self) -> impl Future<Output = ()> + Send + use<> {
+        Arc::clone(&self.backend).poll()
+    }
+
+    /// What runs workers on one of Slurm's nodes, for the lease of that node.
+    #[must_use]
+    pub fn executor(
+        &self,
+        slurm_node: &str,
+        spec: &NodeSpec,
+        state: &StateDir,
+        lease: Arc<Mutex<Lease>>,
+    ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+        executor(&self.backend, slurm_node, spec, state, lease)
+    }
+}
+
+fn executor(
+    backend: &Arc<Backend>,
+    slurm_node: &str,
+    spec: &NodeSpec,
+    state: &StateDir,
+    lease: Arc<Mutex<Lease>>,
+) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+    let parts = NodeParts {
+        slurm_node: slurm_node.to_owned(),
+        node: spec.name.to_string(),
+        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
+        folders: Folders { shares: state.shares(), tasks: state.tasks() },
+        lease,
+    };
+    SlurmExecutor::new(Arc::clone(backend), parts)
 }
 
 /// The certificates of the configuration; the agent's name is the first part of its nodes' names.

@@ -6,7 +6,7 @@
 //! **Invariant:** a node's description does not change while anything of it is under way.
 
 use super::backend::{Backend, View};
-use super::executor::{NodeParts, SlurmExecutor};
+use super::executor::SlurmExecutor;
 use super::parse::SlurmNode;
 use super::record::Folders;
 use crate::durable::{read_record, write_record};
@@ -239,18 +239,11 @@ impl Nodes {
         let state = Arc::new(StateDir::open_for_remote(&folder, &self.boot_id_path)?);
         write_record(&folder.join("spec"), spec)?;
         let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
-        let folders = Folders { shares: folder.join("shares"), tasks: state.tasks() };
         // The highest epoch that anything belongs to, before there is a lease to be asked.
-        let floor = folders.epoch_floor()?;
+        let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
         let lease = Arc::new(Mutex::new(Lease::open(&state.lease(), state.holder().0, floor)?));
-        let parts = NodeParts {
-            slurm_node: slurm_node.to_owned(),
-            node: spec.name.to_string(),
-            accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
-            folders,
-            lease: Arc::clone(&lease),
-        };
-        let (executor, told) = SlurmExecutor::new(Arc::clone(&self.backend), parts);
+        let (executor, told) =
+            super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let node =

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 
 /// Connections at once: one per share, and some that are about to end.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -26,7 +27,10 @@ const OUTGOING_QUEUED_MAX: usize = 64;
 pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // Ends with the server.
+    let mut connections = JoinSet::new();
     loop {
+        while connections.try_join_next().is_some() {}
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -38,7 +42,7 @@ pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
             }
         };
         let (backend, number) = (Arc::clone(&backend), NUMBERS.fetch_add(1, Ordering::Relaxed));
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let _permit = permit;
             if let Err(why) = connection(&backend, stream, number).await {
                 tracing::info!(why, "a connection of a runner ended");

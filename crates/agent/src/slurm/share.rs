@@ -240,7 +240,7 @@ impl Work {
         let Some(inbox) = self.share.own_inbox.upgrade() else { return };
         (self.cancelling, self.cancelled_at) = (true, Some(Instant::now()));
         let backend = Arc::clone(&self.share.backend);
-        tokio::spawn(async move {
+        self.share.backend.spawn(async move {
             let result = backend.cancel(id).await;
             // The share is gone only when the agent is.
             let _ = inbox.send(ToShare::Cancelled(result)).await;
@@ -273,7 +273,7 @@ impl Work {
         }
         self.submitting = true;
         let (backend, script) = (Arc::clone(&self.share.backend), self.script());
-        tokio::spawn(async move {
+        self.share.backend.spawn(async move {
             let began = Instant::now();
             let result = backend.cli.submit(&arguments, &script).await;
             // The share is gone only when the agent is.
