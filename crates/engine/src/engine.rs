@@ -350,7 +350,8 @@ impl Engine {
         explained.await.map_err(|_| stopping())
     }
 
-    /// Follows the changes behind a position of the log.
+    /// Follows the changes behind a position of the log; what is not in memory any more comes from the
+    /// archive.
     ///
     /// # Errors
     /// When that position is not kept any more, or not yet reached.
@@ -360,7 +361,11 @@ impl Engine {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
             return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
         }
-        self.inner.shared.hub.subscribe(from)
+        let hub = &self.inner.shared.hub;
+        hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {
+            Some(past) => Ok(Subscription::from_past(hub, past)),
+            None => Err(compacted),
+        })
     }
 
     /// Asks the agent of a worker for its output. This replica must lead: sessions are here.

@@ -20,6 +20,7 @@
 mod archiver;
 mod clock;
 mod engine;
+mod events;
 mod history;
 #[cfg(test)]
 mod history_tests;
@@ -30,6 +31,7 @@ mod members;
 mod orders;
 mod own_rounds;
 mod past;
+mod past_changes;
 mod reads;
 mod replicated;
 #[cfg(test)]

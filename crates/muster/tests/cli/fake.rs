@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
+use muster_wire::shared::Shared;
 use muster_wire::{convert, v1};
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
@@ -149,7 +150,7 @@ impl JobService for Service {
         Err(Status::unimplemented("no command submits so"))
     }
 
-    type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
+    type WatchJobsStream = Boxed<Shared<v1::WatchJobsResponse>>;
     type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
 
     async fn submit_job(
@@ -257,7 +258,8 @@ impl JobService for Service {
             }
         }
         let messages = events.into_iter().map(|(log_index, event)| {
-            Ok(v1::WatchJobsResponse { resume_token: log_index.to_string(), log_index, event: Some(event) })
+            let resume_token = log_index.to_string();
+            Ok(v1::WatchJobsResponse { resume_token, log_index, event: Some(event) }.into())
         });
         use futures::StreamExt as _;
         let stream = futures::stream::iter(messages).chain(futures::stream::pending());
@@ -482,7 +484,7 @@ impl FleetService for Service {
         }
     }
 
-    type WatchNodesStream = Boxed<v1::WatchNodesResponse>;
+    type WatchNodesStream = Boxed<Shared<v1::WatchNodesResponse>>;
 
     async fn watch_nodes(
         &self,
