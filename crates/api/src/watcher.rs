@@ -291,7 +291,9 @@ impl Topic for QueueTopic {
     fn wants(&self, change: &Change) -> Want {
         match change {
             Change::Queues(_) if self.tenants.is_empty() => Want::Whole,
-            Change::Queues(queues) if queues.iter().any(|(name, _)| self.tenants.contains(name)) => Want::Part,
+            Change::Queues(queues) if queues.iter().any(|(name, _)| self.tenants.contains(name)) => {
+                Want::Part
+            }
             _ => Want::Nothing,
         }
     }

@@ -34,7 +34,8 @@ pub use muster_wire::status::Refused;
 pub use read::Read;
 pub use submitter::Submitter;
 pub use watch::{
-    LogStream, NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
+    LogStream, NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem,
+    Watched,
 };
 
 use repeat::Connection;

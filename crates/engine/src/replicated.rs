@@ -2,8 +2,8 @@
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 use muster_archive::Observer as _;
+use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::LogIndex;
@@ -90,7 +90,8 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         restored: Mutex::new(None),
     });
     let events = EventMaker::behind(&state);
-    let replicated = Replicated { state, format_max, events, shared: Arc::clone(&shared), on_divergence: None };
+    let replicated =
+        Replicated { state, format_max, events, shared: Arc::clone(&shared), on_divergence: None };
     (replicated, View { shared })
 }
 
