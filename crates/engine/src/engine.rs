@@ -76,6 +76,8 @@ pub(crate) struct Inner {
     logs: LogRelay,
     info: ReplicaInfo,
     format_max: u16,
+    /// The life of the cluster that the replica's folder is of.
+    pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
@@ -121,6 +123,7 @@ impl Engine {
                 logs: LogRelay::default(),
                 info,
                 format_max: config.founding.format_max,
+                generation: config.founding.generation,
                 facts: watch::Sender::default(),
                 shutdown,
                 failed: watch::Sender::new(None),

@@ -54,7 +54,8 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     let _heavy = heavy().await;
     let cluster = Cluster::start_with(1, 0, "\n[archive]\nsegment_age_ms = 200\n").await;
     let client = cluster.client();
-    let channel = tonic::transport::Endpoint::from_shared(cluster.replicas[0].endpoint()).expect("an address");
+    let channel =
+        tonic::transport::Endpoint::from_shared(cluster.replicas[0].endpoint()).expect("an address");
     let mut jobs = JobServiceClient::new(channel.connect().await.expect("it listens"));
     let watch = jobs.watch_jobs(v1::WatchJobsRequest::default()).await.expect("it opens");
     let mut slow = watch.into_inner();
@@ -164,7 +165,9 @@ async fn what_a_snapshot_took_a_replica_past_its_archive_gets_from_a_peer() {
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     cluster.start_replica(late);
     cluster.assert_digests_agree().await;
-    say(&format!("an archive without what a snapshot through entry {gone} replaced: filled from a peer, whole"));
+    say(&format!(
+        "an archive without what a snapshot through entry {gone} replaced: filled from a peer, whole"
+    ));
 }
 
 /// Jobs, nodes and queues, watched from before everything through restarts and purges: the same on every
@@ -180,11 +183,8 @@ async fn late_watchers_are_told_everything_by_every_replica() {
     while !matches!(jobs.next().await.expect("it opens"), WatchItem::SyncEnd { .. }) {}
     while !matches!(nodes.next().await.expect("it opens"), NodeItem::SyncEnd { .. }) {}
     while !matches!(queues.next().await.expect("it opens"), QueueItem::SyncEnd { .. }) {}
-    let tokens = (
-        jobs.resume_token().to_owned(),
-        nodes.resume_token().to_owned(),
-        queues.resume_token().to_owned(),
-    );
+    let tokens =
+        (jobs.resume_token().to_owned(), nodes.resume_token().to_owned(), queues.resume_token().to_owned());
     let leader = cluster.leader().await;
     register(&cluster.replicas[leader].endpoint(), node("late")).await.expect("it is registered");
     let end = submit(&cluster, 60, "work").await;
@@ -203,7 +203,9 @@ async fn late_watchers_are_told_everything_by_every_replica() {
     let mut all = Vec::new();
     for at in 0..3 {
         cluster.caught_up(at, end).await;
-        all.push(tokio::time::timeout(PATIENCE, told_by(&cluster, at, &tokens, end)).await.expect("it tells"));
+        all.push(
+            tokio::time::timeout(PATIENCE, told_by(&cluster, at, &tokens, end)).await.expect("it tells"),
+        );
     }
     assert!(all[0].0.len() >= 60, "{} changes of jobs", all[0].0.len());
     assert!(all[0].1.iter().any(|line| line.contains("late")), "{:?}", all[0].1);
@@ -226,7 +228,9 @@ async fn told_by(
     let mut jobs = client.watch_jobs(request);
     loop {
         match jobs.next().await.expect("it tells") {
-            WatchItem::Changed { log_index, .. } | WatchItem::Bookmark { log_index } if log_index > end => break,
+            WatchItem::Changed { log_index, .. } | WatchItem::Bookmark { log_index } if log_index > end => {
+                break;
+            }
             WatchItem::Changed { log_index, job } => of_jobs.push(format!("{log_index} {job:?}")),
             WatchItem::Bookmark { log_index } if log_index == end => break,
             WatchItem::Restarted => panic!("replica {at} has lost the place"),
@@ -237,7 +241,9 @@ async fn told_by(
     let mut nodes = client.watch_nodes(request);
     loop {
         match nodes.next().await.expect("it tells") {
-            NodeItem::Changed { log_index, .. } | NodeItem::Bookmark { log_index } if log_index > end => break,
+            NodeItem::Changed { log_index, .. } | NodeItem::Bookmark { log_index } if log_index > end => {
+                break;
+            }
             NodeItem::Changed { log_index, node } => of_nodes.push(format!("{log_index} {node:?}")),
             NodeItem::Bookmark { log_index } if log_index == end => break,
             NodeItem::Restarted => panic!("replica {at} has lost the place"),
@@ -248,7 +254,9 @@ async fn told_by(
     let mut queues = client.watch_queues(request);
     loop {
         match queues.next().await.expect("it tells") {
-            QueueItem::Changed { log_index, .. } | QueueItem::Bookmark { log_index } if log_index > end => break,
+            QueueItem::Changed { log_index, .. } | QueueItem::Bookmark { log_index } if log_index > end => {
+                break;
+            }
             QueueItem::Changed { log_index, queues, forgotten } => {
                 let counts = queues.iter().map(|q| (&q.tenant, q.pending_jobs, q.active_jobs));
                 of_queues.push(format!("{log_index} {:?} {forgotten:?}", counts.collect::<Vec<_>>()));
