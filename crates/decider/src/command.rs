@@ -11,8 +11,8 @@ use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
-    Submission, Violation, limits,
+    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
+    RequestId, Submission, Violation, limits,
 };
 
 use crate::speculation::Speculation;
@@ -266,6 +266,11 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         }
         let at = format!("specs[{place}].contract");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+        let place = job.contract.checkpoint.place.as_ref();
+        if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
+            let text = format!("policy knows no data set {unknown}");
+            found.push(Violation::new(format!("{at}.checkpoint.place"), text));
+        }
     }
     if !found.is_empty() {
         found.truncate(VIOLATIONS_MAX);
@@ -349,7 +354,8 @@ fn set_contracts(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Sub
             continue;
         }
         let known = contracts.last().filter(|(_, last)| **last == submission.contract);
-        let shared = known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
+        let shared =
+            known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
         contracts.push((*job, shared));
     }
     if !contracts.is_empty() {

@@ -20,3 +20,4 @@ mod server_refusals;
 mod support;
 mod tls;
 mod upgrade;
+mod watch;

@@ -1,6 +1,7 @@
 //! Rounds of any content, every variant of every enum among them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
@@ -8,9 +9,10 @@ use muster_journal::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, Dependency, DependencyRule, DeviceAmount,
-    DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name,
-    NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId, Spread, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
+    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
     TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
@@ -307,9 +309,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
         rearrange_cause().prop_map(StopCause::Rearranged),
-        (class(), any::<u32>(), "[ -~é]{0,20}").prop_map(|(class, node, detail)| {
-            StopCause::Fault { class, node: NodeId(node), detail }
-        }),
+        (class(), any::<u32>(), "[ -~é]{0,20}")
+            .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),
     ];
     let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
     let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });

@@ -24,6 +24,7 @@ mod members;
 mod node;
 mod policy;
 mod policy_view;
+mod queue;
 mod reading;
 mod sim;
 mod submit;
@@ -112,6 +113,9 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Look at queues: what each tenant has waiting, holds and may use
+    #[command(subcommand, visible_alias = "queues")]
+    Queue(queue::QueueCommand),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -168,6 +172,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
@@ -180,6 +185,11 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
 }
 
 impl Global {
+    /// When the time of the whole command is up.
+    fn end(&self) -> Option<tokio::time::Instant> {
+        self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
+    }
+
     /// A connected client.
     async fn client(&self) -> Result<Client, Failure> {
         let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;
