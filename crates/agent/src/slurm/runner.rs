@@ -211,6 +211,8 @@ struct Running {
     alive: BTreeSet<u32>,
     /// The shortest grace asked for: one that is being launched is told again when it runs.
     stops: BTreeMap<u32, Duration>,
+    /// Slurm has told the batch job to end, and nobody else these workers.
+    evicted: BTreeSet<u32>,
     ends: BTreeMap<u32, ExitStatus>,
     number: u64,
     unacknowledged: VecDeque<(u64, Vec<u8>)>,
@@ -272,6 +274,7 @@ impl Running {
             output: BTreeMap::new(),
             alive,
             stops: BTreeMap::new(),
+            evicted: BTreeSet::new(),
             ends: BTreeMap::new(),
             number: 0,
             unacknowledged: VecDeque::new(),
@@ -305,8 +308,7 @@ impl Running {
                     continue;
                 }
                 _ = term.recv() => {
-                    let grace = self.placement.stop_grace;
-                    self.stop_all(grace).await;
+                    self.evict().await;
                     continue;
                 }
             };
@@ -367,8 +369,7 @@ impl Running {
                 }
                 () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
                 _ = term.recv() => {
-                    let grace = self.placement.stop_grace;
-                    self.stop_all(grace).await;
+                    self.evict().await;
                     Ok(())
                 }
             };
@@ -428,6 +429,14 @@ impl Running {
         }
     }
 
+    /// SIGTERM for the batch job itself.
+    async fn evict(&mut self) {
+        let unasked = self.alive.iter().filter(|rank| !self.stops.contains_key(rank));
+        self.evicted = unasked.copied().collect();
+        let grace = self.placement.stop_grace;
+        self.stop_all(grace).await;
+    }
+
     async fn stop_all(&mut self, grace: Duration) {
         for rank in self.alive.clone() {
             self.stop(rank, grace).await;
@@ -460,6 +469,14 @@ impl Running {
                 if !self.alive.remove(&key.rank) {
                     return;
                 }
+                // What a program makes of being told to stop is not its result.
+                let status = match status {
+                    ExitStatus::Code(_) | ExitStatus::Signal(_) if self.evicted.contains(&key.rank) => {
+                        let text = "its batch job was told to end: cancelled in Slurm, out of time, or preempted";
+                        ExitStatus::BackendLost(text.to_owned())
+                    }
+                    status => status,
+                };
                 self.ends.insert(key.rank, status.clone());
                 let reader = self.output.remove(&key.rank);
                 // The last of its senders ends what there is to say.

@@ -660,7 +660,15 @@ impl Work {
                     // The receiver is gone only while the agent shuts down.
                     let _ = self.share.events.send(running).await;
                 }
-                Frame::Message(ToAgent::Ended { rank, status, .. }) => self.end(rank, status).await,
+                Frame::Message(ToAgent::Ended { rank, status, .. }) => {
+                    let asked = self.stops.contains_key(&rank);
+                    let status = match status {
+                        // Cancelled by ourselves, because the stop did not get through.
+                        ExitStatus::BackendLost(_) if asked => ExitStatus::Signal(15),
+                        status => status,
+                    };
+                    self.end(rank, status).await;
+                }
                 Frame::Message(_) => {}
             }
         }

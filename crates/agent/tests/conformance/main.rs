@@ -4,6 +4,7 @@
 //! Slurm is Debian's, started by the test itself as root; where it cannot be, its part says `skipped`.
 
 mod memory;
+mod misbehaving;
 mod process;
 mod slurm;
 mod suite;

@@ -8,15 +8,17 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::order::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
 use muster_agent::state_dir::StateDir;
-use muster_types::{Name, NodeDraft, NodeSpec};
+use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-struct OnSlurm {
-    lab: Lab,
-    keeper: Keeper,
-    folder: tempfile::TempDir,
+pub struct OnSlurm {
+    pub lab: Lab,
+    /// What is different in the next agent's configuration.
+    pub change: fn(&mut SlurmConfig),
+    pub keeper: Keeper,
+    pub folder: tempfile::TempDir,
     port: u16,
     agent: Option<(SlurmCluster, StateDir, AbortHandle)>,
 }
@@ -30,7 +32,7 @@ fn spec() -> NodeSpec {
         block: name("b"),
         rack: name("k"),
         address: "127.0.0.1".into(),
-        accelerators: None,
+        accelerators: Some(Accelerators { kind: name("h100"), count: 4 }),
         cpu_milli: 64_000,
         memory_bytes: 64 << 30,
         labels: Default::default(),
@@ -40,7 +42,7 @@ fn spec() -> NodeSpec {
     draft.check().unwrap()
 }
 
-pub fn config(lab: &Lab, port: u16, folder: &std::path::Path) -> SlurmConfig {
+fn config(lab: &Lab, port: u16, folder: &std::path::Path) -> SlurmConfig {
     serde_json::from_value(serde_json::json!({
         "name": "lab", "region": "r", "cluster": "c", "listen": format!("127.0.0.1:{port}"),
         "poll_interval_ms": 300, "runner_directory": folder,
@@ -58,7 +60,8 @@ impl Subject for OnSlurm {
             drop((cluster, state));
         }
         let binary = env!("CARGO_BIN_EXE_muster-agent-process").to_owned();
-        let config = config(&self.lab, self.port, &self.folder.path().join("runners"));
+        let mut config = config(&self.lab, self.port, &self.folder.path().join("runners"));
+        (self.change)(&mut config);
         let root = self.folder.path().join("state");
         let shim = [binary, "shim".to_owned()];
         let cluster = loop {
@@ -100,21 +103,36 @@ impl Subject for OnSlurm {
     }
 }
 
+impl OnSlurm {
+    /// One node; none where Slurm cannot be run.
+    pub fn start() -> Option<OnSlurm> {
+        let _ = tracing_subscriber::fmt().with_env_filter("info").with_test_writer().try_init();
+        let lab = start_or_skip(Shape { nodes: 1, ..Shape::default() })?;
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["launches", "runners"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let keeper = Keeper::start(&folder.path().join("lease"));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        Some(OnSlurm { lab, change: |_| (), keeper, folder, port, agent: None })
+    }
+
+    /// Nothing of ours is left, in Slurm or on its nodes.
+    pub fn assert_clean(&self) {
+        self.lab.wait_for("Slurm to have nothing of ours", |lab| {
+            lab.jobs().iter().all(|job| !job.contains("muster-"))
+        });
+        let runners = self.folder.path().join("runners");
+        self.lab.wait_for("runners to remove their folders", |_| {
+            std::fs::read_dir(&runners).is_ok_and(|mut entries| entries.next().is_none())
+        });
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn slurm_conforms() {
-    let _ = tracing_subscriber::fmt().with_env_filter("info").with_test_writer().try_init();
-    let Some(lab) = start_or_skip(Shape { nodes: 1, ..Shape::default() }) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    for name in ["launches", "runners"] {
-        std::fs::create_dir(folder.path().join(name)).unwrap();
-    }
-    let keeper = Keeper::start(&folder.path().join("lease"));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
-    let mut subject = OnSlurm { lab, keeper, folder, port, agent: None };
+    let Some(mut subject) = OnSlurm::start() else { return };
     conforms(&mut subject).await;
-    subject.lab.wait_for("Slurm to have nothing of ours", |lab| lab.jobs().is_empty());
-    let left: Vec<_> = std::fs::read_dir(subject.folder.path().join("runners")).unwrap().collect();
-    assert!(left.is_empty(), "runners leave folders: {left:?}");
+    subject.assert_clean();
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 /// Nothing takes this long; a loaded machine may.
 pub const PATIENCE: Duration = Duration::from_secs(90);
-const GRACE: Duration = Duration::from_secs(20);
+pub const GRACE: Duration = Duration::from_secs(20);
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +52,9 @@ pub trait Subject {
 }
 
 /// One executor and what it tells.
-struct Bench<'a, S: Subject> {
-    subject: &'a mut S,
-    executor: Arc<S::Executor>,
+pub struct Bench<'a, S: Subject> {
+    pub subject: &'a mut S,
+    pub executor: Arc<S::Executor>,
     told: mpsc::Receiver<ExecutorEvent>,
     next: u64,
     /// What was told and not asked for yet.
@@ -64,16 +64,7 @@ struct Bench<'a, S: Subject> {
 
 /// Runs everything.
 pub async fn conforms<S: Subject>(subject: &mut S) {
-    let (executor, told) = subject.open().await;
-    let mut bench = Bench {
-        subject,
-        executor: Arc::new(executor),
-        told,
-        next: 100,
-        running: BTreeSet::new(),
-        ends: BTreeMap::new(),
-    };
-    assert!(bench.executor.adopt().await.unwrap().is_empty(), "nothing was left by anybody");
+    let mut bench = Bench::open(subject).await;
     bench.ends_are_told_as_they_were().await;
     bench.a_token_starts_once().await;
     bench.stops_are_carried_out().await;
@@ -84,8 +75,23 @@ pub async fn conforms<S: Subject>(subject: &mut S) {
     bench.a_lapsed_lease_ends_what_ran_under_it().await;
 }
 
-impl<S: Subject> Bench<'_, S> {
-    fn placement(&mut self, behaviours: &[Behaviour]) -> Arc<Placement> {
+impl<'a, S: Subject> Bench<'a, S> {
+    /// A first agent, which finds nothing.
+    pub async fn open(subject: &'a mut S) -> Bench<'a, S> {
+        let (executor, told) = subject.open().await;
+        let bench = Bench {
+            subject,
+            executor: Arc::new(executor),
+            told,
+            next: 100,
+            running: BTreeSet::new(),
+            ends: BTreeMap::new(),
+        };
+        assert!(bench.executor.adopt().await.unwrap().is_empty(), "nothing was left by anybody");
+        bench
+    }
+
+    pub fn placement(&mut self, behaviours: &[Behaviour]) -> Arc<Placement> {
         self.next += 1;
         let (job, token) =
             (JobId(self.next * 1_024), FencingToken { generation: 1, log_index: LogIndex(self.next) });
@@ -121,7 +127,7 @@ impl<S: Subject> Bench<'_, S> {
         })
     }
 
-    async fn start(&mut self, behaviours: &[Behaviour]) -> Arc<Placement> {
+    pub async fn start(&mut self, behaviours: &[Behaviour]) -> Arc<Placement> {
         let placement = self.placement(behaviours);
         self.executor.start(Arc::clone(&placement), self.subject.epoch()).await;
         placement
@@ -140,7 +146,7 @@ impl<S: Subject> Bench<'_, S> {
         }
     }
 
-    async fn end_of(&mut self, key: WorkerKey) -> ExitStatus {
+    pub async fn end_of(&mut self, key: WorkerKey) -> ExitStatus {
         let waiting = async {
             while !self.ends.contains_key(&key) {
                 self.hear().await;
@@ -151,7 +157,7 @@ impl<S: Subject> Bench<'_, S> {
         self.ends[&key].clone()
     }
 
-    async fn runs(&mut self, key: WorkerKey) {
+    pub async fn runs(&mut self, key: WorkerKey) {
         let waiting = async {
             while !self.running.contains(&key) {
                 self.hear().await;
@@ -163,7 +169,7 @@ impl<S: Subject> Bench<'_, S> {
     }
 
     /// The agent is gone, and another takes its place.
-    async fn restart(&mut self) -> Vec<muster_agent::executor::Adopted> {
+    pub async fn restart(&mut self) -> Vec<muster_agent::executor::Adopted> {
         let (_gone, told) = mpsc::channel(1);
         self.told = told;
         let (executor, told) = {
