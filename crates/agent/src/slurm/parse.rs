@@ -95,27 +95,33 @@ impl SlurmJob {
         !self.is_pending() && !self.is_over()
     }
 
-    /// A reason for which a job waits for ever.
-    pub(super) fn waits_in_vain(&self) -> bool {
-        const FOR_EVER: [&str; 12] = [
+    /// Whether it waits for something that nobody will bring about, because of what it asks for: Slurm took
+    /// it, and refuses it all the same.
+    pub(super) fn is_refused(&self) -> bool {
+        const REASONS: [&str; 8] = [
             "PartitionConfig",
             "PartitionNodeLimit",
             "PartitionTimeLimit",
-            "PartitionDown",
-            "PartitionInactive",
             "BadConstraints",
             "DependencyNeverSatisfied",
-            "JobHeldAdmin",
-            "JobHeldUser",
             "InvalidAccount",
             "InvalidQOS",
             "AccountNotAllowed",
         ];
+        let about_whom = ["Job's account", "Job's QOS", "Job's group"];
         self.is_pending()
-            && (FOR_EVER.contains(&self.reason.as_str())
-                || self.reason.starts_with("Nodes_required_for_job_are_DOWN")
-                || self.reason.starts_with("Nodes required for job are DOWN")
-                || self.reason.starts_with("ReqNodeNotAvail"))
+            && (REASONS.contains(&self.reason.as_str())
+                || about_whom.iter().any(|text| self.reason.starts_with(text)))
+    }
+
+    /// Whether it waits for a node or partition that is out of use, or for somebody to let it go.
+    pub(super) fn waits_in_vain(&self) -> bool {
+        const REASONS: [&str; 4] = ["PartitionDown", "PartitionInactive", "JobHeldAdmin", "JobHeldUser"];
+        let about_nodes =
+            ["Nodes_required_for_job_are_DOWN", "Nodes required for job are DOWN", "ReqNodeNotAvail"];
+        self.is_pending()
+            && (REASONS.contains(&self.reason.as_str())
+                || about_nodes.iter().any(|text| self.reason.starts_with(text)))
     }
 }
 
@@ -304,8 +310,11 @@ mod tests {
 
     #[test]
     fn some_reasons_never_end() {
-        let waits = |reason: &str| jobs(&format!("1|PENDING|0||{reason}|c|n|")).remove(0).waits_in_vain();
-        assert!(waits("PartitionConfig") && waits("ReqNodeNotAvail, UnavailableNodes:n1"));
+        let of = |reason: &str| jobs(&format!("1|PENDING|0||{reason}|c|n|")).remove(0);
+        assert!(of("PartitionConfig").is_refused() && !of("Priority").is_refused());
+        assert!(of("Job's account not known, so it can't use this partition (closed allows nobody)").is_refused());
+        let waits = |reason: &str| of(reason).waits_in_vain();
+        assert!(waits("JobHeldAdmin") && waits("ReqNodeNotAvail, UnavailableNodes:n1"));
         assert!(waits("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"));
         assert!(!waits("Priority") && !waits("Resources") && !waits("Dependency") && !waits("None"));
     }

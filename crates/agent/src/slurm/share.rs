@@ -454,11 +454,19 @@ impl Work {
         } else if job.state == "RUNNING" {
             self.runs_since.get_or_insert_with(Instant::now);
         }
-        let in_vain = job.waits_in_vain() && self.share.record.granted.is_none();
-        let text = format!("batch job {} would wait for ever ({})", job.id, job.reason);
+        let status = if job.is_refused() {
+            let text = format!("Slurm refuses batch job {}, which would wait for ever: {}", job.id, job.reason);
+            Some(ExitStatus::LaunchFailed(detail(&text)))
+        } else if job.waits_in_vain() {
+            Some(ends::lost(&format!("Slurm's batch job {} would wait for ever: {}", job.id, job.reason)))
+        } else {
+            None
+        };
         self.job = Some(job);
-        if in_vain && !self.open.is_empty() {
-            self.give_up(&ends::lost(&text)).await;
+        if let Some(status) = status
+            && self.share.record.granted.is_none()
+        {
+            self.give_up(&status).await;
         }
     }
 

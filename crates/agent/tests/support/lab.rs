@@ -173,7 +173,7 @@ impl Lab {
              JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
              SchedulerType=sched/backfill\nSchedulerParameters=sched_min_interval=100000,batch_sched_delay=0\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core_Memory\nSlurmdParameters=config_overrides\n\
-             ReturnToService=2\nKillWait=5\nMessageTimeout=5\n",
+             ReturnToService=2\nKillWait=5\nMessageTimeout=5\nDefMemPerCPU=64\n",
             free_port()
         );
         let mut gres = String::new();
