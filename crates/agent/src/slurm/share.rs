@@ -30,6 +30,8 @@ use tokio::time::Instant;
 const SUBMIT_WAIT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// A job that Slurm has forgotten is submitted again so often.
 const RESUBMISSIONS_MAX: u32 = 5;
+/// How long a node may be out of use before nothing is expected of it any more.
+const VAIN_MAX: Duration = Duration::from_secs(30);
 /// What a runner gets to exit by itself once its workers have ended, and between two cancellations.
 const CANCEL_WAIT: Duration = Duration::from_secs(10);
 /// After an attempt to submit whose outcome is not known, a job may still show up for so long.
@@ -79,6 +81,8 @@ struct Work {
     runs_since: Option<Instant>,
     over_since: Option<Instant>,
     lapsed: bool,
+    /// It waits for a node that is out of use.
+    vain_since: Option<Instant>,
     submitting: bool,
     /// What is due depends on the next poll.
     waits_for_view: bool,
@@ -111,6 +115,7 @@ impl Share {
             runs_since: None,
             over_since: None,
             lapsed: false,
+            vain_since: None,
             submitting: false,
             waits_for_view: false,
             cancelling: false,
@@ -458,8 +463,13 @@ impl Work {
             let text = format!("Slurm refuses batch job {}, which would wait for ever: {}", job.id, job.reason);
             Some(ExitStatus::LaunchFailed(detail(&text)))
         } else if job.waits_in_vain() {
-            Some(ends::lost(&format!("Slurm's batch job {} would wait for ever: {}", job.id, job.reason)))
+            let since = *self.vain_since.get_or_insert_with(Instant::now);
+            // Nodes that have not registered yet, after a restart of the controller, look the same.
+            (since.elapsed() > VAIN_MAX).then(|| {
+                ends::lost(&format!("Slurm's batch job {} would wait for ever: {}", job.id, job.reason))
+            })
         } else {
+            self.vain_since = None;
             None
         };
         self.job = Some(job);
