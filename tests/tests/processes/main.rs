@@ -9,6 +9,7 @@ mod bad_input;
 mod durability;
 mod failover;
 mod history;
+mod leases;
 mod members;
 mod quickstart;
 mod reads;
