@@ -20,6 +20,7 @@ pub mod lease;
 pub mod limits;
 mod node;
 pub mod order;
+pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;

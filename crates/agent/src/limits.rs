@@ -39,3 +39,6 @@ pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// From the Register to the Registered.
 pub const REGISTER_MAX: Duration = Duration::from_secs(10);
+/// Turns of a probe's tournament: hosts that each one is measured against, however many take part. With
+/// the time of a pair at its bound they fit into the budget.
+pub const PROBE_TURNS_MAX: u32 = 31;

@@ -130,6 +130,12 @@ impl Witness {
     }
 }
 
+/// Agents and replicas as the network calls them.
+fn names(hosts: &[&str], replicas: &[usize]) -> Vec<String> {
+    let agents = hosts.iter().map(|host| format!("agent-{host}"));
+    agents.chain(replicas.iter().map(|at| format!("replica-{}", at + 1))).collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_cut_off_stops_before_the_others_go_on() {
     let _heavy = heavy().await;
@@ -154,13 +160,8 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     let (inside, outside): (Vec<&str>, Vec<&str>) =
         hosts.iter().partition(|host| nodes_of(&first).iter().any(|node| node == *host));
     assert_eq!(inside.len(), 2);
-    let old_leader = format!("replica-{}", cluster.replicas[leader].id);
     let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
-    let other_names = others.iter().map(|at| format!("replica-{}", cluster.replicas[*at].id));
-    let other_names: Vec<String> = other_names.collect();
-    let left: Vec<&str> = inside.iter().copied().chain([old_leader.as_str()]).collect();
-    let right: Vec<&str> = outside.iter().copied().chain(other_names.iter().map(String::as_str)).collect();
-    network.part(&[&left, &right]);
+    network.part(&[&names(&inside, &[leader]), &names(&outside, &others)]);
     let parted = Instant::now();
     // It may still believe that it leads, and its agents reach it; but no quorum speaks for it.
     let acknowledged = witness.acknowledged_within(Duration::from_secs(2)).await;
@@ -189,8 +190,7 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     begun(&folder, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     let rest: Vec<&str> = hosts.iter().copied().filter(|other| *other != host).collect();
-    let all: Vec<&str> = rest.into_iter().chain(["replica-1", "replica-2", "replica-3"]).collect();
-    network.part(&[&[host.as_str()], &all]);
+    network.part(&[&names(&[&host], &[]), &names(&rest, &[0, 1, 2])]);
     let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
     let again = wait_for_job(&client, &id, moved).await;
     assert_ne!(nodes_of(&again)[0], host, "placed on a lost node");

@@ -65,9 +65,11 @@ impl Network {
     }
 
     /// From now on only processes of one group hear each other; one that is named nowhere hears all.
-    pub fn part(&self, groups: &[&[&str]]) {
-        let named = |group: &&[&str]| group.iter().map(|name| (*name).to_owned()).collect();
-        self.groups.send_replace(groups.iter().map(named).collect());
+    pub fn part(&self, groups: &[&[String]]) {
+        for name in groups.iter().flat_map(|group| group.iter()) {
+            assert!(self.folder.join(name).is_dir(), "there is no process {name}");
+        }
+        self.groups.send_replace(groups.iter().map(|group| group.iter().cloned().collect()).collect());
     }
 
     /// Makes it whole again.
