@@ -68,8 +68,7 @@ fn registration(n: u32) -> v1::SessionRequest {
         ..Default::default()
     };
     let holder_id = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
-    let register =
-        v1::Register { node: Some(node), holder_id, workers: Vec::new(), version: String::new() };
+    let register = v1::Register { node: Some(node), holder_id, workers: Vec::new(), version: String::new() };
     v1::SessionRequest { message: Some(Request::Register(register)) }
 }
 
@@ -160,7 +159,8 @@ pub(crate) async fn run(args: AgentsArgs) -> Result<()> {
     // One interval to settle: what the registrations left behind is not what is measured.
     tokio::time::sleep(shared.interval).await;
     let processes = cluster.processes(leader);
-    let spent = || -> Vec<Duration> { processes.iter().map(|(_, pid)| machine::process_time(*pid)).collect() };
+    let spent =
+        || -> Vec<Duration> { processes.iter().map(|(_, pid)| machine::process_time(*pid)).collect() };
     let before = spent();
     let begun = Instant::now();
     shared.measuring.store(true, Ordering::Relaxed);

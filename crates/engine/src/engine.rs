@@ -20,6 +20,7 @@ use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
+use crate::probe::Probes;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
 use crate::watch::{Subscription, WatchPosition};
@@ -75,6 +76,7 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) probes: Probes,
     info: ReplicaInfo,
     format_max: u16,
     facts: watch::Sender<LocalFacts>,
@@ -120,6 +122,7 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                probes: Probes::default(),
                 info,
                 format_max: config.founding.format_max,
                 facts: watch::Sender::default(),

@@ -30,6 +30,7 @@ mod members;
 mod orders;
 mod own_rounds;
 mod past;
+mod probe;
 mod reads;
 mod replicated;
 #[cfg(test)]
@@ -48,6 +49,7 @@ pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
 };
 pub use orders::{Order, StartOrder, StopOrder};
+pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};
 pub use reads::{Reading, staleness_ms};
 pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};

@@ -128,7 +128,9 @@ pub fn findings(names: &[String], links: &[Link], rings: &[Ring]) -> Vec<Finding
             *counts.entry(link.from).or_default() += 1;
             *counts.entry(link.to).or_default() += 1;
         }
-        let Some((host, count)) = counts.into_iter().max_by_key(|(host, count)| (*count, *host)) else { break };
+        let Some((host, count)) = counts.into_iter().max_by_key(|(host, count)| (*count, *host)) else {
+            break;
+        };
         let own = |link: &&&Link| link.from == host || link.to == host;
         let all = links.iter().filter(|link| own(&link)).count();
         let worst = slow.iter().filter(own).min_by_key(|link| rate_of(link)).copied();

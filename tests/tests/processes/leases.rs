@@ -156,7 +156,10 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     let first = wait_for_job(&client, &id, is_running).await;
     begun(&folder, &id, 2).await;
     let mut witness = Witness::register(&cluster.replicas[leader].endpoint()).await;
-    assert!(!witness.acknowledged_within(Duration::from_millis(300)).await.is_empty(), "a leader acknowledges");
+    assert!(
+        !witness.acknowledged_within(Duration::from_millis(300)).await.is_empty(),
+        "a leader acknowledges"
+    );
     let (inside, outside): (Vec<&str>, Vec<&str>) =
         hosts.iter().partition(|host| nodes_of(&first).iter().any(|node| node == *host));
     assert_eq!(inside.len(), 2);
@@ -176,7 +179,9 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     assert!(nodes_of(&again).iter().all(|node| outside.contains(&node.as_str())), "{again:#?}");
     begun(&folder, &id, 4).await;
     let pause = pause_between(&folder, &id, 2);
-    say(&format!("leader and gang cut off: the gang ran elsewhere after {took:?}, {pause:?} behind its stop"));
+    say(&format!(
+        "leader and gang cut off: the gang ran elsewhere after {took:?}, {pause:?} behind its stop"
+    ));
     network.heal();
     for host in hosts {
         agents.wait_status(host, NodeStatus::Up).await;
@@ -338,7 +343,9 @@ async fn a_start_order_of_yesterday_is_not_carried_out() {
     for host in hosts {
         between.insert(host, Between::start(&endpoint).await);
     }
-    let agents = Agents::start_with(&cluster, &hosts, |name| vec![between[name].endpoint()]).await;
+    let agents =
+        Agents::start_with(&cluster, &hosts, |name| vec![between[name].endpoint()], |_, _| String::new())
+            .await;
     let folder = evidence(&cluster);
     let client = cluster.client();
 

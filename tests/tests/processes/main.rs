@@ -11,6 +11,7 @@ mod failover;
 mod history;
 mod leases;
 mod members;
+mod probe;
 mod quickstart;
 mod reads;
 mod rebuild;

@@ -8,8 +8,11 @@
 //! **Invariant:** bounded in time and bytes whatever the others do; what could not be measured is said, never
 //! guessed; nothing of a user goes over these connections.
 
+mod host;
 mod link;
 mod ring;
+
+pub(crate) use host::{Prober, plan_of};
 
 use crate::limits;
 use muster_types::probe::{Link, LinkOutcome, Ring};
@@ -164,7 +167,9 @@ async fn take_part(
             };
             let both = match tokio::time::timeout_at(until, led).await {
                 Ok(Ok((there, back))) => [there, back],
-                Ok(Err(error)) => [LinkOutcome::Failed(error.to_string()), LinkOutcome::Failed(error.to_string())],
+                Ok(Err(error)) => {
+                    [LinkOutcome::Failed(error.to_string()), LinkOutcome::Failed(error.to_string())]
+                }
                 Err(_) => {
                     let text = || LinkOutcome::Failed("no answer in time".to_owned());
                     [text(), text()]

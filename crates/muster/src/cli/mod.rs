@@ -24,6 +24,7 @@ mod members;
 mod node;
 mod policy;
 mod policy_view;
+mod probe;
 mod reading;
 mod sim;
 mod submit;
@@ -112,6 +113,8 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Measure the network between nodes: every pair, and a ring all-reduce
+    Probe(probe::ProbeArgs),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -168,6 +171,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,

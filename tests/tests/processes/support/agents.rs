@@ -29,14 +29,16 @@ impl Agents {
     /// Starts agents with these names, four `h100` each, and waits until their nodes are up.
     pub async fn start(cluster: &Cluster, names: &[&str]) -> Agents {
         let endpoints = cluster.shown_endpoints();
-        Agents::start_with(cluster, names, |_| endpoints.clone()).await
+        Agents::start_with(cluster, names, |_| endpoints.clone(), |_, _| String::new()).await
     }
 
-    /// The same, each with endpoints of its own. What boot it is stands in the file `boot_id` of its folder.
+    /// The same, each with endpoints of its own and more lines at the head of its configuration, which may
+    /// depend on its address. What boot it is stands in the file `boot_id` of its folder.
     pub async fn start_with(
         cluster: &Cluster,
         names: &[&str],
         endpoints: impl Fn(&str) -> Vec<String>,
+        settings: impl Fn(&str, Ipv4Addr) -> String,
     ) -> Agents {
         let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new() };
         for (place, name) in names.iter().enumerate() {
@@ -45,7 +47,8 @@ impl Agents {
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
             std::fs::write(home.join("boot_id"), "first").expect("writing a boot id");
             let text = format!(
-                "state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                settings(name, address),
                 home.join("state"),
                 home.join("boot_id"),
                 endpoints(name),
