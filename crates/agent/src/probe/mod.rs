@@ -155,11 +155,14 @@ async fn take_part(
     let count = plan.peers.len() as u32;
     // A part of the time is the ring's, however slow the pairs are.
     let pairs_end = deadline - plan.limits.budget / 4;
+    let begun = deadline - plan.limits.budget;
+    // Each turn has its end, counted from the beginning: whoever waited in vain in one turn is there for
+    // the next, and time that a turn did not need is left for those behind it.
+    let share = (pairs_end - begun) / turns(count).max(1);
+    let share = share.max(3 * plan.limits.pair);
     for turn in 0..turns(count) {
         let Some(other) = partner(plan.own, turn, count) else { continue };
-        // Two directions, a few round trips, and as long again for a partner that is behind.
-        let patience = Instant::now() + 4 * plan.limits.pair + HELLO_MAX;
-        let until = patience.min(pairs_end);
+        let until = (begun + share * (turn + 1)).min(pairs_end);
         if plan.own < other {
             let led = async {
                 let stream = connect(plan, other, Purpose::Pair).await?;
