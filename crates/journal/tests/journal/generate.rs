@@ -1,6 +1,7 @@
 //! Rounds of any content, every variant of every enum among them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
@@ -8,10 +9,11 @@ use muster_journal::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, Dependency, DependencyRule, DeviceAmount,
-    DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name,
-    NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId, Spread, TaskGroup,
-    TopologyRule, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency, DependencyRule,
+    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
+    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
+    Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup, TopologyRule, WorkerRequest,
+    limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
