@@ -426,7 +426,7 @@ impl<E: Executor> Node<E> {
             // Unfenced it could be started after all; the leader asks for it again.
             return;
         }
-        let status = ExitStatus::NodeFault(order::detail(&fault));
+        let status = ExitStatus::PreflightFailed(order::detail(&fault));
         let states =
             ranks.into_iter().map(|rank| state_message(WorkerKey { job, token, rank }, Some(&status)));
         self.extras.extend(states);

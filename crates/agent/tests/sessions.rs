@@ -103,8 +103,8 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
     // At fault: told as that, and a repetition of the order starts nothing.
     leader.send(Response::Start(order(8)));
     let waiting = leader.hear("that it waits", waits).await;
-    leader.send(verdict(&waiting, "preflight: slow"));
-    assert_eq!(leader.exit_of(8, 0).await, Kind::NodeFault("preflight: slow".into()));
+    leader.send(verdict(&waiting, "a slow link"));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::PreflightFailed("a slow link".into()));
     leader.send(Response::Start(order(8)));
     assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
     assert!(!host.task(JOB, 8, 0).exists());

@@ -196,6 +196,7 @@ mod tests {
                 "ChangeVoters",
                 "CreateBackup",
                 "ForgetNode",
+                "ProbeNodes",
                 "PromoteReplica",
                 "RaiseFormat",
                 "ReadRounds",

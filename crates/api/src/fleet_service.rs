@@ -161,7 +161,7 @@ impl FleetService for Fleet {
             let view = engine.view();
             let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
             if nodes.iter().collect::<BTreeSet<_>>().len() < count {
-                return Err(Refusal::new(RefusalCode::InvalidField, "nodes: names a node twice"));
+                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
             }
             let result = engine.probe(&nodes).await?;
             let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());

@@ -1,7 +1,7 @@
 //! Probes of the network between nodes: by hand, and before a large gang starts.
 //!
 //! Nothing of a probe is logged: it is made again by the next leader. What comes of a check is: a node that is
-//! found at fault reports its workers of that placement as ended by a fault of the node, and what follows is
+//! found at fault reports that its workers of that placement did not start for it, and what follows is
 //! decided from that report like from any other.
 //!
 //! **Invariant:** a check that cannot be made holds up nobody: without a result a gang starts. Nobody is blamed
@@ -400,7 +400,7 @@ impl Engine {
                 }
                 let at = |finding: &Finding| nodes.get(finding.host as usize).copied();
                 let faults = result.findings.iter();
-                faults.filter_map(|found| Some((at(found)?, format!("preflight: {found}")))).collect()
+                faults.filter_map(|found| Some((at(found)?, found.to_string()))).collect()
             }
             Err(refusal) => {
                 tracing::warn!(%job, %refusal, "the network of the gang could not be checked; it starts");
