@@ -414,7 +414,7 @@ impl Engine {
     }
 
     /// The session of a node, waiting a moment for that of a node that is up.
-    async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
+    pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
         let deadline = Instant::now() + SESSION_RETURNS_MAX;
         let mut opened = self.inner.sessions.opened();
         loop {

@@ -214,11 +214,14 @@ impl Engine {
         locked(&probes.running).insert(probe, heard);
         let _running = Running { probes, probe };
         let view = self.view();
-        let mut sessions = Vec::with_capacity(nodes.len());
-        for (node, name) in nodes.iter().zip(names) {
-            let session = self.inner.sessions.outbound(*node);
-            sessions.push(session.ok_or_else(|| unavailable(format!("{name} has no session")))?);
-        }
+        // An agent that comes back is waited for a moment, all of them at once.
+        let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
+            self.session_of(*node).await.map_err(|refusal| match refusal.code {
+                RefusalCode::LogsUnavailable => unavailable(format!("{name} has no session")),
+                _ => refusal,
+            })
+        });
+        let sessions = futures::future::try_join_all(sessions).await?;
         let send = |place: usize, order: ProbeOrder| {
             let sent = sessions[place].try_send(Outbound::Probe(order));
             sent.map_err(|_| unavailable(format!("the session of {} takes nothing at present", names[place])))
