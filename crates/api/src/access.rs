@@ -115,6 +115,9 @@ pub(crate) const RULES: &[Rule] = &[
 
     rule("/muster.v1.PolicyService/GetPolicy", Class::Call, USERS),
     rule("/muster.v1.PolicyService/SetPolicy", Class::Call, ADMIN),
+
+    rule("/muster.v1.QueueService/ListQueues", Class::Call, USERS),
+    rule("/muster.v1.QueueService/WatchQueues", Class::Stream, USERS),
 ];
 
 /// The line for a path.

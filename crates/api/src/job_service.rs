@@ -26,7 +26,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
 use crate::submit_stream::{self, naming_leader};
-use crate::watcher::{JobTopic, Watches};
+use crate::watcher::{JobTopic, Messages, Watches};
 
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
@@ -319,7 +319,7 @@ impl JobService for Jobs {
         list(engine, &view, &message, size).map(Response::new)
     }
 
-    type WatchJobsStream = BoxStream<'static, Result<v1::WatchJobsResponse, Status>>;
+    type WatchJobsStream = Messages<v1::WatchJobsResponse>;
 
     async fn watch_jobs(
         &self,

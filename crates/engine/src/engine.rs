@@ -79,6 +79,8 @@ pub(crate) struct Inner {
     pub(crate) probes: Probes,
     info: ReplicaInfo,
     format_max: u16,
+    /// The life of the cluster that the replica's folder is of.
+    pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
@@ -125,6 +127,7 @@ impl Engine {
                 probes: Probes::default(),
                 info,
                 format_max: config.founding.format_max,
+                generation: config.founding.generation,
                 facts: watch::Sender::default(),
                 shutdown,
                 failed: watch::Sender::new(None),
@@ -354,7 +357,8 @@ impl Engine {
         explained.await.map_err(|_| stopping())
     }
 
-    /// Follows the changes behind a position of the log.
+    /// Follows the changes behind a position of the log; what is not in memory any more comes from the
+    /// archive.
     ///
     /// # Errors
     /// When that position is not kept any more, or not yet reached.
@@ -364,7 +368,11 @@ impl Engine {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
             return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
         }
-        self.inner.shared.hub.subscribe(from)
+        let hub = &self.inner.shared.hub;
+        hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {
+            Some(past) => Ok(Subscription::from_past(hub, past)),
+            None => Err(compacted),
+        })
     }
 
     /// Asks the agent of a worker for its output. This replica must lead: sessions are here.

@@ -24,6 +24,7 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod queue;
 mod recovery;
 mod rows;
 mod sequence;
@@ -47,6 +48,7 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
+pub use queue::{QueueLoad, QueueRow, QuotaUse};
 pub use recovery::{Failure, RecoveryRow, Saved};
 pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,

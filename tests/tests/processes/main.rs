@@ -22,3 +22,4 @@ mod server_refusals;
 mod support;
 mod tls;
 mod upgrade;
+mod watch;

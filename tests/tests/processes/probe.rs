@@ -109,10 +109,7 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     // One that needs all three does not: no worker of it ever runs, and the job says on which node that was.
     let mut spec = gang(&evidence, 3);
     spec.contract = spec.contract.map(|contract| v1::JobContract {
-        retry: Some(v1::RetryRules {
-            limits: [("preflight".to_owned(), 0)].into(),
-            ..Default::default()
-        }),
+        retry: Some(v1::RetryRules { limits: [("preflight".to_owned(), 0)].into(), ..Default::default() }),
         ..contract
     });
     let id = submit(spec).await;

@@ -9,11 +9,11 @@ use muster_journal::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency, DependencyRule,
-    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
-    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
-    Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup, TopologyRule, WorkerRequest,
-    limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
+    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
+    TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
