@@ -49,7 +49,16 @@ enum ExampleCommand {
     Work(muster_example::WorkArgs),
 }
 
+/// The first word of a shim's command line.
+const SHIM: &str = "shim";
+
 fn main() -> ExitCode {
+    // Two of these start for every worker, and one whose job has just been submitted waits for them: the
+    // description of all commands, which parsing begins with, would cost more than everything they do.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|first| first == SHIM) {
+        return shim(words);
+    }
     let arguments = Arguments::parse();
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
@@ -80,9 +89,12 @@ fn main() -> ExitCode {
         }
         Command::Example(ExampleCommand::Train(args)) => muster_example::train(args).into(),
         Command::Example(ExampleCommand::Work(args)) => muster_example::work(args).into(),
-        Command::Shim { arguments } => {
-            let code = muster_agent::shim_main(arguments);
-            ExitCode::from(u8::try_from(code).unwrap_or(1))
-        }
+        Command::Shim { arguments } => shim(arguments),
     }
+}
+
+/// Guards one worker, or becomes it.
+fn shim(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+    let code = muster_agent::shim_main(arguments);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

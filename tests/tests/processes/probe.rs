@@ -86,6 +86,7 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     cluster.operate(&["probe", "h1", "no-such"]).await.assert_refused(3, &["NODE_NOT_FOUND"]);
 
     // A gang on the sound hosts starts, checked.
+    cluster.operated(&["cluster", "format", "raise", "3"]).await;
     let evidence = cluster.scratch.path().join("intervals");
     std::fs::create_dir(&evidence).unwrap();
     let submit = |spec| {
