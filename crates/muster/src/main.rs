@@ -49,6 +49,9 @@ enum ExampleCommand {
     Work(muster_example::WorkArgs),
 }
 
+/// Threads of an agent: one that may be held up, and one that is not. A host for training has hundreds of
+/// processors, and a thread for each would take memory from those whom the host is for.
+const AGENT_THREADS: usize = 2;
 /// The first word of a shim's command line.
 const SHIM: &str = "shim";
 
@@ -66,7 +69,7 @@ fn main() -> ExitCode {
             // The protocol's own steps are for those who look for a fault in it.
             process::log_to_stderr("info,openraft=warn");
             process::die_with_parent();
-            process::run(|shutdown| async {
+            process::run(None, |shutdown| async {
                 match server::run(args, shutdown).await {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(error) => process::complain(&error),
@@ -76,11 +79,11 @@ fn main() -> ExitCode {
         Command::Agent(args) => {
             process::log_to_stderr("info");
             process::die_with_parent();
-            process::run(|shutdown| agent::run(args, shutdown))
+            process::run(Some(AGENT_THREADS), |shutdown| agent::run(args, shutdown))
         }
         Command::Quickstart(args) => {
             process::log_to_stderr("error");
-            process::run(|shutdown| async {
+            process::run(None, |shutdown| async {
                 match quickstart::run(args, shutdown).await {
                     Ok(code) => code,
                     Err(error) => process::complain(error.as_ref()),
