@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{Agents, Cluster, eventually, free_address, heavy, is_finished, say, wait_for_job, work};
+use crate::support::{
+    Agents, Cluster, eventually, free_address, heavy, is_finished, say, wait_for_job, work,
+};
 
 /// The host behind the narrow line, and what that takes: less than any network for training.
 const SLOW: &str = "h3";
