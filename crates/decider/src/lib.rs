@@ -22,6 +22,7 @@ mod planned;
 mod rearrange;
 mod recovery;
 mod schedule;
+mod spares;
 mod speculation;
 mod tick;
 
