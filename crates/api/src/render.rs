@@ -43,10 +43,10 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         started_at_ms: row.started_at.map_or(0, |t| t.0),
         finished_at_ms: row.finished_at.map_or(0, |t| t.0),
         changed_at_index: row.changed_at.0,
-        placement: row.placement.as_deref().map(|p| v1::Placement {
-            spares: spares(view, id, detail),
-            ..placement(view, p, detail)
-        }),
+        placement: row
+            .placement
+            .as_deref()
+            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
         worker_count: spec.worker_count(),

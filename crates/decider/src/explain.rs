@@ -212,11 +212,7 @@ fn start(
 }
 
 /// Where it would fit, or why nowhere.
-fn reason(
-    found: Option<&Plan>,
-    ahead: &Ahead,
-    places: &muster_planner::Explanation,
-) -> (WaitReason, String) {
+fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanation) -> (WaitReason, String) {
     match found {
         Some(plan) => {
             let place = format!("{}/{}", plan.region, plan.cluster);

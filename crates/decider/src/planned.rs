@@ -39,8 +39,7 @@ pub(crate) fn with_avoided<'a>(state: &State, job: JobId, holds: &'a Holds, now:
     }
     let mut holds = holds.clone();
     for node in avoided {
-        let nothing =
-            Hold { from: LogTime(0), spare_devices: 0, spare_cpu_milli: 0, spare_memory_bytes: 0 };
+        let nothing = Hold { from: LogTime(0), spare_devices: 0, spare_cpu_milli: 0, spare_memory_bytes: 0 };
         holds.add(node, nothing);
     }
     Cow::Owned(holds)

@@ -65,7 +65,12 @@ pub(crate) fn failed_attempt(
 }
 
 /// What follows a recorded failure; none when none was recorded of this placement.
-pub(crate) fn after_failure(state: &State, job: JobId, row: &JobRow, placement: &Placement) -> Option<Verdict> {
+pub(crate) fn after_failure(
+    state: &State,
+    job: JobId,
+    row: &JobRow,
+    placement: &Placement,
+) -> Option<Verdict> {
     let recovery = state.recovery(job)?;
     let last = recovery.last.as_ref().filter(|last| last.token == placement.token)?;
     let count = recovery.counts.get(&last.class).copied().unwrap_or(0);
@@ -114,7 +119,9 @@ fn gives_up(state: &State, job: JobId, row: &JobRow, class: FailureClass, count:
     // Classes with a limit of their own do not count here; what failed before records of it began does.
     let counts = state.recovery(job).map(|known| &known.counts);
     let apart = named.into_iter().flatten().filter(|(class, _)| class.is_of_application());
-    let apart = apart.filter_map(|(class, _)| counts?.get(class)).fold(0, |sum: u32, count| sum.saturating_add(*count));
+    let apart = apart
+        .filter_map(|(class, _)| counts?.get(class))
+        .fold(0, |sum: u32, count| sum.saturating_add(*count));
     let failures = row.failures.saturating_sub(apart);
     let retries = state.spec(job)?.failure_retries_max;
     let rule = || format!("failure {}, retries allowed: {retries}", failures + 1);
@@ -145,7 +152,12 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
             RankState::Exited(exit) => exit.to_string(),
             _ => String::from("the session of its node ran out"),
         };
-        return Some(Found { class, rank: Some(rank as u32), node: Some(placement.slots[rank].node), detail });
+        return Some(Found {
+            class,
+            rank: Some(rank as u32),
+            node: Some(placement.slots[rank].node),
+            detail,
+        });
     }
     Some(match cause {
         StopCause::WorkerFailed { rank, exit } => Found {

@@ -434,7 +434,10 @@ async fn waiting_submissions_are_bounded_by_their_size_too() {
         let mut spec = muster_types::JobDraft::clone(&job("large", 1));
         spec.groups[0].command = vec!["x".repeat(4_000); 8];
         let spec = spec.check().expect("it is a job");
-        Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(vec![spec; 1_000]) }
+        Command::Submit {
+            request: RequestId(request),
+            jobs: muster_types::Submission::plain(vec![spec; 1_000]),
+        }
     };
     let mut first = Box::pin(engine.execute(large(1)));
     let mut second = Box::pin(engine.execute(large(2)));

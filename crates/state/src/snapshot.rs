@@ -233,13 +233,15 @@ impl Iterator for SnapshotChunks {
                     }
                     None => self.step = Step::NodeFaults(None),
                 },
-                Step::NodeFaults(after) => match batch(NODE_FAULTS, &self.state.node_faults, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
+                Step::NodeFaults(after) => {
+                    match batch(NODE_FAULTS, &self.state.node_faults, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Tail,
                     }
-                    None => self.step = Step::Tail,
-                },
+                }
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));

@@ -132,7 +132,8 @@ impl State {
         let distinct: BTreeSet<(NodeId, u64)> = ranks.iter().map(|(_, s)| (s.node, s.devices.0)).collect();
         // Two workers without devices on one node are told apart by their number alone.
         let enough = |slot: &WorkerSlot| {
-            let of = |slots: &mut dyn Iterator<Item = &WorkerSlot>| slots.filter(|other| *other == slot).count();
+            let of =
+                |slots: &mut dyn Iterator<Item = &WorkerSlot>| slots.filter(|other| *other == slot).count();
             of(&mut spares.iter()) >= of(&mut ranks.iter().map(|(_, taken)| taken))
         };
         let has_devices = ranks.iter().all(|(_, slot)| !slot.devices.is_empty());

@@ -149,8 +149,9 @@ impl State {
                 return Err(broken(format!("{id} has a promise and is {:?}", row.phase)));
             }
             for (rank, slot) in promise.slots.iter().enumerate() {
-                let group =
-                    spec.group_of_slot(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
+                let group = spec
+                    .group_of_slot(rank as u32)
+                    .ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
                 let sum = sums.entry(slot.node).or_default();
                 let twice = group.request.accelerators.as_ref().is_some_and(|a| {
                     matches!(a.amount, muster_types::DeviceAmount::Whole(_))

@@ -9,11 +9,11 @@ use muster_journal::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency, DependencyRule,
-    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
-    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
-    Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup, TopologyRule, WorkerRequest,
-    limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
+    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
+    TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -309,9 +309,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
         rearrange_cause().prop_map(StopCause::Rearranged),
-        (class(), any::<u32>(), "[ -~é]{0,20}").prop_map(|(class, node, detail)| {
-            StopCause::Fault { class, node: NodeId(node), detail }
-        }),
+        (class(), any::<u32>(), "[ -~é]{0,20}")
+            .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),
     ];
     let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
     let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });
@@ -350,9 +349,9 @@ fn decisions() -> impl Strategy<Value = Decision> {
         failed(),
         (job(), token(), vec((any::<u32>(), slot()), 0..3))
             .prop_map(|(job, token, ranks)| Decision::SparesTaken { job, token, ranks }),
-        (job(), token(), any::<u32>(), option::of(any::<u32>())).prop_map(|(job, token, rank, slow_milli)| {
-            Decision::StragglerNoted { job, token, rank, slow_milli }
-        }),
+        (job(), token(), any::<u32>(), option::of(any::<u32>())).prop_map(
+            |(job, token, rank, slow_milli)| { Decision::StragglerNoted { job, token, rank, slow_milli } }
+        ),
     ]
 }
 
