@@ -5,6 +5,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{LogRequest, Reading};
+use muster_state::State;
 use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
     fencing_token_from_proto, job_id, job_spec_to_proto, job_specs_from_proto, jobs_from_proto, request_id,
@@ -51,6 +52,7 @@ impl Jobs {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
+            check_tenants(caller, &view, specs)?;
             engine.check_submission(&view, specs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
@@ -74,6 +76,7 @@ impl Jobs {
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
+            check_tenants(caller, &engine.view(), specs)?;
             let answer = engine.execute(Command::Submit { request, specs: Arc::clone(specs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
@@ -225,6 +228,7 @@ impl JobService for Jobs {
         let (Some(id), Some(job)) = (id, job) else { return Err(invalid(violations)) };
         let engine = self.router.engine();
         let local = || async {
+            caller.check_job(&engine.view(), job)?;
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
             let message = render::job_explained(engine, &engine.view(), job).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
@@ -364,6 +368,7 @@ impl JobService for Jobs {
                     tail_bytes: message.tail_bytes,
                 };
                 let engine = self.router.engine();
+                caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
                 let chunks = engine.read_logs(job, message.rank, message.previous, request).await;
                 let chunks = chunks.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
@@ -373,6 +378,13 @@ impl JobService for Jobs {
             }
         }
     }
+}
+
+/// Whether the caller may submit these; neighbours are nearly always of one tenant.
+fn check_tenants(caller: Caller, view: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
+    specs
+        .chunk_by(|a, b| a.tenant == b.tenant)
+        .try_for_each(|of_one| of_one.first().map_or(Ok(()), |spec| caller.check_tenant(view, &spec.tenant)))
 }
 
 fn no_such_job(id: JobId) -> Refusal {
