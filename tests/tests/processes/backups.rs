@@ -49,12 +49,17 @@ impl Cluster {
         .await;
     }
 
-    /// Reads every record that a replica has, from the first one on; the generations they are of.
-    async fn whole_history(&self, at: usize) -> Vec<u32> {
-        let end = eventually("it has no position", || async {
+    /// Where a replica is in the log.
+    async fn position(&self, at: usize) -> u64 {
+        eventually("it has no position", || async {
             self.status_of(at).await.ok()?.freshness.map(|fresh| fresh.log_index)
         })
-        .await;
+        .await
+    }
+
+    /// Reads every record that a replica has, from the first one on; the generations they are of.
+    async fn whole_history(&self, at: usize) -> Vec<u32> {
+        let end = self.position(at).await;
         let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
         let mut reader = self.client_of(at).read_log(request);
         let (mut next, mut generations) = (1, Vec::new());
@@ -123,7 +128,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
 
     // What comes behind the backup is in an archive, and lost all the same.
     cluster.fill(5).await;
-    let lost = cluster.client().seen_log_index();
+    let lost = cluster.position(cluster.leader().await).await;
     cluster.caught_up(follower, lost).await;
     cluster.archived(follower, lost).await;
 
