@@ -38,6 +38,8 @@ impl Cluster {
 
 /// A segment of the archive every moment, so that history is there within a test.
 const EAGER: &str = "\n[archive]\nsegment_age_ms = 200\n";
+/// Generations in a history through two lives; the records before the cluster's founding are of none.
+const LIVES: [u32; 3] = [0, 1, 2];
 
 impl Cluster {
     /// Waits until the archive of a replica reaches so far.
@@ -157,12 +159,12 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     // History from the first record on, through both lives, in the archive as well.
     let seen = client.seen_log_index();
     cluster.archived(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, [1, 2]);
+    assert_eq!(cluster.whole_history(3).await, LIVES);
     cluster.stop(3).await;
     cluster.assert_archive_is_whole(3).await;
     cluster.start_replica(3);
     cluster.caught_up(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, [1, 2], "after a restart");
+    assert_eq!(cluster.whole_history(3).await, LIVES, "after a restart");
     cluster.assert_digests_agree().await;
     say(&format!("backup and restore: {jobs} jobs, {} bytes", genuine.len()));
 }
@@ -219,7 +221,7 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     assert!((new.generation, new.log_index) > (old.generation, old.log_index));
 
     // What was decided before is known here, down to the first record.
-    assert_eq!(cluster.whole_history(survivor).await, [1, 2]);
+    assert_eq!(cluster.whole_history(survivor).await, LIVES);
 
     // One of before comes back with its disk: it is of another generation.
     let other = (0..3).find(|at| *at != survivor).unwrap();
