@@ -311,14 +311,14 @@ async fn a_tenants_user_acts_for_that_tenant_and_those_below_it() {
 
     // Jobs of others: neither ended nor read.
     let spec = submission("speech", 0).spec.expect("it is given");
-    let specs = muster_wire::convert::job_specs_from_proto("spec", Some(spec)).expect("it is a job");
+    let jobs = muster_wire::convert::submissions_from_proto("spec", Some(spec)).expect("it is a job");
     let register = muster_decider::Command::Register {
         spec: host("h1"),
         holder: muster_types::HolderId(1),
         other_session_is_over: false,
     };
     world.engine.execute(register).await.expect("a host comes");
-    let submit = muster_decider::Command::Submit { request: muster_types::RequestId(7), specs: specs.into() };
+    let submit = muster_decider::Command::Submit { request: muster_types::RequestId(7), jobs: jobs.into() };
     let answer = world.engine.execute(submit).await.expect("it fits");
     let muster_decider::Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
     let job_id = jobs[0].to_string();

@@ -1,5 +1,6 @@
 //! Placing waiting gangs.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_journal::Decision;
@@ -10,6 +11,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
 use crate::future::Future;
 use crate::job::settle_left_over;
+use crate::planned::{planned_spec, with_avoided};
 use crate::rearrange;
 use crate::speculation::Speculation;
 
@@ -162,12 +164,23 @@ fn offer(
     let (state, valuation) = (speculation.state(), speculation.valuation());
     let job = candidate.turn.job;
     let row = state.job(job).expect("a job in line has a row").clone();
-    let spec = state.spec(job).expect("a job in line has a spec").clone();
+    // Where its checkpoints cannot be read it would begin again.
+    let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     let holds = pass.future.holds_for(state, &spec.tenant);
-    let found = with_terms(state, speculation.now(), &spec, &row, &holds, |terms| {
-        let terms = Terms { valuation: Some(valuation), ..*terms };
-        plan(state, &spec, &terms, budget)
-    });
+    let mut place = |holds: &Holds| {
+        with_terms(state, speculation.now(), &spec, &row, holds, |terms| {
+            let terms = Terms { valuation: Some(valuation), ..*terms };
+            plan(state, &spec, &terms, budget)
+        })
+    };
+    let mut found = Verdict::Waits;
+    // Away from nodes that failed under it, as long as there are others.
+    if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.now()) {
+        found = place(&elsewhere);
+    }
+    if found == Verdict::Waits {
+        found = place(&holds);
+    }
     match found {
         Verdict::Fits(found) => {
             pass.future.changed(&found.region, &found.cluster);

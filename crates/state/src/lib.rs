@@ -25,6 +25,7 @@ mod guard;
 mod history;
 mod index;
 mod queue;
+mod recovery;
 mod rows;
 mod sequence;
 mod snapshot;
@@ -48,6 +49,7 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use queue::{QueueLoad, QueueRow, QuotaUse};
+pub use recovery::{Failure, RecoveryRow, Saved};
 pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
     PromiseRow, RankState, RequestAnswer, RequestRow,

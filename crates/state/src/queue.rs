@@ -30,7 +30,7 @@ impl QueueLoad {
     fn of(standing: &Standing) -> QueueLoad {
         QueueLoad {
             pending_jobs: u64::from(standing.pending),
-            held_jobs: u64::from(standing.held),
+            held_jobs: u64::from(standing.held.is_some()),
             pending_milli: if standing.pending { standing.asked_milli } else { 0 },
             active_jobs: u64::from(standing.active),
             active_milli: standing.active_milli,
