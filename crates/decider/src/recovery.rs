@@ -186,6 +186,16 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     })
 }
 
+/// The class that explains the end of a gang, as far as it is known now.
+pub(crate) fn class_of_end(placement: &Placement, cause: &StopCause) -> Option<FailureClass> {
+    failure_of(placement, cause).map(|found| found.class)
+}
+
+/// Whether a rank ended by the fault of its place.
+pub(crate) fn is_fault_of_place(rank: &RankState) -> bool {
+    fault_of_place(rank).is_some()
+}
+
 /// The class of a rank's end that its place is to blame for; what says most comes first.
 fn fault_of_place(rank: &RankState) -> Option<(FailureClass, u8)> {
     match rank {

@@ -38,6 +38,7 @@ mod replicated;
 #[cfg(test)]
 mod sample;
 mod session;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod waiters;
