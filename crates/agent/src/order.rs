@@ -90,6 +90,8 @@ pub struct Placement {
     pub region: String,
     /// The fleet cluster in that region.
     pub cluster: String,
+    /// Whether the gang's network is checked before its workers start.
+    pub preflight: bool,
 }
 
 impl Placement {
@@ -204,6 +206,7 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         array: order.array_index.zip(order.array_size),
         region: order.region,
         cluster: order.cluster,
+        preflight: order.preflight,
     })
 }
 

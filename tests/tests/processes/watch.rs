@@ -10,7 +10,7 @@ use muster_wire::v1::watch_jobs_response::Event;
 use crate::support::{Cluster, PATIENCE, eventually, heavy, job, node, register, say};
 
 /// Changes that a replica keeps in memory, and some more.
-const MORE_THAN_KEPT: usize = 66_000;
+const MORE_THAN_KEPT: usize = 70_000;
 const BATCH: usize = 1_000;
 /// Snapshots and segments every moment, so that the log is purged within a test.
 const EAGER: &str =

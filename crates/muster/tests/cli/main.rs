@@ -639,3 +639,24 @@ fn watches_of_queues_and_nodes_print_each_change_until_the_time_is_up() {
     assert!(lines[0].starts_with("#41  host-0  ") && lines[1].contains("  cordoned  "), "{}", ran.out);
     assert_eq!(lines[2], "#44  node-7  forgotten");
 }
+
+#[test]
+fn a_client_certificate_may_name_a_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("authority");
+    let authority = authority.to_str().unwrap();
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", authority, "--cluster-id", id])).code, 0);
+    let out = folder.path().join("ada");
+    let out = out.to_str().unwrap();
+    let issue = |kind: &str, tenant: &str| {
+        finish(command("", &["ca", "issue", authority, kind, "ada", "--tenant", tenant, "--out", out]))
+    };
+    for (kind, tenant) in [("agent", "vision"), ("admin", "vision"), ("client", "No"), ("client", "a/b")] {
+        let ran = issue(kind, tenant);
+        assert!(ran.code == 2 && ran.err.starts_with("error: "), "{kind} of {tenant}: {}", ran.err);
+    }
+    let ran = issue("client", "vision");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains(&format!("spiffe://{id}/tenant/vision/ada")), "{}", ran.out);
+}
