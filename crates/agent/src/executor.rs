@@ -82,6 +82,12 @@ pub trait Executor: Send + Sync + 'static {
     /// of each is told as an event; a launch that fails is an end.
     fn start(&self, placement: Arc<Placement>, epoch: u64) -> impl Future<Output = ()> + Send;
 
+    /// Whether its workers run on the host of the agent: only then says a look at this host's network
+    /// something about theirs.
+    fn is_on_this_host(&self) -> bool {
+        true
+    }
+
     /// Records that this worker will not be launched, and tells it as an end.
     fn refuse(&self, key: WorkerKey, reason: String) -> impl Future<Output = ()> + Send;
 

@@ -387,7 +387,7 @@ impl<E: Executor> Node<E> {
                 tracing::warn!(%job, %token, reason, "the start is refused");
                 self.refuse(&placement, &reason).await;
             }
-            Fit::Go { .. } if placement.preflight && !checked => {
+            Fit::Go { .. } if placement.preflight && self.executor.is_on_this_host() && !checked => {
                 if let Some(pending) = self.pending.get_mut(&(job, token)) {
                     pending.wait = Wait::Preflight;
                 }

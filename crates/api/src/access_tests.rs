@@ -160,6 +160,12 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     };
     let status = session("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
+    for other in ["h10", "h", "x.h1", ""] {
+        let status = session(other).await.expect_err("another's node");
+        assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{other:?}: {status:?}");
+    }
+    let status = session("h1.n1").await.expect_err("the description is empty");
+    assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "one below it is its own: {status:?}");
     let status = session("h1").await.expect_err("the description is empty");
     assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "its own is looked at: {status:?}");
     let upload = |name: &str| {

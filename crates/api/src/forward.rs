@@ -80,13 +80,14 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether the caller is this node's agent, as far as that is known.
+    /// Whether the caller is this node's agent, as far as that is known. The agent of a cluster of another
+    /// scheduler speaks for all nodes below its own name: `slurm-a` for `slurm-a.n1`.
     ///
     /// # Errors
     /// When it is another's.
     pub(crate) fn speaks_for(&self, node: &str) -> Result<(), Status> {
         match self.principal {
-            Principal::Named(PeerName { role: Role::Agent(own), .. }) if own.as_str() != node => {
+            Principal::Named(PeerName { role: Role::Agent(own), .. }) if !is_below(own.as_str(), node) => {
                 let text = format!("{} does not speak for another node", self.principal);
                 let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
                 Err(to_status(&refusal.with("principal", self.principal)))
@@ -116,6 +117,11 @@ impl Caller {
     pub(crate) fn check_job(&self, view: &State, job: JobId) -> Result<(), Refusal> {
         view.spec(job).map_or(Ok(()), |spec| self.check_tenant(view, &spec.tenant))
     }
+}
+
+/// Whether a node is the agent's own, or below it.
+fn is_below(own: &str, node: &str) -> bool {
+    node.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Router {

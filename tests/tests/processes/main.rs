@@ -19,6 +19,7 @@ mod reflection;
 mod run_once;
 mod runbooks;
 mod server_refusals;
+mod slurm;
 mod support;
 mod tls;
 mod upgrade;

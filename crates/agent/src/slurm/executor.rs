@@ -141,6 +141,10 @@ impl Executor for SlurmExecutor {
         }
     }
 
+    fn is_on_this_host(&self) -> bool {
+        false
+    }
+
     async fn refuse(&self, key: WorkerKey, reason: String) {
         let status = ExitStatus::LaunchFailed(detail(&reason));
         let (folders, kept) = (self.folders.clone(), status.clone());

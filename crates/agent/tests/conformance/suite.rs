@@ -122,6 +122,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             checkpoint_directory: String::new(),
             working_directory: String::new(),
             array: None,
+            preflight: false,
             region: "r".into(),
             cluster: "c".into(),
         })

@@ -79,7 +79,8 @@ pub fn start_or_skip(shape: Shape) -> Option<Lab> {
     }
 }
 
-fn free_port() -> u16 {
+/// A port of the loopback address that nobody has.
+pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
@@ -135,7 +136,8 @@ impl Lab {
     }
 
     fn munge(&mut self) {
-        let key: Vec<u8> = (0..1_024).map(|_| rand::random::<u8>()).collect();
+        let mut key = vec![0; 1_024];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom").unwrap(), &mut key).unwrap();
         std::fs::write(self.at("etc/munge.key"), key).unwrap();
         std::fs::set_permissions(self.at("etc/munge.key"), std::os::unix::fs::PermissionsExt::from_mode(0o400))
             .unwrap();
