@@ -213,7 +213,9 @@ impl AgentConfig {
         self.check_own()?;
         match (&self.node, &self.slurm) {
             (Some(node), None) => node.check(root),
-            (Some(_), Some(_)) => Err(broken("slurm", "an agent is for a host or for a cluster: not beside node")),
+            (Some(_), Some(_)) => {
+                Err(broken("slurm", "an agent is for a host or for a cluster: not beside node"))
+            }
             (None, _) => Err(broken("node", "must describe this host")),
         }
     }
@@ -272,8 +274,7 @@ pub(crate) fn base_environment(pass: &[String]) -> BTreeMap<String, String> {
         let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
         Some((name.to_owned(), value))
     });
-    let passed =
-        pass.iter().filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
+    let passed = pass.iter().filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
     usual.chain(passed).collect()
 }
 

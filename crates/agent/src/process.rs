@@ -78,7 +78,12 @@ impl ProcessExecutor {
                 .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
                 .ok(),
         };
-        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events, beginning: Mutex::default() }) }, told)
+        (
+            ProcessExecutor {
+                shared: Arc::new(Shared { settings, cgroup_parent, events, beginning: Mutex::default() }),
+            },
+            told,
+        )
     }
 
     async fn tell(&self, event: ExecutorEvent) {

@@ -33,7 +33,8 @@ pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
 pub use name::{NameError, PeerName, Principal, Role, ShortName};
 pub use sealed::{
-    FRAME_BYTES_MAX, Greeted, SEALED_NAME_BYTES_MAX, SealedError, SealedReader, SealedWriter, Secret, dial, greet,
+    FRAME_BYTES_MAX, Greeted, SEALED_NAME_BYTES_MAX, SealedError, SealedReader, SealedWriter, Secret, dial,
+    greet,
 };
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};

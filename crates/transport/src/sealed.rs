@@ -335,8 +335,7 @@ mod tests {
         }
         // Both directions of one connection have keys of their own.
         let secret = Secret::random().unwrap();
-        let mut out =
-            SealedWriter { to: Vec::new(), direction: derive(&secret, b"a", b"b", b"to caller") };
+        let mut out = SealedWriter { to: Vec::new(), direction: derive(&secret, b"a", b"b", b"to caller") };
         out.write(b"one".to_vec()).await.unwrap();
         let mut reader =
             SealedReader { from: &out.to[..], direction: derive(&secret, b"a", b"b", b"to called") };

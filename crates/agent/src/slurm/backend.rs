@@ -91,7 +91,8 @@ impl Promise {
     pub(super) fn left(&self) -> Option<Left> {
         let mut state = locked(&self.state);
         let now = BootTime::now();
-        let slot = locked(&self.lease).standing(now).filter(|slot| slot.epoch == self.epoch && !state.over)?;
+        let slot =
+            locked(&self.lease).standing(now).filter(|slot| slot.epoch == self.epoch && !state.over)?;
         let end = slot.deadline.after(Duration::from_millis(slot.grace_ms));
         state.until = Some(state.until.map_or(end, |before| before.max(end)));
         let nanos = u64::try_from(now.until(slot.deadline).as_nanos()).unwrap_or(u64::MAX);
@@ -378,7 +379,8 @@ impl Backend {
             format!("--partition={}", partition.name),
         ]);
         if holds.devices > 0 {
-            let gres = self.offered(node).ok_or_else(|| format!("node {} has no GPUs any more", node.name))?;
+            let gres =
+                self.offered(node).ok_or_else(|| format!("node {} has no GPUs any more", node.name))?;
             let kind = if gres.kind.is_empty() { String::new() } else { format!("{}:", gres.kind) };
             arguments.push(format!("--gres=gpu:{kind}{}", holds.devices));
         }

@@ -134,7 +134,8 @@ impl Cli {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let printed = self.call_with("sbatch", &arguments, script).await?;
         // Accepted, but as what? As after an answer that was lost.
-        let unreadable = || CallError::Unreachable(format!("sbatch printed no job id but {:?}", short(&printed)));
+        let unreadable =
+            || CallError::Unreachable(format!("sbatch printed no job id but {:?}", short(&printed)));
         super::parse::submitted(&printed).ok_or_else(unreadable)
     }
 
@@ -173,11 +174,8 @@ impl Cli {
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
         };
-        let ((), printed, complaint) = tokio::join!(
-            feed,
-            bounded(out, OUTPUT_BYTES_MAX),
-            bounded(complaint, COMPLAINT_BYTES_MAX)
-        );
+        let ((), printed, complaint) =
+            tokio::join!(feed, bounded(out, OUTPUT_BYTES_MAX), bounded(complaint, COMPLAINT_BYTES_MAX));
         let status = child.wait().await.map_err(failed)?;
         if status.success() {
             return printed.map_err(failed);
@@ -208,7 +206,10 @@ mod tests {
     fn complaints_are_told_apart() {
         let socket = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation";
         assert!(classify(socket).is_uncertain());
-        assert!(classify("squeue: error: slurm_load_jobs: Unable to contact slurm controller (connect failure)").is_uncertain());
+        assert!(
+            classify("squeue: error: slurm_load_jobs: Unable to contact slurm controller (connect failure)")
+                .is_uncertain()
+        );
         let busy = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying";
         assert!(matches!(classify(busy), CallError::Busy(_)));
         let refused = "sbatch: error: invalid partition specified: nope\n\

@@ -168,7 +168,10 @@ impl SlurmConfig {
         if self.advertise.is_none() && self.listen.ip().is_unspecified() {
             return Err(broken("slurm.advertise", "must say what to dial where `listen` is every address"));
         }
-        if advertise.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
+        if advertise
+            .rsplit_once(':')
+            .is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+        {
             return Err(broken("slurm.advertise", "must be host:port"));
         }
         Ok(Settings {

@@ -52,7 +52,8 @@ pub(super) fn before_launch(job: &SlurmJob) -> ExitStatus {
                 .to_owned()
         }
         ("FAILED", code::UNREACHABLE) => {
-            "its runner could not reach the agent; see slurm.advertise in the agent's configuration".to_owned()
+            "its runner could not reach the agent; see slurm.advertise in the agent's configuration"
+                .to_owned()
         }
         ("FAILED", code::REFUSED) => "its runner was turned away".to_owned(),
         ("FAILED", code::SETUP) => {

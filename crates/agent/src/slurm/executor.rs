@@ -34,6 +34,8 @@ pub struct SlurmExecutor {
     folders: Folders,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
+    /// Shares are begun one after another: the same one may be asked for twice.
+    beginning: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What an executor is made of.
@@ -70,7 +72,19 @@ impl SlurmExecutor {
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let NodeParts { slurm_node, node, accelerator, folders, lease } = parts;
-        (SlurmExecutor { backend, slurm_node, node, accelerator, folders, lease, events }, told)
+        (
+            SlurmExecutor {
+                backend,
+                slurm_node,
+                node,
+                accelerator,
+                folders,
+                lease,
+                events,
+                beginning: Arc::default(),
+            },
+            told,
+        )
     }
 
     fn share_name(&self, key: WorkerKey) -> String {
@@ -130,6 +144,7 @@ impl Executor for SlurmExecutor {
         let stage = Stage::Wanted { tried: false };
         let record = Record { placement: (*placement).clone(), epoch, secret, stage, granted: None };
         let (folders, kept) = (self.folders.clone(), record.clone());
+        let _turn = self.beginning.lock().await;
         match blocking(move || folders.begin(&kept)).await {
             Ok(true) => self.take_up(record),
             // Started, or refused, before: never again.

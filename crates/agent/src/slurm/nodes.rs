@@ -100,7 +100,9 @@ impl Nodes {
             match read_record::<NodeSpec>(&entry.path().join("spec")) {
                 Ok(Some(spec)) => known.push((name, spec)),
                 Ok(None) => {}
-                Err(error) => tracing::warn!(node = name, %error, "what this node is is read from Slurm again"),
+                Err(error) => {
+                    tracing::warn!(node = name, %error, "what this node is is read from Slurm again")
+                }
             }
         }
         known
@@ -124,7 +126,10 @@ impl Nodes {
             match self.served.get(&found.name) {
                 Some(served) if served.spec == spec => {}
                 Some(served) if served.executor.is_busy() => {
-                    self.say_once(&found.name, "it has changed; that is taken over when nothing runs there".into());
+                    self.say_once(
+                        &found.name,
+                        "it has changed; that is taken over when nothing runs there".into(),
+                    );
                 }
                 Some(_) => {
                     tracing::info!(node = found.name, "the node has changed");
@@ -233,8 +238,10 @@ impl Nodes {
         &self,
         slurm_node: &str,
         spec: &NodeSpec,
-    ) -> Result<(SlurmExecutor, impl Future<Output = ()> + Send + use<>), Box<dyn std::error::Error + Send + Sync>>
-    {
+    ) -> Result<
+        (SlurmExecutor, impl Future<Output = ()> + Send + use<>),
+        Box<dyn std::error::Error + Send + Sync>,
+    > {
         let folder = self.root.join(slurm_node);
         let state = Arc::new(StateDir::open_for_remote(&folder, &self.boot_id_path)?);
         write_record(&folder.join("spec"), spec)?;
@@ -242,8 +249,7 @@ impl Nodes {
         // The highest epoch that anything belongs to, before there is a lease to be asked.
         let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
         let lease = Arc::new(Mutex::new(Lease::open(&state.lease(), state.holder().0, floor)?));
-        let (executor, told) =
-            super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
+        let (executor, told) = super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let node =

@@ -126,8 +126,7 @@ impl SlurmJob {
 }
 
 /// The fields of [`jobs`], for `squeue -O`. A job's name and comment are the user's: they come last.
-pub(super) const JOB_FIELDS: &str =
-    "JobID:|,State:|,exit_code:|,NodeList:|,Reason:|,Comment:|,Name:|";
+pub(super) const JOB_FIELDS: &str = "JobID:|,State:|,exit_code:|,NodeList:|,Reason:|,Comment:|,Name:|";
 
 /// What `squeue -h -O` printed with [`JOB_FIELDS`].
 pub(super) fn jobs(text: &str) -> Vec<SlurmJob> {
@@ -275,8 +274,17 @@ mod tests {
         for state in ["IDLE", "MIXED", "ALLOCATED", "IDLE+CLOUD+POWERED_DOWN", "MIXED+PLANNED"] {
             assert!(usable(state), "{state}");
         }
-        let unusable =
-            ["DOWN", "DOWN*", "IDLE*", "IDLE+DRAIN", "MIXED+MAINT", "UNKNOWN", "IDLE+NOT_RESPONDING", "", "FAIL"];
+        let unusable = [
+            "DOWN",
+            "DOWN*",
+            "IDLE*",
+            "IDLE+DRAIN",
+            "MIXED+MAINT",
+            "UNKNOWN",
+            "IDLE+NOT_RESPONDING",
+            "",
+            "FAIL",
+        ];
         for state in unusable {
             assert!(!usable(state), "{state}");
         }
@@ -288,7 +296,9 @@ mod tests {
         assert_eq!(of("gpu:4"), [(String::new(), 4)]);
         assert_eq!(of("gpu:a100:2,gpu:h100:6(S:0-1)"), [("a100".into(), 2), ("h100".into(), 6)]);
         assert_eq!(of("gpu:h100:2(S:0),gpu:h100:2(S:1)"), [("h100".into(), 4)]);
-        for nothing in ["", "(null)", "gpu", "gpu:h100", "gpu:h100:x", "gpu:99999999", "shard:8", "((((", ")))"] {
+        for nothing in
+            ["", "(null)", "gpu", "gpu:h100", "gpu:h100:x", "gpu:99999999", "shard:8", "((((", ")))"]
+        {
             assert_eq!(of(nothing), [], "{nothing}");
         }
     }
@@ -312,10 +322,14 @@ mod tests {
     fn some_reasons_never_end() {
         let of = |reason: &str| jobs(&format!("1|PENDING|0||{reason}|c|n|")).remove(0);
         assert!(of("PartitionConfig").is_refused() && !of("Priority").is_refused());
-        assert!(of("Job's account not known, so it can't use this partition (closed allows nobody)").is_refused());
+        assert!(
+            of("Job's account not known, so it can't use this partition (closed allows nobody)").is_refused()
+        );
         let waits = |reason: &str| of(reason).waits_in_vain();
         assert!(waits("JobHeldAdmin") && waits("ReqNodeNotAvail, UnavailableNodes:n1"));
-        assert!(waits("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"));
+        assert!(waits(
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+        ));
         assert!(!waits("Priority") && !waits("Resources") && !waits("Dependency") && !waits("None"));
     }
 

@@ -415,7 +415,8 @@ impl Running {
             ToRunner::Lapsed | ToRunner::Refused { .. } => {
                 let grace = self.placement.stop_grace;
                 let slot = self.lease.standing(BootTime::now());
-                self.stop_all(slot.map_or(Duration::ZERO, |s| Duration::from_millis(s.grace_ms)).min(grace)).await;
+                self.stop_all(slot.map_or(Duration::ZERO, |s| Duration::from_millis(s.grace_ms)).min(grace))
+                    .await;
                 // Nothing renews any more; what is left of the lease ends the rest.
                 self.renew_at = Instant::now() + RENEW.1;
             }
@@ -472,7 +473,8 @@ impl Running {
                 // What a program makes of being told to stop is not its result.
                 let status = match status {
                     ExitStatus::Code(_) | ExitStatus::Signal(_) if self.evicted.contains(&key.rank) => {
-                        let text = "its batch job was told to end: cancelled in Slurm, out of time, or preempted";
+                        let text =
+                            "its batch job was told to end: cancelled in Slurm, out of time, or preempted";
                         ExitStatus::BackendLost(text.to_owned())
                     }
                     status => status,
@@ -545,8 +547,11 @@ fn map_devices(placement: &mut Placement, given: Option<&str>) -> Result<(), Str
     if meant.is_empty() {
         return Ok(());
     }
-    let given: Option<Vec<u16>> =
-        given.unwrap_or_default().split(',').map(|text| text.trim().parse().ok().filter(|n| *n < 64)).collect();
+    let given: Option<Vec<u16>> = given
+        .unwrap_or_default()
+        .split(',')
+        .map(|text| text.trim().parse().ok().filter(|n| *n < 64))
+        .collect();
     let given = given.ok_or("Slurm names its devices in a way that is not understood")?;
     if given.len() < meant.count() as usize {
         return Err(detail(&format!("Slurm gave {} devices of {}", given.len(), meant.count())));

@@ -274,7 +274,9 @@ impl Work {
         let Some(inbox) = self.share.own_inbox.upgrade() else { return };
         // From here on a batch job may exist, whatever happens to this agent.
         if !tried && !self.set_stage(Stage::Wanted { tried: true }).await {
-            return self.give_up(&ExitStatus::LaunchFailed("the intent to submit is not durable".into())).await;
+            return self
+                .give_up(&ExitStatus::LaunchFailed("the intent to submit is not durable".into()))
+                .await;
         }
         self.submitting = true;
         let (backend, script) = (Arc::clone(&self.share.backend), self.script());
@@ -346,7 +348,9 @@ impl Work {
                 (None, said) => said.to_owned(),
             };
             let seconds = start_wait.as_secs();
-            return self.give_up(&ends::lost(&format!("Slurm started nothing within {seconds} s: {why}"))).await;
+            return self
+                .give_up(&ends::lost(&format!("Slurm started nothing within {seconds} s: {why}")))
+                .await;
         }
         if let (Some(since), Some(job)) = (self.runs_since, &self.job)
             && since.elapsed() > runner_wait + CANCEL_WAIT
@@ -460,7 +464,8 @@ impl Work {
             self.runs_since.get_or_insert_with(Instant::now);
         }
         let status = if job.is_refused() {
-            let text = format!("Slurm refuses batch job {}, which would wait for ever: {}", job.id, job.reason);
+            let text =
+                format!("Slurm refuses batch job {}, which would wait for ever: {}", job.id, job.reason);
             Some(ExitStatus::LaunchFailed(detail(&text)))
         } else if job.waits_in_vain() {
             let since = *self.vain_since.get_or_insert_with(Instant::now);
@@ -598,7 +603,8 @@ impl Work {
         if !again {
             self.heard = 0;
         }
-        let stops: Vec<(u32, Duration)> = self.stops.iter().map(|(rank, (grace, _))| (*rank, *grace)).collect();
+        let stops: Vec<(u32, Duration)> =
+            self.stops.iter().map(|(rank, (grace, _))| (*rank, *grace)).collect();
         for (rank, grace) in stops {
             let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
             self.tell(ToRunner::Stop { rank, grace_ms });
@@ -668,7 +674,8 @@ impl Work {
             self.heard = number;
             match frame {
                 Frame::Output(piece) => {
-                    let (key, bytes_max) = (self.share.key(piece.rank), self.share.backend.logs.worker_bytes_max);
+                    let (key, bytes_max) =
+                        (self.share.key(piece.rank), self.share.backend.logs.worker_bytes_max);
                     if self.share.record.placement.ranks().any(|rank| rank == piece.rank) {
                         self.outputs.write(&self.share.folders, key, &piece, bytes_max);
                     }
@@ -718,7 +725,10 @@ mod tests {
     #[test]
     fn words_are_the_shells_as_they_are() {
         for word in ["plain", "with space", "it's", "$HOME `x` \\ \" *"] {
-            let out = std::process::Command::new("sh").arg("-c").arg(format!("printf %s {}", quoted(word))).output();
+            let out = std::process::Command::new("sh")
+                .arg("-c")
+                .arg(format!("printf %s {}", quoted(word)))
+                .output();
             assert_eq!(String::from_utf8(out.unwrap().stdout).unwrap(), word);
         }
     }

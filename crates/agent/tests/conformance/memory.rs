@@ -5,9 +5,7 @@
 
 use crate::process::Keeper;
 use crate::suite::{Behaviour, Subject, conforms};
-use muster_agent::executor::{
-    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest,
-};
+use muster_agent::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use muster_agent::order::{Placement, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus};
 use std::collections::BTreeMap;

@@ -51,7 +51,10 @@ async fn a_full_cluster_gives_the_place_up_again() {
     });
     let gang = bench.start(&[Behaviour::Exit(0)]).await;
     let end = bench.end_of(gang.key(0)).await;
-    assert!(matches!(&end, ExitStatus::BackendLost(why) if why.contains("started nothing within 3 s")), "{end}");
+    assert!(
+        matches!(&end, ExitStatus::BackendLost(why) if why.contains("started nothing within 3 s")),
+        "{end}"
+    );
     bench.subject.lab.slurm("scancel", &[&foreign]);
     bench.subject.assert_clean();
     assert_eq!(bench.subject.launches(gang.key(0)), 0);
@@ -99,9 +102,11 @@ async fn a_cancellation_by_somebody_else_is_no_result_of_the_program() {
     let id = job[0].split(' ').next().unwrap().to_owned();
     // Another batch job with the same script, as a second submission would be: its runner is turned away.
     let script = bench.subject.folder.path().join("script");
-    let written = bench.subject.lab.slurm("scontrol", &["write", "batch_script", &id, script.to_str().unwrap()]);
+    let written =
+        bench.subject.lab.slurm("scontrol", &["write", "batch_script", &id, script.to_str().unwrap()]);
     assert!(written.status.success(), "{written:?}");
-    let second = bench.subject.lab.slurm("sbatch", &["--parsable", "-o", "/dev/null", script.to_str().unwrap()]);
+    let second =
+        bench.subject.lab.slurm("sbatch", &["--parsable", "-o", "/dev/null", script.to_str().unwrap()]);
     let second = String::from_utf8(second.stdout).unwrap().trim().to_owned();
     bench.subject.lab.wait_for("the second to be turned away", |lab| {
         let shown = lab.slurm("scontrol", &["-o", "show", "job", &second]).stdout;
@@ -152,8 +157,9 @@ async fn start_waiting(bench: &mut OnBench<'_>) -> Arc<Placement> {
     placement.workers[0].cpu_milli = 32_000;
     let placement = Arc::new(placement);
     bench.executor.start(Arc::clone(&placement), bench.subject.epoch()).await;
-    bench.subject.lab.wait_for("our job to wait", |lab| {
-        lab.jobs().iter().any(|job| job.contains(" PENDING muster-"))
-    });
+    bench
+        .subject
+        .lab
+        .wait_for("our job to wait", |lab| lab.jobs().iter().any(|job| job.contains(" PENDING muster-")));
     placement
 }

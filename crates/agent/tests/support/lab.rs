@@ -45,7 +45,8 @@ pub fn available() -> Result<(), String> {
         return Err("Slurm's daemons are started as root, which this is not".to_owned());
     }
     let is_here = || {
-        let sbin = ["slurmctld", "slurmd", "munged"].iter().all(|name| Path::new("/usr/sbin").join(name).exists());
+        let sbin =
+            ["slurmctld", "slurmd", "munged"].iter().all(|name| Path::new("/usr/sbin").join(name).exists());
         sbin && Path::new("/usr/bin/sbatch").exists()
     };
     // Several test processes may come to this at once.
@@ -106,8 +107,7 @@ impl Lab {
             let mode = Mode::S_IRUSR | Mode::S_IWUSR;
             mknod(&at.join(format!("dev/gpu{gpu}")), SFlag::S_IFCHR, mode, makedev(1, 3)).unwrap();
         }
-        let mut lab =
-            Lab { shape, munged: None, controller: None, daemons: Vec::new(), folder };
+        let mut lab = Lab { shape, munged: None, controller: None, daemons: Vec::new(), folder };
         lab.munge();
         lab.configure();
         lab.start_controller();
@@ -139,8 +139,11 @@ impl Lab {
         let mut key = vec![0; 1_024];
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom").unwrap(), &mut key).unwrap();
         std::fs::write(self.at("etc/munge.key"), key).unwrap();
-        std::fs::set_permissions(self.at("etc/munge.key"), std::os::unix::fs::PermissionsExt::from_mode(0o400))
-            .unwrap();
+        std::fs::set_permissions(
+            self.at("etc/munge.key"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o400),
+        )
+        .unwrap();
         let path = |name: &str| self.at(name).display().to_string();
         let child = Command::new("/usr/sbin/munged")
             .arg("--foreground")
@@ -184,7 +187,8 @@ impl Lab {
         } else {
             let _ = writeln!(text, "GresTypes=gpu");
             let last = gpus - 1;
-            let _ = writeln!(gres, "NodeName=n[1-{nodes}] Name=gpu Type=h100 File={folder}/dev/gpu[0-{last}]");
+            let _ =
+                writeln!(gres, "NodeName=n[1-{nodes}] Name=gpu Type=h100 File={folder}/dev/gpu[0-{last}]");
             format!("Gres=gpu:h100:{gpus}")
         };
         for node in 1..=nodes {
@@ -244,7 +248,11 @@ impl Lab {
 
     /// One of Slurm's commands.
     pub fn slurm(&self, program: &str, arguments: &[&str]) -> Output {
-        let output = Command::new(program).args(arguments).env("SLURM_CONF", self.conf()).stdin(Stdio::null()).output();
+        let output = Command::new(program)
+            .args(arguments)
+            .env("SLURM_CONF", self.conf())
+            .stdin(Stdio::null())
+            .output();
         output.unwrap()
     }
 
@@ -280,7 +288,9 @@ impl Lab {
     fn end_steps(&self) {
         let mark = format!("{}/", self.folder.path().display());
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
             let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
             let is_ours = String::from_utf8_lossy(&environment).contains(&mark);
