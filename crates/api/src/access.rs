@@ -90,6 +90,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
+    rule("/muster.v1.FleetService/ProbeNodes", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
 
@@ -202,6 +203,7 @@ mod tests {
                 "ChangeVoters",
                 "CreateBackup",
                 "ForgetNode",
+                "ProbeNodes",
                 "PromoteReplica",
                 "RaiseFormat",
                 "ReadRounds",

@@ -14,10 +14,10 @@ use v1::job_service_client::JobServiceClient;
 use v1::policy_service_client::PolicyServiceClient;
 use v1::queue_service_client::QueueServiceClient;
 
-use crate::Client;
 use crate::error::{AttemptError, CallError};
 use crate::read::is_past;
 use crate::repeat::Subject;
+use crate::{Client, Options};
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
 /// policy about 4.
@@ -336,6 +336,23 @@ impl Client {
         let answer: v1::ForgetNodeResponse = self.repeat(repeatable("forget node"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
+    }
+
+    /// Measures the network between some nodes; takes some seconds.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn probe_nodes(
+        &self,
+        request: v1::ProbeNodesRequest,
+    ) -> Result<v1::ProbeNodesResponse, CallError> {
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).probe_nodes(request).await }
+        };
+        // Longer than any other call: one that is given up is begun again elsewhere, beside itself.
+        let options = Options { attempt_timeout: self.options.deadline, ..self.options.clone() };
+        self.with_options(options).repeat(repeatable("probe nodes"), send).await
     }
 
     /// How some replica stands. Does not wait for what this client has seen: how far a replica lags

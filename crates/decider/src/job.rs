@@ -10,13 +10,14 @@ use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
 use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
+use crate::spares;
 use crate::speculation::Speculation;
 
 /// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
 /// for its end to be settled.
 pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
-    // A job moves at most: stop requested, failure recorded, waiting again, released, promise dropped or taken. More
-    // would be a loop.
+    // A job moves at most: stop requested, spares taken, failure recorded, waiting again, released, promise dropped or
+    // taken. More would be a loop.
     for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
         let over = matches!(decision, Decision::JobFinished { .. });
@@ -84,6 +85,9 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
         }
         Phase::Stopping(cause) => {
             let placement = row.placement.as_deref()?;
+            if let Some(swap) = spares::swap(speculation, job, row, placement, cause) {
+                return Some(swap);
+            }
             if placement.live > 0 {
                 return None;
             }
@@ -133,7 +137,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Deci
         if !node.is_placeable() || node.incarnation != slot.incarnation {
             return Some(Decision::PromiseDropped { job });
         }
-        let (group, _) = spec.group_of(rank as u32)?;
+        let group = spec.group_of_slot(rank as u32)?;
         let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
         if free.admits(&group.request, slot.devices) {
             free.take(&group.request, slot.devices);

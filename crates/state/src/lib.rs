@@ -29,6 +29,7 @@ mod recovery;
 mod rows;
 mod sequence;
 mod snapshot;
+mod spares;
 mod table;
 pub mod tree;
 mod verify;
@@ -49,7 +50,7 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use queue::{QueueLoad, QueueRow, QuotaUse};
-pub use recovery::{Failure, RecoveryRow, Saved};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
     PromiseRow, RankState, RequestAnswer, RequestRow,

@@ -20,6 +20,7 @@ pub mod lease;
 pub mod limits;
 pub mod name;
 pub mod policy;
+pub mod probe;
 pub mod read;
 pub mod reason;
 pub mod time;

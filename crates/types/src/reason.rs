@@ -140,6 +140,8 @@ refusal_codes! {
     PermissionDenied = "MS-8001", "PERMISSION_DENIED";
     /// The message is larger than this service takes.
     MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
+    /// A node cannot take part in a probe of the network at present.
+    ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE";
 }
 
 impl fmt::Display for RefusalCode {

@@ -164,6 +164,7 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         Just(ExitStatus::OutOfMemory),
         "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
         "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
+        "[ -~é]{0,20}".prop_map(ExitStatus::PreflightFailed),
     ]
 }
 
@@ -347,6 +348,11 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         failed(),
+        (job(), token(), vec((any::<u32>(), slot()), 0..3))
+            .prop_map(|(job, token, ranks)| Decision::SparesTaken { job, token, ranks }),
+        (job(), token(), any::<u32>(), option::of(any::<u32>())).prop_map(
+            |(job, token, rank, slow_milli)| { Decision::StragglerNoted { job, token, rank, slow_milli } }
+        ),
     ]
 }
 
