@@ -81,6 +81,9 @@ pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
         Phase::Starting => v1::JobPhase::Starting,
         Phase::Running => v1::JobPhase::Running,
         Phase::Stopping(_) => v1::JobPhase::Stopping,
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Drained { node })) => {
+            ("STOPPING_DRAINED", format!("it goes on elsewhere, because {node} is drained"))
+        }
         Phase::Finished(Outcome::Succeeded) => v1::JobPhase::Succeeded,
         Phase::Finished(Outcome::Failed { .. }) => v1::JobPhase::Failed,
         Phase::Finished(Outcome::Cancelled) => v1::JobPhase::Cancelled,
@@ -170,11 +173,16 @@ pub(crate) fn node_name(view: &State, node: NodeId) -> String {
 }
 
 pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
-    node_with(id, row, view.gangs_on(id))
+    node_with(id, row, view.restriction(id), view.gangs_on(id))
 }
 
-/// A node with these gangs on it.
-pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = JobId>) -> v1::Node {
+/// A node with what restricts it and these gangs on it.
+pub(crate) fn node_with(
+    id: NodeId,
+    row: &NodeRow,
+    restriction: Option<&RestrictionRow>,
+    gangs: impl Iterator<Item = JobId>,
+) -> v1::Node {
     let status = match row.status {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
@@ -193,6 +201,7 @@ pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = J
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
+        restriction: restriction.map(muster_wire::convert::restriction_to_proto),
     }
 }
 

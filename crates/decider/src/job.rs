@@ -115,7 +115,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Deci
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
-        if !node.is_placeable() || node.incarnation != slot.incarnation {
+        let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
+        if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
         let (group, _) = spec.group_of(rank as u32)?;

@@ -16,6 +16,7 @@ mod cluster;
 mod command;
 mod explain;
 mod future;
+mod health;
 mod job;
 mod node;
 mod rearrange;
@@ -27,6 +28,7 @@ pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handl
 pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
+pub use health::{DrainOrder, RepairOrder};
 pub use job::settle_all;
 pub use schedule::{Pass, schedule};
 pub use speculation::{Founding, Speculation};

@@ -14,7 +14,9 @@ use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
-use crate::rows::{ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{
+    ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow,
+};
 use crate::table::Table;
 use crate::usage::TenantUsage;
 
@@ -69,6 +71,8 @@ pub enum Effect {
     OrdersChanged(NodeId),
     /// The policy was set.
     PolicyChanged,
+    /// The health policy was set.
+    HealthPolicyChanged,
     /// This replica's state is not the leader's: stop serving.
     Diverged {
         /// The digest in the log.
@@ -107,6 +111,10 @@ pub struct State {
     /// What workers asked for.
     pub(crate) demand: Demand,
     pub(crate) policy: PolicyRow,
+    /// What restricts nodes, since format 3.
+    pub(crate) restrictions: Table<NodeId, RestrictionRow>,
+    /// The health policy, once one was set; since format 3.
+    pub(crate) health_policy: Table<(), HealthPolicyRow>,
     pub(crate) indexes: Indexes,
 }
 
@@ -157,7 +165,15 @@ impl State {
     #[must_use]
     pub fn digest(&self) -> u64 {
         // The binary's own format stays out: two versions in one cluster have one digest.
-        hash(&(&self.meta, self.table_digests()))
+        hash(&(&self.meta, self.table_digests())).wrapping_add(self.later_digest())
+    }
+
+    /// Of the tables that came with later formats. Each weighs nothing while it is empty, so that the digests
+    /// of a log that never used them are those it always had.
+    pub(crate) fn later_digest(&self) -> u64 {
+        let tables = [(1u8, self.restrictions.digest()), (2, self.health_policy.digest())];
+        let used = tables.iter().filter(|(_, digest)| *digest != 0);
+        used.fold(0, |sum, table| sum.wrapping_add(hash(table)))
     }
 
     pub(crate) fn table_digests(&self) -> [u64; 10] {
@@ -305,6 +321,33 @@ impl State {
     #[must_use]
     pub fn policy(&self) -> &PolicyRow {
         &self.policy
+    }
+
+    /// What restricts a node; none when nothing does.
+    #[must_use]
+    pub fn restriction(&self, node: NodeId) -> Option<&RestrictionRow> {
+        self.restrictions.get(&node)
+    }
+
+    /// Nodes that something is known against, in the order of their ids.
+    pub fn restrictions(&self) -> impl Iterator<Item = (NodeId, &RestrictionRow)> {
+        self.restrictions.iter().map(|(id, row)| (*id, row))
+    }
+
+    /// Nodes that everything is to go from.
+    pub fn draining(&self) -> impl Iterator<Item = NodeId> {
+        self.indexes.draining.iter().copied()
+    }
+
+    /// Nodes whose provider has announced maintenance, by the time it begins.
+    pub fn maintenance(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.maintenance.iter().copied()
+    }
+
+    /// The health policy in force.
+    #[must_use]
+    pub fn health_policy(&self) -> HealthPolicyRow {
+        self.health_policy.get(&()).cloned().unwrap_or_default()
     }
 
     /// Tenants with jobs of a tier in line, with the first turn of each.

@@ -24,6 +24,7 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod restrict;
 mod rows;
 mod sequence;
 mod snapshot;
@@ -47,8 +48,8 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement,
+    PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

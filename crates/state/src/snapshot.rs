@@ -20,7 +20,7 @@ use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
-use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{HealthPolicyRow, JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
@@ -34,6 +34,9 @@ const TENANTS: u8 = 7;
 const HISTORY: u8 = 8;
 const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
+/// Since format 3, like every frame of a table that may be empty: one that is has no frame.
+const RESTRICTIONS: u8 = 11;
+const HEALTH_POLICY: u8 = 12;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -100,6 +103,8 @@ enum Step {
     History(Option<HistoryKey>),
     Bursts(Option<JobId>),
     Demand(Option<u16>),
+    Restrictions(Option<NodeId>),
+    HealthPolicy(Option<()>),
     Tail,
     Done,
 }
@@ -200,6 +205,24 @@ impl Iterator for SnapshotChunks {
                             *after = Some(last);
                             return Some(frame);
                         }
+                        None => self.step = Step::Restrictions(None),
+                    }
+                }
+                Step::Restrictions(after) => {
+                    match batch(RESTRICTIONS, &self.state.restrictions, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::HealthPolicy(None),
+                    }
+                }
+                Step::HealthPolicy(after) => {
+                    match batch(HEALTH_POLICY, &self.state.health_policy, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
                         None => self.step = Step::Tail,
                     }
                 }
@@ -250,6 +273,8 @@ struct Tables {
     history: TableBuilder<HistoryKey, HistoryRow, ()>,
     bursts: TableBuilder<JobId, BurstRow, ()>,
     demand: TableBuilder<u16, WorkerDemand, ()>,
+    restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
+    health_policy: TableBuilder<(), HealthPolicyRow, ()>,
 }
 
 impl Tables {
@@ -263,9 +288,12 @@ impl Tables {
             tenants: self.tenants.finish(),
             history: self.history.finish(),
             bursts: self.bursts.finish(),
+            restrictions: self.restrictions.finish(),
+            health_policy: self.health_policy.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
+        state.set_restricted();
         state
     }
 }
@@ -313,6 +341,8 @@ impl State {
                     HISTORY => load(&payload, &mut tables.history, "history row")?,
                     BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
                     DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
+                    RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
+                    HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -334,6 +364,15 @@ impl State {
         // The indexes were made from the rows just now.
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
+    }
+
+    /// Nodes learn from the rows of restrictions what those come to. A row of a node that is not there is found
+    /// by the check of the invariants.
+    fn set_restricted(&mut self) {
+        for (id, row) in self.restrictions.iter() {
+            let restricted = row.restricted();
+            self.nodes.change(id, |node, _| node.restricted = restricted);
+        }
     }
 
     /// What the rebuild of the indexes takes for granted.

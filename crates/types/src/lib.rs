@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod demand;
 pub mod fleet;
+pub mod health;
 pub mod ids;
 pub mod job;
 pub mod lease;

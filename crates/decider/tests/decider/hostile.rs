@@ -5,6 +5,9 @@ use muster_journal::{
     Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
 };
 use muster_state::State;
+use muster_types::health::{
+    Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
+};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, ReplicaId,
     limits,
@@ -128,7 +131,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         incarnation = random.next() as u32;
     }
     let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
-    match random.below(44) {
+    match random.below(54) {
         0 => Decision::LeaderStarted,
         1 => {
             Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
@@ -199,11 +202,60 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(3) as u16 },
+        40 => Decision::FormatRaised { format: random.below(4) as u16 },
+        44.. => restriction(random, state, node, key),
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
         _ => Decision::NodeForgotten { node },
+    }
+}
+
+/// What restricts a node, often beyond its bounds or out of order.
+fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey) -> Decision {
+    let request = random.once_in(2).then_some(key);
+    let action = HealthAction::ALL[random.below(6) as usize];
+    let devices = DeviceSet(random.next() & if random.once_in(8) { 0x1ff } else { 0xff });
+    match random.below(5) {
+        0 => {
+            let detail = "x".repeat(random.below(limits::HEALTH_DETAIL_BYTES_MAX as u64 + 10) as usize);
+            let mut observation = Observation::of(Finding::Xid(79), Some(0));
+            observation.detail = detail;
+            let condition = Condition { observation, action, since: state.log_time(), boot: 1 };
+            let conditions = vec![condition; random.below(3) as usize];
+            let health = NodeHealth {
+                unusable: if random.once_in(2) { devices } else { DeviceSet::EMPTY },
+                out_of_service: random.once_in(3),
+                maintenance_at: random.once_in(3).then(|| state.log_time().plus_ms(random.below(90_000))),
+                conditions: conditions.clone(),
+                ..NodeHealth::default()
+            };
+            let policy = state.health_policy().version;
+            Decision::NodeHealthChanged { node, policy, health: Box::new(health), events: conditions }
+        }
+        1 => {
+            let since = state.log_time();
+            let drain = Drain { since, deadline: None, cause: DrainCause::Operator };
+            Decision::NodeDrainSet { request, node, drain: random.once_in(2).then_some(drain) }
+        }
+        2 => {
+            let reason = "x".repeat(random.below(2 * limits::DETAIL_BYTES_MAX as u64) as usize);
+            Decision::NodeQuarantineSet { request, node, reason: random.once_in(2).then_some(reason) }
+        }
+        3 => {
+            let step = match random.below(4) {
+                0 => RepairStep::Begin { action, devices },
+                1 => RepairStep::Work,
+                2 => RepairStep::Fail("x".into()),
+                _ => RepairStep::End,
+            };
+            Decision::NodeRepairSet { request, node, step }
+        }
+        _ => {
+            let reboots_max = random.below(150) as u16;
+            let policy = HealthPolicy { reboots_max, ..HealthPolicy::default() };
+            Decision::HealthPolicySet { request: key, policy: Box::new(policy) }
+        }
     }
 }
 
