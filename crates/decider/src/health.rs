@@ -15,7 +15,8 @@ use muster_types::health::{
     RebootCount, RepairEnd, RepairPhase, RepairStep,
 };
 use muster_types::{
-    DeviceSet, JobId, LogIndex, LogTime, NodeId, Refusal, RefusalCode, RequestId, Violation, limits,
+    DeviceSet, FailureClass, JobId, LogIndex, LogTime, NodeId, Refusal, RefusalCode, RequestId, Violation,
+    limits,
 };
 
 use crate::command::{Answer, repeated};
@@ -109,7 +110,7 @@ pub(crate) fn report(
     let (health, events) = conclude(&policy.policy, before, report, speculation.now(), all);
     let mut at = speculation.last_index();
     if health != *before || !events.is_empty() {
-        let health = Box::new(health);
+        let (health, happened) = (Box::new(health), events.clone());
         let decision = Decision::NodeHealthChanged { node, policy: policy.version, health, events };
         // Until the format can say so, health is the agent's log alone.
         if !speculation.can_say(&decision) {
@@ -117,6 +118,7 @@ pub(crate) fn report(
         }
         at = speculation.push(decision);
         stop_faulty(speculation, node);
+        stop_failed(speculation, node, &happened);
         let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
         settle_many(speculation, promised);
     }
@@ -153,8 +155,7 @@ fn conclude(
     // An XID is over when the host was rebooted or the device reset, unless somebody has to look first.
     let stays = |c: &&Condition| {
         let is_xid = matches!(c.observation.finding, Finding::Xid(_));
-        is_xid
-            && (c.action == HealthAction::Inspect || (c.boot == report.boot && !was_reset(&c.observation)))
+        is_xid && (c.action == HealthAction::Inspect || (c.boot == report.boot && !was_reset(&c.observation)))
     };
     health.conditions = before.conditions.iter().filter(stays).cloned().collect();
     for observation in &report.findings {
@@ -207,9 +208,8 @@ fn escalated(
     if action != HealthAction::RebootNode {
         return action;
     }
-    let same = |count: &&mut RebootCount| {
-        (count.finding, count.device) == (observation.finding, observation.device)
-    };
+    let same =
+        |count: &&mut RebootCount| (count.finding, count.device) == (observation.finding, observation.device);
     let reboots = match counts.iter_mut().find(same) {
         Some(count) => {
             if count.boot != boot {
@@ -261,9 +261,43 @@ fn stop_faulty(speculation: &mut Speculation, node: NodeId) {
     }
     let holds = |job: &JobId| is_all || !held_on(state, *job, node).is_disjoint(devices);
     let gangs: Vec<JobId> = state.gangs_on(node).filter(holds).collect();
+    let grave = row.health.conditions.iter().filter(|condition| condition.action.stops_work());
+    let detail = grave.max_by_key(|condition| condition.action).map(evidence).unwrap_or_default();
     for job in gangs {
-        evict(speculation, job, node);
+        fail(speculation, job, node, FailureClass::NodeFault, detail.clone());
     }
+}
+
+/// Ends the attempts that ran on a device of which the driver says that its application has failed.
+fn stop_failed(speculation: &mut Speculation, node: NodeId, events: &[Condition]) {
+    for event in events.iter().filter(|event| event.action == HealthAction::RestartApp) {
+        let Some(device) = event.observation.device else { continue };
+        let state = speculation.state();
+        let holds = |job: &JobId| !held_on(state, *job, node).is_disjoint(DeviceSet(1 << device));
+        let gangs: Vec<JobId> = state.gangs_on(node).filter(holds).collect();
+        for job in gangs {
+            fail(speculation, job, node, FailureClass::Application, evidence(event));
+        }
+    }
+}
+
+/// What was seen, in words.
+fn evidence(condition: &Condition) -> String {
+    let observation = &condition.observation;
+    let place = observation.device.map_or_else(|| "the host".into(), |d| format!("device {d}"));
+    let mut text = format!("{} on {place}: {}", observation.finding, condition.action);
+    if !observation.detail.is_empty() {
+        text = format!("{text} ({})", observation.detail);
+    }
+    text
+}
+
+fn fail(speculation: &mut Speculation, job: JobId, node: NodeId, class: FailureClass, detail: String) {
+    let Some(row) = speculation.state().job(job) else { return };
+    let Some(token) = runs(row) else { return };
+    let cause = StopCause::Fault { class, node, detail };
+    speculation.push(Decision::GangStopRequested { job, token, cause });
+    settle(speculation, job);
 }
 
 /// Devices that a gang's live workers hold on a node.
@@ -398,9 +432,7 @@ pub(crate) fn set_repair(
     order: &RepairOrder,
 ) -> Result<Answer, Refusal> {
     let words = match order {
-        RepairOrder::Begin { action, devices, deadline_ms } => {
-            hash(&("begin", action, devices, deadline_ms))
-        }
+        RepairOrder::Begin { action, devices, deadline_ms } => hash(&("begin", action, devices, deadline_ms)),
         RepairOrder::Done => hash("done"),
         RepairOrder::Failed { detail } => hash(&("failed", detail)),
     };
@@ -662,7 +694,8 @@ mod tests {
         // The same again is not news; a reset of another device changes nothing, one of its own ends it.
         let (again, events) = after(&health, &report);
         assert_eq!((&again, events.len()), (&health, 0));
-        let reset = |device: u16| HealthReport { boot: 1, reset: DeviceSet(1 << device), ..HealthReport::default() };
+        let reset =
+            |device: u16| HealthReport { boot: 1, reset: DeviceSet(1 << device), ..HealthReport::default() };
         assert_eq!(after(&health, &reset(0)).0, health);
         assert!(after(&health, &reset(1)).0.is_blank());
     }

@@ -48,9 +48,8 @@ pub fn tick(speculation: &mut Speculation) {
 fn reconsider(speculation: &mut Speculation) {
     renew_turns(speculation);
     let state = speculation.state();
-    let waits = state.classes_in_line() > 0
-        || state.growable().next().is_some()
-        || state.draining().next().is_some();
+    let waits =
+        state.classes_in_line() > 0 || state.growable().next().is_some() || state.draining().next().is_some();
     if waits && speculation.now().since_ms(speculation.last_pass()) >= RECONSIDER_MS {
         speculation.want_schedule();
     }

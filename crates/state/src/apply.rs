@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, FORMAT_MIN, Round, hash};
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
+use muster_types::{
+    JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::burst::BurstRow;
@@ -14,8 +16,10 @@ use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
+use crate::recovery::RecoveryRow;
 use crate::rows::{
-    ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow,
+    ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow,
+    RestrictionRow,
 };
 use crate::table::Table;
 use crate::usage::TenantUsage;
@@ -110,6 +114,10 @@ pub struct State {
     pub(crate) history: Table<HistoryKey, HistoryRow>,
     /// What workers asked for.
     pub(crate) demand: Demand,
+    /// What jobs ask of whoever runs them; those that say nothing are not here. Since format 3.
+    pub(crate) contracts: Table<JobId, Arc<JobContract>>,
+    /// What became of attempts. Since format 3.
+    pub(crate) recoveries: Table<JobId, RecoveryRow>,
     pub(crate) policy: PolicyRow,
     /// What restricts nodes, since format 3.
     pub(crate) restrictions: Table<NodeId, RestrictionRow>,
@@ -166,14 +174,6 @@ impl State {
     pub fn digest(&self) -> u64 {
         // The binary's own format stays out: two versions in one cluster have one digest.
         hash(&(&self.meta, self.table_digests())).wrapping_add(self.later_digest())
-    }
-
-    /// Of the tables that came with later formats. Each weighs nothing while it is empty, so that the digests
-    /// of a log that never used them are those it always had.
-    pub(crate) fn later_digest(&self) -> u64 {
-        let tables = [(1u8, self.restrictions.digest()), (2, self.health_policy.digest())];
-        let used = tables.iter().filter(|(_, digest)| *digest != 0);
-        used.fold(0, |sum, table| sum.wrapping_add(hash(table)))
     }
 
     pub(crate) fn table_digests(&self) -> [u64; 10] {

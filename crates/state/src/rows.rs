@@ -7,8 +7,8 @@ use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
-    Parameters, ReplicaId,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
+    NodeId, NodeSpec, Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -97,10 +97,7 @@ impl RestrictionRow {
     /// Whether it says nothing.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        self.drain.is_none()
-            && self.quarantine.is_none()
-            && self.repair.is_none()
-            && self.health.is_blank()
+        self.drain.is_none() && self.quarantine.is_none() && self.repair.is_none() && self.health.is_blank()
     }
 
     /// What it comes to.
@@ -204,7 +201,14 @@ impl RankState {
     /// Whether its process is known to have existed.
     #[must_use]
     pub fn has_started(&self) -> bool {
-        matches!(self, RankState::Running | RankState::Exited(ExitStatus::Code(_) | ExitStatus::Signal(_)))
+        let exits = |exit: &ExitStatus| {
+            matches!(exit, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::OutOfMemory)
+        };
+        match self {
+            RankState::Running => true,
+            RankState::Exited(exit) => exits(exit),
+            RankState::Assigned | RankState::Lost => false,
+        }
     }
 
     /// Whether nothing of it runs any more, so that its devices are free.

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
-use muster_types::{JobId, JobSpec, Name, NodeId, RequestId};
+use muster_types::{JobContract, JobId, JobSpec, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,7 @@ use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
+use crate::recovery::RecoveryRow;
 use crate::rows::{HealthPolicyRow, JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
@@ -34,9 +35,11 @@ const TENANTS: u8 = 7;
 const HISTORY: u8 = 8;
 const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
+const CONTRACTS: u8 = 11;
+const RECOVERIES: u8 = 12;
 /// Since format 3, like every frame of a table that may be empty: one that is has no frame.
-const RESTRICTIONS: u8 = 11;
-const HEALTH_POLICY: u8 = 12;
+const RESTRICTIONS: u8 = 13;
+const HEALTH_POLICY: u8 = 14;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -103,6 +106,8 @@ enum Step {
     History(Option<HistoryKey>),
     Bursts(Option<JobId>),
     Demand(Option<u16>),
+    Contracts(Option<JobId>),
+    Recoveries(Option<JobId>),
     Restrictions(Option<NodeId>),
     HealthPolicy(Option<()>),
     Tail,
@@ -205,9 +210,23 @@ impl Iterator for SnapshotChunks {
                             *after = Some(last);
                             return Some(frame);
                         }
-                        None => self.step = Step::Restrictions(None),
+                        None => self.step = Step::Contracts(None),
                     }
                 }
+                Step::Contracts(after) => match batch(CONTRACTS, &self.state.contracts, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Recoveries(None),
+                },
+                Step::Recoveries(after) => match batch(RECOVERIES, &self.state.recoveries, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Restrictions(None),
+                },
                 Step::Restrictions(after) => {
                     match batch(RESTRICTIONS, &self.state.restrictions, after.as_ref()) {
                         Some((frame, last)) => {
@@ -273,6 +292,8 @@ struct Tables {
     history: TableBuilder<HistoryKey, HistoryRow, ()>,
     bursts: TableBuilder<JobId, BurstRow, ()>,
     demand: TableBuilder<u16, WorkerDemand, ()>,
+    contracts: TableBuilder<JobId, Arc<JobContract>, ()>,
+    recoveries: TableBuilder<JobId, RecoveryRow, ()>,
     restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
     health_policy: TableBuilder<(), HealthPolicyRow, ()>,
 }
@@ -288,6 +309,8 @@ impl Tables {
             tenants: self.tenants.finish(),
             history: self.history.finish(),
             bursts: self.bursts.finish(),
+            contracts: self.contracts.finish(),
+            recoveries: self.recoveries.finish(),
             restrictions: self.restrictions.finish(),
             health_policy: self.health_policy.finish(),
             ..State::default()
@@ -341,6 +364,8 @@ impl State {
                     HISTORY => load(&payload, &mut tables.history, "history row")?,
                     BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
                     DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
+                    CONTRACTS => load(&payload, &mut tables.contracts, "job contract")?,
+                    RECOVERIES => load(&payload, &mut tables.recoveries, "row of recoveries")?,
                     RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
                     HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
                     TAIL => ended = true,

@@ -129,7 +129,8 @@ impl FromStr for Finding {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Finding, ParseIdError> {
-        let unknown = ParseIdError { expected: "a finding: xid-79, recovery-gpu-reset, ecc-uncorrectable, …" };
+        let unknown =
+            ParseIdError { expected: "a finding: xid-79, recovery-gpu-reset, ecc-uncorrectable, …" };
         if let Some(code) = text.strip_prefix("xid-") {
             // One text per finding: no sign and no leading zeros.
             let plain = code.bytes().all(|b| b.is_ascii_digit()) && (code == "0" || !code.starts_with('0'));
@@ -520,7 +521,9 @@ impl HealthPolicy {
         };
         match self.xids.get(&code).copied().unwrap_or(self.xid_unlisted) {
             XidRule::AsDriverSays => asked.unwrap_or(HealthAction::Ignore),
-            XidRule::Act(action @ (HealthAction::ResetGpu | HealthAction::RebootNode)) if self.trust_driver => {
+            XidRule::Act(action @ (HealthAction::ResetGpu | HealthAction::RebootNode))
+                if self.trust_driver =>
+            {
                 // The catalogue wants more than the driver: the attempt has failed all the same.
                 asked.map_or(action, |asked| asked.max(HealthAction::RestartApp))
             }

@@ -19,11 +19,13 @@ use crate::support::{
 };
 
 const SEEDS: u64 = 16;
-const STEPS: u64 = 300;
+const STEPS: u64 = 400;
+/// Decisions that are tried here.
+const VARIANTS: usize = 22;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
-    let mut accepted = [0u64; 17];
+    let mut accepted = [0u64; VARIANTS];
     for seed in 0..SEEDS {
         let result = std::panic::catch_unwind(|| run(seed));
         match result {
@@ -38,17 +40,17 @@ fn whatever_is_accepted_keeps_every_invariant() {
     assert!(accepted.iter().all(|count| *count >= 3), "{accepted:?}");
 }
 
-fn run(seed: u64) -> [u64; 17] {
+fn run(seed: u64) -> [u64; VARIANTS] {
     let mut random = Random::new(seed);
     let mut state = State::default();
     let mut follower = State::default();
-    let mut accepted = [0u64; 17];
+    let mut accepted = [0u64; VARIANTS];
     for _ in 0..STEPS {
         let decision = decision(&mut random, &state);
         let leads = state.leadership();
         let is_start = matches!(decision, Decision::LeaderStarted);
         let round = Round {
-            format: 2,
+            format: 3,
             term: leads.map_or(1, |l| l.term + u64::from(is_start)),
             replica: leads.map_or(ReplicaId(1), |l| l.replica),
             first_index: state.log_index().next(),
@@ -96,6 +98,11 @@ fn variant(decision: &Decision) -> usize {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
+        "node_health_changed",
+        "node_drain_set",
+        "node_quarantine_set",
+        "node_repair_set",
+        "health_policy_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }

@@ -3,15 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use muster_decider::{Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{
+    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+};
 use muster_journal::{RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, JobDraft, JobId, JobSpec, Level,
-    LogTime, NodeId, NodeSpec, PriorityTier, Spread, TaskGroup,
+    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, JobDraft, JobId,
+    JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread, TaskGroup,
 };
 
 use crate::random::Random;
@@ -375,7 +377,10 @@ impl Model {
         let count = 1 + self.random.below(3);
         let specs: Vec<_> = (0..count).map(|_| self.spec()).collect();
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Submit { request, specs: specs.into() });
+        let _ = handle(
+            &mut self.speculation,
+            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
+        );
     }
 
     fn host(&mut self) -> NodeSpec {

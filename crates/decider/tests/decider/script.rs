@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use muster_decider::{
-    Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, explain_job, handle, schedule, settle_all, tick,
+    Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, explain_job, handle, schedule,
+    settle_all, tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
 use muster_planner::Budget;
@@ -323,7 +324,10 @@ impl World {
             .collect();
         let request = self.request(words);
         let before = self.state().log_index();
-        let answer = handle(&mut self.speculation, &Command::Submit { request, specs: specs.into() });
+        let answer = handle(
+            &mut self.speculation,
+            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
+        );
         if let Ok(Answer::Submitted { jobs, at }) = &answer
             && *at > before
         {
@@ -614,8 +618,11 @@ impl World {
                 for event in events {
                     write!(text, " {} {};", seen(&event.observation), event.action).unwrap();
                 }
-                let conditions: Vec<String> =
-                    health.conditions.iter().map(|c| format!("{}={}", seen(&c.observation), c.action)).collect();
+                let conditions: Vec<String> = health
+                    .conditions
+                    .iter()
+                    .map(|c| format!("{}={}", seen(&c.observation), c.action))
+                    .collect();
                 format!("{text} now [{}]", conditions.join(" "))
             }
             Decision::NodeDrainSet { node, drain, .. } => match drain {
@@ -633,6 +640,12 @@ impl World {
                 format!(" {} {}", self.node_label(*node), step.name())
             }
             Decision::HealthPolicySet { .. } => String::new(),
+            Decision::JobContractsSet { contracts } => {
+                contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
+            }
+            Decision::AttemptFailed { job, class, detail, .. } => {
+                format!(" {}: {class}: {detail}", self.label(*job))
+            }
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
             }
@@ -655,6 +668,9 @@ impl World {
             StopCause::Cancelled => "cancelled".into(),
             StopCause::WorkerFailed { rank, exit } => format!("rank {rank} failed ({exit})"),
             StopCause::Evicted { node } => format!("evicted from {}", self.node_label(*node)),
+            StopCause::Fault { class, node, detail } => {
+                format!("{class} on {}: {detail}", self.node_label(*node))
+            }
             StopCause::RunTimeLimit => "run-time limit".into(),
             StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
                 format!("preempted by {}", self.label(*by))
