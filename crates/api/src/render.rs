@@ -44,7 +44,10 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         started_at_ms: row.started_at.map_or(0, |t| t.0),
         finished_at_ms: row.finished_at.map_or(0, |t| t.0),
         changed_at_index: row.changed_at.0,
-        placement: row.placement.as_deref().map(|p| placement(view, p, detail)),
+        placement: row
+            .placement
+            .as_deref()
+            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
         worker_count: spec.worker_count(),
@@ -197,18 +200,27 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
         cluster: placement.cluster.to_string(),
         placed_at_ms: placement.placed_at.0,
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+        spares: Vec::new(),
+    }
+}
+
+fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::PromisedWorker> {
+    let spares = if detail == Detail::Full { view.spares(job) } else { &[] };
+    spares.iter().enumerate().map(|place| place_of(view, place)).collect()
+}
+
+fn place_of(view: &State, (number, slot): (usize, &WorkerSlot)) -> v1::PromisedWorker {
+    v1::PromisedWorker {
+        rank: number as u32,
+        node_name: node_name(view, slot.node),
+        node_id: slot.node.to_string(),
+        devices: device_set_to_proto(slot.devices),
     }
 }
 
 fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
     let first = promise.slots.first().and_then(|slot| view.node(slot.node));
-    let worker = |(rank, slot): (usize, &WorkerSlot)| v1::PromisedWorker {
-        rank: rank as u32,
-        node_name: node_name(view, slot.node),
-        node_id: slot.node.to_string(),
-        devices: device_set_to_proto(slot.devices),
-    };
-    let workers = promise.slots.iter().enumerate().map(worker);
+    let workers = promise.slots.iter().enumerate().map(|place| place_of(view, place));
     v1::Promise {
         promised_at_index: promise.since.0,
         region: promise.region.to_string(),
@@ -282,10 +294,11 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
+    let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
-    });
+    };
+    let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32)?;
@@ -327,6 +340,6 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         notice: notice_to_proto(&contract.notice),
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
-        spares: Vec::new(),
+        spares: view.spares(order.job).iter().map(rank_place).collect(),
     }
 }

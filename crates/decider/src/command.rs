@@ -329,6 +329,11 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         }
         let at = format!("specs[{place}].contract");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+        let place = job.contract.checkpoint.place.as_ref();
+        if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
+            let text = format!("policy knows no data set {unknown}");
+            found.push(Violation::new(format!("{at}.checkpoint.place"), text));
+        }
     }
     if !found.is_empty() {
         found.truncate(VIOLATIONS_MAX);

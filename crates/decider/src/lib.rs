@@ -19,8 +19,11 @@ mod future;
 mod health;
 mod job;
 mod node;
+mod planned;
 mod rearrange;
+mod recovery;
 mod schedule;
+mod spares;
 mod speculation;
 mod tick;
 

@@ -306,6 +306,8 @@ pub(crate) struct Indexes {
     pub(crate) nodes_by_name: Map<Name, NodeId>,
     /// Gangs with workers that are not over, by node.
     pub(crate) gangs_by_node: Set<(NodeId, JobId)>,
+    /// Jobs with spares, by node.
+    pub(crate) spares_by_node: Set<(NodeId, JobId)>,
     /// Capacity.
     pub(crate) pools: Map<PoolKey, Pool>,
     /// Nodes whose session stands.

@@ -29,6 +29,7 @@ mod restrict;
 mod rows;
 mod sequence;
 mod snapshot;
+mod spares;
 mod table;
 pub mod tree;
 mod verify;
@@ -48,7 +49,7 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
-pub use recovery::{Failure, RecoveryRow, Saved};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
     Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,
     Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,

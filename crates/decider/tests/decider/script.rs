@@ -640,6 +640,8 @@ impl World {
                 format!(" {} {}", self.node_label(*node), step.name())
             }
             Decision::HealthPolicySet { .. } => String::new(),
+            Decision::SparesTaken { job, .. } => format!(" {}", self.label(*job)),
+            Decision::StragglerNoted { job, rank, .. } => format!(" {} {rank}", self.label(*job)),
             Decision::JobContractsSet { contracts } => {
                 contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
             }
