@@ -25,6 +25,7 @@ mod guard;
 mod history;
 mod index;
 mod recovery;
+mod restrict;
 mod rows;
 mod sequence;
 mod snapshot;
@@ -50,8 +51,8 @@ pub use history::{
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,
+    Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
