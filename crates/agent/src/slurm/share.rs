@@ -686,18 +686,33 @@ impl Work {
                     let _ = self.share.events.send(running).await;
                 }
                 Frame::Message(ToAgent::Ended { rank, status, .. }) => {
-                    let asked = self.stops.contains_key(&rank);
-                    let status = match status {
-                        // Cancelled by ourselves, because the stop did not get through.
-                        ExitStatus::BackendLost(_) if asked => ExitStatus::Signal(15),
-                        status => status,
-                    };
+                    let status = self.verdict(rank, status);
                     self.end(rank, status).await;
                 }
                 Frame::Message(_) => {}
             }
         }
         self.tell(ToRunner::Ack { number });
+    }
+}
+
+impl Work {
+    /// What a worker made of being told to stop is not its result, unless the leader told it.
+    fn verdict(&self, rank: u32, status: ExitStatus) -> ExitStatus {
+        let asked = self.stops.contains_key(&rank);
+        match status {
+            // Cancelled by ourselves, because the stop did not get through.
+            ExitStatus::BackendLost(_) if asked => ExitStatus::Signal(15),
+            ExitStatus::Code(_) | ExitStatus::Signal(_) if self.share.promise.has_lapsed() => {
+                ExitStatus::LeaseExpired
+            }
+            ExitStatus::Code(_) | ExitStatus::Signal(_)
+                if self.job.is_none() && self.over_since.is_some() =>
+            {
+                ends::lost("Slurm has no trace of the batch job that ran it")
+            }
+            status => status,
+        }
     }
 }
 
