@@ -7,7 +7,7 @@ use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, Worker
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, holder_id_from_text, job_id, node_spec_from_proto,
+    fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, holder_id_from_text, job_id, node_spec_from_proto,
     worker_report_from_proto,
 };
 use muster_wire::status::to_status;
@@ -253,6 +253,9 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
             let token = fencing_token_from_proto("confirm_start.token", confirm.token.as_ref())
                 .map_err(|v| vec![v])?;
             Ok(Inbound::ConfirmStart { job, token })
+        }
+        Some(session_request::Message::ForeignLoad(load)) => {
+            foreign_load_from_proto("foreign_load", &load).map(Inbound::ForeignLoad).map_err(|v| vec![v])
         }
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
         None => refuse("message", "must be one of register, heartbeat, report, confirm_start"),
