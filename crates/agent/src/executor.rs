@@ -13,7 +13,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// What an executor tells by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +76,19 @@ pub enum ExecutorError {
     Output(#[source] io::Error),
 }
 
+/// What others than Muster hold of a node, where another scheduler gives it out too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Foreign {
+    /// Nothing can be started there for now.
+    pub closed: bool,
+    /// How many devices.
+    pub devices: u16,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
 /// Runs workers.
 pub trait Executor: Send + Sync + 'static {
     /// Launches every worker of the placement that is not launched yet, in lease epoch `epoch`. What becomes
@@ -86,6 +99,11 @@ pub trait Executor: Send + Sync + 'static {
     /// something about theirs.
     fn is_on_this_host(&self) -> bool {
         true
+    }
+
+    /// What others hold of the node, as it changes; none where it is Muster's alone.
+    fn foreign(&self) -> Option<watch::Receiver<Foreign>> {
+        None
     }
 
     /// Records that this worker will not be launched, and tells it as an end.

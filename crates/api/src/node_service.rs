@@ -9,7 +9,7 @@ use muster_engine::{
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, health_report_from_proto,
+    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto,
     holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
     worker_report_from_proto,
 };
@@ -262,10 +262,13 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
             let report = health_report_from_proto("health", &health)?;
             Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
         }
+        Some(session_request::Message::ForeignLoad(load)) => {
+            foreign_load_from_proto("foreign_load", &load).map(Inbound::ForeignLoad).map_err(|v| vec![v])
+        }
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
         None => refuse(
             "message",
-            "must be one of register, heartbeat, report, confirm_start, health, preflight_report",
+            "must be one of register, heartbeat, report, confirm_start, health, preflight_report, foreign_load",
         ),
     }
 }

@@ -10,7 +10,7 @@ use muster_state::{
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
-    node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    foreign_load_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -259,19 +259,21 @@ pub(crate) fn node_with(
     };
     // Nothing of a lost node can be had, whatever is not leased there.
     let up = row.status == NodeStatus::Up;
+    let usable = row.usable();
     v1::Node {
         id: id.to_string(),
         description: Some(node_spec_to_proto(&row.spec)),
         status: status.into(),
         cordoned: row.cordoned,
         incarnation: row.incarnation,
-        free_devices: if up { row.free.devices.count().into() } else { 0 },
-        free_cpu_milli: if up { row.free.cpu_milli } else { 0 },
-        free_memory_bytes: if up { row.free.memory_bytes } else { 0 },
+        free_devices: if up { usable.devices.count().into() } else { 0 },
+        free_cpu_milli: if up { usable.cpu_milli } else { 0 },
+        free_memory_bytes: if up { usable.memory_bytes } else { 0 },
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),
+        foreign_load: restriction.map(|row| row.foreign).filter(|load| !load.is_none()).map(foreign_load_to_proto),
     }
 }
 

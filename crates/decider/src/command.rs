@@ -13,7 +13,7 @@ use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::health::{HealthPolicy, HealthReport};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
+    FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
     RequestId, Submission, Violation, limits,
 };
 
@@ -117,6 +117,15 @@ pub enum Command {
         incarnation: u32,
         /// All that is wrong, and what happened.
         report: Box<HealthReport>,
+    },
+    /// An agent says what others hold of its host.
+    ReportForeignLoad {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All of it.
+        load: ForeignLoad,
     },
     /// Drain a node, or end that.
     SetDrain {
@@ -238,6 +247,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         }
         Command::ReportHealth { node, incarnation, report } => {
             health::report(speculation, *node, *incarnation, report)
+        }
+        Command::ReportForeignLoad { node, incarnation, load } => {
+            node::foreign_load(speculation, *node, *incarnation, *load)
         }
         Command::SetDrain { request, node, order } => health::set_drain(speculation, *request, *node, *order),
         Command::SetQuarantine { request, node, reason } => {

@@ -348,6 +348,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
         | Decision::NodeHealthChanged { .. }
+        | Decision::ForeignLoadSet { .. }
         | Decision::NodeDrainSet { .. }
         | Decision::NodeQuarantineSet { .. }
         | Decision::NodeRepairSet { .. }

@@ -12,7 +12,7 @@ use muster_journal::RankUpdate;
 use muster_state::{Leadership, RankState};
 use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
+    ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
     limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,6 +87,8 @@ pub enum Inbound {
     },
     /// Of a probe of the network, or of the check before a start.
     Probe(ProbeReport),
+    /// What others hold of the node.
+    ForeignLoad(ForeignLoad),
 }
 
 /// To the agent.
@@ -264,7 +266,9 @@ impl Engine {
         let (reports, to_report) = mpsc::channel(MESSAGES_WAITING_MAX);
         let out = Outlet { messages: to_agent, end: end.clone() };
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
-        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports };
+        let (foreign, load) = watch::channel(None);
+        tokio::spawn(report_foreign(self.clone(), node, incarnation, load));
+        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports, foreign };
         tokio::spawn(reporter.run(to_report));
         tokio::spawn({
             let (end, sessions) = (end.clone(), Arc::clone(&self.inner.sessions));
@@ -323,6 +327,7 @@ struct Work {
     leadership: Leadership,
     out: Outlet,
     reports: mpsc::Sender<Said>,
+    foreign: watch::Sender<Option<ForeignLoad>>,
 }
 
 /// What an agent says that is to reach the log.
@@ -331,6 +336,23 @@ enum Said {
     Workers(Option<u64>, Vec<WorkerReport>),
     /// Of its host.
     Health(u64, Box<HealthReport>),
+}
+
+/// Takes what others hold of a node to the log, the newest word first, until the session is over.
+async fn report_foreign(
+    engine: Engine,
+    node: NodeId,
+    incarnation: u32,
+    mut load: watch::Receiver<Option<ForeignLoad>>,
+) {
+    while load.changed().await.is_ok() {
+        let Some(load) = *load.borrow_and_update() else { continue };
+        let command = Command::ReportForeignLoad { node, incarnation, load };
+        if let Err(refusal) = engine.execute_for_node(command).await {
+            // The next word, or the next session, says it again.
+            tracing::info!(%node, %refusal, "what others hold of a node was not taken over");
+        }
+    }
 }
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
@@ -365,6 +387,8 @@ impl Work {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
+                    // Only the newest counts.
+                    Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(Said::Workers(Some(sequence), workers)) {
                             return;

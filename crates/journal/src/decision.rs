@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobId, JobSpec,
-    LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobId,
+    JobSpec, LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 1 | the beginning |
 /// | 2 | [`Decision::NodeForgotten`] |
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
-/// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`RearrangeCause::Drained`] |
+/// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
 pub const FORMAT_MAX: u16 = 3;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -471,6 +471,15 @@ pub enum Decision {
         /// All of it.
         policy: Box<HealthPolicy>,
     },
+    /// Input, since format 3: what others hold of a node is this now.
+    ForeignLoadSet {
+        /// Which.
+        node: NodeId,
+        /// In which incarnation.
+        incarnation: u32,
+        /// All of it.
+        load: ForeignLoad,
+    },
 }
 
 impl StopCause {
@@ -508,7 +517,8 @@ impl Decision {
             | Decision::NodeDrainSet { .. }
             | Decision::NodeQuarantineSet { .. }
             | Decision::NodeRepairSet { .. }
-            | Decision::HealthPolicySet { .. } => 3,
+            | Decision::HealthPolicySet { .. }
+            | Decision::ForeignLoadSet { .. } => 3,
             Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
@@ -550,6 +560,7 @@ impl Decision {
             Decision::NodeQuarantineSet { .. } => "node_quarantine_set",
             Decision::NodeRepairSet { .. } => "node_repair_set",
             Decision::HealthPolicySet { .. } => "health_policy_set",
+            Decision::ForeignLoadSet { .. } => "foreign_load_set",
         }
     }
 }

@@ -10,7 +10,7 @@ use muster_journal::{
 };
 use muster_types::health::Quarantine;
 use muster_types::policy::Policy;
-use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
+use muster_types::{FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, Meta, State};
 use crate::free::{Free, Promised};
@@ -115,6 +115,9 @@ impl State {
             }
             Decision::NodeHealthChanged { node, health, .. } => {
                 self.change_restriction(*node, |row, _| row.health = (**health).clone())
+            }
+            Decision::ForeignLoadSet { node, load, .. } => {
+                self.change_restriction(*node, |row, _| row.foreign = *load)
             }
             Decision::NodeDrainSet { request, node, drain } => {
                 self.remember_restriction(*request, *node);
@@ -339,6 +342,8 @@ impl State {
                     row.incarnation += 1;
                     row.status = NodeStatus::Up;
                 });
+                // The new session says what it sees.
+                self.change_restriction(id, |row, _| row.foreign = ForeignLoad::default());
                 id
             }
             None => {

@@ -163,6 +163,9 @@ impl State {
             Decision::NodeHealthChanged { node, health, events, .. } => {
                 self.check_health(*node, health, events)
             }
+            Decision::ForeignLoadSet { node, incarnation, load } => {
+                self.check_foreign(*node, *incarnation, load)
+            }
             Decision::NodeDrainSet { request, node, .. } => self.check_restriction(*request, *node),
             Decision::NodeQuarantineSet { request, node, reason } => {
                 let length = reason.as_ref().map_or(0, |reason| reason.len());
@@ -357,7 +360,7 @@ impl State {
         // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.beside(&row.promised).without(row.restricted.unusable);
+            *free = free.beside(&row.promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         let jobs: Vec<JobId> = stopped.into_iter().collect();

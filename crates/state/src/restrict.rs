@@ -7,11 +7,11 @@ use muster_journal::RequestKey;
 use muster_types::health::{
     Condition, HealthAction, HealthPolicy, NodeHealth, Repair, RepairPhase, RepairStep,
 };
-use muster_types::{DeviceSet, LogIndex, LogTime, NodeId, limits};
+use muster_types::{DeviceSet, ForeignLoad, LogIndex, LogTime, NodeId, limits};
 
 use crate::apply::{Effect, State};
 use crate::guard::GuardError;
-use crate::rows::{HealthPolicyRow, RequestAnswer, RestrictionRow};
+use crate::rows::{HealthPolicyRow, NodeStatus, RequestAnswer, RestrictionRow};
 
 /// Where in the log a change is made.
 #[derive(Clone, Copy)]
@@ -52,6 +52,28 @@ impl State {
         let known = self.restrictions.get(&node).is_some_and(|row| row.health == *health);
         let is_blank = !self.restrictions.contains(&node) && health.is_blank();
         require(!events.is_empty() || !(known || is_blank), GuardError::NothingToDo)
+    }
+
+    /// Of the session that stands, about devices that are there, and news.
+    pub(crate) fn check_foreign(
+        &self,
+        node: NodeId,
+        incarnation: u32,
+        load: &ForeignLoad,
+    ) -> Result<(), GuardError> {
+        let row = self.nodes.get(&node).ok_or(GuardError::NodeUnknown)?;
+        require(row.status == NodeStatus::Up && row.incarnation == incarnation, GuardError::NodeNotCurrent)?;
+        let within = DeviceSet::first(row.spec.device_count()).contains(load.devices)
+            && load.cpu_milli <= row.spec.cpu_milli
+            && load.memory_bytes <= row.spec.memory_bytes;
+        require(within, GuardError::Limit)?;
+        require(self.foreign_load(node) != *load, GuardError::NothingToDo)
+    }
+
+    /// What others than Muster hold of a node.
+    #[must_use]
+    pub fn foreign_load(&self, node: NodeId) -> ForeignLoad {
+        self.restrictions.get(&node).map_or_else(ForeignLoad::default, |row| row.foreign)
     }
 
     /// Steps come in their order: one begins where there is none, work begins once nothing runs there.

@@ -7,8 +7,8 @@ use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
-    NodeId, NodeSpec, Parameters, ReplicaId,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex,
+    LogTime, Name, NodeId, NodeSpec, Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,18 @@ pub struct Restricted {
     pub blocked: bool,
     /// Nothing new is placed on these of its devices.
     pub unusable: DeviceSet,
+    /// Milli-CPUs that others hold.
+    pub cpu_milli: u64,
+    /// Bytes of memory that others hold.
+    pub memory_bytes: u64,
+}
+
+impl Restricted {
+    /// Whether all that is free may be used.
+    #[must_use]
+    pub fn takes_nothing(&self) -> bool {
+        self.unusable.is_empty() && self.cpu_milli == 0 && self.memory_bytes == 0
+    }
 }
 
 /// Why less, or nothing, is placed on a node than it could hold. A node without any has no row.
@@ -91,13 +103,19 @@ pub struct RestrictionRow {
     pub repair: Option<Repair>,
     /// What is known of its health.
     pub health: NodeHealth,
+    /// What others than Muster hold of it.
+    pub foreign: ForeignLoad,
 }
 
 impl RestrictionRow {
     /// Whether it says nothing.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        self.drain.is_none() && self.quarantine.is_none() && self.repair.is_none() && self.health.is_blank()
+        self.drain.is_none()
+            && self.quarantine.is_none()
+            && self.repair.is_none()
+            && self.health.is_blank()
+            && self.foreign.is_none()
     }
 
     /// What it comes to.
@@ -107,8 +125,11 @@ impl RestrictionRow {
             blocked: self.drain.is_some()
                 || self.quarantine.is_some()
                 || self.repair.is_some()
-                || self.health.out_of_service,
-            unusable: self.health.unusable,
+                || self.health.out_of_service
+                || self.foreign.closed,
+            unusable: self.health.unusable.union(self.foreign.devices),
+            cpu_milli: self.foreign.cpu_milli,
+            memory_bytes: self.foreign.memory_bytes,
         }
     }
 }
@@ -170,17 +191,17 @@ impl NodeRow {
     /// What a new gang could have of it.
     #[must_use]
     pub fn offer(&self) -> Cow<'_, Free> {
-        match (self.promised.is_empty(), self.restricted.unusable.is_empty()) {
+        match (self.promised.is_empty(), self.restricted.takes_nothing()) {
             (true, true) => Cow::Borrowed(&self.free),
             (false, true) => Cow::Owned(self.free.beside(&self.promised)),
-            (_, false) => Cow::Owned(self.free.beside(&self.promised).without(self.restricted.unusable)),
+            (_, false) => Cow::Owned(self.free.beside(&self.promised).without(&self.restricted)),
         }
     }
 
     /// What nobody holds of what may be used, whether or not it is promised.
     #[must_use]
     pub fn usable(&self) -> Free {
-        self.free.without(self.restricted.unusable)
+        self.free.without(&self.restricted)
     }
 }
 

@@ -301,6 +301,15 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
             let policy = state.health_policy().version;
             Decision::NodeHealthChanged { node, policy, health: Box::new(health), events: conditions }
         }
+        1 if random.once_in(2) => {
+            let load = ForeignLoad {
+                closed: random.once_in(3),
+                devices: if random.once_in(2) { devices } else { DeviceSet::EMPTY },
+                cpu_milli: random.below(20_000),
+                memory_bytes: random.below(1 << 40),
+            };
+            Decision::ForeignLoadSet { node, incarnation: random.below(3) as u32, load }
+        }
         1 => {
             let since = state.log_time();
             let drain = Drain { since, deadline: None, cause: DrainCause::Operator };

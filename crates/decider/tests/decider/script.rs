@@ -666,6 +666,14 @@ impl World {
                     .collect();
                 format!("{text} now [{}]", conditions.join(" "))
             }
+            Decision::ForeignLoadSet { node, load, .. } => format!(
+                " {} closed={} devices={} cpu={} memory={}",
+                self.node_label(*node),
+                load.closed,
+                load.devices.count(),
+                load.cpu_milli,
+                load.memory_bytes
+            ),
             Decision::NodeDrainSet { node, drain, .. } => match drain {
                 None => format!(" {} ended", self.node_label(*node)),
                 Some(drain) => {

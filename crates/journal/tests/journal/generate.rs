@@ -14,7 +14,8 @@ use muster_types::health::{
 use muster_types::job::ArrayMember;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
-    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId,
+    JobContract,
     JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
     NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
     TopologyRule, WorkerRequest, limits,
@@ -419,6 +420,11 @@ fn restrictions() -> impl Strategy<Value = Decision> {
         (node(), any::<u64>(), health, vec(condition(), 0..3)).prop_map(|(node, policy, health, events)| {
             let policy = LogIndex(policy);
             Decision::NodeHealthChanged { node, policy, health: Box::new(health), events }
+        }),
+        (node(), any::<u32>(), any::<bool>(), any::<[u64; 3]>()).prop_map(|(node, incarnation, closed, n)| {
+            let load =
+                ForeignLoad { closed, devices: DeviceSet(n[0]), cpu_milli: n[1], memory_bytes: n[2] };
+            Decision::ForeignLoadSet { node, incarnation, load }
         }),
         (option::of(request()), node(), option::of(drain))
             .prop_map(|(request, node, drain)| Decision::NodeDrainSet { request, node, drain }),
