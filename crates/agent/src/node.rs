@@ -11,7 +11,7 @@
 //! Orders of an earlier session are never acted on.
 
 use crate::clock::BootTime;
-use crate::executor::{Executor, ExecutorEvent, OutputRequest};
+use crate::executor::{Executor, ExecutorEvent, Foreign, OutputRequest};
 use crate::fencing::{Fences, Standing};
 use crate::lease::Lease;
 use crate::limits;
@@ -19,14 +19,14 @@ use crate::order::{self, Placement, WorkerKey, state_message};
 use crate::probe::{self, Plan, Prober};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, NodeSpec};
-use muster_wire::convert::fencing_token_to_proto;
+use muster_types::{DeviceSet, ExitStatus, FencingToken, ForeignLoad, JobId, NodeSpec};
+use muster_wire::convert::{fencing_token_to_proto, foreign_load_to_proto};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// The rank of a report that no worker of a placement is here and none will start.
@@ -93,6 +93,8 @@ pub(crate) struct SessionHandle {
     /// How it was reached.
     pub(crate) endpoints: muster_client::Endpoints,
     pub(crate) stop_grace: Duration,
+    /// Whether the leader can be told what others hold of the node.
+    pub(crate) takes_foreign_load: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +180,18 @@ pub(crate) struct Node<E> {
     extras: VecDeque<v1::WorkerState>,
     uploads: JoinSet<()>,
     prober: Prober,
+    foreign: Option<watch::Receiver<Foreign>>,
+    /// What the leader was told of it, in this session.
+    foreign_said: Option<ForeignLoad>,
+}
+
+/// The next change of what others hold; never where nobody else can.
+async fn changed(foreign: &mut Option<watch::Receiver<Foreign>>) {
+    let Some(receiver) = foreign else { return std::future::pending().await };
+    if receiver.changed().await.is_err() {
+        // Whoever told it is gone; what was told last stands.
+        *foreign = None;
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -193,6 +207,7 @@ impl<E: Executor> Node<E> {
         spec: NodeSpec,
         adopted: Vec<crate::executor::Adopted>,
     ) -> Node<E> {
+        let foreign = executor.foreign();
         let workers = adopted.into_iter().map(|found| {
             let phase = found.exit.map_or(Phase::Running, Phase::Ended);
             let devices = found.devices;
@@ -210,6 +225,8 @@ impl<E: Executor> Node<E> {
             report_sequence: 0,
             in_flight: None,
             extras: VecDeque::new(),
+            foreign,
+            foreign_said: None,
             uploads: JoinSet::new(),
             prober: Prober::new(SocketAddr::from(([0, 0, 0, 0], 0))),
         }
@@ -235,8 +252,10 @@ impl<E: Executor> Node<E> {
                 },
                 Some(event) = told.recv() => self.on_executor(event).await,
                 Some(_) = self.uploads.join_next() => {}
+                () = changed(&mut self.foreign) => {}
             }
             self.send_report();
+            self.send_foreign();
         }
     }
 
@@ -269,6 +288,7 @@ impl<E: Executor> Node<E> {
         self.pending.clear();
         self.extras.clear();
         self.in_flight = None;
+        self.foreign_said = None;
         self.session = Some(session);
     }
 
@@ -636,6 +656,36 @@ impl<E: Executor> Node<E> {
         }
         for (job, token) in again {
             self.ask(job, token);
+        }
+    }
+
+    /// Says what others hold of the node, when that is news. Of devices only the number is known: those that
+    /// count as theirs are ones that no worker here has, the same ones as long as that is so.
+    fn send_foreign(&mut self) {
+        let Some(foreign) = self.foreign.as_ref().map(|receiver| *receiver.borrow()) else { return };
+        if !self.session.as_ref().is_some_and(|session| session.takes_foreign_load) {
+            return;
+        }
+        let live = self.workers.values().filter(|worker| !worker.has_ended());
+        let held = live.fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
+        let before = self.foreign_said.map_or(DeviceSet::EMPTY, |load| load.devices);
+        let kept = before.iter().count() == usize::from(foreign.devices) && before.is_disjoint(held);
+        let devices = if kept {
+            before
+        } else {
+            let left: Vec<u16> = DeviceSet::first(self.spec.device_count()).difference(held).iter().collect();
+            let theirs = left.into_iter().rev().take(usize::from(foreign.devices));
+            theirs.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)))
+        };
+        let load = ForeignLoad {
+            closed: foreign.closed,
+            devices,
+            cpu_milli: foreign.cpu_milli,
+            memory_bytes: foreign.memory_bytes,
+        };
+        if self.foreign_said != Some(load) {
+            self.foreign_said = Some(load);
+            self.send(v1::session_request::Message::ForeignLoad(foreign_load_to_proto(load)));
         }
     }
 

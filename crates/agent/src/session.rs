@@ -168,7 +168,15 @@ impl Sessions {
         if registered.takes_health {
             self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));
         }
-        let handle = SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace };
+        let handle = SessionHandle {
+            number,
+            outgoing,
+            endpoint,
+            endpoints,
+            stop_grace: terms.stop_grace,
+            // They came together.
+            takes_foreign_load: registered.takes_health,
+        };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {

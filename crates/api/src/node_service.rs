@@ -9,9 +9,9 @@ use muster_engine::{
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto,
-    holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
-    worker_report_from_proto,
+    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto,
+    health_report_from_proto, holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto,
+    probe_ring_from_proto, worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;

@@ -9,8 +9,8 @@ use muster_state::{
 };
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
-    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
-    foreign_load_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
+    foreign_load_to_proto, job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -273,7 +273,10 @@ pub(crate) fn node_with(
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),
-        foreign_load: restriction.map(|row| row.foreign).filter(|load| !load.is_none()).map(foreign_load_to_proto),
+        foreign_load: restriction
+            .map(|row| row.foreign)
+            .filter(|load| !load.is_none())
+            .map(foreign_load_to_proto),
     }
 }
 

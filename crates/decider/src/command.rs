@@ -13,8 +13,8 @@ use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::health::{HealthPolicy, HealthReport};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
-    RequestId, Submission, Violation, limits,
+    FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal,
+    RefusalCode, RequestId, Submission, Violation, limits,
 };
 
 use crate::health::{DrainOrder, RepairOrder};

@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
-    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Refusal, RefusalCode, Violation, limits,
+    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Refusal,
+    RefusalCode, Violation, limits,
 };
 
 use crate::command::Answer;

@@ -12,8 +12,8 @@ use muster_journal::RankUpdate;
 use muster_state::{Leadership, RankState};
 use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
-    ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
-    limits,
+    ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal,
+    RefusalCode, limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,8 +7,8 @@ use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex,
-    LogTime, Name, NodeId, NodeSpec, Parameters, ReplicaId,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime,
+    Name, NodeId, NodeSpec, Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
 

@@ -81,6 +81,34 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
         assert_eq!(description.labels.get("slurm-partition.main").map(String::as_str), Some("true"));
     }
 
+    // What somebody else holds is not free.
+    let foreign = lab.foreign(&["-w", "n1", "--gres=gpu:h100:3", "-c", "8"]);
+    let free_on = |name: &'static str, wanted: u32| {
+        let client = &client;
+        eventually("what others hold is not seen", move || async move {
+            let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;
+            let found = nodes.into_iter().find(|n| n.description.as_ref().is_some_and(|d| d.name == name))?;
+            (found.free_devices == wanted).then_some(found)
+        })
+    };
+    let seen = free_on("lab.n1", 1).await;
+    let load = seen.foreign_load.expect("it is said why");
+    assert_eq!((load.devices.len(), load.cpu_milli, load.closed), (3, 8_000, false), "{load:?}");
+    let beside = submit(&client, work("beside", &evidence, 200, 0, (1, 4))).await;
+    let ended = wait_for_job(&client, &beside, is_finished).await;
+    assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
+    lab.slurm("scancel", &[&foreign]);
+    lab.slurm("scontrol", &["update", "NodeName=n2", "State=DRAIN", "Reason=test"]);
+    eventually("a drained node is not closed", || async {
+        let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;
+        let mut own =
+            nodes.into_iter().filter(|n| n.description.as_ref().is_some_and(|d| d.name == "lab.n2"));
+        own.any(|node| node.foreign_load.is_some_and(|load| load.closed)).then_some(())
+    })
+    .await;
+    lab.slurm("scontrol", &["update", "NodeName=n2", "State=RESUME"]);
+    free_on("lab.n1", 4).await;
+
     // A gang over both nodes, and a job whose agent is killed meanwhile.
     let gang = submit(&client, work("gang", &evidence, 1_000, 0, (2, 4))).await;
     let ended = wait_for_job(&client, &gang, is_finished).await;

@@ -153,8 +153,6 @@ pub(super) struct Backend {
     pub(super) pass_environment: Vec<String>,
     shares: Mutex<BTreeMap<String, Registered>>,
     view: watch::Sender<Arc<View>>,
-    /// Why Slurm cannot be polled.
-    trouble: watch::Sender<Option<String>>,
     poke: Notify,
     /// Every task but the poll: they end with the cluster, not with whoever began them.
     work: Mutex<JoinSet<()>>,
@@ -182,7 +180,6 @@ impl Backend {
             pass_environment,
             shares: Mutex::new(BTreeMap::new()),
             view: watch::Sender::new(Arc::new(none)),
-            trouble: watch::Sender::new(None),
             poke: Notify::new(),
             work: Mutex::new(JoinSet::new()),
         }
@@ -246,10 +243,6 @@ impl Backend {
         self.view.subscribe()
     }
 
-    pub(super) fn troubles(&self) -> watch::Receiver<Option<String>> {
-        self.trouble.subscribe()
-    }
-
     /// Asks for a poll soon.
     pub(super) fn poke(&self) {
         self.poke.notify_one();
@@ -257,20 +250,20 @@ impl Backend {
 
     /// Polls for ever.
     pub(super) async fn poll(self: Arc<Self>) {
+        let mut silent = false;
         loop {
             let began = Instant::now();
             match self.look(began).await {
                 Ok(view) => {
-                    if self.trouble.send_replace(None).is_some() {
+                    if std::mem::replace(&mut silent, false) {
                         tracing::info!("Slurm answers again");
                     }
                     self.sweep(&view);
                     self.view.send_replace(Arc::new(view));
                 }
                 Err(error) => {
-                    let text = error.to_string();
-                    if self.trouble.send_replace(Some(text.clone())).is_none() {
-                        tracing::warn!(error = text, "Slurm gives no answer; what runs goes on");
+                    if !std::mem::replace(&mut silent, true) {
+                        tracing::warn!(%error, "Slurm gives no answer; what runs goes on");
                     }
                 }
             }

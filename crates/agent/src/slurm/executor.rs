@@ -6,7 +6,7 @@
 use super::backend::{Backend, Held, Promise, Registered, ToShare};
 use super::record::{Folders, Record, Stage};
 use super::share::{Share, blocking};
-use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest};
 use crate::lease::Lease;
 use crate::limits;
 use crate::order::{Placement, WorkerKey, detail};
@@ -17,7 +17,7 @@ use muster_types::{DeviceSet, ExitStatus};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Messages that wait for one share.
 const SHARE_QUEUED_MAX: usize = 256;
@@ -34,6 +34,8 @@ pub struct SlurmExecutor {
     folders: Folders,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
+    /// What others hold of the node.
+    foreign: watch::Sender<Foreign>,
     /// Shares are begun one after another: the same one may be asked for twice.
     beginning: Arc<tokio::sync::Mutex<()>>,
 }
@@ -72,19 +74,22 @@ impl SlurmExecutor {
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let NodeParts { slurm_node, node, accelerator, folders, lease } = parts;
-        (
-            SlurmExecutor {
-                backend,
-                slurm_node,
-                node,
-                accelerator,
-                folders,
-                lease,
-                events,
-                beginning: Arc::default(),
-            },
-            told,
-        )
+        // Closed until Slurm has said how it is.
+        let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
+        let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
+        backend.spawn(follow);
+        let executor = SlurmExecutor {
+            backend,
+            slurm_node,
+            node,
+            accelerator,
+            folders,
+            lease,
+            events,
+            foreign,
+            beginning: Arc::default(),
+        };
+        (executor, told)
     }
 
     fn share_name(&self, key: WorkerKey) -> String {
@@ -154,6 +159,10 @@ impl Executor for SlurmExecutor {
                 self.failed(&placement, &format!("make the record of the share: {error}")).await;
             }
         }
+    }
+
+    fn foreign(&self) -> Option<watch::Receiver<Foreign>> {
+        Some(self.foreign.subscribe())
     }
 
     fn is_on_this_host(&self) -> bool {

@@ -12,7 +12,7 @@
 //! | `command.rs`, `parse.rs` | Slurm's commands, and what they print |
 //! | `backend.rs` | one poll for all, the shares by name |
 //! | `share.rs`, `record.rs`, `ends.rs` | one batch job, from the intent to the end |
-//! | `executor.rs` | the trait for one node |
+//! | `executor.rs`, `load.rs` | the trait for one node, and what others hold of it |
 //! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the allocation, and how it is spoken to |
 //! | `nodes.rs` | the nodes and their sessions |
 //!
@@ -25,6 +25,7 @@ mod config;
 mod ends;
 mod executor;
 mod link;
+mod load;
 mod nodes;
 mod output;
 mod parse;

@@ -12,7 +12,7 @@ use super::record::Folders;
 use crate::durable::{read_record, write_record};
 use crate::executor::Executor as _;
 use crate::lease::Lease;
-use crate::session::Sessions;
+use crate::session::{Sessions, Speaking};
 use crate::state_dir::StateDir;
 use crate::{fencing, limits, node};
 use muster_client::Endpoints;
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Nodes of one agent. A session each costs a stream, and a few tasks.
@@ -254,8 +254,10 @@ impl Nodes {
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let node =
             node::Node::new(Arc::new(executor.clone()), fences, Arc::clone(&lease), spec.clone(), adopted);
-        let sessions =
-            Sessions { endpoints: self.endpoints.clone(), state, spec: spec.clone(), lease, events };
+        // Nobody here watches another host's health.
+        let speaking = Speaking { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
+        let endpoints = self.endpoints.clone();
+        let sessions = Sessions { endpoints, state, spec: spec.clone(), lease, events, speaking };
         let work = async move {
             tokio::select! {
                 () = node.run(incoming, told) => {}

@@ -15,10 +15,9 @@ use muster_types::job::ArrayMember;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
     DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId,
-    JobContract,
-    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
-    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
-    TopologyRule, WorkerRequest, limits,
+    JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId,
+    NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread,
+    TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -421,11 +420,13 @@ fn restrictions() -> impl Strategy<Value = Decision> {
             let policy = LogIndex(policy);
             Decision::NodeHealthChanged { node, policy, health: Box::new(health), events }
         }),
-        (node(), any::<u32>(), any::<bool>(), any::<[u64; 3]>()).prop_map(|(node, incarnation, closed, n)| {
-            let load =
-                ForeignLoad { closed, devices: DeviceSet(n[0]), cpu_milli: n[1], memory_bytes: n[2] };
-            Decision::ForeignLoadSet { node, incarnation, load }
-        }),
+        (node(), any::<u32>(), any::<bool>(), any::<[u64; 3]>()).prop_map(
+            |(node, incarnation, closed, n)| {
+                let load =
+                    ForeignLoad { closed, devices: DeviceSet(n[0]), cpu_milli: n[1], memory_bytes: n[2] };
+                Decision::ForeignLoadSet { node, incarnation, load }
+            }
+        ),
         (option::of(request()), node(), option::of(drain))
             .prop_map(|(request, node, drain)| Decision::NodeDrainSet { request, node, drain }),
         (option::of(request()), node(), option::of(text()))

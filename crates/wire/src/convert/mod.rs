@@ -31,8 +31,8 @@ pub use health::{
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
 pub use node::{
-    WHOLE_PLACEMENT, foreign_load_from_proto, foreign_load_to_proto, WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
-    worker_report_to_proto,
+    WHOLE_PLACEMENT, WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_spec_from_proto,
+    node_spec_to_proto, worker_report_from_proto, worker_report_to_proto,
 };
 pub use policy::{policy_from_proto, policy_to_proto};
 pub use probe::{

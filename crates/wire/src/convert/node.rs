@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ExitStatus, FencingToken, ForeignLoad, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name, limits,
+    ExitStatus, FencingToken, ForeignLoad, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name,
+    limits,
 };
 
 use super::id::job_id;
 use super::value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,
-    exit_status_from_proto, exit_status_to_proto,
-    fencing_token_from_proto, fencing_token_to_proto,
+    exit_status_from_proto, exit_status_to_proto, fencing_token_from_proto, fencing_token_to_proto,
 };
 use super::{Found, below};
 use crate::v1;
