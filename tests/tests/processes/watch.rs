@@ -77,6 +77,10 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
         let request = v1::SubmitJobsRequest { specs, ..Default::default() };
         submitted += client.submit_jobs(request).await.expect("they are taken").job_ids.len();
     }
+    // A record with one change: a reader that has come to it has come to the end.
+    let last = v1::SubmitJobRequest { spec: Some(job("last", &["true"])), ..Default::default() };
+    client.submit_job(last).await.expect("it is taken");
+    submitted += 1;
     let end = client.seen_log_index();
     let (mut told, token, ended) = read(&mut slow, end).await;
     let ended = ended.expect("what it has not read is not kept for it");
