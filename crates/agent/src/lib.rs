@@ -16,6 +16,7 @@ pub mod durable;
 pub mod executor;
 pub mod fencing;
 mod follow;
+mod launch;
 pub mod lease;
 pub mod limits;
 mod node;

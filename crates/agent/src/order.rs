@@ -3,12 +3,14 @@
 //! **Invariant:** nothing here trusts a length, a number or a name; an order that breaks a rule
 //! becomes an [`OrderError`] that names the field.
 
+use muster_types::tpu::SliceShape;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, Violation, limits as bounds};
 use muster_wire::{convert, v1};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use crate::contract::Form;
 use crate::limits;
 
 /// One worker of one placement: the unit that is launched, stopped and reported.
@@ -35,6 +37,29 @@ pub struct RankPlace {
     pub node_name: String,
     /// Without a port.
     pub address: String,
+    /// Devices of the rank's worker.
+    pub devices: u16,
+}
+
+/// Consecutive ranks that form TPU slices of one shape, one worker to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slices {
+    /// Of the first slice.
+    pub first_rank: u32,
+    /// Hosts of one slice, from 1.
+    pub hosts: u32,
+    /// Slices, from 1.
+    pub count: u32,
+    /// Chips of one slice along each axis.
+    pub shape: SliceShape,
+}
+
+impl Slices {
+    /// The ranks of all slices.
+    #[must_use]
+    pub fn ranks(&self) -> std::ops::Range<u32> {
+        self.first_rank..self.first_rank + self.hosts * self.count
+    }
 }
 
 /// One worker to launch here.
@@ -89,6 +114,12 @@ pub struct Placement {
     pub region: String,
     /// The fleet cluster in that region.
     pub cluster: String,
+    /// What the command is brought together with its framework by.
+    pub form: Form,
+    /// Fewest ranks that the gang can go on with; 0 for all.
+    pub world_size_min: u32,
+    /// The TPU slices of the gang.
+    pub slices: Vec<Slices>,
 }
 
 impl Placement {
@@ -203,6 +234,9 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         array: order.array_index.zip(order.array_size),
         region: order.region,
         cluster: order.cluster,
+        form: Form::Environment,
+        world_size_min: order.world_size_min,
+        slices: order.slices.iter().map(|slices| tpu_slices(slices, world)).collect::<Result<_, _>>()?,
     })
 }
 
@@ -213,7 +247,21 @@ fn rank_place(place: v1::RankPlace) -> Result<RankPlace, OrderError> {
     if place.address.is_empty() || !place.address.bytes().all(form) {
         return Err(broken("rank_map.address", "must be an address or host name"));
     }
-    Ok(RankPlace { node_name: place.node_name, address: place.address })
+    let devices = u16::try_from(place.devices)
+        .ok()
+        .filter(|count| *count <= bounds::HOST_DEVICES_MAX)
+        .ok_or_else(|| broken("rank_map.devices", format!("must be at most {}", bounds::HOST_DEVICES_MAX)))?;
+    Ok(RankPlace { node_name: place.node_name, address: place.address, devices })
+}
+
+fn tpu_slices(slices: &v1::TpuSlices, world: usize) -> Result<Slices, OrderError> {
+    let shape = SliceShape::parse(&slices.shape)
+        .ok_or_else(|| broken("slices.shape", format!("must be {}", muster_types::tpu::SHAPE_RULE)))?;
+    let ranks = u64::from(slices.hosts) * u64::from(slices.count);
+    if ranks == 0 || u64::from(slices.first_rank) + ranks > world as u64 {
+        return Err(broken("slices", "must be ranks of the gang, one at least"));
+    }
+    Ok(Slices { first_rank: slices.first_rank, hosts: slices.hosts, count: slices.count, shape })
 }
 
 fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
@@ -289,7 +337,7 @@ pub(crate) mod tests {
         v1::StartOrder {
             job_id: "job-1".into(),
             token: Some(v1::FencingToken { generation: 1, log_index: 7 }),
-            rank_map: vec![v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into() }; 2],
+            rank_map: vec![v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into(), devices: 2 }; 2],
             workers: vec![v1::WorkerLaunch {
                 rank: 1,
                 command: vec!["true".into()],
@@ -321,6 +369,12 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.job_id = "../../etc".into()), "job_id");
         assert_eq!(refused(|o| o.rank_map.clear()), "rank_map");
         assert_eq!(refused(|o| o.rank_map[0].address = "a b".into()), "rank_map.address");
+        assert_eq!(refused(|o| o.rank_map[0].devices = 65), "rank_map.devices");
+        let slices = |first_rank, hosts, shape: &str| v1::TpuSlices { first_rank, hosts, count: 1, shape: shape.into() };
+        assert_eq!(refused(|o| o.slices = vec![slices(0, 1, "2x")]), "slices.shape");
+        assert_eq!(refused(|o| o.slices = vec![slices(0, 0, "2x4")]), "slices");
+        assert_eq!(refused(|o| o.slices = vec![slices(1, 2, "2x4")]), "slices");
+        assert_eq!(refused(|o| o.slices = vec![slices(u32::MAX, u32::MAX, "2x4")]), "slices");
         assert_eq!(refused(|o| o.workers.clear()), "workers");
         assert_eq!(refused(|o| o.workers[0].rank = 2), "workers.rank");
         assert_eq!(refused(|o| o.workers.push(o.workers[0].clone())), "workers.rank");

@@ -12,7 +12,7 @@ use crate::limits;
 use crate::order::{Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
-use crate::task::{TaskDir, TaskError, TaskSpec};
+use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -91,12 +91,17 @@ impl ProcessExecutor {
         let settings = &self.shared.settings;
         let key = placement.key(worker.rank);
         let task = self.task(key);
-        let rank_map = task.rank_map();
+        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let mut launcher = settings.shim_command.clone();
+        launcher.push(crate::launch::LAUNCH.to_owned());
         let here = Here {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
             base: &settings.environment,
             rank_map_path: &rank_map,
+            hostfile_path: &hostfile,
+            rank_hostfile_path: &rank_hostfile,
+            launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
@@ -107,7 +112,7 @@ impl ProcessExecutor {
         };
         TaskSpec {
             key,
-            command: worker.command.clone(),
+            command: contract::command(placement, worker, &here),
             environment,
             working_directory,
             devices: worker.devices,
@@ -123,7 +128,7 @@ impl ProcessExecutor {
         }
     }
 
-    async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
         let key = spec.key;
         let tasks = self.shared.settings.tasks.clone();
         let created = blocking(move || {
@@ -131,7 +136,7 @@ impl ProcessExecutor {
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
+            TaskDir::create(&tasks, &spec, &files).map(Some)
         })
         .await;
         let task = match created {
@@ -245,12 +250,16 @@ impl ProcessExecutor {
 
 impl Executor for ProcessExecutor {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
-        let json: Arc<str> = contract::rank_map_json(&placement).into();
+        let files = Arc::new(GangFiles {
+            rank_map: contract::rank_map_json(&placement),
+            hostfile: contract::by_address(&placement),
+            rank_hostfile: contract::by_rank(&placement),
+        });
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
-            let (executor, json) = (self.clone(), Arc::clone(&json));
-            launches.spawn(async move { executor.start_one(spec, json).await });
+            let (executor, files) = (self.clone(), Arc::clone(&files));
+            launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
     }

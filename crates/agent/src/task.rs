@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
+//! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
 //! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
@@ -113,6 +114,17 @@ pub enum TaskError {
     Record(#[from] DurableError),
 }
 
+/// What every worker of a gang finds in its folder about the whole of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GangFiles {
+    /// `rank_map.json`.
+    pub rank_map: String,
+    /// `hostfile`.
+    pub hostfile: String,
+    /// `hostfile.ranks`.
+    pub rank_hostfile: String,
+}
+
 /// One worker's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
@@ -146,7 +158,7 @@ impl TaskDir {
     ///
     /// # Errors
     /// When any step fails; then there is no folder under the final name.
-    pub fn create(tasks: &Path, spec: &TaskSpec, rank_map_json: &str) -> Result<TaskDir, TaskError> {
+    pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
         let task = TaskDir::of(tasks, spec.key);
         let aside = tasks.join(format!(".new_{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank));
         if let Err(source) = std::fs::remove_dir_all(&aside)
@@ -161,7 +173,13 @@ impl TaskDir {
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(io("make", &aside))?;
         let part = TaskDir { path: aside.clone() };
         std::fs::create_dir(part.work()).map_err(io("make", &aside))?;
-        std::fs::write(part.rank_map(), rank_map_json).map_err(io("write", &aside))?;
+        for (path, text) in [
+            (part.rank_map(), &files.rank_map),
+            (part.hostfile(), &files.hostfile),
+            (part.rank_hostfile(), &files.rank_hostfile),
+        ] {
+            std::fs::write(path, text).map_err(io("write", &aside))?;
+        }
         for fifo in [part.alive(), part.control()] {
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
                 .map_err(|e| io("make", &fifo)(e.into()))?;
@@ -189,6 +207,18 @@ impl TaskDir {
     #[must_use]
     pub fn rank_map(&self) -> PathBuf {
         self.path.join("rank_map.json")
+    }
+
+    /// The host file by addresses.
+    #[must_use]
+    pub fn hostfile(&self) -> PathBuf {
+        self.path.join("hostfile")
+    }
+
+    /// The host file by ranks.
+    #[must_use]
+    pub fn rank_hostfile(&self) -> PathBuf {
+        self.path.join("hostfile.ranks")
     }
 
     /// The FIFO whose end tells that the shim is gone.

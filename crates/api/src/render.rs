@@ -206,6 +206,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
+        devices: slot.devices.count().into(),
     });
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
@@ -244,5 +245,26 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         array_size: spec.array.map(|a| a.size),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
+        slices: tpu_slices(spec, placement.slots.len()),
+        world_size_min: spec.worker_count_min(),
     }
+}
+
+/// The slices of a gang's groups, by rank.
+fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
+    let mut first_rank = 0;
+    let mut found = Vec::new();
+    for group in &spec.groups {
+        if let Some(slice) = group.slice {
+            let count = u32::from(slice.count);
+            // The workers of a group with slices are as many as their hosts; a gang is never placed without
+            // some of them.
+            let hosts = group.workers / count.max(1);
+            if hosts > 0 && (first_rank + hosts * count) as usize <= world {
+                found.push(v1::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
+            }
+        }
+        first_rank += group.workers;
+    }
+    found
 }

@@ -301,7 +301,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         tenant: "default".into(),
         attempt: 1,
         rank_map: vec![
-            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into() };
+            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into(), devices: 0 };
             scripts.len()
         ],
         workers: workers.collect(),
