@@ -9,7 +9,8 @@ use crate::config::{ControlGroups, LogLimits};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::limits;
-use crate::order::{Launch, Placement, WorkerKey, detail};
+use crate::notice;
+use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
 use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
@@ -48,6 +49,8 @@ pub struct ProcessSettings {
     pub logs: LogLimits,
     /// Whether and where control groups are made.
     pub control_groups: ControlGroups,
+    /// Where the agent takes notes of workers; none when it takes none.
+    pub agent_socket: Option<PathBuf>,
 }
 
 /// Runs workers as processes.
@@ -92,6 +95,7 @@ impl ProcessExecutor {
         let key = placement.key(worker.rank);
         let task = self.task(key);
         let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let notice = task.notice();
         let mut launcher = settings.shim_command.clone();
         launcher.push(crate::launch::LAUNCH.to_owned());
         let here = Here {
@@ -101,6 +105,8 @@ impl ProcessExecutor {
             rank_map_path: &rank_map,
             hostfile_path: &hostfile,
             rank_hostfile_path: &rank_hostfile,
+            notice_path: &notice,
+            agent_socket: settings.agent_socket.as_deref(),
             launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
@@ -125,6 +131,32 @@ impl ProcessExecutor {
             cgroup_parent: self.shared.cgroup_parent.clone(),
             memory_bytes: worker.memory_bytes,
             cpu_milli: worker.cpu_milli,
+            notice: placement.notice.as_ref().and_then(|to| {
+                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
+                let port = contract::notice_port(to.port, local_rank)?;
+                Some(HttpNotice { port, path: to.path.clone() })
+            }),
+        }
+    }
+
+    /// Tells a worker that it has to stop, before the signal does.
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
+        let text = notice::text(key, grace);
+        let (file, words) = (task.clone(), text.clone());
+        let written = blocking(move || {
+            let written = notice::write(&file, &words);
+            (written, file.spec().ok().flatten().and_then(|spec| spec.notice))
+        });
+        match tokio::time::timeout(notice::FILE_MAX, written).await {
+            Ok((written, call)) => {
+                if let Err(error) = written {
+                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                }
+                if let Some(to) = call {
+                    tokio::spawn(notice::call(key, to, text));
+                }
+            }
+            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
         }
     }
 
@@ -292,6 +324,7 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
+        self.give_notice(key, task.clone(), grace).await;
         blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
     }
 

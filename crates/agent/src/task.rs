@@ -9,6 +9,7 @@
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
 //! | `stop` | agent | the same, durable, for a shim that was not listening yet |
+//! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `stdout`, `stdout.1`, `stderr`, `stderr.1` | shim | output, newest last |
@@ -21,7 +22,7 @@
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
 use crate::durable::{self, DurableError, read_record, write_record};
-use crate::order::WorkerKey;
+use crate::order::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,9 @@ pub struct TaskSpec {
     pub memory_bytes: u64,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
+    /// The call that tells it to stop; launches of earlier versions have none.
+    #[serde(default)]
+    pub notice: Option<HttpNotice>,
 }
 
 /// The launched worker.
@@ -219,6 +223,12 @@ impl TaskDir {
     #[must_use]
     pub fn rank_hostfile(&self) -> PathBuf {
         self.path.join("hostfile.ranks")
+    }
+
+    /// Where a notice to stop appears.
+    #[must_use]
+    pub fn notice(&self) -> PathBuf {
+        self.path.join("notice.json")
     }
 
     /// The FIFO whose end tells that the shim is gone.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, WorkerReport};
+use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, StepDone, WorkerReport};
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
@@ -254,8 +254,24 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
                 .map_err(|v| vec![v])?;
             Ok(Inbound::ConfirmStart { job, token })
         }
+        Some(session_request::Message::Note(note)) => inbound_note(note),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
-        None => refuse("message", "must be one of register, heartbeat, report, confirm_start"),
+        None => refuse("message", "must be one of register, heartbeat, report, confirm_start, note"),
+    }
+}
+
+fn inbound_note(note: v1::WorkerNote) -> Result<Inbound, Vec<Violation>> {
+    let job = job_id("note.job_id", &note.job_id).map_err(|v| vec![v])?;
+    let token = fencing_token_from_proto("note.token", note.token.as_ref()).map_err(|v| vec![v])?;
+    match note.note {
+        Some(v1::worker_note::Note::CheckpointCommitted(_)) => {
+            Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token })
+        }
+        Some(v1::worker_note::Note::Step(step)) => {
+            let v1::StepNote { number, duration_ms } = step;
+            Ok(Inbound::Step(StepDone { job, token, rank: note.rank, number, duration_ms }))
+        }
+        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
     }
 }
 
@@ -274,6 +290,10 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             })
         }
         Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
+        Outbound::NoteAck { sequence, refused } => Message::NoteAck(v1::NoteAck {
+            sequence,
+            refused: refused.map(|refusal| refusal.to_string()).unwrap_or_default(),
+        }),
         Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
         Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {
             job_id: job.to_string(),

@@ -187,8 +187,9 @@ fn after_stop(
                 Decision::JobRequeued { job, failed: true }
             }
         }
-        StopCause::Cancelled | StopCause::Evicted { .. } | StopCause::Rearranged(_) => {
-            Decision::JobRequeued { job, failed: false }
-        }
+        StopCause::Cancelled
+        | StopCause::Evicted { .. }
+        | StopCause::Fault { .. }
+        | StopCause::Rearranged(_) => Decision::JobRequeued { job, failed: false },
     }
 }

@@ -6,6 +6,7 @@ use muster_planner::WaitReason;
 use muster_state::{NodeStatus, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
+    Submission,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
+use crate::steps::{Steps, Straggler};
 use crate::watch::{Subscription, WatchPosition};
 
 /// What an engine is started with.
@@ -81,6 +83,7 @@ pub(crate) struct Inner {
     failed: watch::Sender<Option<String>>,
     pub(crate) history: OnceLock<Arc<History>>,
     pub(crate) past: PastStates,
+    pub(crate) steps: Steps,
 }
 
 /// One replica's services. Clones share it.
@@ -126,10 +129,18 @@ impl Engine {
                 failed: watch::Sender::new(None),
                 history: OnceLock::new(),
                 past: PastStates::default(),
+                steps: Steps::default(),
             }),
         };
         tokio::spawn(engine.clone().supervise(tokio::spawn(decisions.run())));
         engine
+    }
+
+    /// The ranks of a placement that are slower than their peers, as far as this replica has heard; none at one that
+    /// does not lead.
+    #[must_use]
+    pub fn stragglers(&self, job: JobId, token: FencingToken) -> Vec<Straggler> {
+        self.inner.steps.stragglers(job, token)
     }
 
     /// Notices when the decision loop stops on a broken invariant. Without it this replica would lead
@@ -302,8 +313,8 @@ impl Engine {
     ///
     /// # Errors
     /// The refusal that a submission would get from this state.
-    pub fn check_submission(&self, view: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
-        muster_decider::check_submission(view, specs)
+    pub fn check_submission(&self, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+        muster_decider::check_submission(view, jobs)
     }
 
     /// Why a pending job waits, by the state of `view`; none when it does not wait. Takes a moment of one
@@ -445,8 +456,8 @@ impl Engine {
 
 /// About what a waiting command takes in memory, in KiB.
 fn room_kib(command: &Command) -> u32 {
-    let Command::Submit { specs, .. } = command else { return 1 };
-    let bytes: usize = specs.iter().map(spec_bytes).sum();
+    let Command::Submit { jobs, .. } = command else { return 1 };
+    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec)).sum();
     // Whatever its size, one that is alone may wait; the decider refuses what is too large.
     u32::try_from(bytes >> 10).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
 }

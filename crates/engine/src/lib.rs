@@ -35,6 +35,7 @@ mod replicated;
 #[cfg(test)]
 mod sample;
 mod session;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -51,4 +52,5 @@ pub use orders::{Order, StartOrder, StopOrder};
 pub use reads::{Reading, staleness_ms};
 pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
+pub use steps::{StepDone, Straggler};
 pub use watch::{Change, Event, Subscription, WatchPosition};

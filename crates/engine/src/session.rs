@@ -24,6 +24,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
+use crate::steps::{StepDone, Straggler, Turn};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -76,6 +77,17 @@ pub enum Inbound {
         /// Which placement.
         token: FencingToken,
     },
+    /// A worker on the node says that its work is saved.
+    CheckpointCommitted {
+        /// To be repeated in the answer.
+        sequence: u64,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
+    /// A worker on the node has done a step.
+    Step(StepDone),
 }
 
 /// To the agent.
@@ -101,6 +113,13 @@ pub enum Outbound {
     ReportAck {
         /// The report's.
         sequence: u64,
+    },
+    /// What became of a note: in the log, or why it never will be.
+    NoteAck {
+        /// The note's.
+        sequence: u64,
+        /// None when it is in the log.
+        refused: Option<Refusal>,
     },
     /// The answer to `ConfirmStart`.
     StartConfirmed {
@@ -334,6 +353,10 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
+                    Some(Inbound::Step(step)) => self.step_done(step),
+                    Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
+                        waiting.push(self.commit_checkpoint(sequence, job, token));
+                    }
                     Some(Inbound::Report { sequence, workers }) => {
                         if self.reports.try_send((Some(sequence), workers)).is_err() {
                             tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
@@ -419,6 +442,49 @@ impl Work {
             let renewed = confirmed == leadership
                 && engine.inner.liveness.renew(Instant::now(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })
+        })
+    }
+
+    /// Takes a step of a rank that is placed on this node.
+    fn step_done(&self, step: StepDone) {
+        let view = self.engine.view();
+        let placement = view.job(step.job).and_then(|row| row.placement.as_ref());
+        let slot = placement.filter(|p| p.token == step.token).and_then(|p| p.slots.get(step.rank as usize));
+        if !slot.is_some_and(|slot| slot.node == self.node && slot.incarnation == self.incarnation) {
+            return;
+        }
+        let (job, rank, node) = (step.job, step.rank, self.node);
+        match self.engine.inner.steps.done(step) {
+            Some(Turn::Slow(Straggler { step_ms, median_ms, .. })) => {
+                tracing::warn!(%job, rank, %node, step_ms, median_ms, "a rank is slower than its peers");
+            }
+            Some(Turn::Fine) => tracing::info!(%job, rank, %node, "the rank is as fast as its peers again"),
+            None => {}
+        }
+    }
+
+    /// Logs that a gang with a worker on this node has saved its work. Ends the session where this replica cannot
+    /// say: the agent asks again on its next one.
+    fn commit_checkpoint(&self, sequence: u64, job: JobId, token: FencingToken) -> Confirmation {
+        let engine = self.engine.clone();
+        let (node, incarnation) = (self.node, self.incarnation);
+        Box::pin(async move {
+            let placed = engine.view().job(job).and_then(|row| row.placement.clone()).is_some_and(|p| {
+                p.token == token && p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation)
+            });
+            if !placed {
+                let text = format!("{job} is not placed on this node with token {token}");
+                let refused = Some(Refusal::new(RefusalCode::Fenced, text));
+                return Some(Outbound::NoteAck { sequence, refused });
+            }
+            match engine.execute_for_node(Command::CommitCheckpoint { job, token }).await {
+                Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
+                Err(Refusal {
+                    code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,
+                    ..
+                }) => None,
+                Err(refusal) => Some(Outbound::NoteAck { sequence, refused: Some(refusal) }),
+            }
         })
     }
 

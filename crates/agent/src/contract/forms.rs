@@ -15,52 +15,10 @@
 //!   `_src/clusters/cloud_tpu_cluster.py`; Ray `get_tpu_coordinator_env_vars`); bounds of hosts and
 //!   processes as libtpu takes them. The metadata server is not asked: the slice is ours to describe.
 
-use super::{Layout, Host, Here, Local, Pairs, comma, endpoint, master, pairs};
+use super::{Here, Host, Layout, Local, Pairs, comma, endpoint, master, pairs};
 use crate::order::{Launch, Placement, RankPlace};
 use muster_types::tpu::{Generation, host_extent};
 use std::fmt::Write as _;
-
-/// How the command of a job is brought together with its framework.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Form {
-    /// Variables only: every worker is a process of the framework.
-    #[default]
-    Environment,
-    /// A torchrun agent in every worker, with the placement's ranks.
-    Torchrun,
-    /// The same with torchrun's own rendezvous, which goes on with fewer.
-    TorchrunElastic,
-    /// A Ray cluster of the workers; the command is the driver, run once, beside the head.
-    Ray,
-    /// `mpirun` in rank 0, its daemons in all workers; the command is the program.
-    Mpi,
-    /// DeepSpeed's launcher in every worker.
-    DeepSpeed,
-}
-
-impl Form {
-    const ALL: [Form; 6] =
-        [Form::Environment, Form::Torchrun, Form::TorchrunElastic, Form::Ray, Form::Mpi, Form::DeepSpeed];
-
-    /// As the protocol has it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Form::Environment => "environment",
-            Form::Torchrun => "torchrun",
-            Form::TorchrunElastic => "torchrun_elastic",
-            Form::Ray => "ray",
-            Form::Mpi => "mpi",
-            Form::DeepSpeed => "deepspeed",
-        }
-    }
-
-    /// The form of a word; the empty one is `environment`.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Form> {
-        if text.is_empty() { Some(Form::Environment) } else { Form::ALL.into_iter().find(|f| f.as_str() == text) }
-    }
-}
 
 /// Addresses of the nodes, in order of their first ranks.
 fn addresses(layout: &Layout<'_>) -> String {
@@ -201,10 +159,8 @@ pub(super) fn tpu(placement: &Placement, worker: &Launch) -> Pairs {
     if let Some(extent) = host_extent(generation.is_cube_pod(), chips) {
         let shape = slices.shape.extent();
         let hosts = [0, 1, 2].map(|axis| (shape[axis] / extent[axis]).max(1));
-        found.extend(pairs([
-            ("TPU_CHIPS_PER_HOST_BOUNDS", comma(extent)),
-            ("TPU_HOST_BOUNDS", comma(hosts)),
-        ]));
+        found
+            .extend(pairs([("TPU_CHIPS_PER_HOST_BOUNDS", comma(extent)), ("TPU_HOST_BOUNDS", comma(hosts))]));
     }
     if slices.count > 1 {
         let coordinator = placement.rank_map.get(slices.first_rank as usize);

@@ -4,7 +4,7 @@
 //! order, so a worker needs no knowledge of Muster. `forms.rs` holds the variables of each framework,
 //! `devices.rs` the visibility of devices, `hostfile.rs` the files, `command.rs` what wraps the command.
 //!
-//! A job chooses one [`Form`]. Under `environment` a worker *is* a process of its framework: it finds
+//! A job chooses one [`LaunchForm`](muster_types::LaunchForm). Under `environment` a worker *is* a process of its framework: it finds
 //! `RANK`, `SLURM_PROCID`, `PMI_RANK`, the coordinator of JAX and so on, and its command is executed as it
 //! stands. Under every other form a worker is what its framework calls a node or a host, and
 //! starts one process for each of its devices (one, where it has none): those get their identity from the
@@ -25,10 +25,10 @@ mod tests;
 
 pub use command::command;
 pub use devices::{Family, family};
-pub use forms::Form;
 pub use hostfile::{by_address, by_rank, rank_name};
 
 use crate::order::{Launch, Placement, RankPlace};
+use muster_types::LaunchForm as Form;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -47,6 +47,10 @@ pub struct Here<'a> {
     pub hostfile_path: &'a Path,
     /// Where the host file by ranks will be.
     pub rank_hostfile_path: &'a Path,
+    /// Where a notice to stop will be.
+    pub notice_path: &'a Path,
+    /// Where the agent takes notes; none when it takes none.
+    pub agent_socket: Option<&'a Path>,
     /// Program and first arguments of the launcher that wraps commands; see [`crate::launch`].
     pub launcher: &'a [String],
 }
@@ -169,9 +173,8 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>)
         ("MUSTER_MEMORY_BYTES", worker.memory_bytes.to_string()),
         ("MUSTER_STOP_GRACE_MS", placement.stop_grace.as_millis().to_string()),
     ]);
-    if !placement.checkpoint_directory.is_empty() {
-        found.extend(pairs([("MUSTER_CHECKPOINT_DIR", placement.checkpoint_directory.clone())]));
-    }
+    found.extend(checkpoints(placement));
+    found.extend(notices(placement, local, here));
     if let Some((index, size)) = placement.array {
         found.extend(pairs([
             ("MUSTER_ARRAY_INDEX", index.to_string()),
@@ -179,6 +182,55 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>)
         ]));
     }
     found
+}
+
+/// Where the work is saved, and whether there is anything to go on from.
+fn checkpoints(placement: &Placement) -> Pairs {
+    let facts = &placement.checkpoint;
+    let mut found = pairs([("MUSTER_RESUME", u8::from(facts.saved_at_ms > 0).to_string())]);
+    if facts.saved_at_ms > 0 {
+        found.extend(pairs([
+            ("MUSTER_CHECKPOINT_ATTEMPT", facts.saved_attempt.to_string()),
+            ("MUSTER_CHECKPOINT_SAVED_AT_MS", facts.saved_at_ms.to_string()),
+        ]));
+    }
+    if !placement.checkpoint_directory.is_empty() {
+        found.extend(pairs([("MUSTER_CHECKPOINT_DIR", placement.checkpoint_directory.clone())]));
+    }
+    if !facts.place.is_empty() {
+        found.extend(pairs([("MUSTER_CHECKPOINT_PLACE", facts.place.clone())]));
+    }
+    if facts.interval_ms > 0 {
+        found.extend(pairs([("MUSTER_CHECKPOINT_INTERVAL_MS", facts.interval_ms.to_string())]));
+    }
+    found
+}
+
+/// The port of the call that tells a worker to stop; none when the numbers run out.
+#[must_use]
+pub fn notice_port(first: u16, local_rank: usize) -> Option<u16> {
+    u16::try_from(local_rank).ok().and_then(|rank| first.checked_add(rank))
+}
+
+/// How the worker is told to stop, and whom it tells what.
+fn notices(placement: &Placement, local: Local, here: &Here<'_>) -> Pairs {
+    let mut found = pairs([("MUSTER_NOTICE_FILE", here.notice_path.display().to_string())]);
+    if let Some(notice) = &placement.notice
+        && let Some(port) = notice_port(notice.port, local.rank)
+    {
+        found.extend(pairs([
+            ("MUSTER_NOTICE_PORT", port.to_string()),
+            ("MUSTER_NOTICE_PATH", notice.path.clone()),
+        ]));
+    }
+    found.extend(here.agent_socket.map(|at| ("MUSTER_AGENT_SOCKET".to_owned(), at.display().to_string())));
+    found
+}
+
+/// Who of the gang is on a node before this rank: its number there.
+#[must_use]
+pub fn local_rank(placement: &Placement, node: &str, rank: u32) -> usize {
+    Layout::of(&placement.rank_map).local(node, rank as usize).rank
 }
 
 /// The rank map file: the whole gang, for programs that want more than their own place.

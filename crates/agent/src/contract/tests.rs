@@ -42,6 +42,8 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         form: Form::Environment,
         world_size_min: 0,
         slices: Vec::new(),
+        notice: None,
+        checkpoint: crate::order::Checkpoint::default(),
     }
 }
 
@@ -59,6 +61,8 @@ fn text(placement: &Placement, rank: u32, node: &str, node_accelerator: &str) ->
         rank_map_path: Path::new("/state/task/rank_map.json"),
         hostfile_path: Path::new("/state/task/hostfile"),
         rank_hostfile_path: Path::new("/state/task/hostfile.ranks"),
+        notice_path: Path::new("/state/task/notice.json"),
+        agent_socket: Some(Path::new("/state/agent.sock")),
         launcher: &launcher,
     };
     let worker = placement.workers.iter().find(|w| w.rank == rank).expect("the rank is here");
@@ -103,7 +107,14 @@ fn eight_gpus_two_hosts_one_device_each() {
 #[test]
 fn one_process_per_host_with_all_its_devices() {
     let map = vec![place("gpu-a", "fd00::1", 8), place("gpu-b", "fd00::2", 8)];
-    let placement = placement(map, vec![worker(0, 0xff, "mi300x")]);
+    let mut placement = placement(map, vec![worker(0, 0xff, "mi300x")]);
+    placement.notice = Some(crate::order::HttpNotice { port: 8_700, path: "/preempt".into() });
+    placement.checkpoint = crate::order::Checkpoint {
+        place: "run-checkpoints".into(),
+        interval_ms: 600_000,
+        saved_at_ms: 1_790_000_000_000,
+        saved_attempt: 2,
+    };
     check("environment_whole_host_amd_ipv6.txt", &placement, 0, "gpu-a", "mi300x");
 }
 
@@ -173,11 +184,8 @@ fn the_launcher_comes_from_where_the_command_does() {
     let of_environment = ["/venv/bin/python3.12", "-u", "train.py"];
     assert_eq!(
         words(Form::Torchrun, &of_environment),
-        [
-            &["/venv/bin/python3.12", "-m", "torch.distributed.run", "--no-python"][..],
-            &of_environment[..]
-        ]
-        .concat()
+        [&["/venv/bin/python3.12", "-m", "torch.distributed.run", "--no-python"][..], &of_environment[..]]
+            .concat()
     );
     assert_eq!(
         words(Form::DeepSpeed, &of_environment)[..3],
@@ -213,15 +221,6 @@ fn uneven_nodes_are_counted_as_slurm_counts_them() {
     let layout = Layout::of(&map);
     assert_eq!(forms::tasks_per_node(&layout), "2(x2),1");
     assert_eq!(layout.local("b", 3), Local { rank: 1, world_size: 2, node_rank: 1 });
-}
-
-#[test]
-fn forms_are_read_as_they_are_written() {
-    for text in ["environment", "torchrun", "torchrun_elastic", "ray", "mpi", "deepspeed"] {
-        assert_eq!(Form::parse(text).map(Form::as_str), Some(text));
-    }
-    assert_eq!(Form::parse(""), Some(Form::Environment));
-    assert_eq!(Form::parse("slurm"), None);
 }
 
 #[test]

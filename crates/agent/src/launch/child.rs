@@ -19,7 +19,7 @@ pub(super) enum Event {
     /// A child printed a line that was waited for.
     Marked { id: u64 },
     /// A member is there.
-    Joined { rank: usize },
+    Joined,
     /// A member is part of the cluster.
     Ready { rank: usize },
     /// A member is gone.

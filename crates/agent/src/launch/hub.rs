@@ -161,7 +161,7 @@ fn serve_member(shared: &Shared, rank: usize, stream: TcpStream, lines: &mut Lin
         }
         board.members.insert(rank, stream);
     }
-    let _ = shared.events.send(Event::Joined { rank });
+    let _ = shared.events.send(Event::Joined);
     while let Ok(Some(answer)) = lines.next::<Answer>() {
         match answer {
             Answer::Exited { id, code } => shared.conclude(id, code),

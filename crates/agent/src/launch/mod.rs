@@ -28,9 +28,9 @@ mod protocol;
 mod ray;
 mod remote;
 
-use crate::contract::Form;
 use child::{Children, Event};
 use identity::Identity;
+use muster_types::LaunchForm as Form;
 use std::io::Write;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;

@@ -85,7 +85,7 @@ fn supervise(gang: &mut Gang, hub: &Hub) -> Result<i32, Failure> {
             }
             Event::KillHere { id } => gang.children.signal(id, Signal::SIGTERM),
             Event::Left { rank } => say(&format!("rank {rank} is gone")),
-            Event::Joined { .. } | Event::Ready { .. } | Event::Marked { .. } | Event::Hub(_) => {}
+            Event::Joined | Event::Ready { .. } | Event::Marked { .. } | Event::Hub(_) => {}
         }
     }
 }

@@ -98,8 +98,7 @@ pub(super) fn node(gang: &mut Gang, id: u64, address: &str, command: &[String]) 
     }
     let mut start = Command::new(program(command.first().map_or("", String::as_str)));
     start.args(["start", &format!("--address={address}")]).args(offer(&gang.identity));
-    let mut child =
-        gang.children.spawn(id, start.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let mut child = gang.children.spawn(id, start.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     if let Some(out) = child.stdout.take() {
         let events = gang.children.events.clone();
         std::thread::spawn(move || {
@@ -235,7 +234,10 @@ mod tests {
     #[test]
     fn a_node_offers_what_its_worker_was_promised() {
         let gpu = offer(&identity("h100", 8, 10 << 30)).join(" ");
-        assert!(gpu.ends_with("--num-cpus=8 --object-store-memory=3221225472 --memory=7516192768 --num-gpus=8"), "{gpu}");
+        assert!(
+            gpu.ends_with("--num-cpus=8 --object-store-memory=3221225472 --memory=7516192768 --num-gpus=8"),
+            "{gpu}"
+        );
         let tpu = offer(&identity("v5e", 4, 10 << 30)).join(" ");
         assert!(tpu.ends_with("--resources={\"TPU\": 4}"), "{tpu}");
         let small = offer(&identity("", 0, 64 << 20)).join(" ");

@@ -49,7 +49,9 @@ mod tests {
     #[test]
     fn a_command_line_is_taken_as_ssh_takes_it() {
         assert_eq!(parse(&["-x", "rank-12", "a;", "b", "-c"]), Ok((12, "a; b -c".to_owned())));
-        for bad in [&[][..], &["-x"], &["rank-1"], &["host-a", "true"], &["rank-x", "true"], &["rank--1", "true"]] {
+        for bad in
+            [&[][..], &["-x"], &["rank-1"], &["host-a", "true"], &["rank-x", "true"], &["rank--1", "true"]]
+        {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
     }
