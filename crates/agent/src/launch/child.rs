@@ -1,13 +1,17 @@
 //! Processes that a launcher starts, and the events it lives by.
 
-use super::Failure;
 use super::protocol::Told;
+use super::{Failure, PART_MAX, TERM_MAX};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::Instant;
 
 /// What a launcher reacts to.
 #[derive(Debug)]
@@ -18,6 +22,8 @@ pub(super) enum Event {
     Ended { id: u64, code: i32 },
     /// A child printed a line that was waited for.
     Marked { id: u64 },
+    /// A Ray node may be started on this machine, until the file is dropped.
+    Turn(Option<File>),
     /// A member is there.
     Joined,
     /// A member is part of the cluster.
@@ -119,9 +125,34 @@ impl Children {
     }
 }
 
-/// A shell that runs one line.
-pub(super) fn shell(line: &str) -> Command {
+/// Asks everything to end, kills what does not, and waits until nothing runs and nobody is `awaited`: one for each
+/// [`Event::Left`] that is to come. What is left after [`PART_MAX`] goes with the worker.
+pub(super) fn wind_down(children: &mut Children, incoming: &Receiver<Event>, mut awaited: usize) {
+    children.signal_all(Signal::SIGTERM);
+    let begun = Instant::now();
+    let mut killed = false;
+    while awaited > 0 || children.are_running() {
+        let limit = if killed || !children.are_running() { PART_MAX } else { TERM_MAX };
+        match incoming.recv_timeout(limit.saturating_sub(begun.elapsed())) {
+            Ok(Event::Left { .. }) => awaited = awaited.saturating_sub(1),
+            Ok(Event::Ended { id, .. }) => children.ended(id),
+            Ok(_) => {}
+            Err(_) if limit == TERM_MAX => {
+                children.signal_all(Signal::SIGKILL);
+                killed = true;
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// A shell that runs one line, with temporary files of its own: daemons of one job that find each other's on one
+/// machine take themselves for one.
+pub(super) fn shell(line: &str, scratch: &Path) -> Command {
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(line).stdin(std::process::Stdio::null());
+    if std::fs::DirBuilder::new().recursive(true).mode(0o700).create(scratch).is_ok() {
+        command.env("TMPDIR", scratch);
+    }
     command
 }

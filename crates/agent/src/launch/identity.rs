@@ -71,10 +71,21 @@ impl Identity {
         self.ranks.first().map_or("", |rank| rank.address.as_str())
     }
 
+    /// Where what this launcher starts keeps its temporary files. Tokens of two clusters on one machine may be alike.
+    pub(super) fn scratch(&self) -> PathBuf {
+        short_temp_dir().join(format!("muster-{}-{}-{}", self.token, self.rank, std::process::id()))
+    }
+
     /// This worker's address.
     pub(super) fn own(&self) -> &str {
         self.ranks.get(self.rank).map_or("", |rank| rank.address.as_str())
     }
+}
+
+/// Where temporary files go that may be sockets, whose paths have 107 bytes at most.
+pub(super) fn short_temp_dir() -> PathBuf {
+    let usual = std::env::temp_dir();
+    if usual.as_os_str().len() <= 16 { usual } else { PathBuf::from("/tmp") }
 }
 
 fn text(name: &str) -> Result<String, Failure> {

@@ -1,8 +1,8 @@
 //! A member: every rank but the first.
 
-use super::child::{Event, shell};
+use super::child::{self, Event, shell};
 use super::protocol::{Answer, Hello, Lines, Role, Told, send};
-use super::{Failure, GATHER_MAX, Gang, PART_MAX, ray, say};
+use super::{Failure, GATHER_MAX, Gang, ray, say};
 use nix::sys::signal::Signal;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -17,32 +17,51 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 const RAY_NODE: u64 = 1;
 
 pub(super) fn run(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
+    let code = follow(gang, command);
+    // There is none where nothing was run.
+    let _ = std::fs::remove_dir_all(gang.identity.scratch());
+    code
+}
+
+fn follow(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
     let (hub, lines) = join(gang)?;
     let events = gang.children.events.clone();
     std::thread::spawn(move || listen(lines, &events));
+    // The Ray cluster to join, and the turn to do so.
+    let (mut cluster, mut turn) = (None, None);
     loop {
         let event = gang.incoming.recv().map_err(|_| "no more events".to_owned())?;
         match event {
             // The work that saves runs beside rank 0 and ends this with the hub's word; or the grace ends it.
             Event::Stop => say("asked to stop: waiting for rank 0 to finish"),
             Event::Hub(Some(Told::Run { id, shell: line })) => {
-                if let Err(failure) = gang.children.start(id, &mut shell(&line)) {
+                if let Err(failure) = gang.children.start(id, &mut shell(&line, &gang.identity.scratch())) {
                     say(&failure);
                     let _ = send(&hub, &Answer::Exited { id, code: 127 });
                 }
             }
             Event::Hub(Some(Told::Kill { id })) => gang.children.signal(id, Signal::SIGTERM),
-            Event::Hub(Some(Told::Ray { address })) => ray::node(gang, RAY_NODE, &address, command)?,
+            Event::Hub(Some(Told::Ray { address })) => {
+                cluster = Some(address);
+                ray::await_turn(gang.children.events.clone());
+            }
+            Event::Turn(file) => {
+                if let Some(address) = &cluster {
+                    turn = file;
+                    ray::node(gang, RAY_NODE, address, command)?;
+                }
+            }
             Event::Hub(Some(Told::End)) => {
-                wind_down(gang);
+                child::wind_down(&mut gang.children, &gang.incoming, 0);
                 return Ok(0);
             }
             Event::Hub(Some(Told::Welcome { .. } | Told::Exited { .. })) => {}
             Event::Hub(None) => {
-                wind_down(gang);
+                child::wind_down(&mut gang.children, &gang.incoming, 0);
                 return Err("rank 0 is gone".to_owned());
             }
             Event::Marked { id: RAY_NODE } => {
+                drop(turn.take());
                 let _ = send(&hub, &Answer::Ready);
             }
             Event::Ended { id: RAY_NODE, code } => {
@@ -111,19 +130,6 @@ fn listen(mut lines: Lines, events: &SyncSender<Event>) {
         let gone = told.is_none();
         if events.send(Event::Hub(told)).is_err() || gone {
             return;
-        }
-    }
-}
-
-/// Asks what still runs to end and gives it some time; what is left then goes with the worker.
-fn wind_down(gang: &mut Gang) {
-    gang.children.signal_all(Signal::SIGTERM);
-    let end = Instant::now() + PART_MAX;
-    while gang.children.are_running() {
-        match gang.incoming.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(Event::Ended { id, .. }) => gang.children.ended(id),
-            Ok(_) => {}
-            Err(_) => return,
         }
     }
 }

@@ -43,6 +43,8 @@ const REMOTE: &str = "remote";
 const GATHER_MAX: Duration = Duration::from_secs(300);
 /// What members may take to end what they run when the work is done.
 const PART_MAX: Duration = Duration::from_secs(10);
+/// Of that, what a process has from SIGTERM to SIGKILL: the user's work is over.
+const TERM_MAX: Duration = Duration::from_secs(3);
 /// Events not yet looked at; senders wait beyond.
 const EVENTS_MAX: usize = 256;
 

@@ -13,7 +13,7 @@ use super::child::Event;
 use super::hub::{COMMANDS_FROM, Hub};
 use super::identity::Identity;
 use super::remote::{HUB_VARIABLE, SECRET_VARIABLE};
-use super::{Failure, GATHER_MAX, Gang, LAUNCH, PART_MAX, REMOTE, child, say};
+use super::{Failure, GATHER_MAX, Gang, LAUNCH, REMOTE, child, say};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -36,6 +36,8 @@ pub(super) fn first(gang: &mut Gang, command: &[String]) -> Result<i32, Failure>
     gang.children.start(MPIRUN, &mut mpirun)?;
     let code = supervise(gang, &hub)?;
     part(gang, &hub);
+    // There is none where nothing was run.
+    let _ = std::fs::remove_dir_all(gang.identity.scratch());
     Ok(code)
 }
 
@@ -78,31 +80,24 @@ fn supervise(gang: &mut Gang, hub: &Hub) -> Result<i32, Failure> {
             Event::RunHere { id, shell } => {
                 // Numbers of commands begin far above those of our own children.
                 debug_assert!(id > COMMANDS_FROM);
-                if let Err(failure) = gang.children.start(id, &mut child::shell(&shell)) {
+                if let Err(failure) =
+                    gang.children.start(id, &mut child::shell(&shell, &gang.identity.scratch()))
+                {
                     say(&failure);
                     hub.ended_here(id, 127);
                 }
             }
             Event::KillHere { id } => gang.children.signal(id, Signal::SIGTERM),
             Event::Left { rank } => say(&format!("rank {rank} is gone")),
-            Event::Joined | Event::Ready { .. } | Event::Marked { .. } | Event::Hub(_) => {}
+            Event::Joined | Event::Turn(_) | Event::Ready { .. } | Event::Marked { .. } | Event::Hub(_) => {}
         }
     }
 }
 
-/// Tells the members and waits until they have ended what they run.
+/// Tells the members that the work is done, and waits until they have ended what they run.
 pub(super) fn part(gang: &mut Gang, hub: &Hub) {
-    let mut left = hub.end();
-    gang.children.signal_all(Signal::SIGTERM);
-    let end = Instant::now() + PART_MAX;
-    while left > 0 || gang.children.are_running() {
-        match gang.incoming.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(Event::Left { .. }) => left = left.saturating_sub(1),
-            Ok(Event::Ended { id, .. }) => gang.children.ended(id),
-            Ok(_) => {}
-            Err(_) => return,
-        }
-    }
+    let members = hub.end();
+    child::wind_down(&mut gang.children, &gang.incoming, members);
 }
 
 /// The process that starts the MPI job, with everything it is told by.

@@ -7,22 +7,27 @@
 
 use super::child::Event;
 use super::hub::Hub;
-use super::identity::Identity;
+use super::identity::{self, Identity};
 use super::mpi::part;
 use super::protocol::Told;
 use super::{Failure, GATHER_MAX, Gang, say};
 use crate::contract::{Family, family};
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// The numbers of the head and the driver among the children.
 const HEAD: u64 = 1;
 const DRIVER: u64 = 2;
+/// Seconds that a node may take to start.
+const NODE_MAX_S: &str = "120";
 /// What the head may take to listen.
 const HEAD_MAX: Duration = Duration::from_secs(120);
 /// Between two looks whether it does: nothing tells.
@@ -61,7 +66,7 @@ fn cluster(
     let port = address.rsplit(':').next().unwrap_or_default();
     start.args(["start", "--head", "--include-dashboard=false"]).arg(format!("--port={port}"));
     start.arg(format!("--temp-dir={}", session.display())).args(offer(&gang.identity));
-    gang.children.start(HEAD, start.stdin(Stdio::null()))?;
+    gang.children.start(HEAD, patient(&mut start).stdin(Stdio::null()))?;
     if !answers(gang, address)? {
         return Ok(128 + Signal::SIGTERM as i32);
     }
@@ -98,7 +103,8 @@ pub(super) fn node(gang: &mut Gang, id: u64, address: &str, command: &[String]) 
     }
     let mut start = Command::new(program(command.first().map_or("", String::as_str)));
     start.args(["start", &format!("--address={address}")]).args(offer(&gang.identity));
-    let mut child = gang.children.spawn(id, start.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let mut child =
+        gang.children.spawn(id, patient(&mut start).stdin(Stdio::null()).stdout(Stdio::piped()))?;
     if let Some(out) = child.stdout.take() {
         let events = gang.children.events.clone();
         std::thread::spawn(move || {
@@ -171,6 +177,27 @@ fn assembled(gang: &mut Gang, hub: &Hub) -> Result<bool, Failure> {
     Ok(true)
 }
 
+/// Waits for this machine's turn to start a Ray node, and tells it as an event: Ray numbers the sockets of nodes that
+/// share a machine by looking which are there, so two that start at once take the same.
+pub(super) fn await_turn(events: SyncSender<Event>) {
+    std::thread::spawn(move || {
+        let path = identity::short_temp_dir().join("muster-ray.lock");
+        let turn = OpenOptions::new().write(true).create(true).truncate(false).mode(0o666).open(path);
+        // Without the lock the start is as good as anybody's.
+        let turn = turn.and_then(|file| file.lock().map(|()| file)).ok();
+        let _ = events.send(Event::Turn(turn));
+    });
+}
+
+/// Ray gives up on a node that is not there within 30 s; a busy host takes longer.
+fn patient(start: &mut Command) -> &mut Command {
+    const VARIABLE: &str = "RAY_raylet_start_wait_time_s";
+    if std::env::var_os(VARIABLE).is_none() {
+        start.env(VARIABLE, NODE_MAX_S);
+    }
+    start
+}
+
 /// What a node is started with besides where the cluster is.
 fn offer(identity: &Identity) -> Vec<String> {
     let cpus = (identity.cpu_milli / 1_000).max(1);
@@ -206,9 +233,9 @@ fn free_port(host: &str) -> Result<u16, Failure> {
     port.map_err(|e| format!("find a free port of {host}: {e}"))
 }
 
-/// Short, because it holds sockets, whose paths may have 107 bytes.
+/// Holds sockets, whose paths may have 107 bytes, of which Ray takes some 65 for itself.
 fn session_folder(token: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("muster-ray-{token}"))
+    identity::short_temp_dir().join(format!("muster-ray-{token}-{}", std::process::id()))
 }
 
 #[cfg(test)]

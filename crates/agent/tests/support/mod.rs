@@ -29,6 +29,7 @@ pub enum Heard {
     Heartbeat(u64),
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
+    Note(v1::WorkerNote),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -176,6 +177,7 @@ impl Shared {
                 }
                 Heard::Confirm(confirm)
             }
+            Request::Note(note) => Heard::Note(note),
         };
         let _ = self.heard.send(heard);
     }
@@ -250,6 +252,14 @@ impl Leader {
             state_in(&h, token, rank)?.exit.is_none().then_some(())
         })
         .await;
+    }
+
+    pub async fn note(&mut self) -> v1::WorkerNote {
+        self.hear("a note", |h| match h {
+            Heard::Note(note) => Some(note),
+            _ => None,
+        })
+        .await
     }
 
     pub async fn confirm_asked(&mut self) -> v1::ConfirmStart {

@@ -15,7 +15,7 @@ pub use cluster::{Cluster, free_address};
 pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, wait_for_job, work};
 pub use load::Load;
 pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn};
-pub use session::{node, register, registration, session};
+pub use session::{node, register, registration, session, session_end};
 
 use std::io::Write;
 use std::time::Duration;
