@@ -1,14 +1,12 @@
 //! Explanations as messages.
 
 use muster_decider::{JobExplanation, QuotaReport};
-use muster_engine::Straggler;
 use muster_journal::WorkerSlot;
 use muster_planner::{ClusterReport, NodeCounts, Plan, Score};
 use muster_state::quota::QuotaLimit;
 use muster_state::{JobRow, State};
 use muster_types::Name;
 use muster_wire::v1;
-use std::fmt::Write as _;
 
 use crate::render;
 
@@ -47,22 +45,9 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
     }
 }
 
-/// Ranks that are named at most.
-const STRAGGLERS_SHOWN: usize = 4;
-
-/// Where a job is that does not wait, or how it ended; `slow` are the ranks that its peers wait for.
-pub(crate) fn placed(view: &State, row: &JobRow, slow: &[Straggler]) -> v1::Explanation {
-    let (reason, mut sentence) = render::status_of(row);
-    for straggler in slow.iter().take(STRAGGLERS_SHOWN) {
-        let Straggler { rank, step_ms, median_ms } = straggler;
-        let slot = row.placement.as_ref().and_then(|placement| placement.slots.get(*rank as usize));
-        let node = slot.map(|slot| render::node_name(view, slot.node)).unwrap_or_default();
-        // Writing to a string cannot fail.
-        let _ = write!(
-            sentence,
-            "; rank {rank} on {node} takes {step_ms} ms for a step, its peers {median_ms} ms"
-        );
-    }
+/// Where a job is that does not wait, or how it ended.
+pub(crate) fn placed(view: &State, row: &JobRow) -> v1::Explanation {
+    let (reason, sentence) = render::status_of(row);
     let placement = row.placement.as_deref().map(|placement| v1::PlannedPlacement {
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -278,11 +278,7 @@ impl JobService for Jobs {
         let explained = engine.explain_job(Arc::clone(view.state()), id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
-            None => {
-                let token = row.placement.as_ref().map(|placement| placement.token);
-                let slow = token.map(|token| engine.stragglers(id, token)).unwrap_or_default();
-                explanation::placed(&view, row, &slow)
-            }
+            None => explanation::placed(&view, row),
         };
         let freshness = Some(freshness(engine, &view));
         Ok(Response::new(v1::ExplainJobResponse { explanation: Some(explanation), freshness }))

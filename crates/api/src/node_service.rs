@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, StepDone, WorkerReport};
+use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, WorkerReport};
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, holder_id_from_text, job_id, node_spec_from_proto,
-    worker_report_from_proto,
+    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, health_report_from_proto,
+    holder_id_from_text, job_id, node_spec_from_proto, worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -254,9 +254,13 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
                 .map_err(|v| vec![v])?;
             Ok(Inbound::ConfirmStart { job, token })
         }
+        Some(session_request::Message::Health(health)) => {
+            let report = health_report_from_proto("health", &health)?;
+            Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
+        }
         Some(session_request::Message::Note(note)) => inbound_note(note),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
-        None => refuse("message", "must be one of register, heartbeat, report, confirm_start, note"),
+        None => refuse("message", "must be one of register, heartbeat, report, confirm_start, health, note"),
     }
 }
 
@@ -269,7 +273,7 @@ fn inbound_note(note: v1::WorkerNote) -> Result<Inbound, Vec<Violation>> {
         }
         Some(v1::worker_note::Note::Step(step)) => {
             let v1::StepNote { number, duration_ms } = step;
-            Ok(Inbound::Step(StepDone { job, token, rank: note.rank, number, duration_ms }))
+            Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
         }
         None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
     }
@@ -293,6 +297,12 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
         Outbound::NoteAck { sequence, refused } => Message::NoteAck(v1::NoteAck {
             sequence,
             refused: refused.map(|refusal| refusal.to_string()).unwrap_or_default(),
+        }),
+        Outbound::HealthAck { sequence } => Message::HealthAck(v1::HealthAck { sequence }),
+        Outbound::Repair(repair) => Message::Repair(v1::RepairOrder {
+            number: repair.number,
+            action: repair.action.name().to_owned(),
+            devices: device_set_to_proto(repair.devices),
         }),
         Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
         Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {

@@ -3,12 +3,13 @@
 use muster_engine::{Engine, StartOrder};
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, RecoveryRow, State,
+    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, RecoveryRow,
+    RestrictionRow, State,
 };
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
-    node_spec_to_proto, notice_to_proto,
+    node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -43,7 +44,10 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         started_at_ms: row.started_at.map_or(0, |t| t.0),
         finished_at_ms: row.finished_at.map_or(0, |t| t.0),
         changed_at_index: row.changed_at.0,
-        placement: row.placement.as_deref().map(|p| placement(view, p, detail)),
+        placement: row
+            .placement
+            .as_deref()
+            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
         worker_count: spec.worker_count(),
@@ -146,7 +150,7 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
             ("STOPPING_FAILED", format!("rank {rank}: {exit}"))
         }
         Phase::Stopping(StopCause::Evicted { node }) => {
-            ("STOPPING_EVICTED", format!("{node} was lost under it"))
+            ("STOPPING_EVICTED", format!("{node} was lost under it, or had to be empty by now"))
         }
         Phase::Stopping(StopCause::Fault { class, node, detail }) => {
             ("STOPPING_FAULT", format!("{node}: {class}: {detail}"))
@@ -162,6 +166,9 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
         }
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Resized)) => {
             ("STOPPING_RESIZED", "it goes on with another number of workers".to_owned())
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Drained { node })) => {
+            ("STOPPING_DRAINED", format!("it goes on elsewhere, because {node} is drained"))
         }
         Phase::Finished(Outcome::Succeeded) => ("SUCCEEDED", String::new()),
         Phase::Finished(Outcome::Failed { detail }) => ("FAILED", detail.clone()),
@@ -193,18 +200,27 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
         cluster: placement.cluster.to_string(),
         placed_at_ms: placement.placed_at.0,
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+        spares: Vec::new(),
+    }
+}
+
+fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::PromisedWorker> {
+    let spares = if detail == Detail::Full { view.spares(job) } else { &[] };
+    spares.iter().enumerate().map(|place| place_of(view, place)).collect()
+}
+
+fn place_of(view: &State, (number, slot): (usize, &WorkerSlot)) -> v1::PromisedWorker {
+    v1::PromisedWorker {
+        rank: number as u32,
+        node_name: node_name(view, slot.node),
+        node_id: slot.node.to_string(),
+        devices: device_set_to_proto(slot.devices),
     }
 }
 
 fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
     let first = promise.slots.first().and_then(|slot| view.node(slot.node));
-    let worker = |(rank, slot): (usize, &WorkerSlot)| v1::PromisedWorker {
-        rank: rank as u32,
-        node_name: node_name(view, slot.node),
-        node_id: slot.node.to_string(),
-        devices: device_set_to_proto(slot.devices),
-    };
-    let workers = promise.slots.iter().enumerate().map(worker);
+    let workers = promise.slots.iter().enumerate().map(|place| place_of(view, place));
     v1::Promise {
         promised_at_index: promise.since.0,
         region: promise.region.to_string(),
@@ -218,11 +234,21 @@ pub(crate) fn node_name(view: &State, node: NodeId) -> String {
 }
 
 pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
-    node_with(id, row, view.gangs_on(id))
+    node_with(id, row, view.restriction(id), view.gangs_on(id))
 }
 
-/// A node with these gangs on it.
-pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = JobId>) -> v1::Node {
+fn restriction_message(row: &RestrictionRow) -> v1::NodeRestriction {
+    let (drain, quarantine) = (row.drain.as_ref(), row.quarantine.as_ref());
+    restriction_to_proto(drain, quarantine, row.repair.as_ref(), &row.health)
+}
+
+/// A node with what restricts it and these gangs on it.
+pub(crate) fn node_with(
+    id: NodeId,
+    row: &NodeRow,
+    restriction: Option<&RestrictionRow>,
+    gangs: impl Iterator<Item = JobId>,
+) -> v1::Node {
     let status = match row.status {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
@@ -241,6 +267,7 @@ pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = J
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
+        restriction: restriction.map(restriction_message),
     }
 }
 
@@ -267,11 +294,12 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
+    let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
         devices: slot.devices.count().into(),
-    });
+    };
+    let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32)?;
@@ -313,7 +341,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         notice: notice_to_proto(&contract.notice),
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
-        spares: Vec::new(),
+        spares: view.spares(order.job).iter().map(rank_place).collect(),
         slices: tpu_slices(spec, placement.slots.len()),
         world_size_min: spec.worker_count_min(),
     }

@@ -169,9 +169,11 @@ impl Topic for NodeTopic {
     fn body(&self, _engine: &Engine, change: Change) -> Option<Body<v1::Node>> {
         match change {
             // Also one that leaves the region: who watches only that has to hear of it.
-            Change::Node { id, row, gangs, before } => (self.wants(&row.spec)
-                || before.is_some_and(|spec| self.wants(&spec)))
-            .then(|| Body::Changed(render::node_with(id, &row, gangs.iter().copied()))),
+            Change::Node { id, row, restriction, gangs, before } => {
+                (self.wants(&row.spec) || before.is_some_and(|spec| self.wants(&spec))).then(|| {
+                    Body::Changed(render::node_with(id, &row, restriction.as_deref(), gangs.iter().copied()))
+                })
+            }
             Change::NodeForgotten { id, spec } => self.wants(&spec).then(|| Body::Forgotten(id.to_string())),
             Change::Job { .. } | Change::JobForgotten(_) => None,
         }

@@ -3,7 +3,7 @@
 use muster_consensus::{Consensus, Leader, LeadershipView, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_planner::WaitReason;
-use muster_state::{NodeStatus, State};
+use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
     Submission,
@@ -22,7 +22,7 @@ use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
-use crate::steps::{Steps, Straggler};
+use crate::steps::Steps;
 use crate::watch::{Subscription, WatchPosition};
 
 /// What an engine is started with.
@@ -76,6 +76,7 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) steps: Arc<Steps>,
     info: ReplicaInfo,
     format_max: u16,
     facts: watch::Sender<LocalFacts>,
@@ -83,7 +84,6 @@ pub(crate) struct Inner {
     failed: watch::Sender<Option<String>>,
     pub(crate) history: OnceLock<Arc<History>>,
     pub(crate) past: PastStates,
-    pub(crate) steps: Steps,
 }
 
 /// One replica's services. Clones share it.
@@ -101,7 +101,9 @@ impl Engine {
         let liveness = Arc::new(Liveness::default());
         let sessions = Arc::new(Sessions::default());
         let shutdown = CancellationToken::new();
+        let steps = Arc::new(Steps::default());
         let decisions = DecisionLoop {
+            steps: Arc::clone(&steps),
             consensus: consensus.clone(),
             shared: Arc::clone(&view.shared),
             liveness: Arc::clone(&liveness),
@@ -122,6 +124,7 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                steps,
                 info,
                 format_max: config.founding.format_max,
                 facts: watch::Sender::default(),
@@ -129,18 +132,10 @@ impl Engine {
                 failed: watch::Sender::new(None),
                 history: OnceLock::new(),
                 past: PastStates::default(),
-                steps: Steps::default(),
             }),
         };
         tokio::spawn(engine.clone().supervise(tokio::spawn(decisions.run())));
         engine
-    }
-
-    /// The ranks of a placement that are slower than their peers, as far as this replica has heard; none at one that
-    /// does not lead.
-    #[must_use]
-    pub fn stragglers(&self, job: JobId, token: FencingToken) -> Vec<Straggler> {
-        self.inner.steps.stragglers(job, token)
     }
 
     /// Notices when the decision loop stops on a broken invariant. Without it this replica would lead
@@ -277,6 +272,34 @@ impl Engine {
         let intake = Intake { command, reply, _room: None };
         self.inner.nodes.send(intake).await.map_err(|_| stopping())?;
         answer.await.unwrap_or_else(|_| Err(stopping()))
+    }
+
+    /// A worker of a node says that it has done a step, in so much time of its own work: without waiting for the
+    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is said in the log. What a node
+    /// says of ranks that are not on it counts nothing.
+    pub async fn note_step(
+        &self,
+        node: NodeId,
+        (job, token): (JobId, FencingToken),
+        rank: u32,
+        (step, duration_ms): (u64, u64),
+    ) {
+        let view = self.view();
+        let runs = |job: JobId, token: FencingToken| {
+            let row = view.job(job).filter(|row| row.phase == Phase::Running);
+            row.and_then(|row| row.placement.as_ref()).filter(|placement| placement.token == token).is_some()
+        };
+        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+        if !runs(job, token) || slot.is_none_or(|slot| slot.node != node) {
+            return;
+        }
+        for change in self.inner.steps.note((job, token), rank, (step, duration_ms), runs) {
+            let (rank, slow_milli) = (change.rank, change.slow_milli);
+            tracing::info!(%job, rank, slow_milli, "a rank's pace against its gang's has changed");
+            // Who does not lead any more has nothing to say; the next leader sees for itself.
+            let _ = self.execute_for_node(Command::NoteStraggler { job, token, rank, slow_milli }).await;
+        }
     }
 
     /// Waits until this replica has applied the log up to `index`.

@@ -52,5 +52,4 @@ pub use orders::{Order, StartOrder, StopOrder};
 pub use reads::{Reading, staleness_ms};
 pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
-pub use steps::{StepDone, Straggler};
 pub use watch::{Change, Event, Subscription, WatchPosition};

@@ -172,7 +172,7 @@ impl Replicated {
         let mut seen = 0;
         for effect in &applied.effects {
             let change = match effect {
-                Effect::ClusterChanged | Effect::PolicyChanged => continue,
+                Effect::ClusterChanged | Effect::PolicyChanged | Effect::HealthPolicyChanged => continue,
                 Effect::OrdersChanged(node) => {
                     self.shared.orders.mark(*node);
                     continue;
@@ -189,6 +189,7 @@ impl Replicated {
                     Some(row) => Change::Node {
                         id: *id,
                         row: Arc::new(row.clone()),
+                        restriction: self.state.restriction(*id).cloned().map(Arc::new),
                         gangs: self.state.gangs_on(*id).collect(),
                         before: node_before.cloned(),
                     },

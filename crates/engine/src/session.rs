@@ -10,6 +10,7 @@ use muster_consensus::Consensus;
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_state::{Leadership, RankState};
+use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
     ExitStatus, FencingToken, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
     limits,
@@ -24,10 +25,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
-use crate::steps::{StepDone, Straggler, Turn};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
+/// Steps of one session that are being looked at.
+const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
 
@@ -70,6 +72,13 @@ pub enum Inbound {
         /// What happened.
         workers: Vec<WorkerReport>,
     },
+    /// How the host is.
+    Health {
+        /// To be repeated in the acknowledgement.
+        sequence: u64,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
     /// Is this token still the current one?
     ConfirmStart {
         /// Which job.
@@ -87,7 +96,18 @@ pub enum Inbound {
         token: FencingToken,
     },
     /// A worker on the node has done a step.
-    Step(StepDone),
+    Step {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// Which step, from 1.
+        number: u64,
+        /// How long it took.
+        duration_ms: u64,
+    },
 }
 
 /// To the agent.
@@ -121,6 +141,13 @@ pub enum Outbound {
         /// None when it is in the log.
         refused: Option<Refusal>,
     },
+    /// The report of the host's health was taken over.
+    HealthAck {
+        /// The report's.
+        sequence: u64,
+    },
+    /// The node is empty and may be repaired.
+    Repair(Repair),
     /// The answer to `ConfirmStart`.
     StartConfirmed {
         /// Which job.
@@ -321,7 +348,15 @@ struct Work {
     incarnation: u32,
     leadership: Leadership,
     out: Outlet,
-    reports: mpsc::Sender<(Option<u64>, Vec<WorkerReport>)>,
+    reports: mpsc::Sender<Said>,
+}
+
+/// What an agent says that is to reach the log.
+enum Said {
+    /// Of workers; acknowledged by the number, if it has one.
+    Workers(Option<u64>, Vec<WorkerReport>),
+    /// Of its host.
+    Health(u64, Box<HealthReport>),
 }
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
@@ -337,14 +372,18 @@ impl Work {
 
     async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
+        let mut repairing = None;
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
+        let mut steps = FuturesUnordered::new();
         loop {
-            if self.send_orders(&mut sent).await.is_none() {
+            let sent_all = self.send_orders(&mut sent).await.is_some();
+            if !sent_all || self.send_repair(&mut repairing).await.is_none() {
                 return;
             }
             tokio::select! {
                 () = self.out.end.cancelled() => return,
                 () = self.out.messages.closed() => return,
+                Some(()) = steps.next() => {}
                 Some(answer) = waiting.next() => match answer {
                     Some(message) => if self.out.send(message).await.is_none() { return },
                     // The lease could not be renewed: the agent is to look for the leader.
@@ -353,13 +392,25 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
-                    Some(Inbound::Step(step)) => self.step_done(step),
+                    Some(Inbound::Step { job, token, rank, number, duration_ms }) => {
+                        // A heartbeat of the work: beyond the bound it is dropped, and the next one heard.
+                        if steps.len() < STEPS_MAX {
+                            let (engine, node) = (self.engine.clone(), self.node);
+                            steps.push(async move {
+                                engine.note_step(node, (job, token), rank, (number, duration_ms)).await;
+                            });
+                        }
+                    }
                     Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
                         waiting.push(self.commit_checkpoint(sequence, job, token));
                     }
                     Some(Inbound::Report { sequence, workers }) => {
-                        if self.reports.try_send((Some(sequence), workers)).is_err() {
-                            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+                        if !self.pass_on(Said::Workers(Some(sequence), workers)) {
+                            return;
+                        }
+                    }
+                    Some(Inbound::Health { sequence, report }) => {
+                        if !self.pass_on(Said::Health(sequence, report)) {
                             return;
                         }
                     }
@@ -370,6 +421,28 @@ impl Work {
         }
     }
 
+    /// Hands a report on; whether there was room.
+    fn pass_on(&self, said: Said) -> bool {
+        let has_room = self.reports.try_send(said).is_ok();
+        if !has_room {
+            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+        }
+        has_room
+    }
+
+    /// Sends the order to repair the node, once a session.
+    async fn send_repair(&self, sent: &mut Option<u64>) -> Option<()> {
+        let view = self.engine.view();
+        let repair = view.restriction(self.node).and_then(|row| row.repair.clone());
+        let due =
+            repair.filter(|repair| repair.phase == RepairPhase::Working && *sent != Some(repair.number));
+        if let Some(repair) = due {
+            *sent = Some(repair.number);
+            self.out.send(Outbound::Repair(repair)).await?;
+        }
+        Some(())
+    }
+
     /// Squares what the agent has with the state.
     async fn open(&self, workers: Vec<WorkerReport>) -> Option<()> {
         let (reports, stops) = self.square(&workers);
@@ -377,7 +450,7 @@ impl Work {
             self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
         if !reports.is_empty() {
-            self.reports.try_send((None, reports)).ok()?;
+            self.reports.try_send(Said::Workers(None, reports)).ok()?;
         }
         Some(())
     }
@@ -445,24 +518,6 @@ impl Work {
         })
     }
 
-    /// Takes a step of a rank that is placed on this node.
-    fn step_done(&self, step: StepDone) {
-        let view = self.engine.view();
-        let placement = view.job(step.job).and_then(|row| row.placement.as_ref());
-        let slot = placement.filter(|p| p.token == step.token).and_then(|p| p.slots.get(step.rank as usize));
-        if !slot.is_some_and(|slot| slot.node == self.node && slot.incarnation == self.incarnation) {
-            return;
-        }
-        let (job, rank, node) = (step.job, step.rank, self.node);
-        match self.engine.inner.steps.done(step) {
-            Some(Turn::Slow(Straggler { step_ms, median_ms, .. })) => {
-                tracing::warn!(%job, rank, %node, step_ms, median_ms, "a rank is slower than its peers");
-            }
-            Some(Turn::Fine) => tracing::info!(%job, rank, %node, "the rank is as fast as its peers again"),
-            None => {}
-        }
-    }
-
     /// Logs that a gang with a worker on this node has saved its work. Ends the session where this replica cannot
     /// say: the agent asks again on its next one.
     fn commit_checkpoint(&self, sequence: u64, job: JobId, token: FencingToken) -> Confirmation {
@@ -517,24 +572,39 @@ struct Reporter {
 }
 
 impl Reporter {
-    async fn run(self, mut reports: mpsc::Receiver<(Option<u64>, Vec<WorkerReport>)>) {
+    async fn run(self, mut reports: mpsc::Receiver<Said>) {
         loop {
             let next = tokio::select! {
                 () = self.out.end.cancelled() => None,
                 next = reports.recv() => next,
             };
-            let Some((sequence, workers)) = next else { return };
-            if let Err(refusal) = self.carry_out(workers).await {
+            let (taken, answer) = match next {
+                None => return,
+                Some(Said::Workers(sequence, workers)) => {
+                    let answer = sequence.map(|sequence| Outbound::ReportAck { sequence });
+                    (self.carry_out(workers).await, answer)
+                }
+                Some(Said::Health(sequence, report)) => {
+                    (self.take_over(report).await, Some(Outbound::HealthAck { sequence }))
+                }
+            };
+            if let Err(refusal) = taken {
                 tracing::info!(node = %self.node, %refusal, "a report was refused; session ends");
                 self.out.end.cancel();
                 return;
             }
-            if let Some(sequence) = sequence
-                && self.out.send(Outbound::ReportAck { sequence }).await.is_none()
+            if let Some(answer) = answer
+                && self.out.send(answer).await.is_none()
             {
                 return;
             }
         }
+    }
+
+    async fn take_over(&self, report: Box<HealthReport>) -> Result<(), Refusal> {
+        let (node, incarnation) = (self.node, self.incarnation);
+        self.engine.execute_for_node(Command::ReportHealth { node, incarnation, report }).await?;
+        Ok(())
     }
 
     async fn carry_out(&self, workers: Vec<WorkerReport>) -> Result<(), Refusal> {

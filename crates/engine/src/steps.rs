@@ -1,230 +1,217 @@
-//! Which ranks of a running gang are slower than their peers, by the steps they tell: in the leader's memory,
-//! and gone with it.
+//! Which ranks take longer for their steps than their gang: what workers say of their steps, in the leader's memory.
 //!
-//! The ranks of a synchronous run do the same work in a step, so one that takes much longer than the median is on a
-//! slow host or device. Durations are smoothed over some eight steps; the first ones (compilation, caches) are not
-//! counted.
-//!
-//! **Invariant:** nothing is decided by this. It is bounded by what runs, and what it says of a job is of one placement.
+//! Only a change is said in the log. A new leader knows nothing of it and learns it within some steps.
 
 use muster_types::{FencingToken, JobId};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-/// Jobs that are kept; beyond, those that spoke first go.
-const JOBS_MAX: usize = 10_000;
-/// Steps of a rank that are not counted, and those that are before it is judged.
-const STEPS_SKIPPED: u32 = 2;
-const STEPS_MIN: u32 = 8;
-/// Ranks of a gang that must have told so many before any is judged.
+/// Steps of a rank that count.
+const STEPS: usize = 8;
+/// A rank is looked at once it has said so many.
+const STEPS_MIN: usize = 4;
+/// Ranks that must have said something, so that there is a gang to compare with.
 const RANKS_MIN: usize = 3;
-/// A rank is slow from 150 % of the median on, and not any more below 125 %: no flapping in between.
-const SLOW_PERCENT: u64 = 150;
-const FINE_PERCENT: u64 = 125;
-/// A step counts for an eighth.
-const SMOOTHING: u64 = 8;
+/// A rank is slow from this on, in thousandths of the gang's median.
+const SLOW_MILLI: u64 = 1_500;
+/// And keeps up again below this.
+const GOOD_MILLI: u64 = 1_200;
+/// Looks in a row that a change is seen in before it is believed.
+const LOOKS: u8 = 3;
+/// Differences below this are noise, whatever their ratio.
+const NOISE_MS: u64 = 5;
+/// Gangs that are followed at a time.
+const GANGS_MAX: usize = 4_096;
 
-/// A step that a worker has done.
+/// A rank has become slow, or is so no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepDone {
-    /// Which job.
-    pub job: JobId,
-    /// Which placement.
-    pub token: FencingToken,
-    /// Which worker.
-    pub rank: u32,
-    /// Which step, from 1.
-    pub number: u64,
-    /// How long it took; 0 when it does not say, and then it is not judged.
-    pub duration_ms: u64,
+pub(crate) struct Change {
+    pub(crate) rank: u32,
+    /// None when it keeps up again.
+    pub(crate) slow_milli: Option<u32>,
 }
 
-/// A rank that is slower than its peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Straggler {
-    /// Which rank.
-    pub rank: u32,
-    /// Its smoothed step.
-    pub step_ms: u64,
-    /// The median of the gang.
-    pub median_ms: u64,
-}
-
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Rank {
-    number: u64,
-    told: u32,
-    /// Microseconds, smoothed.
-    step_us: u64,
-    slow: bool,
+    last_step: u64,
+    durations_ms: [u32; STEPS],
+    count: usize,
+    /// Looks in a row that speak for a change.
+    looks: u8,
+    is_slow: bool,
+}
+
+impl Rank {
+    fn note(&mut self, step: u64, duration_ms: u64) -> bool {
+        if step <= self.last_step {
+            return false;
+        }
+        self.last_step = step;
+        self.durations_ms[self.count % STEPS] = u32::try_from(duration_ms).unwrap_or(u32::MAX);
+        self.count += 1;
+        true
+    }
+
+    fn median_ms(&self) -> Option<u64> {
+        let mut known: Vec<u32> = self.durations_ms[..self.count.min(STEPS)].to_vec();
+        if known.len() < STEPS_MIN {
+            return None;
+        }
+        known.sort_unstable();
+        known.get(known.len() / 2).map(|ms| u64::from(*ms))
+    }
+
+    /// What a look at it changes.
+    fn look(&mut self, own_ms: u64, gang_ms: u64) -> Option<Option<u32>> {
+        let milli = own_ms.saturating_mul(1_000) / gang_ms.max(1);
+        let other = if self.is_slow {
+            milli < GOOD_MILLI
+        } else {
+            milli >= SLOW_MILLI && own_ms - gang_ms.min(own_ms) >= NOISE_MS
+        };
+        self.looks = if other { self.looks + 1 } else { 0 };
+        if self.looks < LOOKS {
+            return None;
+        }
+        self.looks = 0;
+        self.is_slow = !self.is_slow;
+        Some(self.is_slow.then(|| u32::try_from(milli).unwrap_or(u32::MAX)))
+    }
 }
 
 struct Gang {
     token: FencingToken,
-    since: u64,
     ranks: BTreeMap<u32, Rank>,
+    /// Steps that were said since the last look.
+    news: usize,
 }
 
-impl Gang {
-    fn median_us(&self) -> Option<u64> {
-        let mut steps: Vec<u64> =
-            self.ranks.values().filter(|rank| rank.told >= STEPS_MIN).map(|rank| rank.step_us).collect();
-        if steps.len() < RANKS_MIN {
-            return None;
-        }
-        let middle = steps.len() / 2;
-        Some(*steps.select_nth_unstable(middle).1)
-    }
-}
-
-#[derive(Default)]
-struct Board {
-    gangs: BTreeMap<JobId, Gang>,
-    so_far: u64,
-}
-
-/// The steps of everything that runs.
+/// What is known of the gangs that run.
 #[derive(Default)]
 pub(crate) struct Steps {
-    inner: Mutex<Board>,
-}
-
-/// A rank became slow, or is not any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    Slow(Straggler),
-    Fine,
+    gangs: Mutex<BTreeMap<JobId, Gang>>,
 }
 
 impl Steps {
-    fn lock(&self) -> MutexGuard<'_, Board> {
-        // Its rows are replaced whole.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A rank has done a step, in so much time of its own work: without waiting for others. What changes by it.
+    /// `runs` says whether a gang still runs under a token, for making room.
+    pub(crate) fn note(
+        &self,
+        (job, token): (JobId, FencingToken),
+        rank: u32,
+        (step, duration_ms): (u64, u64),
+        runs: impl Fn(JobId, FencingToken) -> bool,
+    ) -> Vec<Change> {
+        let mut gangs = self.gangs.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = gangs.get(&job).is_some_and(|gang| gang.token == token);
+        if !is_known {
+            gangs.retain(|job, gang| runs(*job, gang.token));
+            if gangs.len() >= GANGS_MAX {
+                return Vec::new();
+            }
+            gangs.insert(job, Gang { token, ranks: BTreeMap::new(), news: 0 });
+        }
+        let Some(gang) = gangs.get_mut(&job) else { return Vec::new() };
+        if gang.ranks.entry(rank).or_default().note(step, duration_ms) {
+            gang.news += 1;
+        }
+        // A look costs as much as the gang is large: one for every few steps of all.
+        if gang.news < STEPS_MIN * gang.ranks.len() || gang.ranks.len() < RANKS_MIN {
+            return Vec::new();
+        }
+        gang.news = 0;
+        look(&mut gang.ranks)
     }
 
-    /// Takes a step of a rank that runs; what it changes in the judgement of that rank.
-    pub(crate) fn done(&self, step: StepDone) -> Option<Turn> {
-        let mut board = self.lock();
-        board.so_far += 1;
-        let since = board.so_far;
-        if !board.gangs.contains_key(&step.job) && board.gangs.len() >= JOBS_MAX {
-            let oldest = board.gangs.iter().min_by_key(|(_, gang)| gang.since).map(|(job, _)| *job);
-            oldest.map(|job| board.gangs.remove(&job));
-        }
-        let fresh = || Gang { token: step.token, since, ranks: BTreeMap::new() };
-        let gang = board.gangs.entry(step.job).or_insert_with(fresh);
-        if gang.token < step.token {
-            *gang = fresh();
-        } else if gang.token > step.token {
-            return None;
-        }
-        let rank = gang.ranks.entry(step.rank).or_default();
-        // Said twice, or late.
-        if step.number <= rank.number || step.duration_ms == 0 {
-            return None;
-        }
-        rank.number = step.number;
-        rank.told = rank.told.saturating_add(1);
-        let took = step.duration_ms.saturating_mul(1_000);
-        rank.step_us = match rank.told {
-            ..=STEPS_SKIPPED => took,
-            _ => (rank.step_us.saturating_mul(SMOOTHING - 1).saturating_add(took)) / SMOOTHING,
-        };
-        let (told, step_us, was) = (rank.told, rank.step_us, rank.slow);
-        let median = gang.median_us().filter(|_| told >= STEPS_MIN)?;
-        let share = step_us.saturating_mul(100) / median.max(1);
-        let slow = if was { share >= FINE_PERCENT } else { share >= SLOW_PERCENT };
-        if slow == was {
-            return None;
-        }
-        gang.ranks.entry(step.rank).or_default().slow = slow;
-        let straggler = Straggler { rank: step.rank, step_ms: step_us / 1_000, median_ms: median / 1_000 };
-        Some(if slow { Turn::Slow(straggler) } else { Turn::Fine })
+    /// The leadership has ended.
+    pub(crate) fn forget(&self) {
+        self.gangs.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
+}
 
-    /// The slow ranks of a placement, in rank order.
-    pub(crate) fn stragglers(&self, job: JobId, token: FencingToken) -> Vec<Straggler> {
-        let board = self.lock();
-        let Some(gang) = board.gangs.get(&job).filter(|gang| gang.token == token) else { return Vec::new() };
-        let Some(median) = gang.median_us() else { return Vec::new() };
-        let slow = gang.ranks.iter().filter(|(_, rank)| rank.slow);
-        slow.map(|(number, rank)| Straggler {
-            rank: *number,
-            step_ms: rank.step_us / 1_000,
-            median_ms: median / 1_000,
-        })
-        .collect()
+fn look(ranks: &mut BTreeMap<u32, Rank>) -> Vec<Change> {
+    let mut medians: Vec<u64> = ranks.values().filter_map(Rank::median_ms).collect();
+    if medians.len() < RANKS_MIN {
+        return Vec::new();
     }
+    medians.sort_unstable();
+    // Of two in the middle the smaller: half of a gang that is slow is slow.
+    let gang_ms = medians[(medians.len() - 1) / 2];
+    let mut changes = Vec::new();
+    for (rank, known) in ranks.iter_mut() {
+        let Some(own_ms) = known.median_ms() else { continue };
+        if let Some(slow_milli) = known.look(own_ms, gang_ms) {
+            changes.push(Change { rank: *rank, slow_milli });
+        }
+    }
+    changes
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use muster_types::LogIndex;
+    use super::{Change, GANGS_MAX, Steps};
+    use muster_types::{FencingToken, JobId, LogIndex};
 
     fn token(index: u64) -> FencingToken {
         FencingToken { generation: 1, log_index: LogIndex(index) }
     }
 
-    fn told(steps: &Steps, rank: u32, number: u64, duration_ms: u64) -> Option<Turn> {
-        steps.done(StepDone { job: JobId(1), token: token(7), rank, number, duration_ms })
-    }
-
-    /// So many steps of four ranks, the last of which takes as long as said.
-    fn run(steps: &Steps, numbers: std::ops::Range<u64>, last_ms: u64) -> Vec<(u64, Turn)> {
-        let mut turns = Vec::new();
+    /// All ranks do these steps, each in its own time.
+    fn run(steps: &Steps, numbers: std::ops::Range<u64>, durations_ms: &[u64]) -> Vec<Change> {
+        let mut changes = Vec::new();
         for number in numbers {
-            for rank in 0..3 {
-                assert_eq!(told(steps, rank, number, 100 + u64::from(rank)), None);
+            for (rank, duration_ms) in durations_ms.iter().enumerate() {
+                let said = (number, *duration_ms);
+                changes.extend(steps.note((JobId(1), token(1)), rank as u32, said, |_, _| true));
             }
-            turns.extend(told(steps, 3, number, last_ms).map(|turn| (number, turn)));
         }
-        turns
+        changes
     }
 
     #[test]
-    fn a_slow_rank_is_named_once_and_taken_back_once() {
+    fn a_rank_that_takes_much_longer_is_named_once_and_let_off_once() {
         let steps = Steps::default();
-        assert_eq!(run(&steps, 1..20, 110), []);
-        let slow = run(&steps, 20..60, 200);
+        assert_eq!(run(&steps, 1..50, &[100, 102, 98, 104]), []);
+        let slow = run(&steps, 50..120, &[100, 102, 170, 104]);
         assert_eq!(slow.len(), 1, "{slow:?}");
-        let found = steps.stragglers(JobId(1), token(7));
-        assert_eq!((found.len(), found[0].rank, found[0].median_ms), (1, 3, 102));
-        assert!(found[0].step_ms > 190, "{found:?}");
-        let fine = run(&steps, 60..100, 100);
-        assert!(matches!(fine.as_slice(), [(_, Turn::Fine)]), "{fine:?}");
-        assert_eq!(steps.stragglers(JobId(1), token(7)), []);
+        assert_eq!(slow[0].rank, 2);
+        assert!((1_600..=1_750).contains(&slow[0].slow_milli.unwrap()), "{slow:?}");
+        let good = run(&steps, 120..200, &[100, 102, 98, 104]);
+        assert_eq!(good, [Change { rank: 2, slow_milli: None }]);
     }
 
     #[test]
-    fn the_first_steps_and_small_gangs_are_not_judged() {
+    fn one_slow_step_noise_and_repeated_steps_say_nothing() {
         let steps = Steps::default();
-        // Compiling: twenty times as long, twice.
-        for number in 1..=2 {
-            for rank in 0..4 {
-                told(&steps, rank, number, if rank == 3 { 20_000 } else { 100 });
-            }
+        for round in 0..20u64 {
+            let from = 1 + round * 20;
+            assert_eq!(run(&steps, from..from + 1, &[100, 100, 900, 100]), []);
+            assert_eq!(run(&steps, from + 1..from + 20, &[100, 100, 100, 100]), []);
         }
-        let judged = run(&steps, 3..9, 100);
-        assert_eq!(judged.iter().filter(|(number, _)| *number < u64::from(STEPS_MIN)).count(), 0);
-        let pair = Steps::default();
-        for number in 1..40 {
-            assert_eq!(told(&pair, 0, number, 100), None);
-            assert_eq!(told(&pair, 1, number, 1_000), None);
+        let steps = Steps::default();
+        assert_eq!(run(&steps, 1..100, &[2, 2, 4, 2]), [], "two milliseconds are noise");
+        let steps = Steps::default();
+        for _ in 0..100 {
+            assert_eq!(run(&steps, 1..2, &[100, 100, 900, 100]), [], "it is one step, said again");
         }
     }
 
     #[test]
-    fn another_placement_begins_anew_and_an_older_one_is_not_heard() {
+    fn two_ranks_have_no_median_to_be_slower_than() {
+        assert_eq!(run(&Steps::default(), 1..200, &[100, 500]), []);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
         let steps = Steps::default();
-        run(&steps, 1..40, 300);
-        assert_eq!(steps.stragglers(JobId(1), token(7)).len(), 1);
-        let newer = StepDone { job: JobId(1), token: token(9), rank: 0, number: 1, duration_ms: 5 };
-        assert_eq!(steps.done(newer), None);
-        assert_eq!(
-            (steps.stragglers(JobId(1), token(9)).len(), steps.stragglers(JobId(1), token(7)).len()),
-            (0, 0)
-        );
-        assert_eq!(told(&steps, 3, 41, 300), None);
+        for job in 0..2 * GANGS_MAX as u64 {
+            assert_eq!(steps.note((JobId(job), token(job)), 0, (1, 1), |_, _| true), []);
+        }
+        assert_eq!(steps.gangs.lock().unwrap().len(), GANGS_MAX);
+        // Those that run no more make room.
+        steps.note((JobId(0), token(9)), 0, (1, 1), |_, _| false);
+        assert_eq!(steps.gangs.lock().unwrap().len(), 1);
+        steps.forget();
+        assert!(steps.gangs.lock().unwrap().is_empty());
     }
 }

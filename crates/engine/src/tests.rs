@@ -17,7 +17,7 @@ use crate::orders::outstanding;
 use crate::sample::{host, job, name};
 use crate::session::{Inbound, Opening, Outbound, Session, WorkerReport};
 use crate::watch::{Change, WatchPosition};
-use crate::{Engine, EngineConfig, LogRequest, Order, ReplicaInfo, StepDone, replicated};
+use crate::{Engine, EngineConfig, LogRequest, Order, ReplicaInfo, replicated};
 
 const CLUSTER: ClusterId = ClusterId(0xe6);
 const REPLICA: ReplicaId = ReplicaId(1);
@@ -302,8 +302,7 @@ async fn a_gang_is_started_confirmed_and_reported() {
     assert!(outstanding(&engine.view(), session.node).is_empty(), "nothing is left to start");
 
     // A step is not answered; a committed checkpoint is, once it is in the log, and never for another token.
-    let step = StepDone { job: id, token, rank: 1, number: 1, duration_ms: 5 };
-    say(&session, Inbound::Step(step)).await;
+    say(&session, Inbound::Step { job: id, token, rank: 1, number: 1, duration_ms: 5 }).await;
     for (sequence, asked, expected) in [(1, token, true), (2, stale, false)] {
         say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked }).await;
         let taken = told(&mut session, "an answer to the note", |message| match message {

@@ -25,9 +25,11 @@ mod guard;
 mod history;
 mod index;
 mod recovery;
+mod restrict;
 mod rows;
 mod sequence;
 mod snapshot;
+mod spares;
 mod table;
 pub mod tree;
 mod verify;
@@ -47,10 +49,10 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
-pub use recovery::{Failure, RecoveryRow, Saved};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,
+    Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
