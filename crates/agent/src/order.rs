@@ -113,6 +113,8 @@ pub struct Placement {
     pub region: String,
     /// The fleet cluster in that region.
     pub cluster: String,
+    /// Whether the gang's network is checked before its workers start.
+    pub preflight: bool,
     /// What the command is brought together with its framework by.
     pub form: LaunchForm,
     /// Fewest ranks that the gang can go on with; 0 for all.
@@ -261,6 +263,7 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         array: order.array_index.zip(order.array_size),
         region: order.region,
         cluster: order.cluster,
+        preflight: order.preflight,
         form: launch_form(&order.launch)?,
         world_size_min: order.world_size_min,
         slices: order.slices.iter().map(|slices| tpu_slices(slices, world)).collect::<Result<_, _>>()?,

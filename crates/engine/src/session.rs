@@ -25,6 +25,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
+use crate::probe::{ProbeOrder, ProbeReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -108,6 +109,8 @@ pub enum Inbound {
         /// How long it took.
         duration_ms: u64,
     },
+    /// Of a probe of the network, or of the check before a start.
+    Probe(ProbeReport),
 }
 
 /// To the agent.
@@ -161,6 +164,8 @@ pub enum Outbound {
     Order(Order),
     /// Output to upload.
     ReadLogs(LogRequest),
+    /// Something to do for a probe of the network.
+    Probe(ProbeOrder),
 }
 
 struct Standing {
@@ -404,6 +409,7 @@ impl Work {
                     Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
                         waiting.push(self.commit_checkpoint(sequence, job, token));
                     }
+                    Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(Said::Workers(Some(sequence), workers)) {
                             return;

@@ -39,6 +39,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),
+        preflight: false,
         form: Form::Environment,
         world_size_min: 0,
         slices: Vec::new(),

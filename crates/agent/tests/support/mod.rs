@@ -30,6 +30,7 @@ pub enum Heard {
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
     Note(v1::WorkerNote),
+    Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -178,6 +179,7 @@ impl Shared {
                 Heard::Confirm(confirm)
             }
             Request::Note(note) => Heard::Note(note),
+            Request::PreflightReport(report) => Heard::Preflight(report),
         };
         let _ = self.heard.send(heard);
     }
