@@ -9,10 +9,11 @@ use crate::config::{ControlGroups, LogLimits};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::limits;
-use crate::order::{Launch, Placement, WorkerKey, detail};
+use crate::notice;
+use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
-use crate::task::{TaskDir, TaskError, TaskSpec};
+use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -48,6 +49,8 @@ pub struct ProcessSettings {
     pub logs: LogLimits,
     /// Whether and where control groups are made.
     pub control_groups: ControlGroups,
+    /// Where the agent takes notes of workers; none when it takes none.
+    pub agent_socket: Option<PathBuf>,
 }
 
 /// Runs workers as processes.
@@ -91,12 +94,20 @@ impl ProcessExecutor {
         let settings = &self.shared.settings;
         let key = placement.key(worker.rank);
         let task = self.task(key);
-        let rank_map = task.rank_map();
+        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let notice = task.notice();
+        let mut launcher = settings.shim_command.clone();
+        launcher.push(crate::launch::LAUNCH.to_owned());
         let here = Here {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
             base: &settings.environment,
             rank_map_path: &rank_map,
+            hostfile_path: &hostfile,
+            rank_hostfile_path: &rank_hostfile,
+            notice_path: &notice,
+            agent_socket: settings.agent_socket.as_deref(),
+            launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
@@ -107,7 +118,7 @@ impl ProcessExecutor {
         };
         TaskSpec {
             key,
-            command: worker.command.clone(),
+            command: contract::command(placement, worker, &here),
             environment,
             working_directory,
             devices: worker.devices,
@@ -120,10 +131,36 @@ impl ProcessExecutor {
             cgroup_parent: self.shared.cgroup_parent.clone(),
             memory_bytes: worker.memory_bytes,
             cpu_milli: worker.cpu_milli,
+            notice: placement.notice.as_ref().and_then(|to| {
+                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
+                let port = contract::notice_port(to.port, local_rank)?;
+                Some(HttpNotice { port, path: to.path.clone() })
+            }),
         }
     }
 
-    async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
+    /// Tells a worker that it has to stop, before the signal does.
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
+        let text = notice::text(key, grace);
+        let (file, words) = (task.clone(), text.clone());
+        let written = blocking(move || {
+            let written = notice::write(&file, &words);
+            (written, file.spec().ok().flatten().and_then(|spec| spec.notice))
+        });
+        match tokio::time::timeout(notice::FILE_MAX, written).await {
+            Ok((written, call)) => {
+                if let Err(error) = written {
+                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                }
+                if let Some(to) = call {
+                    tokio::spawn(notice::call(key, to, text));
+                }
+            }
+            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
+        }
+    }
+
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
         let key = spec.key;
         let tasks = self.shared.settings.tasks.clone();
         let created = blocking(move || {
@@ -131,7 +168,7 @@ impl ProcessExecutor {
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
+            TaskDir::create(&tasks, &spec, &files).map(Some)
         })
         .await;
         let task = match created {
@@ -245,12 +282,16 @@ impl ProcessExecutor {
 
 impl Executor for ProcessExecutor {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
-        let json: Arc<str> = contract::rank_map_json(&placement).into();
+        let files = Arc::new(GangFiles {
+            rank_map: contract::rank_map_json(&placement),
+            hostfile: contract::by_address(&placement),
+            rank_hostfile: contract::by_rank(&placement),
+        });
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
-            let (executor, json) = (self.clone(), Arc::clone(&json));
-            launches.spawn(async move { executor.start_one(spec, json).await });
+            let (executor, files) = (self.clone(), Arc::clone(&files));
+            launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
     }
@@ -283,6 +324,7 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
+        self.give_notice(key, task.clone(), grace).await;
         blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
     }
 

@@ -338,6 +338,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
+        devices: slot.devices.count().into(),
     };
     let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
@@ -370,7 +371,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         rank_map: rank_map.collect(),
         workers: workers.collect(),
         rendezvous_port: rendezvous_port(placement.token),
-        stop_grace_ms: spec.stop_grace_ms,
+        stop_grace_ms: contract.stop_grace_ms(spec),
         checkpoint_directory: checkpoint.map(|at| format!("{at}/{}", order.job)).unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_index: spec.array.map(|a| a.index),
@@ -382,5 +383,26 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
         spares: view.spares(order.job).iter().map(rank_place).collect(),
+        slices: tpu_slices(spec, placement.slots.len()),
+        world_size_min: spec.worker_count_min(),
     }
+}
+
+/// The slices of a gang's groups, by rank.
+fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
+    let mut first_rank = 0;
+    let mut found = Vec::new();
+    for group in &spec.groups {
+        if let Some(slice) = group.slice {
+            let count = u32::from(slice.count);
+            // The workers of a group with slices are as many as their hosts; a gang is never placed without
+            // some of them.
+            let hosts = group.workers / count.max(1);
+            if hosts > 0 && (first_rank + hosts * count) as usize <= world {
+                found.push(v1::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
+            }
+        }
+        first_rank += group.workers;
+    }
+    found
 }
