@@ -652,6 +652,8 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
         Message::ReadLogs(read) => {
             Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
         }
-        Message::Registered(_) | Message::HeartbeatAck(_) => return Ok(None),
+        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
+            return Ok(None);
+        }
     }))
 }

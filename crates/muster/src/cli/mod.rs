@@ -25,6 +25,7 @@ mod node;
 mod policy;
 mod policy_view;
 mod reading;
+mod recovery;
 mod sim;
 mod submit;
 pub mod view;
