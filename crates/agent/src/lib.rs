@@ -20,6 +20,7 @@ pub mod lease;
 pub mod limits;
 mod node;
 pub mod order;
+pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;
@@ -107,6 +108,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let node = node.probing_at(config.probe_listen);
     let sessions = session::Sessions { endpoints, state, spec, lease, events };
     let fresh = async {
         match security {

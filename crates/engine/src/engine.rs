@@ -20,6 +20,7 @@ use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
+use crate::probe::Probes;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
 use crate::steps::Steps;
@@ -76,9 +77,12 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) probes: Probes,
     pub(crate) steps: Arc<Steps>,
     info: ReplicaInfo,
     format_max: u16,
+    /// The life of the cluster that the replica's folder is of.
+    pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
@@ -124,9 +128,11 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                probes: Probes::default(),
                 steps,
                 info,
                 format_max: config.founding.format_max,
+                generation: config.founding.generation,
                 facts: watch::Sender::default(),
                 shutdown,
                 failed: watch::Sender::new(None),
@@ -384,7 +390,8 @@ impl Engine {
         explained.await.map_err(|_| stopping())
     }
 
-    /// Follows the changes behind a position of the log.
+    /// Follows the changes behind a position of the log; what is not in memory any more comes from the
+    /// archive.
     ///
     /// # Errors
     /// When that position is not kept any more, or not yet reached.
@@ -394,7 +401,11 @@ impl Engine {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
             return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
         }
-        self.inner.shared.hub.subscribe(from)
+        let hub = &self.inner.shared.hub;
+        hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {
+            Some(past) => Ok(Subscription::from_past(hub, past)),
+            None => Err(compacted),
+        })
     }
 
     /// Asks the agent of a worker for its output. This replica must lead: sessions are here.
@@ -444,7 +455,7 @@ impl Engine {
     }
 
     /// The session of a node, waiting a moment for that of a node that is up.
-    async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
+    pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
         let deadline = Instant::now() + SESSION_RETURNS_MAX;
         let mut opened = self.inner.sessions.opened();
         loop {

@@ -172,7 +172,9 @@ impl From<v1::JobContract> for Contract {
             step_ms: said(checkpoint.step_ms),
             save_ms: said(checkpoint.save_ms),
             interval_ms: said(checkpoint.interval_ms),
-            notice: contract.notice.map(|to| format!("POST http://127.0.0.1:{}{}", to.http_port, to.http_path)),
+            notice: contract
+                .notice
+                .map(|to| format!("POST http://127.0.0.1:{}{}", to.http_port, to.http_path)),
             spares: contract.spares,
             preflight: contract.preflight,
         }
