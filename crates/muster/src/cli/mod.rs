@@ -28,6 +28,7 @@ mod policy_view;
 mod probe;
 mod queue;
 mod reading;
+mod recovery;
 mod sim;
 mod submit;
 pub mod view;
