@@ -84,6 +84,11 @@ impl FenceLog {
                     records.push(serde_json::from_slice(body).map_err(|e| corrupt(at, &e.to_string()))?)
                 }
                 None if is_end(body_end) => {
+                    // What is left of it must not end up behind a shorter one.
+                    let length = body_end.min(bytes.len()) - at;
+                    file.write_all_at(&vec![0; length], at as u64)
+                        .and_then(|()| file.sync_data())
+                        .map_err(fail(path))?;
                     tracing::warn!(path = %path.display(), "the last fencing record was never finished");
                     break;
                 }
@@ -203,8 +208,8 @@ mod tests {
             assert_eq!(read(&path).unwrap().len(), 2, "cut at {kept}");
             // And it is written over.
             let (mut log, _) = FenceLog::open::<String>(&path).unwrap().unwrap();
-            log.append(&"another").unwrap();
-            assert_eq!(read(&path).unwrap().last().map(String::as_str), Some("another"));
+            log.append(&"x").unwrap();
+            assert_eq!(read(&path).unwrap().last().map(String::as_str), Some("x"));
         }
     }
 }
