@@ -88,10 +88,15 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
 
     rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
     rule("/muster.v1.FleetService/ProbeNodes", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeDrain", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeQuarantine", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeRepair", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
 
     rule("/muster.v1.JobService/CancelJob", Class::Call, USERS),
@@ -209,7 +214,11 @@ mod tests {
                 "ReadRounds",
                 "RemoveReplica",
                 "ReplaceReplica",
+                "SetHealthPolicy",
                 "SetNodeCordon",
+                "SetNodeDrain",
+                "SetNodeQuarantine",
+                "SetNodeRepair",
                 "SetPolicy",
                 "TransferLeadership",
             ])

@@ -9,8 +9,9 @@ use muster_engine::{
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, holder_id_from_text, job_id, node_spec_from_proto,
-    probe_links_from_proto, probe_ring_from_proto, worker_report_from_proto,
+    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, health_report_from_proto,
+    holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
+    worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -257,10 +258,15 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
             Ok(Inbound::ConfirmStart { job, token })
         }
         Some(session_request::Message::PreflightReport(report)) => probe_report(report).map(Inbound::Probe),
-        Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
-        None => {
-            refuse("message", "must be one of register, heartbeat, report, confirm_start, preflight_report")
+        Some(session_request::Message::Health(health)) => {
+            let report = health_report_from_proto("health", &health)?;
+            Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
         }
+        Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
+        None => refuse(
+            "message",
+            "must be one of register, heartbeat, report, confirm_start, health, preflight_report",
+        ),
     }
 }
 
@@ -338,6 +344,12 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             })
         }
         Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
+        Outbound::HealthAck { sequence } => Message::HealthAck(v1::HealthAck { sequence }),
+        Outbound::Repair(repair) => Message::Repair(v1::RepairOrder {
+            number: repair.number,
+            action: repair.action.name().to_owned(),
+            devices: device_set_to_proto(repair.devices),
+        }),
         Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
         Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {
             job_id: job.to_string(),

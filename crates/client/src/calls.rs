@@ -321,6 +321,100 @@ impl Client {
         Ok(answer)
     }
 
+    /// Empties a node, or ends that.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_drain(
+        &self,
+        mut request: v1::SetNodeDrainRequest,
+    ) -> Result<v1::SetNodeDrainResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node drain", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_drain(request).await }
+        };
+        let answer: v1::SetNodeDrainResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Keeps a node away from work, or lets it back.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_quarantine(
+        &self,
+        mut request: v1::SetNodeQuarantineRequest,
+    ) -> Result<v1::SetNodeQuarantineResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node quarantine", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_quarantine(request).await }
+        };
+        let answer: v1::SetNodeQuarantineResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Begins or ends a node's repair.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_repair(
+        &self,
+        mut request: v1::SetNodeRepairRequest,
+    ) -> Result<v1::SetNodeRepairResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node repair", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_repair(request).await }
+        };
+        let answer: v1::SetNodeRepairResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Sets what is made of what agents see.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_health_policy(
+        &self,
+        mut request: v1::SetHealthPolicyRequest,
+    ) -> Result<v1::SetHealthPolicyResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set health policy", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_health_policy(request).await }
+        };
+        let answer: v1::SetHealthPolicyResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// What is made of what agents see of their hosts' health.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_health_policy(
+        &self,
+        mut request: v1::GetHealthPolicyRequest,
+    ) -> Result<v1::GetHealthPolicyResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get health policy", &read);
+        let send = |channel| async move { fleet(channel).get_health_policy(within(limit, request)).await };
+        let answer: v1::GetHealthPolicyResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// Drops a lost node that will not come back.
     ///
     /// # Errors

@@ -134,7 +134,9 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     match cause {
         StopCause::Cancelled
         | StopCause::RunTimeLimit
-        | StopCause::Rearranged(RearrangeCause::Moved { .. } | RearrangeCause::Resized) => return None,
+        | StopCause::Rearranged(
+            RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. },
+        ) => return None,
         StopCause::Fault { class, node, detail } => {
             return Some(Found { class: *class, rank: None, node: Some(*node), detail: detail.clone() });
         }

@@ -14,6 +14,7 @@ extern crate alloc;
 pub mod contract;
 pub mod demand;
 pub mod fleet;
+pub mod health;
 pub mod ids;
 pub mod job;
 pub mod lease;

@@ -59,6 +59,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
+        | RefusalCode::RepairUnderWay
+        | RefusalCode::RepairNotBegun
+        | RefusalCode::MaintenanceDue
         | RefusalCode::FormatNotActive
         | RefusalCode::WouldLoseQuorum
         | RefusalCode::ReplicaNotCaughtUp
@@ -114,6 +117,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
+        | RefusalCode::RepairUnderWay
+        | RefusalCode::RepairNotBegun
+        | RefusalCode::MaintenanceDue
         | RefusalCode::FormatNotActive
         | RefusalCode::FleetFull
         | RefusalCode::Fenced

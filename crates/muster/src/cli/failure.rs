@@ -145,6 +145,13 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
         RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
+        RefusalCode::RepairUnderWay => {
+            "`muster node health NODE` shows it; `muster node repair NODE --done` ends it"
+        }
+        RefusalCode::RepairNotBegun => "`muster node health NODE` shows what is known of it",
+        RefusalCode::MaintenanceDue => {
+            "wait until the maintenance is over; `muster node health NODE` shows it"
+        }
         RefusalCode::FormatNotActive => {
             "upgrade the replicas that are behind; `muster cluster status` shows them"
         }

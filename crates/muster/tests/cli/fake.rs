@@ -448,6 +448,7 @@ fn node(name: &str, cordoned: bool) -> v1::Node {
         }),
         status: v1::NodeStatus::Up.into(),
         cordoned,
+        restriction: None,
         free_devices: 6,
         job_ids: vec!["job-1".into()],
         ..Default::default()
