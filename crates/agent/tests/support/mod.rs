@@ -30,6 +30,7 @@ pub enum Heard {
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
     Preflight(v1::PreflightReport),
+    Health(v1::HealthReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -178,6 +179,7 @@ impl Shared {
                 Heard::Confirm(confirm)
             }
             Request::PreflightReport(report) => Heard::Preflight(report),
+            Request::Health(report) => Heard::Health(report),
         };
         let _ = self.heard.send(heard);
     }
