@@ -721,10 +721,9 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
             Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
         }
         Message::PreflightOrder(order) => return preflight_order(order),
-        Message::Registered(_)
-        | Message::HeartbeatAck(_)
-        | Message::HealthAck(_)
-        | Message::Repair(_) => return Ok(None),
+        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
+            return Ok(None);
+        }
     }))
 }
 
