@@ -340,6 +340,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
                 lease_ttl_ms: parameters.lease_ttl_ms,
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
+                takes_health: true,
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }

@@ -18,8 +18,8 @@ use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
-    CheckpointRules, Dependency, DependencyRule, DeviceSet, ExitStatus, FailureClass, JobContract, JobId, LaunchForm,
-    LogTime, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Submission,
+    CheckpointRules, Dependency, DependencyRule, DeviceSet, ExitStatus, FailureClass, JobContract, JobId,
+    LaunchForm, LogTime, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Submission,
 };
 
 use crate::support::{
@@ -412,13 +412,15 @@ fn restrict(run: &mut Run) {
     let incarnation = run.speculation.state().node(node).unwrap().incarnation;
     let request = run.next_request();
     let policy = Box::default();
-    handle(&mut run.speculation, &Command::SetHealthPolicy { request, policy, expected_version: None }).unwrap();
+    handle(&mut run.speculation, &Command::SetHealthPolicy { request, policy, expected_version: None })
+        .unwrap();
     let report = HealthReport {
         boot: 1,
         events: vec![Observation::of(Finding::Xid(79), Some(0))],
         ..HealthReport::default()
     };
-    handle(&mut run.speculation, &Command::ReportHealth { node, incarnation, report: Box::new(report) }).unwrap();
+    handle(&mut run.speculation, &Command::ReportHealth { node, incarnation, report: Box::new(report) })
+        .unwrap();
     run.end_round(10);
     let other = run.speculation.state().node_named(&name("spare-b")).unwrap();
     for order in [DrainOrder::Begin { deadline_ms: Some(60_000) }, DrainOrder::End] {

@@ -12,8 +12,9 @@ use muster_state::{NodeStatus, Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, JobContract,
-    JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread, Submission, TaskGroup,
+    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
+    JobContract, JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread,
+    Submission, TaskGroup,
 };
 
 use crate::random::Random;

@@ -22,7 +22,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode, Submission, TaskGroup,
+    ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode, Submission,
+    TaskGroup,
 };
 
 use crate::support::{
