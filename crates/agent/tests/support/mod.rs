@@ -156,6 +156,7 @@ impl Shared {
                     heartbeat_interval_ms: manner.heartbeat_ms,
                     lease_stop_grace_ms: manner.stop_grace_ms,
                     cluster_id: manner.cluster_id,
+                    ..Default::default()
                 }));
                 Heard::Register(register)
             }
