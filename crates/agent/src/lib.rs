@@ -14,6 +14,7 @@ pub mod contract;
 pub mod discovery;
 pub mod durable;
 pub mod executor;
+mod fence_log;
 pub mod fencing;
 mod follow;
 pub mod health;

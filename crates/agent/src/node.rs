@@ -228,16 +228,17 @@ impl<E: Executor> Node<E> {
             in_flight: None,
             extras: VecDeque::new(),
             uploads: JoinSet::new(),
-            prober: Prober::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            prober: Prober::new(None),
             note_sequence: 0,
             notes: BTreeMap::new(),
             steps: BTreeMap::new(),
         }
     }
 
-    /// Where it listens for probes; any port of any address when not said.
+    /// Where it listens for probes. Without, it takes no part in any: an agent that runs workers on other
+    /// machines would measure its own network.
     pub(crate) fn probing_at(mut self, listen_at: SocketAddr) -> Node<E> {
-        self.prober = Prober::new(listen_at);
+        self.prober = Prober::new(Some(listen_at));
         self
     }
 

@@ -15,13 +15,13 @@ use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
 use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -64,6 +64,35 @@ struct Shared {
     settings: ProcessSettings,
     cgroup_parent: Option<PathBuf>,
     events: mpsc::Sender<ExecutorEvent>,
+    kept: Mutex<Kept>,
+}
+
+/// Folders of acknowledged workers, oldest first, with their sizes. Read from the disk once: to look through all
+/// of them at every end would take longer than a launch.
+#[derive(Debug, Default)]
+struct Kept {
+    folders: VecDeque<(PathBuf, u64)>,
+    bytes: u64,
+}
+
+impl Kept {
+    fn add(&mut self, path: PathBuf, size: u64) {
+        self.folders.push_back((path, size));
+        self.bytes = self.bytes.saturating_add(size);
+    }
+
+    /// Removes the oldest until the limits are kept.
+    fn prune(&mut self, logs: &LogLimits) -> io::Result<()> {
+        while self.folders.len() > logs.ended_workers_max || self.bytes > logs.ended_bytes_max {
+            let Some((path, size)) = self.folders.pop_front() else { return Ok(()) };
+            self.bytes -= size;
+            match std::fs::remove_dir_all(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 impl ProcessExecutor {
@@ -78,7 +107,12 @@ impl ProcessExecutor {
                 .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
                 .ok(),
         };
-        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events }) }, told)
+        (
+            ProcessExecutor {
+                shared: Arc::new(Shared { settings, cgroup_parent, events, kept: Mutex::default() }),
+            },
+            told,
+        )
     }
 
     async fn tell(&self, event: ExecutorEvent) {
@@ -348,16 +382,17 @@ impl Executor for ProcessExecutor {
             }
             found.push(adopted);
         }
-        self.prune().await;
+        self.count_kept().await;
         Ok(found)
     }
 
     async fn acknowledge(&self, key: WorkerKey) {
         let task = self.task(key);
-        if let Err(error) = blocking(move || task.write_acked()).await {
+        let acked = task.clone();
+        if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        self.prune().await;
+        self.keep(task).await;
     }
 
     async fn read_output(
@@ -374,14 +409,44 @@ impl Executor for ProcessExecutor {
 }
 
 impl ProcessExecutor {
-    /// Keeps the folders of acknowledged workers within their limits, oldest first out.
-    async fn prune(&self) {
-        let settings = &self.shared.settings;
-        let (tasks, logs) = (settings.tasks.clone(), settings.logs.clone());
-        let pruned = blocking(move || prune(&tasks, &logs)).await;
-        if let Err(error) = pruned {
-            tracing::warn!(%error, "old workers' folders could not be removed");
-        }
+    /// Finds the folders of acknowledged workers that an earlier agent has left, and keeps them within their limits.
+    async fn count_kept(&self) {
+        let executor = self.clone();
+        let counted = blocking(move || {
+            let settings = &executor.shared.settings;
+            let mut kept = executor.kept();
+            *kept = Kept::default();
+            for (path, size) in acknowledged(&settings.tasks)? {
+                kept.add(path, size);
+            }
+            kept.prune(&settings.logs)
+        })
+        .await;
+        tell_unpruned(counted);
+    }
+
+    /// Keeps one more of them, and lets the oldest go.
+    async fn keep(&self, task: TaskDir) {
+        let executor = self.clone();
+        let pruned = blocking(move || {
+            let bytes = size(task.path());
+            let mut kept = executor.kept();
+            kept.add(task.path().to_owned(), bytes);
+            kept.prune(&executor.shared.settings.logs)
+        })
+        .await;
+        tell_unpruned(pruned);
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        // A panic while holding it leaves a count that is off by one folder at most.
+        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tell_unpruned(pruned: io::Result<()>) {
+    if let Err(error) = pruned {
+        tracing::warn!(%error, "old workers' folders could not be removed");
     }
 }
 
@@ -518,23 +583,17 @@ fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     Ok(keys)
 }
 
-fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
-    let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+/// Folders of acknowledged workers with their sizes, oldest first.
+fn acknowledged(tasks: &std::path::Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
         let path = entry?.path();
         if let Ok(acked) = std::fs::metadata(path.join("acked")) {
-            kept.push((acked.modified()?, size(&path), path));
+            found.push((acked.modified()?, size(&path), path));
         }
     }
-    kept.sort_unstable_by(|a, b| b.cmp(a));
-    let mut bytes = 0u64;
-    for (at, (_, size, path)) in kept.into_iter().enumerate() {
-        bytes = bytes.saturating_add(size);
-        if at >= logs.ended_workers_max || bytes > logs.ended_bytes_max {
-            std::fs::remove_dir_all(path)?;
-        }
-    }
-    Ok(())
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, size, path)| (path, size)).collect())
 }
 
 /// Bytes of the agent's own files; what a worker left in its folder counts too.

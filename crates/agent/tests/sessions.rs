@@ -70,7 +70,8 @@ async fn an_order_that_is_not_current_never_starts() {
     leader.confirm_asked().await;
     leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
-    assert!(!host.state().join("jobs").join(JOB).exists());
+    let fences = muster_agent::fencing::Fences::open(&host.state().join("jobs"), 16).unwrap();
+    assert!(fences.of(JOB.parse().unwrap()).is_none(), "a token was kept of an order that was not current");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,6 +31,7 @@ pub enum Heard {
     Confirm(v1::ConfirmStart),
     Note(v1::WorkerNote),
     Preflight(v1::PreflightReport),
+    Health(v1::HealthReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -156,6 +157,7 @@ impl Shared {
                     heartbeat_interval_ms: manner.heartbeat_ms,
                     lease_stop_grace_ms: manner.stop_grace_ms,
                     cluster_id: manner.cluster_id,
+                    ..Default::default()
                 }));
                 Heard::Register(register)
             }
@@ -180,6 +182,7 @@ impl Shared {
             }
             Request::Note(note) => Heard::Note(note),
             Request::PreflightReport(report) => Heard::Preflight(report),
+            Request::Health(report) => Heard::Health(report),
         };
         let _ = self.heard.send(heard);
     }
