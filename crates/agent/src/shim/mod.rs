@@ -60,6 +60,7 @@ pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             stage::main(&stage::Arguments { task: Path::new(task), shim_pid, oom_score, cgroup })
         }
         [SLURM] if args.len() == 1 => crate::slurm::runner_main(),
+        [crate::launch::LAUNCH, rest @ ..] if words.len() == args.len() => crate::launch::main(rest),
         _ => usage(),
     }
 }

@@ -245,6 +245,8 @@ impl Running {
             logs,
             // Slurm has its own.
             control_groups: ControlGroups::Off,
+            // Notes of workers are taken on hosts with an agent of their own.
+            agent_socket: None,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();

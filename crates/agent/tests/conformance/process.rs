@@ -117,6 +117,7 @@ impl Subject for Processes {
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
             logs: LogLimits::usual(),
             control_groups: ControlGroups::Off,
+            agent_socket: None,
         })
     }
 

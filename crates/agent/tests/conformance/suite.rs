@@ -1,8 +1,8 @@
 //! The suite. It knows nothing of what runs the workers but what [`Subject`] says.
 
 use muster_agent::executor::{Executor, ExecutorError, ExecutorEvent, OutputRequest};
-use muster_agent::order::{Launch, Placement, RankPlace, WorkerKey};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex};
+use muster_agent::order::{Checkpoint, Launch, Placement, RankPlace, WorkerKey};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, LogIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl<'a, S: Subject> Bench<'a, S> {
         self.next += 1;
         let (job, token) =
             (JobId(self.next * 1_024), FencingToken { generation: 1, log_index: LogIndex(self.next) });
-        let place = RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into() };
+        let place = RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into(), devices: 0 };
         let workers = behaviours.iter().enumerate().map(|(rank, behaviour)| {
             let key = WorkerKey { job, token, rank: rank as u32 };
             Launch {
@@ -123,6 +123,11 @@ impl<'a, S: Subject> Bench<'a, S> {
             working_directory: String::new(),
             array: None,
             preflight: false,
+            form: LaunchForm::default(),
+            world_size_min: 0,
+            slices: Vec::new(),
+            notice: None,
+            checkpoint: Checkpoint::default(),
             region: "r".into(),
             cluster: "c".into(),
         })

@@ -12,6 +12,7 @@ mod ca;
 mod cluster;
 mod config;
 mod console;
+mod ctl;
 mod explanation;
 pub mod failure;
 mod follow;
@@ -27,6 +28,7 @@ mod policy_view;
 mod probe;
 mod queue;
 mod reading;
+mod recovery;
 mod sim;
 mod submit;
 pub mod view;
@@ -137,6 +139,9 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    /// Say something of the worker that this command runs in, or ask whether it has to stop; needs no cluster
+    #[command(subcommand)]
+    Ctl(ctl::CtlCommand),
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
@@ -183,6 +188,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
     }
