@@ -311,7 +311,9 @@ async fn a_gang_is_started_confirmed_and_reported() {
     for (sequence, asked, expected) in [(1, token, true), (2, stale, false)] {
         say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked }).await;
         let taken = told(&mut session, "an answer to the note", |message| match message {
-            Outbound::NoteAck { sequence: answered, refused } => (answered == sequence).then_some(refused.is_none()),
+            Outbound::NoteAck { sequence: answered, refused } => {
+                (answered == sequence).then_some(refused.is_none())
+            }
             _ => None,
         })
         .await;
