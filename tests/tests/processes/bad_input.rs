@@ -289,7 +289,6 @@ async fn wrong_fleet_calls(endpoint: &str) {
         let answer = session(endpoint, vec![message]).await;
         assert_refused(answer.map(Response::new), code, field);
     }
-    notes(endpoint).await;
 }
 
 /// What an agent could pass on of workers, on a session that stands: it ends with the field that is wrong.
@@ -414,5 +413,7 @@ async fn bad_input() {
     assert_eq!(cluster.leader().await, leader, "nonsense moved the leadership");
     let after = cluster.status_of(leader).await.unwrap().freshness.unwrap().log_index;
     assert_eq!(after, before, "a refused request moved the log");
+    // These come on sessions that stand, of nodes that are registered for it.
+    notes(&cluster.replicas[leader].endpoint()).await;
     cluster.assert_digests_agree().await;
 }
