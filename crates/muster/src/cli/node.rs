@@ -7,6 +7,7 @@ use muster_wire::v1;
 use super::Global;
 use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
+use super::node_health::{self, HealthCommand};
 use super::reading::ReadArgs;
 use super::view::{self, Document, Items, Position};
 
@@ -39,6 +40,8 @@ pub enum NodeCommand {
         #[arg(required = true)]
         nodes: Vec<String>,
     },
+    #[command(flatten)]
+    Health(HealthCommand),
     /// Drop lost nodes that will not come back; their names may be given to new hosts
     #[command(after_help = "\
 Examples:
@@ -72,6 +75,7 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
         NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
+        NodeCommand::Health(command) => node_health::run(global, console, command).await,
         NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
     }
 }
@@ -161,7 +165,7 @@ async fn cordon(
     Ok(Exit::Ok)
 }
 
-fn print_nodes(
+pub(super) fn print_nodes(
     console: &Console,
     position: impl Into<Position>,
     nodes: Vec<view::Node>,
@@ -188,7 +192,12 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
     for node in nodes {
         let accelerators = node.accelerators.as_ref();
         // A cordon is what placement sees; that a lost node is cordoned too changes nothing.
-        let status = if node.cordoned && node.status == "up" { "cordoned" } else { node.status };
+        let status = match &node.restriction {
+            _ if node.status != "up" => node.status,
+            Some(restriction) if restriction.is_felt() => restriction.status(node.job_ids.is_empty()),
+            _ if node.cordoned => "cordoned",
+            _ => node.status,
+        };
         let mut cells = vec![
             node.name.clone(),
             node.region.clone(),
