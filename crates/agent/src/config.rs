@@ -8,6 +8,7 @@ use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// The agent's configuration, as written.
@@ -35,6 +36,10 @@ pub struct AgentConfig {
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
+    /// Where probes of the network reach this host, at `node.address`: an address of its own, and a port or 0
+    /// for any. It listens only while a probe lasts.
+    #[serde(default = "probe_listen")]
+    pub probe_listen: SocketAddr,
     /// How the host's health is watched.
     #[serde(default)]
     pub health: HealthConfig,
@@ -144,6 +149,10 @@ fn first_block() -> String {
 
 fn first_rack() -> String {
     "rack-0".to_owned()
+}
+
+fn probe_listen() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], 0))
 }
 
 fn boot_id_path() -> PathBuf {

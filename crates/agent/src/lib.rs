@@ -21,6 +21,7 @@ pub mod lease;
 pub mod limits;
 mod node;
 pub mod order;
+pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;
@@ -110,6 +111,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let node = node.probing_at(config.probe_listen);
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
     let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);

@@ -41,3 +41,14 @@ pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// From the Register to the Registered.
 pub const REGISTER_MAX: Duration = Duration::from_secs(10);
+/// Turns of a probe's tournament: hosts that each one is measured against, however many take part. With
+/// the time of a pair at its bound they fit into the budget.
+pub const PROBE_TURNS_MAX: u32 = 31;
+/// Probes that one host takes part in at a time.
+pub const PROBES_MAX: usize = 4;
+/// How long a host listens for a probe before it begins.
+pub const PROBE_BEGINS_MAX: Duration = Duration::from_secs(15);
+/// Hosts of one probe.
+pub const PROBE_PEERS_MAX: usize = 1_024;
+/// Bytes in one direction of one pair, and of a ring.
+pub const PROBE_BYTES_MAX: u64 = 64 << 20;

@@ -2,11 +2,12 @@
 
 use muster_engine::{Engine, StartOrder};
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
+use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, RecoveryRow,
-    RestrictionRow, State,
+    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
+    RecoveryRow, RestrictionRow, State,
 };
-use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, NodeId, Refusal};
+use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
     node_spec_to_proto, notice_to_proto, restriction_to_proto,
@@ -18,6 +19,9 @@ use std::sync::Arc;
 const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
 /// Ports from there on, as JAX derives its own from a Slurm job id.
 const RENDEZVOUS_PORTS: u64 = 4_096;
+
+/// Thousandths of a device times milliseconds, in a device-second.
+const MILLI_MS_IN_DEVICE_SECOND: u128 = 1_000_000;
 
 /// How much of a job a message carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +272,43 @@ pub(crate) fn node_with(
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),
+    }
+}
+
+/// A queue, with its share of what there is.
+pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Queue {
+    let device_use = |(kind, used_milli): (&Name, u64)| {
+        let decayed = row.usage.as_ref().map_or(0, |usage| usage.decayed_milli_ms(kind, row.at));
+        let seconds = decayed / MILLI_MS_IN_DEVICE_SECOND;
+        v1::DeviceUse {
+            r#type: kind.to_string(),
+            used_milli,
+            decayed_device_seconds: u64::try_from(seconds).unwrap_or(u64::MAX),
+        }
+    };
+    let quota_use = |QuotaUse { quota, used_milli }: &QuotaUse| v1::QuotaUse {
+        r#type: quota.kind.to_string(),
+        region: quota.region.as_ref().map(ToString::to_string).unwrap_or_default(),
+        nominal_milli: quota.nominal_milli,
+        borrowing_limit_milli: quota.borrowing_limit_milli,
+        lending_limit_milli: quota.lending_limit_milli,
+        used_milli: *used_milli,
+    };
+    v1::Queue {
+        tenant: tenant.to_string(),
+        parent: row.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
+        weight_milli: row.weight_milli,
+        pending_jobs: row.load.pending_jobs,
+        held_jobs: row.load.held_jobs,
+        pending_devices_milli: row.load.pending_milli,
+        active_jobs: row.load.active_jobs,
+        active_devices_milli: row.load.active_milli,
+        uses: row.usage.iter().flat_map(|usage| usage.running()).map(device_use).collect(),
+        share_billionths: row
+            .usage
+            .as_ref()
+            .map_or(0, |usage| usage.share(row.at, capacity, row.weight_milli)),
+        quotas: row.quotas.iter().map(quota_use).collect(),
     }
 }
 

@@ -33,7 +33,10 @@ pub use log::{LogItem, LogReader, oldest_kept};
 pub use muster_wire::status::Refused;
 pub use read::Read;
 pub use submitter::Submitter;
-pub use watch::{LogStream, Watch, WatchItem};
+pub use watch::{
+    LogStream, NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem,
+    Watched,
+};
 
 use repeat::Connection;
 

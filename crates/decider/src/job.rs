@@ -8,6 +8,7 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
 use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
+use crate::quarantine;
 use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
 use crate::spares;
@@ -21,7 +22,14 @@ pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
     for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
         let over = matches!(decision, Decision::JobFinished { .. });
+        let blamed = match &decision {
+            Decision::AttemptFailed { class, node, .. } if class.is_of_node() => *node,
+            _ => None,
+        };
         speculation.push(decision);
+        if let Some(node) = blamed {
+            quarantine::consider(speculation, node);
+        }
         if over {
             let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
             speculation.leave_unsettled(dependents);

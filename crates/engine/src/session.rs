@@ -25,6 +25,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
+use crate::probe::{ProbeOrder, ProbeReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -84,6 +85,8 @@ pub enum Inbound {
         /// Which placement.
         token: FencingToken,
     },
+    /// Of a probe of the network, or of the check before a start.
+    Probe(ProbeReport),
 }
 
 /// To the agent.
@@ -130,6 +133,8 @@ pub enum Outbound {
     Order(Order),
     /// Output to upload.
     ReadLogs(LogRequest),
+    /// Something to do for a probe of the network.
+    Probe(ProbeOrder),
 }
 
 struct Standing {
@@ -359,6 +364,7 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
+                    Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(Said::Workers(Some(sequence), workers)) {
                             return;

@@ -24,6 +24,7 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod queue;
 mod recovery;
 mod restrict;
 mod rows;
@@ -49,6 +50,7 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
+pub use queue::{QueueLoad, QueueRow, QuotaUse};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
     Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,

@@ -192,7 +192,11 @@ impl State {
             return;
         }
         let mut times = self.faults_of(node).to_vec();
-        times.push(self.meta.log_time);
+        let now = self.meta.log_time;
+        if times.last().is_some_and(|last| now.since_ms(*last) < limits::NODE_FAULT_APART_MS) {
+            return;
+        }
+        times.push(now);
         let excess = times.len().saturating_sub(limits::NODE_FAULTS_KEPT);
         times.drain(..excess);
         self.node_faults.insert(node, times);

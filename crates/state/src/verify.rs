@@ -260,6 +260,7 @@ impl State {
         };
         let checks = [
             ("pending", fresh.pending == ours.pending),
+            ("loads", fresh.loads == ours.loads),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),
             ("waiting", fresh.waiting == ours.waiting),

@@ -67,6 +67,8 @@ pub const AVOID_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 pub const CHECKPOINT_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 /// Slow ranks that are remembered of one gang.
 pub const STRAGGLERS_MAX: usize = 64;
+/// Faults of one node nearer to one another than this are one: many gangs may meet it.
+pub const NODE_FAULT_APART_MS: u64 = 60_000;
 /// Faults that are remembered of one node.
 pub const NODE_FAULTS_KEPT: usize = 32;
 /// Bytes of the path that a notice is posted to.

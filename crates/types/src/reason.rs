@@ -146,6 +146,8 @@ refusal_codes! {
     RepairNotBegun = "MS-9051", "REPAIR_NOT_BEGUN";
     /// The node is drained because its provider is about to take the host away.
     MaintenanceDue = "MS-9052", "MAINTENANCE_DUE";
+    /// A node cannot take part in a probe of the network at present.
+    ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE";
 }
 
 impl fmt::Display for RefusalCode {

@@ -67,6 +67,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::ReplicaNotCaughtUp
         | RefusalCode::MembershipRefused
         | RefusalCode::FormatNotReady
+        | RefusalCode::ProbeUnavailable
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over is right.
@@ -132,6 +133,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::FormatNotReady
         | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable
+        | RefusalCode::ProbeUnavailable
         | RefusalCode::PermissionDenied
         | RefusalCode::MessageTooLarge => None,
     }

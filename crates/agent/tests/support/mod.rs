@@ -30,6 +30,7 @@ pub enum Heard {
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
     Health(v1::HealthReport),
+    Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -184,6 +185,7 @@ impl Shared {
                 }
                 Heard::Confirm(confirm)
             }
+            Request::PreflightReport(report) => Heard::Preflight(report),
         };
         let _ = self.heard.send(heard);
     }

@@ -168,6 +168,7 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         Just(ExitStatus::OutOfMemory),
         "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
         "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
+        "[ -~é]{0,20}".prop_map(ExitStatus::PreflightFailed),
     ]
 }
 

@@ -203,6 +203,7 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::StorageFull => {
             "free space on the replicas' data disks; `muster cluster status` shows which of them are low"
         }
+        RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

@@ -25,6 +25,8 @@ mod node;
 mod node_health;
 mod policy;
 mod policy_view;
+mod probe;
+mod queue;
 mod reading;
 mod sim;
 mod submit;
@@ -113,6 +115,11 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Measure the network between nodes: every pair, and a ring all-reduce
+    Probe(probe::ProbeArgs),
+    /// Look at queues: what each tenant has waiting, holds and may use
+    #[command(subcommand, visible_alias = "queues")]
+    Queue(queue::QueueCommand),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -169,6 +176,8 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Probe(args) => probe::run(global, console, args).await,
+        ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
@@ -181,6 +190,11 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
 }
 
 impl Global {
+    /// When the time of the whole command is up.
+    fn end(&self) -> Option<tokio::time::Instant> {
+        self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
+    }
+
     /// A connected client.
     async fn client(&self) -> Result<Client, Failure> {
         let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;

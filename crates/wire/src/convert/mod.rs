@@ -16,6 +16,7 @@ mod id;
 mod job;
 mod node;
 mod policy;
+mod probe;
 mod read;
 mod value;
 
@@ -34,6 +35,10 @@ pub use node::{
     worker_report_to_proto,
 };
 pub use policy::{policy_from_proto, policy_to_proto};
+pub use probe::{
+    PROBE_LINKS_MAX, probe_finding_to_proto, probe_link_to_proto, probe_links_from_proto,
+    probe_ring_from_proto, probe_ring_to_proto,
+};
 pub use read::read_from_proto;
 pub(crate) use value::cut;
 pub use value::{
