@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const ORDERS_QUEUED_MAX: usize = 4_096;
 /// Messages on their way out, heartbeats apart.
 pub const OUTGOING_QUEUED_MAX: usize = 2_048;
+/// Words of the leader about health that wait.
+pub const HEALTH_QUEUED_MAX: usize = 64;
 /// Placements waiting for a confirmation, for devices or for the lease.
 pub const PENDING_PLACEMENTS_MAX: usize = 1_024;
 /// Workers of one start order that are launched here: a host has 64 devices at most, and some

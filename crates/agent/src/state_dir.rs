@@ -121,6 +121,12 @@ impl StateDir {
         self.root.join("jobs")
     }
 
+    /// What was begun of repairs.
+    #[must_use]
+    pub fn repair(&self) -> PathBuf {
+        self.root.join("repair")
+    }
+
     /// The file that the shims watch.
     #[must_use]
     pub fn lease(&self) -> PathBuf {

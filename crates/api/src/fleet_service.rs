@@ -164,6 +164,41 @@ impl FleetService for Fleet {
         self.router.write(caller, local, onward).await.map(Response::new)
     }
 
+    async fn probe_nodes(
+        &self,
+        request: Request<v1::ProbeNodesRequest>,
+    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let count = message.nodes.len();
+        if !(2..=PROBE_NODES_MAX).contains(&count) {
+            return Err(invalid(vec![Violation::limit("nodes", count as u64, 2, PROBE_NODES_MAX as u64)]));
+        }
+        let engine = self.router.engine();
+        let local = || async {
+            let view = engine.view();
+            let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
+            if nodes.iter().collect::<BTreeSet<_>>().len() < count {
+                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
+            }
+            let result = engine.probe(&nodes).await?;
+            let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());
+            let node_names: Vec<String> = nodes.iter().map(|node| name(node).unwrap_or_default()).collect();
+            let finding = |finding| probe_finding_to_proto(finding, &node_names);
+            Ok(v1::ProbeNodesResponse {
+                links: result.links.iter().map(probe_link_to_proto).collect(),
+                rings: result.rings.iter().map(probe_ring_to_proto).collect(),
+                findings: result.findings.iter().map(finding).collect(),
+                node_names,
+            })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).probe_nodes(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
     async fn set_node_drain(
         &self,
         request: Request<v1::SetNodeDrainRequest>,
@@ -272,41 +307,6 @@ impl FleetService for Fleet {
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(FleetServiceClient::new(channel).set_health_policy(request).await?.into_inner()) }
-        };
-        self.router.write(caller, local, onward).await.map(Response::new)
-    }
-
-    async fn probe_nodes(
-        &self,
-        request: Request<v1::ProbeNodesRequest>,
-    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let count = message.nodes.len();
-        if !(2..=PROBE_NODES_MAX).contains(&count) {
-            return Err(invalid(vec![Violation::limit("nodes", count as u64, 2, PROBE_NODES_MAX as u64)]));
-        }
-        let engine = self.router.engine();
-        let local = || async {
-            let view = engine.view();
-            let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
-            if nodes.iter().collect::<BTreeSet<_>>().len() < count {
-                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
-            }
-            let result = engine.probe(&nodes).await?;
-            let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());
-            let node_names: Vec<String> = nodes.iter().map(|node| name(node).unwrap_or_default()).collect();
-            let finding = |finding| probe_finding_to_proto(finding, &node_names);
-            Ok(v1::ProbeNodesResponse {
-                links: result.links.iter().map(probe_link_to_proto).collect(),
-                rings: result.rings.iter().map(probe_ring_to_proto).collect(),
-                findings: result.findings.iter().map(finding).collect(),
-                node_names,
-            })
-        };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).probe_nodes(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }

@@ -257,11 +257,11 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
                 .map_err(|v| vec![v])?;
             Ok(Inbound::ConfirmStart { job, token })
         }
+        Some(session_request::Message::PreflightReport(report)) => probe_report(report).map(Inbound::Probe),
         Some(session_request::Message::Health(health)) => {
             let report = health_report_from_proto("health", &health)?;
             Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
         }
-        Some(session_request::Message::PreflightReport(report)) => probe_report(report).map(Inbound::Probe),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
         None => refuse(
             "message",
@@ -340,6 +340,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
                 lease_ttl_ms: parameters.lease_ttl_ms,
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
+                takes_health: true,
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }

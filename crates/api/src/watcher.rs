@@ -216,8 +216,8 @@ impl Topic for NodeTopic {
     fn body(&self, _engine: &Engine, change: &Change) -> Option<Body<v1::Node>> {
         match change {
             Change::Node { id, row, restriction, gangs, .. } => {
-                let restriction = restriction.as_deref();
-                Some(Body::Changed(render::node_with(*id, row, restriction, gangs.iter().copied())))
+                let gangs = gangs.iter().copied();
+                Some(Body::Changed(render::node_with(*id, row, restriction.as_deref(), gangs)))
             }
             Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
             Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => None,

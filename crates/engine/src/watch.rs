@@ -16,11 +16,11 @@ const EVENTS_MAX: usize = 65_536;
 const EVENT_WEIGHT_MAX: usize = 4 << 20;
 /// Weight of a node's description without its labels and taints.
 const NODE_WEIGHT: usize = 16;
-/// Weight of one thing that is wrong with a node.
-const CONDITION_WEIGHT: usize = 6;
 /// Weight of a queue without its quotas, and of a quota.
 const QUEUE_WEIGHT: usize = 8;
 const QUOTA_WEIGHT: usize = 2;
+/// Weight of one thing that is wrong with a node.
+const CONDITION_WEIGHT: usize = 6;
 /// Weight of one label or taint: a key and a value of at most 63 bytes each.
 const LABEL_WEIGHT: usize = 4;
 /// Changes handed out at once.

@@ -22,6 +22,7 @@ mod log_archive;
 mod logs;
 mod members;
 mod node;
+mod node_health;
 mod policy;
 mod policy_view;
 mod probe;

@@ -22,6 +22,7 @@ use muster_types::Violation;
 use muster_wire::{convert, v1};
 
 pub use policy::{PolicyFile, parse_policy};
+pub use quantity::duration_ms;
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
