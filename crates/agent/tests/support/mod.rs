@@ -188,6 +188,8 @@ impl Shared {
             }
             Request::Note(note) => Heard::Note(note),
             Request::PreflightReport(report) => Heard::Preflight(report),
+            // Only a cluster agent tells of it, and its own tests listen.
+            Request::ForeignLoad(_) => return,
         };
         let _ = self.heard.send(heard);
     }
