@@ -18,6 +18,7 @@ pub mod fencing;
 mod follow;
 pub mod lease;
 pub mod limits;
+mod memory;
 mod node;
 pub mod order;
 pub mod process;
@@ -26,9 +27,12 @@ mod session;
 mod shim;
 pub mod state_dir;
 pub mod task;
+pub mod transcript;
 mod uploads;
 
-pub use config::{AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, NodeConfig};
+pub use config::{
+    AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, MemoryLimit, NodeConfig,
+};
 pub use node::WHOLE_PLACEMENT;
 pub use shim::shim_main;
 
@@ -92,6 +96,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         environment: config.base_environment(),
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
+        memory_limit: config.memory_limit,
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
