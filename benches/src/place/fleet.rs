@@ -237,7 +237,7 @@ impl Fleet {
     /// Submits jobs in one batch; the round stays open.
     pub(super) fn submit(&mut self, specs: Vec<JobSpec>) -> Vec<JobId> {
         let request = self.next_request();
-        match self.command(&Command::Submit { request, specs: specs.into() }) {
+        match self.command(&Command::Submit { request, jobs: muster_types::Submission::plain(specs) }) {
             Answer::Submitted { jobs, .. } => jobs,
             other => unreachable!("a submission is answered as one, not {other:?}"),
         }

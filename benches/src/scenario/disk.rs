@@ -73,7 +73,7 @@ fn record_bytes_per_job(jobs: usize) -> Result<f64> {
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(u128::MAX), fingerprint: u64::MAX },
         estimates: vec![Estimate::default(); specs.len()],
-        specs: specs.into_iter().map(std::sync::Arc::new).collect(),
+        specs: specs.into_iter().map(|job| std::sync::Arc::new(job.spec)).collect(),
     };
     Ok(canonical(&decision).len() as f64 / jobs as f64)
 }

@@ -5,9 +5,10 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
-use muster_types::{FencingToken, JobId, JobSpec, LogIndex, Refusal, RefusalCode, Violation, limits};
+use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, job_id, job_spec_to_proto, job_specs_from_proto, jobs_from_proto, request_id,
+    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id, submission_to_proto,
+    submissions_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -46,16 +47,16 @@ impl Jobs {
         &self,
         caller: Caller,
         request_id: &str,
-        specs: &[JobSpec],
+        jobs: &[Submission],
     ) -> Result<v1::SubmitJobResponse, Status> {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
-            engine.check_submission(&view, specs)?;
+            engine.check_submission(&view, jobs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
-            let spec = messages(specs).next();
+            let spec = messages(jobs).next();
             let message =
                 v1::SubmitJobRequest { request_id: request_id.to_owned(), spec, validate_only: true };
             let request = Router::onward(message, caller);
@@ -69,12 +70,12 @@ impl Jobs {
         &self,
         caller: Caller,
         request: muster_types::RequestId,
-        specs: &Arc<[JobSpec]>,
+        jobs: &Arc<[Submission]>,
         onward: impl Fn(Channel) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
-            let answer = engine.execute(Command::Submit { request, specs: Arc::clone(specs) }).await?;
+            let answer = engine.execute(Command::Submit { request, jobs: Arc::clone(jobs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
                     RefusalCode::RequestIdReused,
@@ -90,14 +91,14 @@ impl Jobs {
     async fn submit_one(
         &self,
         caller: Caller,
-        submission: Submission,
+        submission: Checked,
     ) -> Result<v1::SubmitJobResponse, Status> {
-        let Submission { id, text, specs, validate_only } = submission;
+        let Checked { id, text, jobs, validate_only } = submission;
         if validate_only {
-            return Box::pin(self.validate(caller, &text, &specs)).await;
+            return Box::pin(self.validate(caller, &text, &jobs)).await;
         }
         let onward = |channel| {
-            let spec = messages(&specs).next();
+            let spec = messages(&jobs).next();
             let message = v1::SubmitJobRequest { request_id: text.clone(), spec, validate_only };
             let request = Router::onward(message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
@@ -106,35 +107,35 @@ impl Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &specs, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
     }
 }
 
 /// A submission whose message was checked. Much smaller than the message, which counts where thousands wait.
-struct Submission {
+struct Checked {
     id: muster_types::RequestId,
     text: String,
-    specs: Arc<[JobSpec]>,
+    jobs: Arc<[Submission]>,
     validate_only: bool,
 }
 
-impl Submission {
-    fn check(message: v1::SubmitJobRequest) -> Result<Submission, Status> {
+impl Checked {
+    fn check(message: v1::SubmitJobRequest) -> Result<Checked, Status> {
         let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let specs = job_specs_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
-        Ok(Submission { id, text, specs: specs.into(), validate_only })
+        let jobs = submissions_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
 }
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
 /// one message, made from its first job.
-fn messages(specs: &[JobSpec]) -> impl Iterator<Item = v1::JobSpec> {
-    let first = |spec: &&JobSpec| spec.array.is_none_or(|array| array.index == 0);
-    specs.iter().filter(first).map(job_spec_to_proto)
+fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::JobSpec> {
+    let first = |job: &&Submission| job.array.is_none_or(|array| array.index == 0);
+    jobs.iter().filter(first).map(submission_to_proto)
 }
 
 fn onward_client(channel: Channel) -> JobServiceClient<Channel> {
@@ -161,7 +162,7 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let caller = self.router.caller(&request);
-        let submission = Submission::check(request.into_inner())?;
+        let submission = Checked::check(request.into_inner())?;
         let answer = self.submit_one(caller, submission).await?;
         Ok(naming_leader(&self.router, answer))
     }
@@ -177,7 +178,7 @@ impl JobService for Jobs {
         let submit = move |message| {
             let jobs = jobs.clone();
             let caller = jobs.router.once_more(caller);
-            let submission = Submission::check(message);
+            let submission = Checked::check(message);
             async move { jobs.submit_one(caller, submission?).await }
         };
         let answers = submit_stream::answers(self.router.clone(), request.into_inner(), submit);
@@ -196,12 +197,12 @@ impl JobService for Jobs {
         }
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let specs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(specs)) = (id, specs) else { return Err(invalid(violations)) };
-        let specs: Arc<[JobSpec]> = specs.into();
+        let jobs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
             let message =
-                v1::SubmitJobsRequest { request_id: text.clone(), specs: messages(&specs).collect() };
+                v1::SubmitJobsRequest { request_id: text.clone(), specs: messages(&jobs).collect() };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(message, caller);
                 let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
@@ -209,7 +210,7 @@ impl JobService for Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &specs, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, onward).await?;
         Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
     }
 
@@ -256,13 +257,13 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
         let deadline = self.router.read_deadline(&request);
         let message = request.into_inner();
-        let specs = job_specs_from_proto("spec", message.spec).map_err(invalid)?;
+        let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
         let view = fresh(engine, message.read.as_ref(), deadline).await?;
-        let Some(spec) = specs.into_iter().next() else {
+        let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
-        let explained = engine.explain_spec(Arc::clone(view.state()), spec).await;
+        let explained = engine.explain_spec(Arc::clone(view.state()), job.spec).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))
@@ -428,7 +429,7 @@ fn list(
         }
     };
     let wanted: BTreeSet<i32> = message.phases.iter().copied().collect();
-    let matches = |row: &muster_state::JobRow, spec: &JobSpec| {
+    let matches = |row: &muster_state::JobRow, spec: &muster_types::JobSpec| {
         let phase: i32 = render::phase_of(&row.phase).into();
         (wanted.is_empty() || wanted.contains(&phase))
             && (message.tenant.is_empty() || *spec.tenant == *message.tenant)

@@ -2,10 +2,13 @@
 
 use muster_engine::{Engine, StartOrder};
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
-use muster_state::{JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, State};
-use muster_types::{FencingToken, JobId, JobSpec, NodeId, Refusal};
+use muster_state::{
+    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, RecoveryRow, State,
+};
+use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, NodeId, Refusal};
 use muster_wire::convert::{
-    device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto, node_spec_to_proto,
+    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
+    node_spec_to_proto, notice_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -29,7 +32,7 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
     let (status_reason, status_detail) = status_of(row);
     v1::Job {
         id: id.to_string(),
-        spec: full.then(|| job_spec_to_proto(spec)),
+        spec: full.then(|| described(view, id, spec)),
         name: spec.name.to_string(),
         tenant: spec.tenant.to_string(),
         tier: spec.tier.to_string(),
@@ -51,6 +54,48 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         checkpointed_at_ms: row.checkpointed_at.map_or(0, |t| t.0),
         released: row.released,
         promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
+        recovery: view.recovery(id).map(|row| recovery(view, row, detail)),
+    }
+}
+
+/// What was submitted, with what it asks of whoever runs it.
+fn described(view: &State, id: JobId, spec: &JobSpec) -> v1::JobSpec {
+    let contract = view.contract(id).and_then(|contract| contract_to_proto(contract));
+    v1::JobSpec { contract, ..job_spec_to_proto(spec) }
+}
+
+fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
+    let count = |(class, count): (&muster_types::FailureClass, &u32)| v1::FailureCount {
+        failure_class: class.to_string(),
+        count: *count,
+    };
+    let avoided = |(node, until): (&NodeId, &muster_types::LogTime)| v1::AvoidedNode {
+        node_name: node_name(view, *node),
+        node_id: node.to_string(),
+        until_ms: until.0,
+    };
+    let full = detail == Detail::Full;
+    v1::Recovery {
+        last_failure: row.last.as_ref().map(|last| failure(view, last)),
+        failures: if full { row.counts.iter().map(count).collect() } else { Vec::new() },
+        streak: row.streak,
+        wait_until_ms: row.wait_until.map_or(0, |time| time.0),
+        avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
+        saved_at_ms: row.saved.map_or(0, |saved| saved.at.0),
+        saved_attempt: row.saved.map_or(0, |saved| saved.attempt),
+    }
+}
+
+fn failure(view: &State, failure: &Failure) -> v1::Failure {
+    v1::Failure {
+        failure_class: failure.class.to_string(),
+        rank: failure.rank,
+        node_name: failure.node.map(|node| node_name(view, node)).unwrap_or_default(),
+        node_id: failure.node.map(|node| node.to_string()).unwrap_or_default(),
+        detail: failure.detail.clone(),
+        at_ms: failure.at.0,
+        attempt: failure.attempt,
+        token: Some(fencing_token_to_proto(failure.token)),
     }
 }
 
@@ -102,6 +147,9 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
         }
         Phase::Stopping(StopCause::Evicted { node }) => {
             ("STOPPING_EVICTED", format!("{node} was lost under it"))
+        }
+        Phase::Stopping(StopCause::Fault { class, node, detail }) => {
+            ("STOPPING_FAULT", format!("{node}: {class}: {detail}"))
         }
         Phase::Stopping(StopCause::RunTimeLimit) => {
             ("STOPPING_TIME_LIMIT", "it reached its run-time limit".to_owned())
@@ -200,9 +248,25 @@ fn rendezvous_port(token: FencingToken) -> u32 {
     RENDEZVOUS_PORT_FIRST + (token.log_index.0 % RENDEZVOUS_PORTS) as u32
 }
 
+fn checkpoint_state(view: &State, job: JobId, rules: &CheckpointRules) -> v1::CheckpointState {
+    let saved = view.recovery(job).and_then(|row| row.saved);
+    v1::CheckpointState {
+        place: rules.place.as_ref().map(ToString::to_string).unwrap_or_default(),
+        step_ms: rules.step_ms.unwrap_or(0),
+        save_ms: rules.save_ms.unwrap_or(0),
+        interval_ms: rules.interval_ms.unwrap_or(0),
+        saved_at_ms: saved.map_or(0, |saved| saved.at.0),
+        saved_attempt: saved.map_or(0, |saved| saved.attempt),
+    }
+}
+
 /// A start order for one node: the whole rank map, and the workers that are to run there.
 pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let (spec, placement, view) = (&order.spec, &order.placement, &order.view);
+    let contract = view.contract(order.job).map(|contract| (**contract).clone()).unwrap_or_default();
+    let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
     let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
@@ -244,5 +308,10 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         array_size: spec.array.map(|a| a.size),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
+        launch: contract.launch.to_string(),
+        notice: notice_to_proto(&contract.notice),
+        checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
+        preflight: contract.preflight.applies_to(nodes.len()),
+        spares: Vec::new(),
     }
 }

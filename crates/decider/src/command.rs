@@ -11,8 +11,8 @@ use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
-    Violation, limits,
+    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
+    Submission, Violation, limits,
 };
 
 use crate::speculation::Speculation;
@@ -20,6 +20,9 @@ use crate::{cluster, job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
+
+/// The format that can say what jobs ask of whoever runs them.
+const CONTRACTS_FORMAT: u16 = 3;
 
 /// Violations that one refusal lists at most.
 const VIOLATIONS_MAX: usize = 32;
@@ -32,7 +35,7 @@ pub enum Command {
         /// The client's name for it.
         request: RequestId,
         /// At most [`limits::BATCH_JOBS_MAX`]. Shared with whoever may have to submit them again.
-        specs: Arc<[JobSpec]>,
+        jobs: Arc<[Submission]>,
     },
     /// Cancel a job.
     Cancel {
@@ -168,7 +171,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
         Command::Recover { generation } => cluster::recover(speculation, *generation),
         Command::ForgetNode { node } => node::forget(speculation, *node),
-        Command::Submit { request, specs } => submit(speculation, *request, specs),
+        Command::Submit { request, jobs } => submit(speculation, *request, jobs),
         Command::Cancel { request, job } => cancel(speculation, *request, *job),
         Command::SetCordon { request, node, cordoned } => cordon(speculation, *request, *node, *cordoned),
         Command::SetPolicy { request, policy, expected_version } => {
@@ -209,7 +212,7 @@ fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>
 ///
 /// # Errors
 /// The refusal.
-pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
+pub fn check_submission(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -222,6 +225,7 @@ pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal>
     // Members of an array ask for the same: one look at the fleet answers for all.
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
     check_dependencies(state, specs)?;
+    check_contracts(state, specs)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
             continue;
@@ -238,7 +242,7 @@ pub fn check_submission(state: &State, specs: &[JobSpec]) -> Result<(), Refusal>
 }
 
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.
-fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
+fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, spec) in specs.iter().enumerate() {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
@@ -251,6 +255,32 @@ fn check_dependencies(state: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// What jobs ask of whoever runs them must be right, and something that the log can say yet.
+fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
+            continue;
+        }
+        let at = format!("specs[{place}].contract");
+        found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+    }
+    if !found.is_empty() {
+        found.truncate(VIOLATIONS_MAX);
+        return Err(Refusal::fields(found));
+    }
+    let needed = CONTRACTS_FORMAT;
+    if state.format() < needed && specs.iter().any(|job| !job.contract.is_default()) {
+        let text = format!(
+            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {} is in force; \
+             upgrade every replica first",
+            state.format()
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    Ok(())
 }
 
 /// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
@@ -275,8 +305,18 @@ fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) -> Result<Answer, Refusal> {
-    let bytes = canonical(specs);
+fn submit(
+    speculation: &mut Speculation,
+    request: RequestId,
+    submitted: &[Submission],
+) -> Result<Answer, Refusal> {
+    let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
+    let mut bytes = canonical(&specs);
+    // Jobs that say nothing of how they are run have the name that they had before anybody could.
+    if submitted.iter().any(|job| !job.contract.is_default()) {
+        let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
+        bytes.extend(canonical(&contracts));
+    }
     if bytes.len() > SUBMISSION_BYTES_MAX {
         let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len());
         return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
@@ -286,18 +326,35 @@ fn submit(speculation: &mut Speculation, request: RequestId, specs: &[JobSpec]) 
         return Ok(answer);
     }
     check_room(speculation.state(), specs.len())?;
-    check_submission(speculation.state(), specs)?;
+    check_submission(speculation.state(), submitted)?;
     let now = speculation.now();
-    let estimates = estimates(speculation.state(), specs, now);
-    let shared = specs.iter().cloned().map(Arc::new).collect();
+    let estimates = estimates(speculation.state(), specs.iter().copied(), now);
+    let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
     let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
     let jobs: Vec<JobId> = (0..specs.len()).map(|n| JobId::derive(at, n)).collect();
+    set_contracts(speculation, &jobs, submitted);
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {
             job::settle(speculation, *job);
         }
     }
     Ok(Answer::Submitted { jobs, at })
+}
+
+/// Right behind the jobs, in the same round. Jobs that ask for the same share it.
+fn set_contracts(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Submission]) {
+    let mut contracts: Vec<(JobId, Arc<JobContract>)> = Vec::new();
+    for (job, submission) in jobs.iter().zip(submitted) {
+        if submission.contract.is_default() {
+            continue;
+        }
+        let known = contracts.last().filter(|(_, last)| **last == submission.contract);
+        let shared = known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
+        contracts.push((*job, shared));
+    }
+    if !contracts.is_empty() {
+        speculation.push(Decision::JobContractsSet { contracts });
+    }
 }
 
 fn cancel(speculation: &mut Speculation, request: RequestId, job: JobId) -> Result<Answer, Refusal> {

@@ -187,7 +187,10 @@ fn after_stop(
                 Decision::JobRequeued { job, failed: true }
             }
         }
-        StopCause::Cancelled | StopCause::Evicted { .. } | StopCause::Rearranged(_) => {
+        StopCause::Cancelled
+        | StopCause::Evicted { .. }
+        | StopCause::Fault { .. }
+        | StopCause::Rearranged(_) => {
             Decision::JobRequeued { job, failed: false }
         }
     }

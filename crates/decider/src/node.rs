@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate};
 use muster_state::{NodeStatus, RankState};
@@ -145,7 +146,7 @@ pub(crate) fn report(
         // The first end of a rank is the end; whatever else is said of it in one report came before.
         let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));
         if slot.node == node && is_news && !has_ended {
-            news.insert(*rank, bounded(update));
+            news.insert(*rank, sayable(update, speculation.format()));
         }
     }
     if news.is_empty() {
@@ -160,16 +161,27 @@ pub(crate) fn report(
     Ok(Answer::Done { at })
 }
 
-/// Texts of agents are cut to their bound before they reach the log.
-fn bounded(update: &RankUpdate) -> RankUpdate {
-    match update {
-        RankUpdate::Exited(ExitStatus::LaunchFailed(text)) if text.len() > limits::DETAIL_BYTES_MAX => {
-            let mut end = limits::DETAIL_BYTES_MAX;
-            while !text.is_char_boundary(end) {
-                end -= 1;
-            }
-            RankUpdate::Exited(ExitStatus::LaunchFailed(text[..end].into()))
+/// Texts of agents are cut to their bound before they reach the log, and what the format cannot say is said as the
+/// nearest that it can.
+fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
+    let RankUpdate::Exited(exit) = update else { return update.clone() };
+    let bounded = match exit.clone() {
+        ExitStatus::LaunchFailed(text) => ExitStatus::LaunchFailed(cut(text)),
+        ExitStatus::NodeFault(text) => ExitStatus::NodeFault(cut(text)),
+        ExitStatus::BackendLost(text) => ExitStatus::BackendLost(cut(text)),
+        other => other,
+    };
+    RankUpdate::Exited(bounded.in_format(format))
+}
+
+/// The longest start of a text that fits, cut between characters.
+pub(crate) fn cut(mut text: String) -> String {
+    if text.len() > limits::DETAIL_BYTES_MAX {
+        let mut end = limits::DETAIL_BYTES_MAX;
+        while !text.is_char_boundary(end) {
+            end -= 1;
         }
-        other => other.clone(),
+        text.truncate(end);
     }
+    text
 }

@@ -8,7 +8,7 @@ use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Leadership, State};
-use muster_types::{ClusterId, ExitStatus, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits};
+use muster_types::{ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits};
 
 use crate::schedule::UnfinishedPass;
 
@@ -141,6 +141,11 @@ impl Speculation {
     /// The highest format that this binary knows.
     pub(crate) fn format_max(&self) -> u16 {
         self.founding.format_max
+    }
+
+    /// The format of the round being made.
+    pub(crate) fn format(&self) -> u16 {
+        self.format
     }
 
     /// Whether the round being made can say this. A format raised in a round is that of the next.
@@ -356,6 +361,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::GangStopRequested { .. }
         | Decision::Rearranged { .. }
         | Decision::CheckpointCommitted { .. }
+        | Decision::JobContractsSet { .. }
+        | Decision::AttemptFailed { .. }
         | Decision::HistoryPruned { .. }
         | Decision::DigestRecorded { .. } => false,
     }
@@ -384,7 +391,12 @@ fn bytes_max(decision: &Decision) -> usize {
         Decision::GangStopRequested { cause: StopCause::WorkerFailed { exit, .. }, .. } => {
             64 + exit_bytes_max(exit)
         }
+        Decision::GangStopRequested { cause: StopCause::Fault { detail, .. }, .. } => 96 + detail.len(),
         Decision::JobFinished { outcome: Outcome::Failed { detail }, .. } => 64 + detail.len(),
+        Decision::JobContractsSet { contracts } => {
+            32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
+        }
+        Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
         Decision::NodeRegistered { spec, .. } => {
             let labels: usize = spec.labels.iter().map(|(key, value)| key.len() + value.len() + 10).sum();
             let taints: usize = spec.taints.iter().map(|taint| taint.len() + 5).sum();
@@ -423,9 +435,12 @@ fn spec_bytes_max(spec: &JobSpec) -> usize {
         + 192
 }
 
+fn contract_bytes_max(contract: &JobContract) -> usize {
+    let place = contract.checkpoint.place.as_ref().map_or(0, |place| place.len());
+    // The numbers: a dozen of them, and the job's.
+    192 + contract.retry.limits.len() * 12 + place + contract.notice.http_path.len()
+}
+
 fn exit_bytes_max(exit: &ExitStatus) -> usize {
-    match exit {
-        ExitStatus::LaunchFailed(why) => why.len() + 8,
-        _ => 8,
-    }
+    8 + exit.text().map_or(0, str::len)
 }

@@ -6,6 +6,7 @@ use muster_planner::WaitReason;
 use muster_state::{NodeStatus, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
+    Submission,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -302,8 +303,8 @@ impl Engine {
     ///
     /// # Errors
     /// The refusal that a submission would get from this state.
-    pub fn check_submission(&self, view: &State, specs: &[JobSpec]) -> Result<(), Refusal> {
-        muster_decider::check_submission(view, specs)
+    pub fn check_submission(&self, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+        muster_decider::check_submission(view, jobs)
     }
 
     /// Why a pending job waits, by the state of `view`; none when it does not wait. Takes a moment of one
@@ -463,8 +464,8 @@ fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
 
 /// About what a waiting command takes in memory, in KiB.
 fn room_kib(command: &Command) -> u32 {
-    let Command::Submit { specs, .. } = command else { return 1 };
-    let bytes: usize = specs.iter().map(spec_bytes).sum();
+    let Command::Submit { jobs, .. } = command else { return 1 };
+    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec)).sum();
     // Whatever its size, one that is alone may wait; the decider refuses what is too large.
     u32::try_from(bytes >> 10).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
 }

@@ -69,7 +69,8 @@ pub(crate) fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
                 }));
             }
             Phase::Stopping(_) => {
-                let grace_ms = spec.stop_grace_ms;
+                let said = view.contract(job).map(|contract| contract.stop_grace_ms(spec));
+                let grace_ms = said.unwrap_or(spec.stop_grace_ms);
                 orders.push(Order::Stop(StopOrder { job, token: placement.token, grace_ms }));
             }
             _ => {}

@@ -94,7 +94,7 @@ async fn until(engine: &Engine, what: &str, wanted: impl Fn(&State) -> bool) -> 
 
 fn submit(request: u128, count: usize, workers: u32) -> Command {
     let specs: Vec<_> = (0..count).map(|n| job(&format!("job-{n}"), workers)).collect();
-    Command::Submit { request: RequestId(request), specs: specs.into() }
+    Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(specs) }
 }
 
 async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {
@@ -434,7 +434,7 @@ async fn waiting_submissions_are_bounded_by_their_size_too() {
         let mut spec = muster_types::JobDraft::clone(&job("large", 1));
         spec.groups[0].command = vec!["x".repeat(4_000); 8];
         let spec = spec.check().expect("it is a job");
-        Command::Submit { request: RequestId(request), specs: vec![spec; 1_000].into() }
+        Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(vec![spec; 1_000]) }
     };
     let mut first = Box::pin(engine.execute(large(1)));
     let mut second = Box::pin(engine.execute(large(2)));

@@ -10,8 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId,
-    NodeSpec, Parameters, ReplicaId, RequestId,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobId, JobSpec,
+    LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,8 @@ pub const FORMAT_MIN: u16 = 1;
 /// |---|---|
 /// | 1 | the beginning |
 /// | 2 | [`Decision::NodeForgotten`] |
-pub const FORMAT_MAX: u16 = 2;
+/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`StopCause::Fault`], more ways for a worker to end |
+pub const FORMAT_MAX: u16 = 3;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +161,15 @@ pub enum StopCause {
     RunTimeLimit,
     /// Policy gave its room away, moved it or changed its size.
     Rearranged(RearrangeCause),
+    /// A place of the gang is not fit for it, whatever its workers say. Since format 3.
+    Fault {
+        /// What kind of failure of the place it is.
+        class: FailureClass,
+        /// The node.
+        node: NodeId,
+        /// What was found, at most `limits::DETAIL_BYTES_MAX` bytes.
+        detail: String,
+    },
 }
 
 /// How a job ended.
@@ -346,6 +356,46 @@ pub enum Decision {
         /// Which.
         node: NodeId,
     },
+    /// Input, since format 3: what jobs that were submitted just before ask of whoever runs them. A job that says
+    /// nothing is not here.
+    JobContractsSet {
+        /// By job, ascending.
+        contracts: Vec<(JobId, Arc<JobContract>)>,
+    },
+    /// Decision, since format 3: an attempt is over before its work was done, and why. Behind the end of its last
+    /// worker, before the job waits again or is over.
+    AttemptFailed {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// What kind of failure.
+        class: FailureClass,
+        /// The rank it began with, if it began with one.
+        rank: Option<u32>,
+        /// The node it happened on, if one is known.
+        node: Option<NodeId>,
+        /// What was found, at most `limits::DETAIL_BYTES_MAX` bytes.
+        detail: String,
+        /// Failures in a row, this one included, without an attempt that made headway.
+        streak: u32,
+        /// Not to be placed again before; none for at once.
+        wait_until: Option<LogTime>,
+        /// The node is avoided until then; none for not at all.
+        avoid: Option<LogTime>,
+    },
+}
+
+impl StopCause {
+    /// The lowest format that can say it.
+    #[must_use]
+    pub fn since_format(&self) -> u16 {
+        match self {
+            StopCause::Fault { .. } => 3,
+            StopCause::WorkerFailed { exit, .. } => exit.since_format(),
+            _ => FORMAT_MIN,
+        }
+    }
 }
 
 impl Decision {
@@ -354,6 +404,15 @@ impl Decision {
     pub fn since_format(&self) -> u16 {
         match self {
             Decision::NodeForgotten { .. } => 2,
+            Decision::JobContractsSet { .. } | Decision::AttemptFailed { .. } => 3,
+            Decision::GangStopRequested { cause, .. } => cause.since_format(),
+            Decision::WorkersReported { updates, .. } => {
+                let exits = updates.iter().filter_map(|(_, update)| match update {
+                    RankUpdate::Exited(exit) => Some(exit.since_format()),
+                    RankUpdate::Running => None,
+                });
+                exits.max().unwrap_or(FORMAT_MIN)
+            }
             _ => FORMAT_MIN,
         }
     }
@@ -385,6 +444,8 @@ impl Decision {
             Decision::FormatRaised { .. } => "format_raised",
             Decision::ClusterRecovered { .. } => "cluster_recovered",
             Decision::NodeForgotten { .. } => "node_forgotten",
+            Decision::JobContractsSet { .. } => "job_contracts_set",
+            Decision::AttemptFailed { .. } => "attempt_failed",
         }
     }
 }

@@ -16,10 +16,14 @@ pub const ORDINARY_TURNS: u64 = 1 << 42;
 /// What the leader expects of jobs that are submitted together at `now`, in one record behind the present
 /// position.
 #[must_use]
-pub fn estimates(state: &State, specs: &[JobSpec], now: LogTime) -> Vec<Estimate> {
+pub fn estimates<'a>(
+    state: &State,
+    specs: impl IntoIterator<Item = &'a JobSpec>,
+    now: LogTime,
+) -> Vec<Estimate> {
     let mut known: BTreeMap<BurstKey, Estimate> = BTreeMap::new();
-    let mut found = Vec::with_capacity(specs.len());
-    for (ordinal, spec) in specs.iter().enumerate() {
+    let mut found = Vec::new();
+    for (ordinal, spec) in specs.into_iter().enumerate() {
         let key = BurstKey::of(spec);
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);

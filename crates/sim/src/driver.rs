@@ -324,7 +324,7 @@ impl<'a> Driver<'a> {
     /// Submits a job; why it could never run, when it could not.
     pub(crate) fn submit(&mut self, spec: &JobSpec) -> Result<JobId, String> {
         let request = self.next_request();
-        match self.handle(&Command::Submit { request, specs: [spec.clone()].into() }) {
+        match self.handle(&Command::Submit { request, jobs: [spec.clone().into()].into() }) {
             Ok(Answer::Submitted { jobs, .. }) => Ok(jobs[0]),
             Ok(_) => unreachable!("a submission is answered as one"),
             Err(refusal) => Err(refusal.description),

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, FORMAT_MIN, Round, hash};
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
+use muster_types::{JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::burst::BurstRow;
@@ -14,6 +14,7 @@ use crate::guard::GuardError;
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
+use crate::recovery::RecoveryRow;
 use crate::rows::{ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow};
 use crate::table::Table;
 use crate::usage::TenantUsage;
@@ -106,6 +107,10 @@ pub struct State {
     pub(crate) history: Table<HistoryKey, HistoryRow>,
     /// What workers asked for.
     pub(crate) demand: Demand,
+    /// What jobs ask of whoever runs them; those that say nothing are not here. Since format 3.
+    pub(crate) contracts: Table<JobId, Arc<JobContract>>,
+    /// What became of attempts. Since format 3.
+    pub(crate) recoveries: Table<JobId, RecoveryRow>,
     pub(crate) policy: PolicyRow,
     pub(crate) indexes: Indexes,
 }
@@ -157,7 +162,7 @@ impl State {
     #[must_use]
     pub fn digest(&self) -> u64 {
         // The binary's own format stays out: two versions in one cluster have one digest.
-        hash(&(&self.meta, self.table_digests()))
+        hash(&(&self.meta, self.table_digests())).wrapping_add(self.later_digest())
     }
 
     pub(crate) fn table_digests(&self) -> [u64; 10] {

@@ -195,9 +195,10 @@ impl State {
                     last_submitted: now,
                     ended: Vec::new(),
                 };
+                let wait = self.retry_wait(burst);
                 // From its own place in line to that of the burst.
-                let before = Standing::of(first, &spec, None);
-                let after = Standing::of(first, &spec, Some((burst, row.turn)));
+                let before = Standing::of(first, &spec, None, wait);
+                let after = Standing::of(first, &spec, Some((burst, row.turn)), wait);
                 self.indexes.shift(burst, &spec, &before, &after);
                 row
             }

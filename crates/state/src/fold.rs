@@ -57,7 +57,9 @@ impl State {
                 self.gang_effects(*job)
             }
             Decision::JobRequeued { job, failed } => {
+                let waits = self.retry_wait(*job).is_some_and(|until| until > self.meta.log_time);
                 self.change_job(*job, |row| {
+                    row.released = !waits;
                     if matches!(row.phase, Phase::Stopping(StopCause::Rearranged(_))) {
                         row.preemptions += 1;
                     }
@@ -91,6 +93,7 @@ impl State {
             }
             Decision::CheckpointCommitted { job, .. } => {
                 let now = self.meta.log_time;
+                self.note_saved(*job);
                 self.change_job(*job, |row| row.checkpointed_at = Some(now));
                 vec![Effect::JobChanged(*job)]
             }
@@ -100,6 +103,8 @@ impl State {
             }
             Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
             Decision::NodeForgotten { node } => self.fold_forgotten(*node),
+            Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
+            Decision::AttemptFailed { .. } => self.fold_failed(decision),
         }
     }
 
@@ -113,7 +118,9 @@ impl State {
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
         let Meta { format, nodes_registered, rejected, .. } = self.meta;
-        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected))
+        let first =
+            muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected));
+        first.wrapping_add(self.later_digest())
     }
 
     fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -132,12 +139,13 @@ impl State {
         let spec = self.described(id).expect("the guard has seen the job");
         let row = self.jobs.get(&id).expect("the guard has seen the job");
         let burst = self.burst_turn(id, row);
-        let before = (Standing::of(row, &spec, burst), Charged::of(row));
+        let wait = self.retry_wait(id);
+        let before = (Standing::of(row, &spec, burst, wait), Charged::of(row));
         let now = self.meta.log_index;
         let after = self.jobs.change(&id, |row, ()| {
             change(row);
             row.changed_at = now;
-            (Standing::of(row, &spec, burst), Charged::of(row))
+            (Standing::of(row, &spec, burst, wait), Charged::of(row))
         });
         let after = after.expect("it was there just now");
         self.indexes.shift(id, &spec, &before.0, &after.0);
@@ -195,7 +203,7 @@ impl State {
                 Some(burst) => self.join_burst(burst, estimate.turn),
                 None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
             }
-            let standing = Standing::of(&row, &spec, self.burst_turn(id, &row));
+            let standing = Standing::of(&row, &spec, self.burst_turn(id, &row), None);
             self.indexes.shift(id, &spec, &Standing::default(), &standing);
             self.demand.observe(&spec);
             self.jobs.insert(id, row);
@@ -493,9 +501,10 @@ impl State {
         for (_, id) in old {
             let row = self.jobs.get(&id).expect("an indexed job has a row");
             let spec = self.described(id).expect("an indexed job has a spec");
-            self.indexes.shift(id, &spec, &Standing::of(row, &spec, None), &Standing::default());
+            self.indexes.shift(id, &spec, &Standing::of(row, &spec, None, None), &Standing::default());
             self.jobs.remove(&id);
             self.specs.remove(&id);
+            self.forget_recovery(id);
             effects.push(Effect::JobForgotten(id));
         }
         effects

@@ -65,7 +65,7 @@ type Check = Result<(), GuardError>;
 
 /// Whether an exit's text is within its bound.
 fn is_bounded(exit: &ExitStatus) -> bool {
-    !matches!(exit, ExitStatus::LaunchFailed(why) if why.len() > limits::DETAIL_BYTES_MAX)
+    exit.text().is_none_or(|text| text.len() <= limits::DETAIL_BYTES_MAX)
 }
 
 fn require(condition: bool, error: GuardError) -> Check {
@@ -154,6 +154,8 @@ impl State {
                 require(*generation > self.generation(), GuardError::NothingToDo)
             }
             Decision::NodeForgotten { node } => self.check_forgotten(*node),
+            Decision::JobContractsSet { contracts } => self.check_contracts(contracts),
+            Decision::AttemptFailed { .. } => self.check_failed(decision),
         }
     }
 
@@ -379,6 +381,10 @@ impl State {
                 require(so, GuardError::RankNotCurrent)
             }
             StopCause::Evicted { node } => {
+                require(placement.slots.iter().any(|slot| slot.node == *node), GuardError::RankNotCurrent)
+            }
+            StopCause::Fault { node, detail, .. } => {
+                require(detail.len() <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
                 require(placement.slots.iter().any(|slot| slot.node == *node), GuardError::RankNotCurrent)
             }
             // Only together with what is promised to others.

@@ -213,8 +213,8 @@ pub(crate) struct Standing {
     pending: bool,
     /// Its burst, if that has a row, and its turn.
     line: Option<(Option<JobId>, u64)>,
-    /// Not released yet.
-    held: bool,
+    /// Not released yet, and the time it waits for besides other jobs.
+    held: Option<Option<LogTime>>,
     active: bool,
     stopping: bool,
     limit: Option<LogTime>,
@@ -222,7 +222,8 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn) -> Standing {
+    /// `wait` is the time before which a job that failed is not placed again.
+    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn, wait: Option<LogTime>) -> Standing {
         let pending = row.phase == Phase::Pending;
         let is_in_line = row.is_in_line();
         let runs = matches!(row.phase, Phase::Starting | Phase::Running);
@@ -241,7 +242,7 @@ impl Standing {
             growable: preemptible && is_small(row, spec),
             pending,
             line: is_in_line.then_some((in_burst, turn)),
-            held: pending && !is_in_line && !row.released,
+            held: (pending && !row.released).then_some(spec.not_before.max(wait)),
             active: holds_devices(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
@@ -345,10 +346,9 @@ impl Indexes {
             before.line.inspect(|(burst, turn)| self.leave_line(id, spec, *burst, *turn));
             after.line.inspect(|(burst, turn)| self.join_line(id, spec, *burst, *turn));
         }
-        match (before.held, after.held) {
-            (true, false) => self.let_go(id, spec),
-            (false, true) => self.hold_back(id, spec),
-            _ => {}
+        if before.held != after.held {
+            before.held.inspect(|time| self.let_go(id, spec, *time));
+            after.held.inspect(|time| self.hold_back(id, spec, *time));
         }
         if before.active != after.active {
             toggle(&mut self.active, id, after.active);
@@ -461,8 +461,8 @@ impl Indexes {
         }
     }
 
-    fn hold_back(&mut self, id: JobId, spec: &JobSpec) {
-        if let Some(time) = spec.not_before {
+    fn hold_back(&mut self, id: JobId, spec: &JobSpec, time: Option<LogTime>) {
+        if let Some(time) = time {
             self.not_before.insert((time, id));
         }
         for dependency in &spec.dependencies {
@@ -470,8 +470,8 @@ impl Indexes {
         }
     }
 
-    fn let_go(&mut self, id: JobId, spec: &JobSpec) {
-        if let Some(time) = spec.not_before {
+    fn let_go(&mut self, id: JobId, spec: &JobSpec, time: Option<LogTime>) {
+        if let Some(time) = time {
             self.not_before.remove(&(time, id));
         }
         for dependency in &spec.dependencies {

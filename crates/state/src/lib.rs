@@ -24,6 +24,7 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod recovery;
 mod rows;
 mod sequence;
 mod snapshot;
@@ -46,6 +47,7 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
+pub use recovery::{Failure, RecoveryRow, Saved};
 pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
     PromiseRow, RankState, RequestAnswer, RequestRow,

@@ -136,7 +136,14 @@ impl RankState {
     /// Whether its process is known to have existed.
     #[must_use]
     pub fn has_started(&self) -> bool {
-        matches!(self, RankState::Running | RankState::Exited(ExitStatus::Code(_) | ExitStatus::Signal(_)))
+        let exits = |exit: &ExitStatus| {
+            matches!(exit, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::OutOfMemory)
+        };
+        match self {
+            RankState::Running => true,
+            RankState::Exited(exit) => exits(exit),
+            RankState::Assigned | RankState::Lost => false,
+        }
     }
 
     /// Whether nothing of it runs any more, so that its devices are free.

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
-use muster_types::{JobId, JobSpec, Name, NodeId, RequestId};
+use muster_types::{JobContract, JobId, JobSpec, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,7 @@ use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
+use crate::recovery::RecoveryRow;
 use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
@@ -34,6 +35,8 @@ const TENANTS: u8 = 7;
 const HISTORY: u8 = 8;
 const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
+const CONTRACTS: u8 = 11;
+const RECOVERIES: u8 = 12;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -100,6 +103,8 @@ enum Step {
     History(Option<HistoryKey>),
     Bursts(Option<JobId>),
     Demand(Option<u16>),
+    Contracts(Option<JobId>),
+    Recoveries(Option<JobId>),
     Tail,
     Done,
 }
@@ -200,9 +205,23 @@ impl Iterator for SnapshotChunks {
                             *after = Some(last);
                             return Some(frame);
                         }
-                        None => self.step = Step::Tail,
+                        None => self.step = Step::Contracts(None),
                     }
                 }
+                Step::Contracts(after) => match batch(CONTRACTS, &self.state.contracts, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Recoveries(None),
+                },
+                Step::Recoveries(after) => match batch(RECOVERIES, &self.state.recoveries, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Tail,
+                },
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));
@@ -250,6 +269,8 @@ struct Tables {
     history: TableBuilder<HistoryKey, HistoryRow, ()>,
     bursts: TableBuilder<JobId, BurstRow, ()>,
     demand: TableBuilder<u16, WorkerDemand, ()>,
+    contracts: TableBuilder<JobId, Arc<JobContract>, ()>,
+    recoveries: TableBuilder<JobId, RecoveryRow, ()>,
 }
 
 impl Tables {
@@ -263,6 +284,8 @@ impl Tables {
             tenants: self.tenants.finish(),
             history: self.history.finish(),
             bursts: self.bursts.finish(),
+            contracts: self.contracts.finish(),
+            recoveries: self.recoveries.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
@@ -313,6 +336,8 @@ impl State {
                     HISTORY => load(&payload, &mut tables.history, "history row")?,
                     BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
                     DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
+                    CONTRACTS => load(&payload, &mut tables.contracts, "job contract")?,
+                    RECOVERIES => load(&payload, &mut tables.recoveries, "row of recoveries")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }

@@ -263,7 +263,7 @@ impl State {
         }
         for (id, row) in self.jobs.iter() {
             if let Some(spec) = self.described(*id) {
-                let standing = Standing::of(row, &spec, self.burst_turn(*id, row));
+                let standing = Standing::of(row, &spec, self.burst_turn(*id, row), self.retry_wait(*id));
                 fresh.shift(*id, &spec, &Standing::default(), &standing);
                 let is_alone = row.burst(*id) == *id && !self.bursts.contains(id);
                 if is_alone && !matches!(row.phase, Phase::Finished(_)) {

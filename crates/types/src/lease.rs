@@ -61,6 +61,12 @@ pub enum ExitStatus {
     Vanished,
     /// The gang was stopped before this worker's process existed.
     NotStarted,
+    /// It used more memory than it had asked for. Since format 3.
+    OutOfMemory,
+    /// A device or the host failed under it; the text says how. Since format 3.
+    NodeFault(String),
+    /// The cluster below, another scheduler, lost it; the text says how. Since format 3.
+    BackendLost(String),
 }
 
 impl ExitStatus {
@@ -73,13 +79,58 @@ impl ExitStatus {
     /// Whether the end says something about the application, rather than about the place it ran.
     #[must_use]
     pub fn is_application(&self) -> bool {
-        matches!(self, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::LaunchFailed(_))
+        matches!(
+            self,
+            ExitStatus::Code(_)
+                | ExitStatus::Signal(_)
+                | ExitStatus::LaunchFailed(_)
+                | ExitStatus::OutOfMemory
+        )
     }
 
     /// Whether the place it ran in was at fault.
     #[must_use]
     pub fn is_eviction(&self) -> bool {
-        matches!(self, ExitStatus::LeaseExpired | ExitStatus::Vanished)
+        matches!(
+            self,
+            ExitStatus::LeaseExpired
+                | ExitStatus::Vanished
+                | ExitStatus::NodeFault(_)
+                | ExitStatus::BackendLost(_)
+        )
+    }
+
+    /// The text that comes with it.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            ExitStatus::LaunchFailed(text) | ExitStatus::NodeFault(text) | ExitStatus::BackendLost(text) => {
+                Some(text)
+            }
+            _ => None,
+        }
+    }
+
+    /// The lowest record format that can say it.
+    #[must_use]
+    pub fn since_format(&self) -> u16 {
+        match self {
+            ExitStatus::OutOfMemory | ExitStatus::NodeFault(_) | ExitStatus::BackendLost(_) => 3,
+            _ => 1,
+        }
+    }
+
+    /// The same as far as a record format can say it.
+    #[must_use]
+    pub fn in_format(self, format: u16) -> ExitStatus {
+        if self.since_format() <= format {
+            return self;
+        }
+        match self {
+            // What the kernel does to whoever has no memory left.
+            ExitStatus::OutOfMemory => ExitStatus::Signal(9),
+            _ => ExitStatus::Vanished,
+        }
     }
 }
 
@@ -92,6 +143,9 @@ impl fmt::Display for ExitStatus {
             ExitStatus::LaunchFailed(why) => write!(f, "could not start: {why}"),
             ExitStatus::Vanished => f.write_str("vanished with its node's state"),
             ExitStatus::NotStarted => f.write_str("not started: the gang was stopped first"),
+            ExitStatus::OutOfMemory => f.write_str("used more memory than it had asked for"),
+            ExitStatus::NodeFault(how) => write!(f, "its node failed: {how}"),
+            ExitStatus::BackendLost(how) => write!(f, "lost by the cluster below: {how}"),
         }
     }
 }

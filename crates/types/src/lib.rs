@@ -11,6 +11,7 @@
 
 extern crate alloc;
 
+pub mod contract;
 pub mod demand;
 pub mod fleet;
 pub mod ids;
@@ -25,6 +26,9 @@ pub mod time;
 pub mod topology;
 pub mod tpu;
 
+pub use contract::{
+    CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
+};
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};

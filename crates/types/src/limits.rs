@@ -59,6 +59,18 @@ pub const RUN_TIME_LIMIT_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 pub const STOP_GRACE_MS_MAX: u64 = 600_000;
 /// Most retries after failures of the application.
 pub const FAILURE_RETRIES_MAX: u32 = 1_000;
+/// Longest wait between two attempts: a day.
+pub const BACKOFF_MS_MAX: u64 = 24 * 3_600 * 1_000;
+/// Longest time that a job keeps away from a node: a week.
+pub const AVOID_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
+/// Longest step, save, and time between two checkpoints: a week.
+pub const CHECKPOINT_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
+/// Bytes of the path that a notice is posted to.
+pub const NOTICE_PATH_BYTES_MAX: usize = 256;
+/// Spares of one gang.
+pub const SPARES_MAX: u32 = 64;
+/// Nodes that one job keeps away from at a time.
+pub const AVOIDED_NODES_MAX: usize = 16;
 /// Bytes of an error text that an agent reports.
 pub const DETAIL_BYTES_MAX: usize = 512;
 /// Bytes of the sentence that says how a job failed: a rank, its detail and the count of failures.

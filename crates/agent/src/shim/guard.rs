@@ -325,11 +325,11 @@ impl<'a> Guard<'a> {
         let end = if self.lease_expired {
             ExitStatus::LeaseExpired
         } else if self.out_of_memory || by_kernel() {
-            ExitStatus::Signal(9)
+            ExitStatus::OutOfMemory
         } else {
             status
         };
-        if end == ExitStatus::Signal(9) && !self.out_of_memory {
+        if end == ExitStatus::OutOfMemory && !self.out_of_memory {
             self.say("the kernel killed a process of the worker for want of memory");
         }
         self.ended = Some(end);

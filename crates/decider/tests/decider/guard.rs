@@ -36,7 +36,7 @@ fn scene() -> Scene {
         handle(&mut speculation, &command).unwrap();
     }
     let submit = |speculation: &mut Speculation, n: u128, spec| {
-        let command = Command::Submit { request: request(n), specs: [spec].into() };
+        let command = Command::Submit { request: request(n), jobs: muster_types::Submission::plain([spec]) };
         match handle(speculation, &command).unwrap() {
             muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),

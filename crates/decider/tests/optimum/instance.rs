@@ -161,7 +161,7 @@ fn job(called: &str, gang: &Gang) -> JobSpec {
 
 fn submit(speculation: &mut Speculation, specs: Vec<JobSpec>) -> Vec<JobId> {
     let request = RequestId(u128::from(speculation.state().log_index().0) + 1);
-    match handle(speculation, &Command::Submit { request, specs: specs.into() }) {
+    match handle(speculation, &Command::Submit { request, jobs: muster_types::Submission::plain(specs) }) {
         Ok(Answer::Submitted { jobs, .. }) => jobs,
         other => panic!("jobs were not taken: {other:?}"),
     }

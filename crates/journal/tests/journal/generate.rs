@@ -159,7 +159,59 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         "[ -~é]{0,20}".prop_map(ExitStatus::LaunchFailed),
         Just(ExitStatus::Vanished),
         Just(ExitStatus::NotStarted),
+        Just(ExitStatus::OutOfMemory),
+        "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
+        "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
     ]
+}
+
+fn class() -> impl Strategy<Value = FailureClass> {
+    prop::sample::select(FailureClass::ALL)
+}
+
+fn contract() -> impl Strategy<Value = Arc<JobContract>> {
+    let retry = (btree_map(class(), any::<u32>(), 0..4), any::<[Option<u64>; 3]>());
+    let checkpoint = (option::of(name()), any::<[Option<u64>; 3]>());
+    let notice = (option::of(any::<u16>()), "[ -~]{0,20}");
+    let forms = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>());
+    (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
+        Arc::new(JobContract {
+            launch: forms.0,
+            retry: RetryRules {
+                limits: retry.0,
+                backoff_ms: retry.1[0],
+                backoff_max_ms: retry.1[1],
+                avoid_ms: retry.1[2],
+            },
+            checkpoint: CheckpointRules {
+                place: checkpoint.0,
+                step_ms: checkpoint.1[0],
+                save_ms: checkpoint.1[1],
+                interval_ms: checkpoint.1[2],
+            },
+            notice: NoticeRules { http_port: notice.0, http_path: notice.1 },
+            spares: forms.2,
+            preflight: forms.1,
+        })
+    })
+}
+
+fn failed() -> impl Strategy<Value = Decision> {
+    let place = (option::of(any::<u32>()), option::of(any::<u32>()), "[ -~é]{0,20}");
+    let times = (any::<u32>(), any::<[Option<u64>; 2]>());
+    (any::<u64>(), token(), class(), place, times).prop_map(|(job, token, class, place, times)| {
+        Decision::AttemptFailed {
+            job: JobId(job),
+            token,
+            class,
+            rank: place.0,
+            node: place.1.map(NodeId),
+            detail: place.2,
+            streak: times.0,
+            wait_until: times.1[0].map(LogTime),
+            avoid: times.1[1].map(LogTime),
+        }
+    })
 }
 
 fn request() -> impl Strategy<Value = RequestKey> {
@@ -255,6 +307,9 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
         rearrange_cause().prop_map(StopCause::Rearranged),
+        (class(), any::<u32>(), "[ -~é]{0,20}").prop_map(|(class, node, detail)| {
+            StopCause::Fault { class, node: NodeId(node), detail }
+        }),
     ];
     let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
     let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });
@@ -289,6 +344,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
         any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
+        vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
+        failed(),
     ]
 }
 

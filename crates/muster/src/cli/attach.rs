@@ -290,6 +290,7 @@ fn exit_of(job: &v1::Job) -> Exit {
     let signal = || {
         by(&|kind| match kind {
             Kind::Signal(signal) => Some(128 + signal),
+            Kind::OutOfMemory(_) => Some(128 + 9),
             _ => None,
         })
     };
@@ -318,6 +319,7 @@ mod tests {
         assert_eq!(exit(Succeeded, &[Kind::Code(0)]), Exit::Ok);
         assert_eq!(exit(Failed, &[Kind::Signal(15), Kind::Code(0), Kind::Code(7)]), Exit::Job(7));
         assert_eq!(exit(Failed, &[Kind::Code(0), Kind::Signal(9)]), Exit::Job(137));
+        assert_eq!(exit(Failed, &[Kind::OutOfMemory(true)]), Exit::Job(137));
         assert_eq!(exit(Failed, &[Kind::Code(256)]), Exit::Failed);
         assert_eq!(exit(Failed, &[Kind::Code(-1)]), Exit::Failed);
         assert_eq!(exit(Failed, &[Kind::LaunchFailed("no such file".into())]), Exit::Failed);

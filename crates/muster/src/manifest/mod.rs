@@ -9,6 +9,7 @@
 //! server of the same version only for what the file cannot show (capacity, quota, permission).
 
 mod policy;
+mod contract;
 pub mod quantity;
 mod read;
 mod script;
@@ -186,7 +187,7 @@ impl Manifest {
 
     /// Every rule the server would refuse this job for, in the file's words.
     pub fn check(&self) -> Result<(), ManifestError> {
-        match convert::job_specs_from_proto("spec", Some(self.message.clone())) {
+        match convert::submissions_from_proto("spec", Some(self.message.clone())) {
             Ok(_) => Ok(()),
             Err(found) => {
                 Err(ManifestError(found.iter().take(PROBLEMS_MAX).map(|v| self.explain(v)).collect()))
@@ -232,6 +233,9 @@ impl Manifest {
         };
         if let Some((_, renamed)) = RENAMED.iter().find(|(name, _)| *name == rest) {
             return (*renamed).to_owned();
+        }
+        if let Some(rest) = rest.strip_prefix("contract.") {
+            return contract::path_in_file(rest);
         }
         if let Some(label) = rest.strip_prefix("node_selector") {
             return format!("spec.nodeSelector{label}");

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use muster_wire::v1;
 use serde_saphyr::{Error, Location, Spanned};
 
+use super::contract;
 use super::quantity::{self, QuantityError};
 use super::shape::{
     AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Slice, SliceFields, Spec,
@@ -149,6 +150,14 @@ impl Reader<'_> {
                 "leave it out for what was learned",
             ),
             datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
+            contract: self.contract(contract::Fields {
+                launch: spec.launch,
+                retry: spec.retry,
+                checkpoint: spec.checkpoint,
+                notice: spec.notice,
+                spares: spec.spares,
+                preflight: spec.preflight,
+            }),
         };
         (message, shorthand)
     }

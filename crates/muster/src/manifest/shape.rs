@@ -51,6 +51,12 @@ pub struct Spec {
     pub deadline: Option<Text>,
     pub expected_run: Option<Text>,
     pub datasets: Option<Vec<Text>>,
+    pub launch: Option<Text>,
+    pub retry: Option<Retry>,
+    pub checkpoint: Option<Checkpoint>,
+    pub notice: Option<Notice>,
+    pub spares: Option<Text>,
+    pub preflight: Option<Text>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
     pub workers_min: Option<Text>,
@@ -60,6 +66,31 @@ pub struct Spec {
     pub accelerators: Option<Spanned<Accelerators>>,
     pub cpu: Option<Text>,
     pub memory: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Retry {
+    pub limits: Option<BTreeMap<String, Text>>,
+    pub backoff: Option<Text>,
+    pub backoff_max: Option<Text>,
+    pub avoid: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Checkpoint {
+    pub place: Option<Text>,
+    pub step: Option<Text>,
+    pub save: Option<Text>,
+    pub interval: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Notice {
+    pub http_port: Option<Text>,
+    pub http_path: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

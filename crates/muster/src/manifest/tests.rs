@@ -133,7 +133,7 @@ fn a_slice_needs_no_numbers() {
     for (text, workers) in [("4x4x8", 32), ("{shape: 4x4x8, count: 2}", 64)] {
         let manifest = slice(text);
         manifest.check().unwrap();
-        let specs = convert::job_specs_from_proto("spec", Some(manifest.message)).unwrap();
+        let specs = convert::submissions_from_proto("spec", Some(manifest.message)).unwrap();
         assert_eq!((specs[0].worker_count(), specs[0].device_count()), (workers, u64::from(workers) * 4));
     }
     let found = problems(&job("  command: [run]\n  accelerators: v5p\n  slice: 3x4x4\n"));

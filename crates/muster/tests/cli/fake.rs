@@ -158,7 +158,7 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let request = request.into_inner();
         self.book.lock().unwrap().request_ids.push(request.request_id);
-        let specs = convert::job_specs_from_proto("spec", request.spec)
+        let specs = convert::submissions_from_proto("spec", request.spec)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[0].name.as_str() == "forbidden-group" {
             let violation = muster_types::Violation::new("spec.groups[0].cpu_milli", "must be odd today");
@@ -268,7 +268,7 @@ impl JobService for Service {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
-        let specs = convert::job_specs_from_proto("spec", request.into_inner().spec)
+        let specs = convert::submissions_from_proto("spec", request.into_inner().spec)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         let explanation = Some(explanation(specs[0].worker_count()));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: freshness() }))

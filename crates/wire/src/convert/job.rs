@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Dependency, DependencyRule, JobDraft, JobSpec, LogTime, Name, TaskGroup, Violation, WorkerRequest,
+    Dependency, DependencyRule, JobContract, JobDraft, JobSpec, LogTime, Name, Submission, TaskGroup, Violation,
+    WorkerRequest,
     fleet::checked_name, limits,
 };
 
+use super::contract::{contract, contract_to_proto};
 use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
@@ -34,7 +36,10 @@ const RULES: [(&str, DependencyRule); 2] =
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
-pub fn job_specs_from_proto(at: &str, message: Option<v1::JobSpec>) -> Result<Vec<JobSpec>, Vec<Violation>> {
+pub fn submissions_from_proto(
+    at: &str,
+    message: Option<v1::JobSpec>,
+) -> Result<Vec<Submission>, Vec<Violation>> {
     let mut found = Found::default();
     let mut specs = Vec::new();
     match message {
@@ -48,7 +53,7 @@ pub fn job_specs_from_proto(at: &str, message: Option<v1::JobSpec>) -> Result<Ve
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
-pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<JobSpec>, Vec<Violation>> {
+pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<Submission>, Vec<Violation>> {
     let max = limits::BATCH_JOBS_MAX;
     // Each message is at least one job, so the count alone bounds what is converted at all.
     if messages.is_empty() || messages.len() > max {
@@ -75,7 +80,13 @@ pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<JobSp
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
 
-/// The message of an accepted job. A job of an array shows the array's size; its own place in it is
+/// The message of a job with its contract.
+#[must_use]
+pub fn submission_to_proto(job: &Submission) -> v1::JobSpec {
+    v1::JobSpec { contract: contract_to_proto(&job.contract), ..job_spec_to_proto(&job.spec) }
+}
+
+/// The message of an accepted job, without its contract. A job of an array shows the array's size; its own place in it is
 /// `Job.array_index`.
 #[must_use]
 pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
@@ -100,6 +111,7 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
         deadline_ms: spec.deadline.map_or(0, |time| time.0),
         expected_run_ms: spec.expected_run_ms.unwrap_or(0),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
+        contract: None,
     }
 }
 
@@ -128,9 +140,9 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
 
 /// Appends the jobs of one message when nothing was found so far; else only looks for more.
 fn convert_into(
-    specs: &mut Vec<JobSpec>,
+    jobs: &mut Vec<Submission>,
     at: &str,
-    message: v1::JobSpec,
+    mut message: v1::JobSpec,
     expand_max: usize,
     found: &mut Found,
 ) {
@@ -139,20 +151,24 @@ fn convert_into(
         let max = limits::BATCH_JOBS_MAX as u64;
         found.push(Violation::limit(&below(at, "array_size"), array_size.into(), 0, max));
     }
+    let below_contract = below(at, "contract");
+    let contract = contract(&below_contract, message.contract.take(), found);
     let draft = draft(at, message, found);
     let Some(checked) = check(at, draft, found) else { return };
+    check_contract(&below_contract, &checked, &contract, found);
     if !found.is_empty() || array_size as usize > expand_max {
         return;
     }
     if array_size == 0 {
-        specs.push(checked);
+        jobs.push(Submission { spec: checked, contract });
         return;
     }
     for index in 0..array_size {
         let mut member = checked.clone().into_draft();
         member.array = Some(ArrayMember { index, size: array_size });
         // Cannot fail: the index is below the size, the size in bounds, the rest checked above.
-        specs.extend(check(at, member, found));
+        let member = check(at, member, found);
+        jobs.extend(member.map(|spec| Submission { spec, contract: contract.clone() }));
     }
 }
 
@@ -163,6 +179,13 @@ fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
     };
     found.extend(violations.into_iter().map(|v| in_message(v).under(at)).collect());
     None
+}
+
+/// Most jobs say nothing, and cost nothing here.
+fn check_contract(at: &str, spec: &JobSpec, contract: &JobContract, found: &mut Found) {
+    if !contract.is_default() {
+        found.extend(contract.violations(spec).into_iter().map(|violation| violation.under(at)).collect());
+    }
 }
 
 /// The same rule by the message's field names: a worker's request is not a message of its own.

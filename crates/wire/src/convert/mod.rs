@@ -9,6 +9,7 @@
 //! **Invariant:** no message makes a conversion panic or allocate more than a constant times its own
 //! size (arrays excepted, whose size is bounded first).
 
+mod contract;
 mod demand;
 mod id;
 mod job;
@@ -19,9 +20,10 @@ mod value;
 
 use muster_types::Violation;
 
+pub use contract::{contract_to_proto, notice_to_proto};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
-pub use job::{job_spec_to_proto, job_specs_from_proto, jobs_from_proto};
+pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
 pub use node::{
     WHOLE_PLACEMENT, WorkerReport, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
     worker_report_to_proto,

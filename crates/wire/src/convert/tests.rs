@@ -55,14 +55,14 @@ fn with_group(group: v1::TaskGroup) -> v1::JobSpec {
 
 /// Every violation as `field: description`, sorted.
 fn said(message: v1::JobSpec) -> Vec<String> {
-    let found = job_specs_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+    let found = submissions_from_proto("spec", Some(message)).expect_err("it breaks a rule");
     let mut said: Vec<String> = found.iter().map(Violation::to_string).collect();
     said.sort();
     said
 }
 
 fn one(message: v1::JobSpec) -> JobSpec {
-    let mut specs = job_specs_from_proto("spec", Some(message)).unwrap();
+    let mut specs = submissions_from_proto("spec", Some(message)).unwrap();
     assert_eq!(specs.len(), 1);
     specs.remove(0)
 }
@@ -97,7 +97,7 @@ fn defaults_are_those_of_the_proto_comments() {
 
 #[test]
 fn arrays_expand_in_place() {
-    let specs = job_specs_from_proto("spec", Some(v1::JobSpec { array_size: 3, ..message() })).unwrap();
+    let specs = submissions_from_proto("spec", Some(v1::JobSpec { array_size: 3, ..message() })).unwrap();
     let places: Vec<_> = specs.iter().map(|s| s.array.unwrap()).collect();
     assert_eq!(places, [0, 1, 2].map(|index| ArrayMember { index, size: 3 }));
     let batch = vec![message(), v1::JobSpec { array_size: 2, ..message() }, message()];
@@ -129,7 +129,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
         ..Default::default()
     };
     let mut found: Vec<String> =
-        job_specs_from_proto("spec", Some(wrong)).unwrap_err().into_iter().map(|v| v.field).collect();
+        submissions_from_proto("spec", Some(wrong)).unwrap_err().into_iter().map(|v| v.field).collect();
     found.sort();
     assert_eq!(
         found,
@@ -151,7 +151,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
             "spec.tier",
         ]
     );
-    assert_eq!(fields(&job_specs_from_proto("spec", None).unwrap_err()), ["spec"]);
+    assert_eq!(fields(&submissions_from_proto("spec", None).unwrap_err()), ["spec"]);
 }
 
 #[test]
@@ -453,7 +453,7 @@ proptest! {
 
     #[test]
     fn specs_return(spec in spec()) {
-        let members = job_specs_from_proto("spec", Some(job_spec_to_proto(&spec))).unwrap();
+        let members = submissions_from_proto("spec", Some(job_spec_to_proto(&spec))).unwrap();
         let place = spec.array.map_or(0, |array| array.index as usize);
         prop_assert_eq!(members.len(), spec.array.map_or(1, |array| array.size as usize));
         prop_assert_eq!(&members[place], &spec);
@@ -493,11 +493,11 @@ proptest! {
         let mut group = slice_group(generation.as_str(), &shape.to_string());
         group.slice = Some(v1::SliceRequest { shape: shape.to_string(), count: count.into() });
         // Larger gangs than there may be are refused for their size.
-        if let Ok(specs) = job_specs_from_proto("spec", Some(with_group(group))) {
+        if let Ok(specs) = submissions_from_proto("spec", Some(with_group(group))) {
             let group = &specs[0].groups[0];
             prop_assert_eq!(group.slice, Some(SliceRequest { shape, count }));
             prop_assert_eq!(specs[0].device_count(), u64::from(shape.chips()) * u64::from(count));
-            let again = job_specs_from_proto("spec", Some(job_spec_to_proto(&specs[0])));
+            let again = submissions_from_proto("spec", Some(job_spec_to_proto(&specs[0])));
             prop_assert_eq!(again.as_deref(), Ok(specs.as_slice()));
         } else {
             prop_assert!(shape.chips() * u32::from(count) / 4 > limits::GANG_WORKERS_MAX, "{shape} x {count}");
@@ -524,7 +524,7 @@ proptest! {
     #[test]
     fn no_bytes_panic(bytes: Vec<u8>) {
         if let Ok(message) = v1::JobSpec::decode(&*bytes) {
-            let _ = job_specs_from_proto("spec", Some(message));
+            let _ = submissions_from_proto("spec", Some(message));
         }
         if let Ok(message) = v1::SubmitJobsRequest::decode(&*bytes) {
             let _ = request_id("request_id", &message.request_id);
@@ -619,7 +619,7 @@ fn a_shape_that_is_not_offered_is_answered_with_its_neighbours() {
 }
 
 fn fields_of(message: v1::JobSpec) -> Vec<String> {
-    let found = job_specs_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+    let found = submissions_from_proto("spec", Some(message)).expect_err("it breaks a rule");
     let mut fields: Vec<String> = found.into_iter().map(|violation| violation.field).collect();
     fields.sort();
     fields

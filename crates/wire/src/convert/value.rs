@@ -65,7 +65,7 @@ pub fn fencing_token_to_proto(value: FencingToken) -> v1::FencingToken {
     v1::FencingToken { generation: value.generation, log_index: value.log_index.0 }
 }
 
-/// How a worker ended. The text of a failed launch is cut to its bound rather than refused: the end
+/// How a worker ended. A text that comes with it is cut to its bound rather than refused: the end
 /// of a worker must never be lost over the length of an explanation.
 ///
 /// # Errors
@@ -88,6 +88,11 @@ pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<E
         }
         Some(Kind::Vanished(flag)) => set(ExitStatus::Vanished, *flag, "vanished"),
         Some(Kind::NotStarted(flag)) => set(ExitStatus::NotStarted, *flag, "not_started"),
+        Some(Kind::OutOfMemory(flag)) => set(ExitStatus::OutOfMemory, *flag, "out_of_memory"),
+        Some(Kind::NodeFault(how)) => Ok(ExitStatus::NodeFault(cut(how, limits::DETAIL_BYTES_MAX).to_owned())),
+        Some(Kind::BackendLost(how)) => {
+            Ok(ExitStatus::BackendLost(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
+        }
         None => Err(Violation::new(field, "must say how the worker ended, in a way this version knows")),
     }
 }
@@ -103,6 +108,9 @@ pub fn exit_status_to_proto(value: &ExitStatus) -> v1::ExitStatus {
         ExitStatus::LaunchFailed(why) => Kind::LaunchFailed(why.clone()),
         ExitStatus::Vanished => Kind::Vanished(true),
         ExitStatus::NotStarted => Kind::NotStarted(true),
+        ExitStatus::OutOfMemory => Kind::OutOfMemory(true),
+        ExitStatus::NodeFault(how) => Kind::NodeFault(how.clone()),
+        ExitStatus::BackendLost(how) => Kind::BackendLost(how.clone()),
     };
     v1::ExitStatus { kind: Some(kind) }
 }

@@ -1,8 +1,8 @@
 //! Messages of clients and agents, as the services take them: decoded by protobuf, then converted.
 
-use muster_types::{ClusterId, JobSpec};
+use muster_types::{ClusterId, Submission};
 use muster_wire::convert::{
-    job_spec_to_proto, job_specs_from_proto, node_spec_from_proto, policy_from_proto, policy_to_proto,
+    node_spec_from_proto, policy_from_proto, policy_to_proto, submission_to_proto, submissions_from_proto,
     worker_report_from_proto,
 };
 use muster_wire::status::Refused;
@@ -34,6 +34,18 @@ fn job() -> v1::JobSpec {
         array_size: 3,
         topology: Some(v1::TopologyRule { required: "rack".into(), ..v1::TopologyRule::default() }),
         deadline_ms: 1_900_000_000_000,
+        contract: Some(v1::JobContract {
+            launch: "torchrun".into(),
+            retry: Some(v1::RetryRules {
+                limits: [("application".to_owned(), 3)].into(),
+                backoff_ms: Some(500),
+                ..v1::RetryRules::default()
+            }),
+            checkpoint: Some(v1::CheckpointRules { place: "saves".into(), save_ms: 20_000, ..Default::default() }),
+            notice: Some(v1::NoticeRules { http_port: 8_080, http_path: "/stop".into() }),
+            spares: 1,
+            preflight: "on".into(),
+        }),
         ..v1::JobSpec::default()
     }
 }
@@ -42,10 +54,10 @@ fn job() -> v1::JobSpec {
 fn no_message_of_a_job_makes_it_panic_and_what_is_accepted_comes_back() {
     muster_fuzz::run("wire-job", &[job().encode_to_vec()], nothing, |input| {
         let Ok(message) = v1::JobSpec::decode(input) else { return false };
-        let Ok(specs) = job_specs_from_proto("job", Some(message)) else { return false };
-        for spec in specs.iter().take(2).filter(|spec| spec.array.is_none()) {
-            let again = job_specs_from_proto("job", Some(job_spec_to_proto(spec)));
-            assert_eq!(again.as_deref(), Ok(std::slice::from_ref::<JobSpec>(spec)));
+        let Ok(jobs) = submissions_from_proto("job", Some(message)) else { return false };
+        for job in jobs.iter().take(2).filter(|job| job.array.is_none()) {
+            let again = submissions_from_proto("job", Some(submission_to_proto(job)));
+            assert_eq!(again.as_deref(), Ok(std::slice::from_ref::<Submission>(job)));
         }
         true
     });

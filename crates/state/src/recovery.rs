@@ -1,0 +1,196 @@
+//! What jobs ask of whoever runs them, and what became of their attempts.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use muster_journal::Decision;
+use muster_types::{FailureClass, FencingToken, JobContract, JobId, LogTime, NodeId, limits};
+use serde::{Deserialize, Serialize};
+
+use crate::apply::{Effect, State};
+use crate::guard::GuardError;
+use crate::rows::Phase;
+
+/// How an attempt came to its end before its work was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind of failure.
+    pub class: FailureClass,
+    /// The rank it began with, if it began with one.
+    pub rank: Option<u32>,
+    /// The node it happened on, if one is known.
+    pub node: Option<NodeId>,
+    /// What was found.
+    pub detail: String,
+    /// When the last of its workers had ended.
+    pub at: LogTime,
+    /// Which attempt of the job, from 1.
+    pub attempt: u32,
+    /// Its placement.
+    pub token: FencingToken,
+}
+
+/// The last time that a job saved its work, in whatever attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// When.
+    pub at: LogTime,
+    /// In which attempt of the job, from 1.
+    pub attempt: u32,
+}
+
+/// What became of a job's attempts. A job none of whose attempts failed and that never saved its work has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryRow {
+    /// Failures by class.
+    pub counts: BTreeMap<FailureClass, u32>,
+    /// Failures in a row, without an attempt that made headway.
+    pub streak: u32,
+    /// The last one.
+    pub last: Option<Failure>,
+    /// Not to be placed again before.
+    pub wait_until: Option<LogTime>,
+    /// Nodes that it keeps away from, and until when; at most [`limits::AVOIDED_NODES_MAX`].
+    pub avoided: BTreeMap<NodeId, LogTime>,
+    /// When it last saved its work.
+    pub saved: Option<Saved>,
+}
+
+impl RecoveryRow {
+    /// Nodes that it keeps away from at a time, ascending.
+    pub fn avoided_at(&self, now: LogTime) -> impl Iterator<Item = NodeId> {
+        self.avoided.iter().filter(move |(_, until)| **until > now).map(|(node, _)| *node)
+    }
+
+    /// Keeps the time; of too many, the one that ends first goes.
+    fn avoid(&mut self, node: NodeId, until: LogTime, now: LogTime) {
+        self.avoided.retain(|_, until| *until > now);
+        self.avoided.insert(node, until);
+        while self.avoided.len() > limits::AVOIDED_NODES_MAX {
+            let first = self.avoided.iter().min_by_key(|(node, until)| (**until, **node));
+            let Some(first) = first.map(|(node, _)| *node) else { return };
+            self.avoided.remove(&first);
+        }
+    }
+}
+
+fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {
+    if condition { Ok(()) } else { Err(error) }
+}
+
+impl State {
+    /// What a job asks of whoever runs it; none when it says nothing.
+    #[must_use]
+    pub fn contract(&self, job: JobId) -> Option<&Arc<JobContract>> {
+        self.contracts.get(&job)
+    }
+
+    /// What became of a job's attempts; none when nothing has.
+    #[must_use]
+    pub fn recovery(&self, job: JobId) -> Option<&RecoveryRow> {
+        self.recoveries.get(&job)
+    }
+
+    /// Until when a job that failed is not placed again.
+    pub(crate) fn retry_wait(&self, job: JobId) -> Option<LogTime> {
+        self.recoveries.get(&job)?.wait_until
+    }
+
+    pub(crate) fn check_contracts(&self, contracts: &[(JobId, Arc<JobContract>)]) -> Result<(), GuardError> {
+        require(!contracts.is_empty() && contracts.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
+        require(contracts.is_sorted_by(|a, b| a.0 < b.0), GuardError::Limit)?;
+        for (job, contract) in contracts {
+            let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
+            let spec = self.specs.get(job).ok_or(GuardError::JobUnknown)?;
+            require(row.phase == Phase::Pending && row.attempt == 0, GuardError::JobPhase)?;
+            require(!contract.is_default() && !self.contracts.contains(job), GuardError::NothingToDo)?;
+            require(contract.violations(spec).is_empty(), GuardError::Limit)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fold_contracts(&mut self, contracts: &[(JobId, Arc<JobContract>)]) -> Vec<Effect> {
+        for (job, contract) in contracts {
+            self.contracts.insert(*job, Arc::clone(contract));
+        }
+        contracts.iter().map(|(job, _)| Effect::JobChanged(*job)).collect()
+    }
+
+    /// Said once of an attempt, when nothing of it runs any more.
+    pub(crate) fn check_failed(&self, decision: &Decision) -> Result<(), GuardError> {
+        let Decision::AttemptFailed { job, token, rank, node, detail, avoid, .. } = decision else {
+            return Err(GuardError::JobPhase);
+        };
+        let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
+        let placement = row.placement.as_deref().ok_or(GuardError::JobPhase)?;
+        require(matches!(row.phase, Phase::Stopping(_)), GuardError::JobPhase)?;
+        require(placement.live == 0, GuardError::WorkersRemain)?;
+        require(placement.token == *token, GuardError::TokenNotCurrent)?;
+        require(detail.len() <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
+        require(rank.is_none_or(|rank| (rank as usize) < placement.slots.len()), GuardError::RankNotCurrent)?;
+        let is_on = |node: &NodeId| placement.slots.iter().any(|slot| slot.node == *node);
+        require(node.as_ref().is_none_or(is_on), GuardError::NodeUnknown)?;
+        require(avoid.is_none() || node.is_some(), GuardError::NodeUnknown)?;
+        let last = self.recoveries.get(job).and_then(|row| row.last.as_ref());
+        require(last.is_none_or(|last| last.token != *token), GuardError::NothingToDo)
+    }
+
+    pub(crate) fn fold_failed(&mut self, decision: &Decision) -> Vec<Effect> {
+        let Decision::AttemptFailed { job, token, class, rank, node, detail, streak, wait_until, avoid } =
+            decision
+        else {
+            return Vec::new();
+        };
+        let now = self.meta.log_time;
+        let attempt = self.jobs.get(job).expect("the guard has seen the job").attempt;
+        let mut row = self.recoveries.get(job).cloned().unwrap_or_default();
+        *row.counts.entry(*class).or_default() += 1;
+        row.streak = *streak;
+        row.wait_until = *wait_until;
+        if let (Some(node), Some(until)) = (node, avoid) {
+            row.avoid(*node, *until, now);
+        }
+        row.last = Some(Failure {
+            class: *class,
+            rank: *rank,
+            node: *node,
+            detail: detail.clone(),
+            at: now,
+            attempt,
+            token: *token,
+        });
+        self.recoveries.insert(*job, row);
+        self.change_job(*job, |_| {});
+        vec![Effect::JobChanged(*job)]
+    }
+
+    /// What is known of a job besides its row goes with it.
+    pub(crate) fn forget_recovery(&mut self, job: JobId) {
+        self.contracts.remove(&job);
+        self.recoveries.remove(&job);
+    }
+
+    /// Remembers that a job has saved its work, as soon as the format knows how.
+    pub(crate) fn note_saved(&mut self, job: JobId) {
+        if self.meta.format < 3 {
+            return;
+        }
+        let attempt = self.jobs.get(&job).expect("the guard has seen the job").attempt;
+        let mut row = self.recoveries.get(&job).cloned().unwrap_or_default();
+        row.saved = Some(Saved { at: self.meta.log_time, attempt });
+        self.recoveries.insert(job, row);
+    }
+
+    /// What the tables that began with a later format add to the digest: those that are empty weigh nothing, so that
+    /// logs of older formats keep their digests. Each is hashed with its name, lest rows of two outweigh each other.
+    pub(crate) fn later_digest(&self) -> u64 {
+        let tables = [
+            ("contracts", self.contracts.is_empty(), self.contracts.digest()),
+            ("recoveries", self.recoveries.is_empty(), self.recoveries.digest()),
+        ];
+        let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
+        weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)
+    }
+}

@@ -1,0 +1,355 @@
+//! What a job asks of whoever runs it: how it is started, what becomes of it when it fails, how it saves its work and
+//! how it is told that it has to stop. Said beside the [`JobSpec`], whose layout in the log is older.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::Deref;
+use serde::{Deserialize, Serialize};
+
+use crate::job::JobSpec;
+use crate::limits;
+use crate::name::Name;
+use crate::reason::Violation;
+
+/// The first wait before another attempt, where a job does not say.
+pub const BACKOFF_MS_DEFAULT: u64 = 1_000;
+/// The longest wait before another attempt, where a job does not say: five minutes.
+pub const BACKOFF_MAX_MS_DEFAULT: u64 = 300_000;
+/// How long the node of a failure is avoided, where a job does not say: half an hour.
+pub const AVOID_MS_DEFAULT: u64 = 1_800_000;
+
+/// Texts of a closed set of values, as users write them.
+macro_rules! texts {
+    ($name:ident: $($variant:ident = $text:literal),* $(,)?) => {
+        impl $name {
+            /// Every value, in order of declaration.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// As users write it.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+
+            /// The value a user named.
+            #[must_use]
+            pub fn parse(text: &str) -> Option<$name> {
+                $name::ALL.iter().copied().find(|known| known.as_str() == text)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+    };
+}
+
+/// Why an attempt of a gang came to its end before its work was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum FailureClass {
+    /// A worker ended with another code than 0, or by a signal.
+    Application,
+    /// A worker used more memory than it had asked for.
+    OutOfMemory,
+    /// A worker could not be started.
+    LaunchFailed,
+    /// A device or the host failed under it.
+    NodeFault,
+    /// The gang's nodes did not pass the check before the start.
+    Preflight,
+    /// It made room for a job that goes before it.
+    Preempted,
+    /// Its node was taken out of service.
+    Evicted,
+    /// The session of one of its nodes ran out, or a node lost its trace.
+    Lost,
+    /// The cluster below, another scheduler, lost it.
+    BackendLost,
+}
+
+texts!(FailureClass:
+    Application = "application",
+    OutOfMemory = "out_of_memory",
+    LaunchFailed = "launch_failed",
+    NodeFault = "node_fault",
+    Preflight = "preflight",
+    Preempted = "preempted",
+    Evicted = "evicted",
+    Lost = "lost",
+    BackendLost = "backend_lost",
+);
+
+impl FailureClass {
+    /// Whether the job itself is to blame, so that repeating it may well fail again.
+    #[must_use]
+    pub fn is_of_application(self) -> bool {
+        matches!(self, FailureClass::Application | FailureClass::OutOfMemory | FailureClass::LaunchFailed)
+    }
+
+    /// Whether it speaks against the node it happened on.
+    #[must_use]
+    pub fn is_of_node(self) -> bool {
+        matches!(self, FailureClass::NodeFault | FailureClass::Preflight | FailureClass::Lost)
+    }
+
+    /// Whether another attempt is better made on other nodes: what cannot be started in one place may be started in
+    /// another.
+    #[must_use]
+    pub fn avoids_node(self) -> bool {
+        self.is_of_node() || self == FailureClass::LaunchFailed
+    }
+}
+
+/// What the command of a worker is wrapped in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum LaunchForm {
+    /// Nothing: the command finds the variables of every framework in its environment.
+    #[default]
+    Environment,
+    /// PyTorch's launcher.
+    Torchrun,
+    /// A Ray cluster of the gang; the command runs on its head.
+    Ray,
+    /// `mpirun` on rank 0, daemons on the others.
+    Mpi,
+    /// DeepSpeed's launcher on rank 0, with a host file.
+    DeepSpeed,
+}
+
+texts!(LaunchForm:
+    Environment = "environment",
+    Torchrun = "torchrun",
+    Ray = "ray",
+    Mpi = "mpi",
+    DeepSpeed = "deepspeed",
+);
+
+/// Whether the nodes of a gang are checked before its workers start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Preflight {
+    /// When the gang is on [`Preflight::NODES_MIN`] nodes or more.
+    #[default]
+    Default,
+    /// Never.
+    Off,
+    /// Whenever it is on more than one node.
+    On,
+}
+
+texts!(Preflight: Default = "default", Off = "off", On = "on");
+
+impl Preflight {
+    /// Nodes from which on a gang is checked that does not say.
+    pub const NODES_MIN: usize = 8;
+
+    /// Whether a gang on so many nodes is checked.
+    #[must_use]
+    pub fn applies_to(self, nodes: usize) -> bool {
+        match self {
+            Preflight::Default => nodes >= Preflight::NODES_MIN,
+            Preflight::Off => false,
+            Preflight::On => nodes > 1,
+        }
+    }
+}
+
+/// What becomes of a job when an attempt fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryRules {
+    /// New attempts after failures of a class, at most [`limits::FAILURE_RETRIES_MAX`]. Of the classes that are not
+    /// named, those that are the application's fault share `failure_retries_max` of the job; the others are always
+    /// tried again.
+    pub limits: BTreeMap<FailureClass, u32>,
+    /// The wait before the first repetition; twice as long with every failure in a row. None for
+    /// [`BACKOFF_MS_DEFAULT`], zero for no wait.
+    pub backoff_ms: Option<u64>,
+    /// The longest wait; none for [`BACKOFF_MAX_MS_DEFAULT`].
+    pub backoff_max_ms: Option<u64>,
+    /// How long the job keeps away from a node that failed under it, unless it fits nowhere else. None for
+    /// [`AVOID_MS_DEFAULT`], zero for not at all.
+    pub avoid_ms: Option<u64>,
+}
+
+impl RetryRules {
+    /// How long to wait before another attempt behind `streak` failures in a row, the last of this class. What the
+    /// place is to blame for is repeated at once the first time.
+    #[must_use]
+    pub fn wait_ms(&self, class: FailureClass, streak: u32) -> u64 {
+        let doublings = if class.is_of_application() { streak.checked_sub(1) } else { streak.checked_sub(2) };
+        let Some(doublings) = doublings else { return 0 };
+        let first = self.backoff_ms.unwrap_or(BACKOFF_MS_DEFAULT);
+        let most = self.backoff_max_ms.unwrap_or(BACKOFF_MAX_MS_DEFAULT);
+        // Beyond 2^20 every wait is the longest.
+        first.saturating_mul(1 << doublings.min(20)).min(most)
+    }
+
+    /// How long the node of a failure is avoided.
+    #[must_use]
+    pub fn avoid_ms(&self) -> u64 {
+        self.avoid_ms.unwrap_or(AVOID_MS_DEFAULT)
+    }
+
+    fn check(&self, found: &mut Vec<Violation>) {
+        for (class, retries) in &self.limits {
+            if *retries > limits::FAILURE_RETRIES_MAX {
+                let max = limits::FAILURE_RETRIES_MAX.into();
+                found.push(Violation::limit(&format!("retry.limits.{class}"), (*retries).into(), 0, max));
+            }
+        }
+        let times = [
+            ("retry.backoff_ms", self.backoff_ms, limits::BACKOFF_MS_MAX),
+            ("retry.backoff_max_ms", self.backoff_max_ms, limits::BACKOFF_MS_MAX),
+            ("retry.avoid_ms", self.avoid_ms, limits::AVOID_MS_MAX),
+        ];
+        check_times(&times, 0, found);
+    }
+}
+
+/// How a job saves its work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointRules {
+    /// The data set of policy that its checkpoints are in: the job runs only where policy has a copy of it. None for a
+    /// directory that every place can read.
+    pub place: Option<Name>,
+    /// How long one step takes.
+    pub step_ms: Option<u64>,
+    /// How long the work stands still while it is saved.
+    pub save_ms: Option<u64>,
+    /// How long it works from one checkpoint to the next.
+    pub interval_ms: Option<u64>,
+}
+
+impl CheckpointRules {
+    fn check(&self, found: &mut Vec<Violation>) {
+        let max = limits::CHECKPOINT_MS_MAX;
+        let times = [
+            ("checkpoint.step_ms", self.step_ms, max),
+            ("checkpoint.save_ms", self.save_ms, max),
+            ("checkpoint.interval_ms", self.interval_ms, max),
+        ];
+        check_times(&times, 1, found);
+    }
+}
+
+/// How a worker is told, besides SIGTERM and a file, that it has to save its work and stop.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoticeRules {
+    /// A port of its own on the loopback address that takes a POST; none for no such call.
+    pub http_port: Option<u16>,
+    /// The path of that call; empty for `/`.
+    pub http_path: String,
+}
+
+impl NoticeRules {
+    fn check(&self, found: &mut Vec<Violation>) {
+        if self.http_port == Some(0) {
+            found.push(Violation::limit("notice.http_port", 0, 1, u16::MAX.into()));
+        }
+        let path = &self.http_path;
+        let form = path.is_empty() || path.starts_with('/');
+        if !form || path.len() > limits::NOTICE_PATH_BYTES_MAX || !path.bytes().all(|b| b.is_ascii_graphic()) {
+            let max = limits::NOTICE_PATH_BYTES_MAX;
+            let text = format!("must begin with '/' and have at most {max} visible ASCII characters");
+            found.push(Violation::new("notice.http_path", text));
+        }
+        if !path.is_empty() && self.http_port.is_none() {
+            found.push(Violation::new("notice.http_port", "must be given where a path is"));
+        }
+    }
+}
+
+/// What a job asks of whoever runs it. The default says nothing, and nothing is logged for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobContract {
+    /// What its command is wrapped in.
+    pub launch: LaunchForm,
+    /// What becomes of it when an attempt fails.
+    pub retry: RetryRules,
+    /// How it saves its work.
+    pub checkpoint: CheckpointRules,
+    /// How it is told to stop.
+    pub notice: NoticeRules,
+    /// Workers' worth of room held beside the gang, which takes the place of ranks whose node fails; at most
+    /// [`limits::SPARES_MAX`].
+    pub spares: u32,
+    /// Whether its nodes are checked before it starts.
+    pub preflight: Preflight,
+}
+
+impl JobContract {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == JobContract::default()
+    }
+
+    /// Every rule that it breaks beside its job, by fields of the contract.
+    #[must_use]
+    pub fn violations(&self, spec: &JobSpec) -> Vec<Violation> {
+        let mut found = Vec::new();
+        self.retry.check(&mut found);
+        self.checkpoint.check(&mut found);
+        self.notice.check(&mut found);
+        if self.spares > limits::SPARES_MAX {
+            found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
+        }
+        if self.spares > 0 && (spec.groups.len() > 1 || spec.groups.iter().any(|g| g.slice.is_some())) {
+            let text = "may be asked for only in a job of one group that forms no slice";
+            found.push(Violation::new("spares", text));
+        }
+        found
+    }
+
+    /// From SIGTERM to SIGKILL: as long as the job says, and at least two steps and a save where it says how long those
+    /// take.
+    #[must_use]
+    pub fn stop_grace_ms(&self, spec: &JobSpec) -> u64 {
+        let steps = self.checkpoint.step_ms.unwrap_or(0).saturating_mul(2);
+        let save = self.checkpoint.save_ms.map_or(0, |save| save.saturating_add(steps));
+        spec.stop_grace_ms.max(save.min(limits::STOP_GRACE_MS_MAX))
+    }
+}
+
+fn check_times(times: &[(&str, Option<u64>, u64)], min: u64, found: &mut Vec<Violation>) {
+    for (field, value, max) in times {
+        if let Some(value) = value.filter(|value| !(min..=*max).contains(value)) {
+            found.push(Violation::limit(field, value, min, *max));
+        }
+    }
+}
+
+/// A job with its contract: what is submitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// The job.
+    pub spec: JobSpec,
+    /// What it asks of whoever runs it; checked by whoever takes it in.
+    pub contract: JobContract,
+}
+
+impl Submission {
+    /// Jobs that say nothing of how they are run.
+    #[must_use]
+    pub fn plain(specs: impl IntoIterator<Item = JobSpec>) -> alloc::sync::Arc<[Submission]> {
+        specs.into_iter().map(Submission::from).collect()
+    }
+}
+
+impl From<JobSpec> for Submission {
+    fn from(spec: JobSpec) -> Submission {
+        Submission { spec, contract: JobContract::default() }
+    }
+}
+
+impl Deref for Submission {
+    type Target = JobSpec;
+
+    fn deref(&self) -> &JobSpec {
+        &self.spec
+    }
+}
