@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn fields_are_summed_and_nonsense_is_nothing() {
-        let text = "VmRSS:\t 5000 kB\nRssAnon:\t     120 kB\nRssFile:\t 9 kB\nRssShmem:\t 3 kB\nVmSwap: x kB\n";
+        let text =
+            "VmRSS:\t 5000 kB\nRssAnon:\t     120 kB\nRssFile:\t 9 kB\nRssShmem:\t 3 kB\nVmSwap: x kB\n";
         assert_eq!(sum_kib(text, &["RssAnon:", "RssShmem:", "VmSwap:"]), 123);
         assert_eq!(sum_kib("", &["RssAnon:"]), 0);
     }

@@ -126,7 +126,10 @@ impl ProcessExecutor {
             log_bytes_max: settings.logs.worker_bytes_max,
             log_free_min: settings.logs.free_bytes_min,
             cgroup_parent: self.shared.cgroup_parent.clone(),
-            memory_bytes: if settings.memory_limit == MemoryLimit::Off { 0 } else { worker.memory_bytes },
+            memory_bytes: match settings.memory_limit {
+                MemoryLimit::Off => 0,
+                _ => worker.memory_bytes.max(limits::WORKER_MEMORY_MIN),
+            },
             memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
         }

@@ -61,7 +61,7 @@ pub struct TaskSpec {
     pub log_free_min: u64,
     /// Where the worker's control group is made; none to do without.
     pub cgroup_parent: Option<PathBuf>,
-    /// Promised memory.
+    /// Memory that it is held to; 0 for no limit.
     pub memory_bytes: u64,
     /// Whether the shim holds it to that where no control group does.
     #[serde(default)]

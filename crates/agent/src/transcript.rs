@@ -276,7 +276,9 @@ impl Segment {
     fn frame(&mut self, path: &Path) -> io::Result<Option<(Kind, std::ops::Range<usize>)>> {
         for refilled in [false, true] {
             let at = usize::try_from(self.offset.wrapping_sub(self.window_at)).unwrap_or(usize::MAX);
-            if let Some([kind, length @ ..]) = self.window.get(at..).and_then(|w| w.first_chunk::<FRAME_HEAD_BYTES>()) {
+            if let Some([kind, length @ ..]) =
+                self.window.get(at..).and_then(|w| w.first_chunk::<FRAME_HEAD_BYTES>())
+            {
                 let length = u32::from_le_bytes(*length) as usize;
                 let kind = Kind::of(*kind).filter(|kind| match kind {
                     Kind::Data(_) => length <= FRAME_BYTES_MAX,

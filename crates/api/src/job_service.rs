@@ -7,8 +7,8 @@ use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
 use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id, submission_to_proto,
-    submissions_from_proto,
+    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
+    submission_to_proto, submissions_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -88,11 +88,7 @@ impl Jobs {
     }
 
     /// One submission that was checked, by itself or of a stream.
-    async fn submit_one(
-        &self,
-        caller: Caller,
-        submission: Checked,
-    ) -> Result<v1::SubmitJobResponse, Status> {
+    async fn submit_one(&self, caller: Caller, submission: Checked) -> Result<v1::SubmitJobResponse, Status> {
         let Checked { id, text, jobs, validate_only } = submission;
         if validate_only {
             return Box::pin(self.validate(caller, &text, &jobs)).await;

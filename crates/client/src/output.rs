@@ -118,7 +118,11 @@ impl LogStream {
         }
         if self.request.token.is_none() {
             // A server that names no positions: what follows cannot be told from what was read.
-            return Err(CallError::BreakOff { operation: SUBJECT.operation, bytes: self.bytes, last: failure.error });
+            return Err(CallError::BreakOff {
+                operation: SUBJECT.operation,
+                bytes: self.bytes,
+                last: failure.error,
+            });
         }
         if is_unavailable(&failure.error) && failure.verdict == Verdict::Final {
             // The agent of the worker or its session may be back in a moment.

@@ -11,8 +11,8 @@ use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
-    Submission, Violation, limits,
+    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
+    RequestId, Submission, Violation, limits,
 };
 
 use crate::speculation::Speculation;
@@ -349,7 +349,8 @@ fn set_contracts(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Sub
             continue;
         }
         let known = contracts.last().filter(|(_, last)| **last == submission.contract);
-        let shared = known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
+        let shared =
+            known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
         contracts.push((*job, shared));
     }
     if !contracts.is_empty() {

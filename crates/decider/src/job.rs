@@ -190,8 +190,6 @@ fn after_stop(
         StopCause::Cancelled
         | StopCause::Evicted { .. }
         | StopCause::Fault { .. }
-        | StopCause::Rearranged(_) => {
-            Decision::JobRequeued { job, failed: false }
-        }
+        | StopCause::Rearranged(_) => Decision::JobRequeued { job, failed: false },
     }
 }

@@ -8,7 +8,9 @@ use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Leadership, State};
-use muster_types::{ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits};
+use muster_types::{
+    ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits,
+};
 
 use crate::schedule::UnfinishedPass;
 

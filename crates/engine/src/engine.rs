@@ -384,9 +384,10 @@ impl Engine {
         let placement = match attempt {
             Attempt::Current => row.placement.as_ref(),
             Attempt::Previous => row.previous.as_ref(),
-            Attempt::Token(token) => {
-                [&row.placement, &row.previous].into_iter().flatten().find(|placement| placement.token == token)
-            }
+            Attempt::Token(token) => [&row.placement, &row.previous]
+                .into_iter()
+                .flatten()
+                .find(|placement| placement.token == token),
         };
         let placement = placement.ok_or_else(|| gone(not_placed(job, attempt, row.previous.is_some())))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {

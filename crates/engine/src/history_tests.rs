@@ -107,7 +107,10 @@ impl Running {
     /// be told apart.
     async fn work(&self, requests: std::ops::Range<u128>, seen: &mut BTreeMap<LogIndex, u64>) {
         for number in requests {
-            let submit = Command::Submit { request: RequestId(number), jobs: muster_types::Submission::plain([job("j", 1)]) };
+            let submit = Command::Submit {
+                request: RequestId(number),
+                jobs: muster_types::Submission::plain([job("j", 1)]),
+            };
             let answer = self.execute(submit).await;
             self.note(seen);
             if let (0, Answer::Submitted { jobs, .. }) = (number % 2, answer) {

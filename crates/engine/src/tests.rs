@@ -434,7 +434,10 @@ async fn waiting_submissions_are_bounded_by_their_size_too() {
         let mut spec = muster_types::JobDraft::clone(&job("large", 1));
         spec.groups[0].command = vec!["x".repeat(4_000); 8];
         let spec = spec.check().expect("it is a job");
-        Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(vec![spec; 1_000]) }
+        Command::Submit {
+            request: RequestId(request),
+            jobs: muster_types::Submission::plain(vec![spec; 1_000]),
+        }
     };
     let mut first = Box::pin(engine.execute(large(1)));
     let mut second = Box::pin(engine.execute(large(2)));
@@ -506,8 +509,7 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         _ => None,
     })
     .await;
-    let (token, mut chunks) =
-        guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
+    let (token, mut chunks) = guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
     let placed = engine.view().job(id).and_then(|row| row.placement.as_ref().map(|p| p.token));
     assert_eq!(Some(token), placed);
     // The agent goes away before it has sent anything.

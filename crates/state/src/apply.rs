@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, FORMAT_MIN, Round, hash};
-use muster_types::{JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId};
+use muster_types::{
+    JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::burst::BurstRow;

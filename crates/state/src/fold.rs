@@ -118,8 +118,13 @@ impl State {
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
         let Meta { format, nodes_registered, rejected, .. } = self.meta;
-        let first =
-            muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected));
+        let first = muster_journal::hash(&(
+            self.table_digests(),
+            &self.meta.cluster,
+            format,
+            nodes_registered,
+            rejected,
+        ));
         first.wrapping_add(self.later_digest())
     }
 

@@ -252,7 +252,8 @@ impl NoticeRules {
         }
         let path = &self.http_path;
         let form = path.is_empty() || path.starts_with('/');
-        if !form || path.len() > limits::NOTICE_PATH_BYTES_MAX || !path.bytes().all(|b| b.is_ascii_graphic()) {
+        if !form || path.len() > limits::NOTICE_PATH_BYTES_MAX || !path.bytes().all(|b| b.is_ascii_graphic())
+        {
             let max = limits::NOTICE_PATH_BYTES_MAX;
             let text = format!("must begin with '/' and have at most {max} visible ASCII characters");
             found.push(Violation::new("notice.http_path", text));

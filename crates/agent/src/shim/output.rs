@@ -61,7 +61,8 @@ fn copy(pipes: Vec<(OwnedFd, OutputStream)>, mut writer: Writer) {
             continue;
         }
         // Where it cannot be known, reading tells.
-        let is_ready = |fd: &PollFd<'_>| polled.is_err() || fd.revents().is_none_or(|events| !events.is_empty());
+        let is_ready =
+            |fd: &PollFd<'_>| polled.is_err() || fd.revents().is_none_or(|events| !events.is_empty());
         let ready: Vec<bool> = fds.iter().map(is_ready).collect();
         let mut ready = ready.into_iter();
         pipes.retain_mut(|(pipe, stream)| {

@@ -191,7 +191,8 @@ async fn output_goes_on_behind_what_was_read() {
         read.extend(piece.data);
     }
     assert_eq!(read, OUTPUT);
-    let asked: Vec<_> = [&first, &second].iter().flat_map(|f| f.script.lock().unwrap().logs.clone()).collect();
+    let asked: Vec<_> =
+        [&first, &second].iter().flat_map(|f| f.script.lock().unwrap().logs.clone()).collect();
     assert_eq!(asked.len(), 3);
     let again: Vec<_> = asked.iter().filter(|request| request.from_position > 0).collect();
     assert_eq!(again.len(), 2);

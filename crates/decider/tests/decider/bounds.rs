@@ -23,7 +23,11 @@ fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
 }
 
 fn submit(speculation: &mut Speculation, n: u128, specs: Vec<muster_types::JobSpec>) -> Answer {
-    handle(speculation, &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) }).unwrap()
+    handle(
+        speculation,
+        &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+    )
+    .unwrap()
 }
 
 /// The count of a round's bytes is never below the bytes, whichever field users fill.
@@ -78,8 +82,11 @@ fn a_submission_is_bounded() {
     let wordy = wordy.check().unwrap();
     let refused = |speculation: &mut Speculation, specs: Vec<muster_types::JobSpec>| {
         let before = speculation.last_index();
-        let refusal =
-            handle(speculation, &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) }).unwrap_err();
+        let refusal = handle(
+            speculation,
+            &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
+        )
+        .unwrap_err();
         assert_eq!(speculation.last_index(), before);
         refusal
     };
@@ -268,7 +275,10 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let mut submit_one = |speculation: &mut Speculation| {
         let n: u128 = next.next().unwrap();
         let specs = vec![job(&format!("j{n}"), 1, Some(accelerators("h100", 8)))];
-        handle(speculation, &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) })
+        handle(
+            speculation,
+            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+        )
     };
     // Cancelled at once: half of them are over.
     for n in 0..1_000u128 {
@@ -286,8 +296,10 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let code = |result: Result<Answer, Refusal>| result.err().map(|refusal| refusal.code);
     assert_eq!(code(submit_one(&mut speculation)), Some(RefusalCode::StateFull));
     // A repeated request is answered all the same.
-    let again =
-        Command::Submit { request: request(7), jobs: muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]) };
+    let again = Command::Submit {
+        request: request(7),
+        jobs: muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]),
+    };
     assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
     commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(1_000));

@@ -374,7 +374,12 @@ impl Run {
 
     fn submit(&mut self, spec: muster_types::JobSpec) -> JobId {
         let request = self.next_request();
-        match handle(&mut self.speculation, &Command::Submit { request, jobs: muster_types::Submission::plain([spec]) }).unwrap() {
+        match handle(
+            &mut self.speculation,
+            &Command::Submit { request, jobs: muster_types::Submission::plain([spec]) },
+        )
+        .unwrap()
+        {
             muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),
         }

@@ -373,7 +373,10 @@ impl Model {
         let count = 1 + self.random.below(3);
         let specs: Vec<_> = (0..count).map(|_| self.spec()).collect();
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Submit { request, jobs: muster_types::Submission::plain(specs) });
+        let _ = handle(
+            &mut self.speculation,
+            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
+        );
     }
 
     fn host(&mut self) -> NodeSpec {

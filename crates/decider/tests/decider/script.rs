@@ -271,7 +271,10 @@ impl World {
             .collect();
         let request = self.request(words);
         let before = self.state().log_index();
-        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs: muster_types::Submission::plain(specs) });
+        let answer = handle(
+            &mut self.speculation,
+            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
+        );
         if let Ok(Answer::Submitted { jobs, at }) = &answer
             && *at > before
         {

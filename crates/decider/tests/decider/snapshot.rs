@@ -27,7 +27,11 @@ fn small() -> State {
     }
     for n in 0..4 {
         let specs = vec![job("train", 2, Some(accelerators("h100", 4)))];
-        handle(&mut speculation, &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) }).unwrap();
+        handle(
+            &mut speculation,
+            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+        )
+        .unwrap();
     }
     schedule(&mut speculation, &mut Budget::new(1_000));
     commit(&mut speculation, &mut state);
@@ -200,7 +204,11 @@ fn the_largest_report_is_within_bounds() {
         .unwrap();
     let ranks = limits::REPORT_RANKS_MAX as u32;
     let specs = vec![job("wide", ranks, None)];
-    handle(&mut speculation, &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) }).unwrap();
+    handle(
+        &mut speculation,
+        &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
+    )
+    .unwrap();
     schedule(&mut speculation, &mut Budget::new(1_000_000));
     commit(&mut speculation, &mut state);
     let job = state.active().next().expect("placed");

@@ -307,9 +307,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
         rearrange_cause().prop_map(StopCause::Rearranged),
-        (class(), any::<u32>(), "[ -~é]{0,20}").prop_map(|(class, node, detail)| {
-            StopCause::Fault { class, node: NodeId(node), detail }
-        }),
+        (class(), any::<u32>(), "[ -~é]{0,20}")
+            .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),
     ];
     let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
     let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });

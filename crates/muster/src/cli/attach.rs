@@ -124,7 +124,11 @@ pub async fn attach(
         console.progress(&one_line(&format!("{job_id} {}: {}", seen.phase, reason(&seen))));
     }
     let cancelled = matches!(interrupt, Interrupt::Cancelled);
-    Ok(if cancelled && job.phase == i32::from(v1::JobPhase::Cancelled) { Exit::Interrupted } else { exit_of(&job) })
+    Ok(if cancelled && job.phase == i32::from(v1::JobPhase::Cancelled) {
+        Exit::Interrupted
+    } else {
+        exit_of(&job)
+    })
 }
 
 async fn at(time: Option<Instant>) {
@@ -270,7 +274,8 @@ fn put(console: &Console, is_error: bool, bytes: &[u8]) -> Result<(), Failure> {
 /// Says on stderr that something is missing in the output.
 pub fn tell_dropped(console: &Console, rank: u32, bytes: u64) {
     if bytes > 0 {
-        console.error(&format!("muster: {bytes} bytes of the output of rank {rank} were not kept on its node"));
+        console
+            .error(&format!("muster: {bytes} bytes of the output of rank {rank} were not kept on its node"));
     }
 }
 

@@ -91,8 +91,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         validate_only: false,
     };
     let manifests = [manifest];
-    let answer =
-        client.submit_job(request).await.map_err(|e| submit::refused(e, &what, &manifests, None))?;
+    let answer = client.submit_job(request).await.map_err(|e| submit::refused(e, &what, &manifests, None))?;
     let Some(id) = answer.job_ids.into_iter().next() else {
         return Err(Failure::new(Exit::Failed, "the answer names no job"));
     };
@@ -124,7 +123,8 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
     if args.command.is_empty() {
         return Err(Failure::usage("there is no command to run").with_next("muster run -- COMMAND …"));
     }
-    let text = |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
+    let text =
+        |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
     let metadata: Vec<_> =
         [text("name", &args.name), text("tenant", &args.tenant)].into_iter().flatten().collect();
     let mut spec: Vec<_> = [
@@ -155,8 +155,7 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
             .with_details(problems.iter().map(|problem| located("muster run", problem)))
             .with_next("muster run --help shows what the options take")
     };
-    let manifest =
-        manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
+    let manifest = manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
     manifest.check().map_err(wrong)?;
     Ok(manifest)
 }

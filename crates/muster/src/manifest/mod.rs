@@ -8,8 +8,8 @@
 //! **Invariant:** pure, and no bytes panic. A file that passes [`Manifest::check`] is refused by a
 //! server of the same version only for what the file cannot show (capacity, quota, permission).
 
-mod policy;
 mod contract;
+mod policy;
 pub mod quantity;
 mod read;
 mod script;

@@ -170,7 +170,11 @@ fn build(
     let mut problems = Vec::new();
     let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
     if let Some(command) = &spec.command {
-        reader.problem(Some(command.referenced), "spec.command", "must be left out: the script is the command");
+        reader.problem(
+            Some(command.referenced),
+            "spec.command",
+            "must be left out: the script is the command",
+        );
     }
     let job_name = reader.text("metadata.name", metadata.name);
     let tenant = reader.text("metadata.tenant", metadata.tenant);
@@ -255,7 +259,8 @@ mod tests {
             let found = problems(script);
             assert!(found[0].starts_with(expected), "{script:?}: {found:?}");
         }
-        let checked = parse("#!/bin/sh\n#MUSTER workers: 4\n#MUSTER tier: royal\n").unwrap().check().unwrap_err();
+        let checked =
+            parse("#!/bin/sh\n#MUSTER workers: 4\n#MUSTER tier: royal\n").unwrap().check().unwrap_err();
         assert!(checked.0[0].to_string().starts_with("line 3: tier: "), "{checked:?}");
         let large = problems(&format!("#!/bin/sh\n{}", "x".repeat(SCRIPT_BYTES_MAX)));
         assert!(large[0].contains("put it where the nodes can read it"), "{large:?}");
@@ -263,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_script_runs_as_it_was_written() {
-        let padding = "é# padding beyond one word of a command\n".repeat(200);
+        let padding = "# é padding beyond one word of a command\n".repeat(200);
         let script = format!(
             "#!/bin/bash -e\n#MUSTER cpu: 1\n{padding}echo \"$1|$2\"\nexec 4<&0; read -r line; echo \"$line\"\nfalse\n"
         );

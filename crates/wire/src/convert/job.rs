@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Dependency, DependencyRule, JobContract, JobDraft, JobSpec, LogTime, Name, Submission, TaskGroup, Violation,
-    WorkerRequest,
-    fleet::checked_name, limits,
+    Dependency, DependencyRule, JobContract, JobDraft, JobSpec, LogTime, Name, Submission, TaskGroup,
+    Violation, WorkerRequest, fleet::checked_name, limits,
 };
 
 use super::contract::{contract, contract_to_proto};

@@ -89,7 +89,9 @@ pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<E
         Some(Kind::Vanished(flag)) => set(ExitStatus::Vanished, *flag, "vanished"),
         Some(Kind::NotStarted(flag)) => set(ExitStatus::NotStarted, *flag, "not_started"),
         Some(Kind::OutOfMemory(flag)) => set(ExitStatus::OutOfMemory, *flag, "out_of_memory"),
-        Some(Kind::NodeFault(how)) => Ok(ExitStatus::NodeFault(cut(how, limits::DETAIL_BYTES_MAX).to_owned())),
+        Some(Kind::NodeFault(how)) => {
+            Ok(ExitStatus::NodeFault(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
+        }
         Some(Kind::BackendLost(how)) => {
             Ok(ExitStatus::BackendLost(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
         }

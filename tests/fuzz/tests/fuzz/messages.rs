@@ -41,7 +41,11 @@ fn job() -> v1::JobSpec {
                 backoff_ms: Some(500),
                 ..v1::RetryRules::default()
             }),
-            checkpoint: Some(v1::CheckpointRules { place: "saves".into(), save_ms: 20_000, ..Default::default() }),
+            checkpoint: Some(v1::CheckpointRules {
+                place: "saves".into(),
+                save_ms: 20_000,
+                ..Default::default()
+            }),
             notice: Some(v1::NoticeRules { http_port: 8_080, http_path: "/stop".into() }),
             spares: 1,
             preflight: "on".into(),

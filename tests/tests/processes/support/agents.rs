@@ -27,15 +27,21 @@ pub struct Agents {
 impl Agents {
     /// Starts agents with these names, four `h100` each, and waits until their nodes are up.
     pub async fn start(cluster: &Cluster, names: &[&str]) -> Agents {
+        Agents::start_each(cluster, names, |_| String::new()).await
+    }
+
+    /// The same with more lines at the head of each configuration. Jobs find a node by its label `host`.
+    pub async fn start_each(cluster: &Cluster, names: &[&str], settings: impl Fn(&str) -> String) -> Agents {
         let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new() };
         for (place, name) in names.iter().enumerate() {
             let home = cluster.scratch.path().join(format!("agent-{name}"));
             std::fs::create_dir_all(&home).expect("a folder can be made");
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
             let text = format!(
-                "state_dir = {:?}\nendpoints = {:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "state_dir = {:?}\nendpoints = {:?}\n{}\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
                 home.join("state"),
                 cluster.endpoints(),
+                settings(name),
                 64u64 << 30,
             );
             std::fs::write(home.join("agent.toml"), text).expect("writing a config");
@@ -80,6 +86,11 @@ impl Agents {
     /// Lets it go on.
     pub fn thaw(&mut self, name: &str) {
         signal(self.child(name), Signal::SIGCONT);
+    }
+
+    /// Where an agent keeps what it knows of its workers.
+    pub fn state_of(&self, name: &str) -> PathBuf {
+        self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home.join("state")
     }
 
     /// Waits until the cluster says so of a node.
