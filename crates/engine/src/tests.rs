@@ -501,6 +501,25 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         }
     })
     .await;
+    // Only the placements that are known have output.
+    for (attempt, text) in [
+        (Attempt::Previous, "no attempt before"),
+        (Attempt::Token(FencingToken { generation: 1, log_index: LogIndex(u64::MAX) }), "newer attempts"),
+    ] {
+        let request = LogRequest {
+            read_id: 0,
+            job: id,
+            token: FencingToken::default(),
+            rank: 0,
+            follow: false,
+            stream: String::new(),
+            tail_bytes: 0,
+            from_position: 0,
+        };
+        let refusal = engine.read_logs(id, 0, attempt, request).await.err().expect("there is none");
+        assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
+        assert!(refusal.message.contains(text), "{refusal}");
+    }
     // The node is up and its session is not back: the read waits, and goes on with the next one.
     let waiting = read(&engine);
     let mut session = open(&engine, opening("h1", 1)).await;

@@ -187,8 +187,9 @@ async fn too_much_output(client: &Client, agents: &Agents) {
     assert_eq!(length + dropped, 4_000_009, "all of it is accounted for");
     assert!((KEPT_BYTES / 4..=KEPT_BYTES).contains(&length), "{length}");
     let tasks = agents.state_of("h1").join("tasks");
-    let task = std::fs::read_dir(tasks).expect("the agent's folder").flatten().map(|entry| entry.path());
-    let task = task.filter(|path| path.to_string_lossy().contains(&format!("{}_", ended.id))).next_back();
+    let mut folders =
+        std::fs::read_dir(tasks).expect("the agent's folder").flatten().map(|entry| entry.path());
+    let task = folders.find(|path| path.to_string_lossy().contains(&format!("/{}_", ended.id)));
     let size =
         |name: &str| std::fs::metadata(task.as_ref().expect("it is kept").join(name)).map_or(0, |m| m.len());
     assert!(size("output") + size("output.1") <= KEPT_BYTES);

@@ -69,15 +69,26 @@ fn dead_endpoint() -> String {
 fn help_shows_commands_examples_and_exit_codes() {
     let ran = finish(command("", &["--help"]));
     assert_eq!(ran.code, 0);
-    for part in
-        ["submit", "plan", "job", "node", "policy", "cluster", "completion", "Exit codes:", "Examples:"]
-    {
+    for part in [
+        "submit",
+        "run",
+        "plan",
+        "job",
+        "node",
+        "policy",
+        "cluster",
+        "completion",
+        "Exit codes:",
+        "Examples:",
+    ] {
         assert!(ran.out.contains(part), "{part} is missing in\n{}", ran.out);
     }
     for args in [
         ["submit", "--help"].as_slice(),
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
+        &["run", "--help"],
+        &["job", "wait", "--help"],
         &["plan", "--help"],
         &["policy", "set", "--help"],
     ] {
@@ -95,6 +106,11 @@ fn wrong_usage_is_2() {
         &["submit", "x", "--wait", "--watch"],
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
+        &["job", "wait", "job-1", "--for", "ever"],
+        &["run"],
+        &["run", "--workers", "none", "--", "true"],
+        &["run", "--env", "NOT_SET_HERE", "--", "true"],
+        &["run", "--file", "x", "--workers", "2"],
         &["job", "list", "--consistency", "strong"],
         &["job", "list", "--max-staleness", "0"],
         &["job", "list", "--max-staleness", "2d"],
@@ -222,7 +238,8 @@ fn exit_codes_follow_the_refusal() {
 #[test]
 fn the_examples_are_valid() {
     let fake = Fake::start();
-    let one_job = ["train.yaml", "serving-spread.yaml", "tpu-slice.yaml", "elastic.yaml", "share.yaml"];
+    let one_job =
+        ["train.yaml", "train.sh", "serving-spread.yaml", "tpu-slice.yaml", "elastic.yaml", "share.yaml"];
     for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
