@@ -349,7 +349,7 @@ impl JobService for Jobs {
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
                 let stream = onward_client(channel).read_logs(onward).await?.into_inner();
-                Ok(Response::new(stream.boxed()))
+                Ok(Response::new(stream.map_err(of_leader).boxed()))
             }
             Route::Local => {
                 let request = LogRequest {
@@ -378,6 +378,16 @@ impl JobService for Jobs {
             }
         }
     }
+}
+
+/// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
+/// is not what the caller's own connection did, and reading goes on elsewhere.
+fn of_leader(status: Status) -> Status {
+    use std::error::Error as _;
+    if status.source().is_none() {
+        return status;
+    }
+    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
 }
 
 /// Which placement's output is meant.

@@ -6,7 +6,7 @@ use muster_planner::WaitReason;
 use muster_state::{NodeStatus, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
-    Submission,
+    Submission, Violation,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -391,10 +391,9 @@ impl Engine {
         };
         let placement = placement.ok_or_else(|| gone(not_placed(job, attempt, row.previous.is_some())))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {
-            gone(format!(
-                "{job} has no rank {rank}; its ranks are 0 to {}",
-                placement.slots.len().saturating_sub(1)
-            ))
+            let last = placement.slots.len().saturating_sub(1);
+            let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
+            Refusal::fields(vec![Violation::new("rank", text)])
         })?;
         let token: FencingToken = placement.token;
         let outbound = self.session_of(slot.node).await?;
