@@ -433,7 +433,7 @@ impl Reader {
     fn take(&mut self, piece: &mut Piece, stream: OutputStream, range: std::ops::Range<usize>) -> bool {
         let Some(segment) = &mut self.segment else { return false };
         let length = range.len() as u64;
-        let end = segment.position + length;
+        let end = segment.position.saturating_add(length);
         let wanted = self.streams.contains(&stream) && end > self.position;
         if wanted {
             let other = piece.stream.is_some_and(|before| before != stream);
@@ -626,7 +626,25 @@ mod tests {
         assert_eq!(reader.next().unwrap().unwrap().data, b"half");
         raw.write_all(&[77, 4, 0, 0, 0, 0]).unwrap();
         assert_eq!(reader.next().unwrap_err().kind(), io::ErrorKind::InvalidData);
-        // Any bytes at all: an error or an end, never a panic.
+        // Every byte of a good file changed in several ways: an error or an end, never a panic or a flood.
+        let mut good = header(7).to_vec();
+        for (kind, data) in [(1u8, &b"out"[..]), (3, &9u64.to_le_bytes()), (2, b"err")] {
+            good.push(kind);
+            good.extend((data.len() as u32).to_le_bytes());
+            good.extend(data);
+        }
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << bit;
+            std::fs::write(&path, bytes).unwrap();
+            let mut reader = Reader::open(path.clone(), place.paths().1, vec![Stdout, Stderr], 0, 0).unwrap();
+            let mut read = 0;
+            while let Ok(Some(piece)) = reader.next() {
+                read += piece.data.len();
+            }
+            assert!(read <= good.len(), "byte {at}, bit {bit}");
+        }
+        // Any bytes at all.
         for seed in 0..200u8 {
             let noise: Vec<u8> = (0..300u32).map(|at| (at as u8).wrapping_mul(seed) ^ seed).collect();
             for with_header in [true, false] {

@@ -72,7 +72,7 @@ class Cluster:
 
     def issue(self, kind: str, name: str) -> Path:
         """A certificate, in a folder of its own."""
-        folder = self.folder / f"{kind}-{name}"
+        folder = self.folder / f"tls-{kind}-{name}"
         if not folder.exists():
             self.command("ca", "issue", str(self.folder / "ca"), kind, name, "--out", str(folder))
         return folder
