@@ -170,7 +170,7 @@ impl Writer {
         }
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         let disk = nix::sys::statvfs::statvfs(folder)?;
-        let free = u64::from(disk.blocks_available()).saturating_mul(disk.fragment_size());
+        let free = disk.blocks_available().saturating_mul(disk.fragment_size());
         if free.saturating_sub(needed) >= self.free_min {
             return Ok(());
         }

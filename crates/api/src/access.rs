@@ -1,7 +1,9 @@
 //! Who may call what. One table; whatever it does not name is not served.
 //!
-//! A certificate's kind decides; what a client may see or cancel of other tenants' jobs is not told apart
-//! yet. A replica calls in its own name only to look; what it passes on is judged by whom it is for.
+//! A certificate's kind decides. One that names a tenant opens the same calls as another client's, and its
+//! holder submits, cancels and reads output only for that tenant and those below it; what jobs, nodes and
+//! queues there are, every user of the cluster may see. A replica calls in its own name only to look; what it
+//! passes on is judged by whom it is for.
 
 use muster_transport::{Principal, Role};
 
@@ -44,7 +46,7 @@ impl Kinds {
             Principal::Named(name) => match name.role {
                 Role::Replica(_) => REPLICA,
                 Role::Agent(_) => AGENT,
-                Role::Client(_) => CLIENT,
+                Role::Client(_) | Role::TenantClient { .. } => CLIENT,
                 Role::Admin(_) => ADMIN,
             },
         };
@@ -114,6 +116,9 @@ pub(crate) const RULES: &[Rule] = &[
 
     rule("/muster.v1.PolicyService/GetPolicy", Class::Call, USERS),
     rule("/muster.v1.PolicyService/SetPolicy", Class::Call, ADMIN),
+
+    rule("/muster.v1.QueueService/ListQueues", Class::Call, USERS),
+    rule("/muster.v1.QueueService/WatchQueues", Class::Stream, USERS),
 ];
 
 /// The line for a path.
@@ -186,6 +191,8 @@ mod tests {
                 "UploadLogs",
             ])
         );
+        let of_tenant = may(Role::TenantClient { tenant: short("vision"), user: short("ada") });
+        assert_eq!(of_tenant, may(Role::Client(short("ada"))));
         let (client, admin) = (may(Role::Client(short("ada"))), may(Role::Admin(short("ada"))));
         assert!(client.is_subset(&admin));
         assert_eq!(

@@ -1,6 +1,5 @@
 //! `muster.v1.FleetService`.
 
-use futures::stream::BoxStream;
 use muster_decider::Command;
 use muster_state::State;
 use muster_types::{Name, NodeId, Refusal, RefusalCode};
@@ -16,7 +15,7 @@ use crate::forward::Router;
 use crate::job_service::{bad_page, written};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render;
-use crate::watcher::{NodeTopic, Watches};
+use crate::watcher::{Messages, NodeTopic, Watches};
 
 pub(crate) struct Fleet {
     router: Router,
@@ -91,7 +90,7 @@ impl FleetService for Fleet {
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
     }
 
-    type WatchNodesStream = BoxStream<'static, Result<v1::WatchNodesResponse, Status>>;
+    type WatchNodesStream = Messages<v1::WatchNodesResponse>;
 
     async fn watch_nodes(
         &self,

@@ -5,6 +5,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
+use muster_state::State;
 use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
     fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
@@ -26,7 +27,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
 use crate::submit_stream::{self, naming_leader};
-use crate::watcher::{JobTopic, Watches};
+use crate::watcher::{JobTopic, Messages, Watches};
 
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
@@ -52,6 +53,7 @@ impl Jobs {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
+            check_tenants(caller, &view, jobs)?;
             engine.check_submission(&view, jobs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
@@ -75,6 +77,7 @@ impl Jobs {
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
+            check_tenants(caller, &engine.view(), jobs)?;
             let answer = engine.execute(Command::Submit { request, jobs: Arc::clone(jobs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
@@ -222,6 +225,7 @@ impl JobService for Jobs {
         let (Some(id), Some(job)) = (id, job) else { return Err(invalid(violations)) };
         let engine = self.router.engine();
         let local = || async {
+            caller.check_job(&engine.view(), job)?;
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
             let message = render::job_explained(engine, &engine.view(), job).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
@@ -319,7 +323,7 @@ impl JobService for Jobs {
         list(engine, &view, &message, size).map(Response::new)
     }
 
-    type WatchJobsStream = BoxStream<'static, Result<v1::WatchJobsResponse, Status>>;
+    type WatchJobsStream = Messages<v1::WatchJobsResponse>;
 
     async fn watch_jobs(
         &self,
@@ -363,6 +367,7 @@ impl JobService for Jobs {
                     from_position: message.from_position,
                 };
                 let engine = self.router.engine();
+                caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
@@ -403,6 +408,13 @@ fn attempt(message: &v1::ReadLogsRequest) -> Result<Attempt, Violation> {
         None if message.previous => Ok(Attempt::Previous),
         None => Ok(Attempt::Current),
     }
+}
+
+/// Whether the caller may submit these; neighbours are nearly always of one tenant.
+fn check_tenants(caller: Caller, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+    jobs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant).try_for_each(|of_one| {
+        of_one.first().map_or(Ok(()), |job| caller.check_tenant(view, &job.spec.tenant))
+    })
 }
 
 fn no_such_job(id: JobId) -> Refusal {

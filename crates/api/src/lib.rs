@@ -23,8 +23,10 @@ mod job_service;
 mod log_service;
 mod node_service;
 mod policy_service;
+mod queue_service;
 mod read;
 mod render;
+mod rendered;
 #[cfg(test)]
 mod sample;
 mod server;

@@ -2,10 +2,12 @@
 
 use muster_engine::{Engine, StartOrder};
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
+use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState, RecoveryRow, State,
+    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
+    RecoveryRow, State,
 };
-use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, NodeId, Refusal};
+use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
     node_spec_to_proto, notice_to_proto,
@@ -17,6 +19,9 @@ use std::sync::Arc;
 const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
 /// Ports from there on, as JAX derives its own from a Slurm job id.
 const RENDEZVOUS_PORTS: u64 = 4_096;
+
+/// Thousandths of a device times milliseconds, in a device-second.
+const MILLI_MS_IN_DEVICE_SECOND: u128 = 1_000_000;
 
 /// How much of a job a message carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +48,10 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         started_at_ms: row.started_at.map_or(0, |t| t.0),
         finished_at_ms: row.finished_at.map_or(0, |t| t.0),
         changed_at_index: row.changed_at.0,
-        placement: row.placement.as_deref().map(|p| placement(view, p, detail)),
+        placement: row
+            .placement
+            .as_deref()
+            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
         worker_count: spec.worker_count(),
@@ -193,18 +201,27 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
         cluster: placement.cluster.to_string(),
         placed_at_ms: placement.placed_at.0,
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+        spares: Vec::new(),
+    }
+}
+
+fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::PromisedWorker> {
+    let spares = if detail == Detail::Full { view.spares(job) } else { &[] };
+    spares.iter().enumerate().map(|place| place_of(view, place)).collect()
+}
+
+fn place_of(view: &State, (number, slot): (usize, &WorkerSlot)) -> v1::PromisedWorker {
+    v1::PromisedWorker {
+        rank: number as u32,
+        node_name: node_name(view, slot.node),
+        node_id: slot.node.to_string(),
+        devices: device_set_to_proto(slot.devices),
     }
 }
 
 fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
     let first = promise.slots.first().and_then(|slot| view.node(slot.node));
-    let worker = |(rank, slot): (usize, &WorkerSlot)| v1::PromisedWorker {
-        rank: rank as u32,
-        node_name: node_name(view, slot.node),
-        node_id: slot.node.to_string(),
-        devices: device_set_to_proto(slot.devices),
-    };
-    let workers = promise.slots.iter().enumerate().map(worker);
+    let workers = promise.slots.iter().enumerate().map(|place| place_of(view, place));
     v1::Promise {
         promised_at_index: promise.since.0,
         region: promise.region.to_string(),
@@ -244,6 +261,43 @@ pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = J
     }
 }
 
+/// A queue, with its share of what there is.
+pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Queue {
+    let device_use = |(kind, used_milli): (&Name, u64)| {
+        let decayed = row.usage.as_ref().map_or(0, |usage| usage.decayed_milli_ms(kind, row.at));
+        let seconds = decayed / MILLI_MS_IN_DEVICE_SECOND;
+        v1::DeviceUse {
+            r#type: kind.to_string(),
+            used_milli,
+            decayed_device_seconds: u64::try_from(seconds).unwrap_or(u64::MAX),
+        }
+    };
+    let quota_use = |QuotaUse { quota, used_milli }: &QuotaUse| v1::QuotaUse {
+        r#type: quota.kind.to_string(),
+        region: quota.region.as_ref().map(ToString::to_string).unwrap_or_default(),
+        nominal_milli: quota.nominal_milli,
+        borrowing_limit_milli: quota.borrowing_limit_milli,
+        lending_limit_milli: quota.lending_limit_milli,
+        used_milli: *used_milli,
+    };
+    v1::Queue {
+        tenant: tenant.to_string(),
+        parent: row.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
+        weight_milli: row.weight_milli,
+        pending_jobs: row.load.pending_jobs,
+        held_jobs: row.load.held_jobs,
+        pending_devices_milli: row.load.pending_milli,
+        active_jobs: row.load.active_jobs,
+        active_devices_milli: row.load.active_milli,
+        uses: row.usage.iter().flat_map(|usage| usage.running()).map(device_use).collect(),
+        share_billionths: row
+            .usage
+            .as_ref()
+            .map_or(0, |usage| usage.share(row.at, capacity, row.weight_milli)),
+        quotas: row.quotas.iter().map(quota_use).collect(),
+    }
+}
+
 fn rendezvous_port(token: FencingToken) -> u32 {
     RENDEZVOUS_PORT_FIRST + (token.log_index.0 % RENDEZVOUS_PORTS) as u32
 }
@@ -267,10 +321,11 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
+    let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
-    });
+    };
+    let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32)?;
@@ -312,6 +367,6 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         notice: notice_to_proto(&contract.notice),
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
-        spares: Vec::new(),
+        spares: view.spares(order.job).iter().map(rank_place).collect(),
     }
 }

@@ -9,6 +9,7 @@ use muster_wire::v1::job_service_server::JobServiceServer;
 use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
+use muster_wire::v1::queue_service_server::QueueServiceServer;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
@@ -22,6 +23,7 @@ use crate::job_service::Jobs;
 use crate::log_service::Logs;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
+use crate::queue_service::Queues;
 use crate::watcher::Watches;
 
 /// Bounds of the client listener.
@@ -87,11 +89,12 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 8] = [
+const PUBLIC_SERVICES: [&str; 9] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
     "muster.v1.PolicyService",
+    "muster.v1.QueueService",
     "muster.v1.ClusterService",
     "muster.v1.LogService",
     "muster.v1.ClusterAdminService",
@@ -119,6 +122,7 @@ pub async fn serve(
         "muster.v1.NodeService",
         "muster.v1.FleetService",
         "muster.v1.PolicyService",
+        "muster.v1.QueueService",
         "muster.v1.ClusterService",
         "muster.v1.LogService",
         "muster.v1.ClusterAdminService",
@@ -144,7 +148,11 @@ pub async fn serve(
                 .max_decoding_message_size(config.node_message_bytes_max),
         )
         .add_service(
-            FleetServiceServer::new(Fleet::new(router.clone(), watches)).max_decoding_message_size(small),
+            FleetServiceServer::new(Fleet::new(router.clone(), watches.clone()))
+                .max_decoding_message_size(small),
+        )
+        .add_service(
+            QueueServiceServer::new(Queues::new(router.clone(), watches)).max_decoding_message_size(small),
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))

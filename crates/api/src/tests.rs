@@ -24,6 +24,7 @@ use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, ServeError, serve};
 
 mod nodes;
+mod queues;
 
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {

@@ -8,8 +8,9 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
 use muster_state::State;
-use muster_types::{ClusterId, JobId, JobSpec, NodeSpec, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, JobId, JobSpec, Name, NodeSpec, Refusal, RefusalCode, Violation};
 use muster_wire::convert::job_id;
+use muster_wire::shared::{Part, Shared};
 use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
 use muster_wire::token::{ResumeToken, filter_digest};
 use muster_wire::v1;
@@ -23,11 +24,14 @@ use tonic::Status;
 
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
+use crate::rendered::Rendered;
 
 /// Watches at once.
 const WATCHES_MAX: usize = 8_192;
 /// Jobs one watch may name.
 const WATCHED_JOBS_MAX: usize = 1_000;
+/// Queues one watch may name.
+const WATCHED_QUEUES_MAX: usize = 1_000;
 /// Messages rendered for a watcher that it has not taken. Few: one can carry a gang of thousands; a
 /// slow watcher waits in the hub, which is shared.
 const EVENTS_WAITING_MAX: usize = 32;
@@ -37,7 +41,9 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 /// one for every watcher.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(250);
 
-type ToClient<T> = mpsc::Sender<Result<<T as Topic>::Message, Status>>;
+type ToClient<T> = mpsc::Sender<Result<Shared<<T as Topic>::Message>, Status>>;
+/// What a client gets.
+pub(crate) type Messages<M> = BoxStream<'static, Result<Shared<M>, Status>>;
 
 /// What one message of a watch says.
 pub(crate) enum Body<R> {
@@ -51,12 +57,22 @@ pub(crate) enum Body<R> {
     Forgotten(String),
 }
 
+/// How much of a change a watch wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    Nothing,
+    /// All of it, as every other watch of the kind that wants it: it is rendered once for all of them.
+    Whole,
+    /// What its own filter leaves of it.
+    Part,
+}
+
 /// What a watch is of.
 pub(crate) trait Topic: Send + Sync + 'static {
     /// What is watched, as clients see it.
     type Row: Send;
     /// As it goes to the client.
-    type Message: Send + 'static;
+    type Message: Part;
 
     /// Of all that narrows the watch down; no two kinds of watch have one in common.
     fn filter(&self) -> u64;
@@ -64,10 +80,20 @@ pub(crate) trait Topic: Send + Sync + 'static {
     /// What is there and wanted.
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Self::Row> + Send + 'a>;
 
-    /// What is to be said of a change; none when it is not wanted.
-    fn body(&self, engine: &Engine, change: Change) -> Option<Body<Self::Row>>;
+    fn wants(&self, change: &Change) -> Want;
 
-    fn message(resume_token: String, log_index: u64, body: Body<Self::Row>) -> Self::Message;
+    /// What is to be said of a change that is wanted: the same for everybody who wants it whole.
+    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<Self::Row>>;
+
+    /// A message; without a body the part of it that is the client's own.
+    fn message(resume_token: String, log_index: u64, body: Option<Body<Self::Row>>) -> Self::Message;
+
+    /// What was rendered for watches of this kind.
+    fn rendered(watches: &Watches) -> &Rendered;
+}
+
+fn whole(is_wanted: bool) -> Want {
+    if is_wanted { Want::Whole } else { Want::Nothing }
 }
 
 /// Of some jobs.
@@ -83,7 +109,7 @@ impl JobTopic {
         Ok(JobTopic { jobs: job_ids(ids)?, tenant })
     }
 
-    fn wants(&self, id: JobId, spec: &JobSpec) -> bool {
+    fn covers(&self, id: JobId, spec: &JobSpec) -> bool {
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
     }
@@ -101,7 +127,7 @@ impl Topic for JobTopic {
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Job> + Send + 'a> {
         let job = |id: JobId| {
             let (row, spec) = (present.job(id)?, present.spec(id)?);
-            self.wants(id, spec).then(|| render::job(present, id, row, spec, Detail::Full))
+            self.covers(id, spec).then(|| render::job(present, id, row, spec, Detail::Full))
         };
         if self.jobs.is_empty() {
             Box::new(present.jobs().iter().filter_map(move |(id, _)| job(*id)))
@@ -110,29 +136,38 @@ impl Topic for JobTopic {
         }
     }
 
-    fn body(&self, engine: &Engine, change: Change) -> Option<Body<v1::Job>> {
+    fn wants(&self, change: &Change) -> Want {
         match change {
-            // Names of nodes never change, and a view of now knows every node of the change.
-            Change::Job { id, row, spec } => self
-                .wants(id, &spec)
-                .then(|| Body::Changed(render::job(&engine.view(), id, &row, &spec, Detail::Full))),
-            Change::JobForgotten(id) => {
-                let wanted = self.jobs.is_empty() || self.jobs.contains(&id);
-                wanted.then(|| Body::Forgotten(id.to_string()))
-            }
-            Change::Node { .. } | Change::NodeForgotten { .. } => None,
+            Change::Job { id, spec, .. } => whole(self.covers(*id, spec)),
+            Change::JobForgotten(id) => whole(self.jobs.is_empty() || self.jobs.contains(id)),
+            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
         }
     }
 
-    fn message(resume_token: String, log_index: u64, body: Body<v1::Job>) -> v1::WatchJobsResponse {
+    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::Job>> {
+        match change {
+            // Names of nodes never change, and a view of now knows every node of the change.
+            Change::Job { id, row, spec } => {
+                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, Detail::Full)))
+            }
+            Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
+            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
+        }
+    }
+
+    fn message(resume_token: String, log_index: u64, body: Option<Body<v1::Job>>) -> v1::WatchJobsResponse {
         use v1::watch_jobs_response::Event;
-        let event = Some(match body {
+        let event = body.map(|body| match body {
             Body::Changed(job) => Event::Changed(job),
             Body::SyncEnd => Event::SyncEnd(true),
             Body::Bookmark => Event::Bookmark(true),
             Body::Forgotten(id) => Event::Forgotten(id),
         });
         v1::WatchJobsResponse { resume_token, log_index, event }
+    }
+
+    fn rendered(watches: &Watches) -> &Rendered {
+        &watches.jobs
     }
 }
 
@@ -147,7 +182,7 @@ impl NodeTopic {
         NodeTopic { region }
     }
 
-    fn wants(&self, spec: &NodeSpec) -> bool {
+    fn covers(&self, spec: &NodeSpec) -> bool {
         self.region.is_empty() || *spec.region == *self.region
     }
 }
@@ -162,24 +197,35 @@ impl Topic for NodeTopic {
     }
 
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Node> + Send + 'a> {
-        let wanted = present.nodes().iter().filter(|(_, row)| self.wants(&row.spec));
+        let wanted = present.nodes().iter().filter(|(_, row)| self.covers(&row.spec));
         Box::new(wanted.map(|(id, row)| render::node(present, *id, row)))
     }
 
-    fn body(&self, _engine: &Engine, change: Change) -> Option<Body<v1::Node>> {
+    fn wants(&self, change: &Change) -> Want {
         match change {
             // Also one that leaves the region: who watches only that has to hear of it.
-            Change::Node { id, row, gangs, before } => (self.wants(&row.spec)
-                || before.is_some_and(|spec| self.wants(&spec)))
-            .then(|| Body::Changed(render::node_with(id, &row, gangs.iter().copied()))),
-            Change::NodeForgotten { id, spec } => self.wants(&spec).then(|| Body::Forgotten(id.to_string())),
-            Change::Job { .. } | Change::JobForgotten(_) => None,
+            Change::Node { row, before, .. } => {
+                let left = before.as_ref().is_some_and(|spec| self.covers(spec));
+                whole(left || self.covers(&row.spec))
+            }
+            Change::NodeForgotten { spec, .. } => whole(self.covers(spec)),
+            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => Want::Nothing,
         }
     }
 
-    fn message(resume_token: String, log_index: u64, body: Body<v1::Node>) -> v1::WatchNodesResponse {
+    fn body(&self, _engine: &Engine, change: &Change) -> Option<Body<v1::Node>> {
+        match change {
+            Change::Node { id, row, gangs, .. } => {
+                Some(Body::Changed(render::node_with(*id, row, gangs.iter().copied())))
+            }
+            Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
+            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => None,
+        }
+    }
+
+    fn message(resume_token: String, log_index: u64, body: Option<Body<v1::Node>>) -> v1::WatchNodesResponse {
         use v1::watch_nodes_response::Event;
-        let event = Some(match body {
+        let event = body.map(|body| match body {
             Body::Changed(node) => Event::Changed(node),
             Body::SyncEnd => Event::SyncEnd(true),
             Body::Bookmark => Event::Bookmark(true),
@@ -187,17 +233,120 @@ impl Topic for NodeTopic {
         });
         v1::WatchNodesResponse { resume_token, log_index, event }
     }
+
+    fn rendered(watches: &Watches) -> &Rendered {
+        &watches.nodes
+    }
+}
+
+/// Of the queues of some tenants.
+pub(crate) struct QueueTopic {
+    /// Empty for all.
+    tenants: BTreeSet<Name>,
+}
+
+impl QueueTopic {
+    pub(crate) fn new(tenants: &[String]) -> Result<QueueTopic, Status> {
+        if tenants.len() > WATCHED_QUEUES_MAX {
+            let (count, most) = (tenants.len() as u64, WATCHED_QUEUES_MAX as u64);
+            return Err(invalid(vec![Violation::limit("tenants", count, 0, most)]));
+        }
+        let mut names = BTreeSet::new();
+        let mut violations = Vec::new();
+        for (place, text) in tenants.iter().enumerate() {
+            match Name::new(text) {
+                Some(name) => _ = names.insert(name),
+                None => {
+                    let text = format!("must be {}", muster_types::NAME_RULE);
+                    violations.push(Violation::new(format!("tenants[{place}]"), text));
+                }
+            }
+        }
+        if violations.is_empty() { Ok(QueueTopic { tenants: names }) } else { Err(invalid(violations)) }
+    }
+
+    fn covers(&self, tenant: &Name) -> bool {
+        self.tenants.is_empty() || self.tenants.contains(tenant)
+    }
+}
+
+impl Topic for QueueTopic {
+    type Row = v1::QueueChanges;
+    type Message = v1::WatchQueuesResponse;
+
+    fn filter(&self) -> u64 {
+        // No job has that id.
+        filter_digest(["queues"].into_iter().chain(self.tenants.iter().map(Name::as_str)))
+    }
+
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::QueueChanges> + Send + 'a> {
+        let names = present.queues_behind(None, usize::MAX).into_iter().filter(move |name| self.covers(name));
+        let capacity = present.capacity();
+        Box::new(names.filter_map(move |name| {
+            let changed = vec![render::queue(&name, &present.queue(&name)?, &capacity)];
+            Some(v1::QueueChanges { changed, forgotten: Vec::new() })
+        }))
+    }
+
+    fn wants(&self, change: &Change) -> Want {
+        match change {
+            Change::Queues(_) if self.tenants.is_empty() => Want::Whole,
+            Change::Queues(queues) if queues.iter().any(|(name, _)| self.tenants.contains(name)) => {
+                Want::Part
+            }
+            _ => Want::Nothing,
+        }
+    }
+
+    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::QueueChanges>> {
+        let Change::Queues(queues) = change else { return None };
+        // Shares are parts of the fleet as it is now.
+        let capacity = engine.view().capacity();
+        let mut changes = v1::QueueChanges::default();
+        for (name, row) in queues.iter().filter(|(name, _)| self.covers(name)) {
+            match row {
+                Some(row) => changes.changed.push(render::queue(name, row, &capacity)),
+                None => changes.forgotten.push(name.to_string()),
+            }
+        }
+        Some(Body::Changed(changes))
+    }
+
+    fn message(
+        resume_token: String,
+        log_index: u64,
+        body: Option<Body<v1::QueueChanges>>,
+    ) -> v1::WatchQueuesResponse {
+        use v1::watch_queues_response::Event;
+        let event = body.map(|body| match body {
+            Body::Changed(changes) => Event::Changed(changes),
+            Body::SyncEnd => Event::SyncEnd(true),
+            Body::Bookmark => Event::Bookmark(true),
+            Body::Forgotten(tenant) => {
+                Event::Changed(v1::QueueChanges { changed: Vec::new(), forgotten: vec![tenant] })
+            }
+        });
+        v1::WatchQueuesResponse { resume_token, log_index, event }
+    }
+
+    fn rendered(watches: &Watches) -> &Rendered {
+        &watches.queues
+    }
 }
 
 /// The watches that this replica serves.
 #[derive(Clone)]
 pub(crate) struct Watches {
     places: Arc<Semaphore>,
+    jobs: Arc<Rendered>,
+    nodes: Arc<Rendered>,
+    queues: Arc<Rendered>,
 }
 
 impl Watches {
     pub(crate) fn new() -> Watches {
-        Watches { places: Arc::new(Semaphore::new(WATCHES_MAX)) }
+        let places = Arc::new(Semaphore::new(WATCHES_MAX));
+        Watches { places, jobs: Arc::default(), nodes: Arc::default(), queues: Arc::default() }
     }
 
     /// Begins one, with the present or behind a token.
@@ -206,12 +355,12 @@ impl Watches {
         engine: &Engine,
         topic: T,
         resume_token: &str,
-    ) -> Result<BoxStream<'static, Result<T::Message, Status>>, Status> {
+    ) -> Result<Messages<T::Message>, Status> {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
             let text = format!("this replica serves {WATCHES_MAX} watches already; try another");
             to_status(&Refusal::new(RefusalCode::Overloaded, text))
         })?;
-        let watcher = Watcher::open(engine, topic, resume_token, place)?;
+        let watcher = Watcher::open(self, engine, topic, resume_token, place)?;
         // One more than events may take: the place of the last word.
         let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX + 1);
         tokio::spawn(watcher.run(to_client));
@@ -220,6 +369,7 @@ impl Watches {
 }
 
 struct Watcher<T> {
+    watches: Watches,
     engine: Engine,
     changes: Subscription,
     /// The present, until it is sent.
@@ -290,6 +440,7 @@ enum End {
 
 impl<T: Topic> Watcher<T> {
     fn open(
+        watches: &Watches,
         engine: &Engine,
         topic: T,
         resume_token: &str,
@@ -307,7 +458,8 @@ impl<T: Topic> Watcher<T> {
             }
         };
         let changes = engine.watch(from).map_err(|refusal| to_status(&refusal))?;
-        Ok(Watcher { engine: engine.clone(), changes, present, topic, tokens, reached, _place: place })
+        let (watches, engine) = (watches.clone(), engine.clone());
+        Ok(Watcher { watches, engine, changes, present, topic, tokens, reached, _place: place })
     }
 
     /// Runs until the client goes, falls too far behind, or the replica stops; says why, and where to go on.
@@ -375,9 +527,20 @@ impl<T: Topic> Watcher<T> {
     ) -> Result<Option<WatchPosition>, End> {
         let mut sent = None;
         for event in events {
-            if let Some(body) = self.topic.body(&self.engine, event.change) {
-                self.send(to_client, event.position, body).await?;
-                sent = Some(event.position);
+            let (want, at) = (self.topic.wants(&event.change), event.position);
+            let render = || {
+                let body = self.topic.body(&self.engine, &event.change)?;
+                Some(T::message(String::new(), at.log_index.0, Some(body)).to_shared())
+            };
+            let rest = match want {
+                Want::Nothing => None,
+                Want::Whole => T::rendered(&self.watches).get_or_render(at, render),
+                Want::Part => render(),
+            };
+            if let Some(rest) = rest {
+                let own = T::message(self.tokens.at(at), 0, None);
+                deliver::<T>(to_client, Shared::new(own, rest)).await?;
+                (self.reached, sent) = (Some(at), Some(at));
             }
         }
         Ok(sent)
@@ -387,8 +550,8 @@ impl<T: Topic> Watcher<T> {
     async fn send_present(&mut self, present: &State, to_client: &ToClient<T>) -> Result<(), End> {
         let at = WatchPosition::after(present.log_index());
         for row in self.topic.present(present) {
-            let message = T::message(String::new(), at.log_index.0, Body::Changed(row));
-            deliver::<T>(to_client, message).await?;
+            let message = T::message(String::new(), at.log_index.0, Some(Body::Changed(row)));
+            deliver::<T>(to_client, message.into()).await?;
         }
         self.send(to_client, at, Body::SyncEnd).await
     }
@@ -399,14 +562,14 @@ impl<T: Topic> Watcher<T> {
         at: WatchPosition,
         body: Body<T::Row>,
     ) -> Result<(), End> {
-        let message = T::message(self.tokens.at(at), at.log_index.0, body);
-        deliver::<T>(to_client, message).await?;
+        let message = T::message(self.tokens.at(at), at.log_index.0, Some(body));
+        deliver::<T>(to_client, message.into()).await?;
         self.reached = Some(at);
         Ok(())
     }
 }
 
-async fn deliver<T: Topic>(to_client: &ToClient<T>, message: T::Message) -> Result<(), End> {
+async fn deliver<T: Topic>(to_client: &ToClient<T>, message: Shared<T::Message>) -> Result<(), End> {
     use mpsc::error::SendTimeoutError;
     to_client.send_timeout(Ok(message), STALL_MAX).await.map_err(|error| match error {
         SendTimeoutError::Closed(_) => End::Gone,

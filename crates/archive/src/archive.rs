@@ -11,7 +11,7 @@ use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::record::{ArchivedRound, Place, Record, Records};
 use crate::replay::Replay;
-use crate::segment::{SEGMENT_BYTES_MAX, Segment, SegmentDraft, SegmentEnd, Start};
+use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET, Segment, SegmentDraft, SegmentEnd, Start};
 
 /// The archive of one cluster. Calls block; they belong on threads that may.
 pub struct Archive {
@@ -160,6 +160,52 @@ impl Archive {
         self.catalog_mut().add_segment(sealed.name);
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(sealed.end);
         Ok(sealed.name)
+    }
+
+    /// Appends rounds that come right behind what the archive has, in as many segments as they need; the
+    /// entries that they are of end before `next_raft`. Rounds at the end without a record stay out.
+    ///
+    /// # Errors
+    /// When they do not follow, cannot be read, or the store fails; segments closed by then stay.
+    pub fn append(
+        &self,
+        cluster: ClusterId,
+        rounds: &[ArchivedRound],
+        next_raft: u64,
+    ) -> Result<(), ArchiveError> {
+        let (mut start, mut from) = match self.end() {
+            Some(end) => (Start::Follows, end),
+            None => (Start::Founding, Place::default()),
+        };
+        let mut rest = rounds;
+        while !rest.is_empty() {
+            let mut draft = self.draft(cluster, start, from)?;
+            let mut place = from;
+            let mut first_time = None;
+            let mut taken = 0;
+            for round in rest {
+                let log_time = round.decode()?.log_time;
+                first_time = first_time.or(Some(log_time));
+                place.step(round)?;
+                draft.push(round);
+                taken += 1;
+                if draft.bytes() >= SEGMENT_BYTES_TARGET && place.sequence.log_index > from.sequence.log_index
+                {
+                    break;
+                }
+            }
+            if place.sequence.log_index == from.sequence.log_index {
+                return Ok(());
+            }
+            rest = &rest[taken..];
+            if rest.is_empty() {
+                place.next_raft = place.next_raft.max(next_raft);
+            }
+            let first_time = first_time.unwrap_or_default().min(place.sequence.log_time);
+            self.seal(draft, place, first_time)?;
+            (start, from) = (Start::Follows, place);
+        }
+        Ok(())
     }
 
     /// Puts a state into the store. It covers every Raft entry before `place.next_raft`, and the last of

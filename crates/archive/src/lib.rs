@@ -35,6 +35,6 @@ pub use export::{CSV_HEADER, csv_line, json_line};
 pub use object::{DirectoryStore, ObjectInfo, ObjectStore, object_name_is_valid};
 pub use record::{ArchivedRound, Place, Record, Records};
 pub use render::{content, summary};
-pub use replay::Replay;
+pub use replay::{Observer, Replay};
 pub use segment::{SEGMENT_BYTES_TARGET, SegmentDraft, Start};
 pub use verify::{Report, SegmentReport};

@@ -9,12 +9,16 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::catalog::{BASES, SEGMENTS};
+
 /// Bytes of an object's name.
 const NAME_BYTES_MAX: usize = 512;
 /// Objects that one listing returns at most: at 8 MiB each, half a petabyte.
 const LISTED_MAX: usize = 1 << 26;
 /// Folders below one another that a listing goes into.
 const DEPTH_MAX: usize = 8;
+/// Bytes that are copied at a time.
+const PIECE_BYTES: usize = 1 << 20;
 /// Ends the name of what is still being written; no object's name has this character.
 const TEMPORARY: &str = "~";
 
@@ -110,6 +114,49 @@ impl DirectoryStore {
             return Err(io::Error::new(ErrorKind::NotADirectory, "not a folder"));
         }
         Ok(DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) })
+    }
+
+    /// Takes every object of another archive's folder in, as it is; what is here already under the same name and with
+    /// the same size stays. Objects never change, so where the system can, both folders share one file. How
+    /// many were taken in, and their bytes.
+    ///
+    /// # Errors
+    /// When either folder cannot be read or written; what was taken in by then is whole, and calling again
+    /// goes on.
+    pub fn take_in(&self, from: &DirectoryStore) -> io::Result<(u64, u64)> {
+        let (mut taken, mut bytes) = (0, 0);
+        let objects = [from.list(SEGMENTS)?, from.list(BASES)?].concat();
+        for object in objects {
+            if self.size(&object.name).is_ok_and(|size| size == object.bytes) {
+                continue;
+            }
+            let path = self.path(&object.name)?;
+            let folder = path.parent().unwrap_or(&self.root);
+            create_folders(&self.root, folder)?;
+            match fs::hard_link(from.path(&object.name)?, &path) {
+                Ok(()) => sync_folder(folder)?,
+                // Another disk, or a system without links; or half of it is here.
+                Err(_) => self.put(&object.name, &mut from.pieces(&object)?)?,
+            }
+            (taken, bytes) = (taken + 1, bytes + object.bytes);
+        }
+        Ok((taken, bytes))
+    }
+
+    /// An object's content, piece by piece.
+    fn pieces(&self, object: &ObjectInfo) -> io::Result<impl Iterator<Item = io::Result<Bytes>>> {
+        let mut file = File::open(self.path(&object.name)?)?;
+        Ok(std::iter::from_fn(move || {
+            let mut piece = vec![0; PIECE_BYTES];
+            match file.read(&mut piece) {
+                Ok(0) => None,
+                Ok(length) => {
+                    piece.truncate(length);
+                    Some(Ok(piece.into()))
+                }
+                Err(error) => Some(Err(error)),
+            }
+        }))
     }
 
     fn path(&self, name: &str) -> io::Result<PathBuf> {

@@ -3,11 +3,33 @@
 //! **Invariant:** what the leader recorded of its state is compared on the way; a replay that comes to
 //! another state is an error, never an answer.
 
-use muster_state::{Effect, Leadership, State};
+use muster_journal::Decision;
+use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::{At, LogIndex};
 
 use crate::error::ArchiveError;
 use crate::record::ArchivedRound;
+
+/// Sees each record as it is applied.
+pub trait Observer {
+    /// Before a decision.
+    fn before(&mut self, state: &State, decision: &Decision);
+
+    /// Behind it; the state has it, unless it had no position or was refused.
+    fn after(&mut self, state: &State, applied: &Applied);
+
+    /// Behind the last decision of a round.
+    fn round_over(&mut self, state: &State);
+}
+
+/// Nobody looks.
+impl Observer for () {
+    fn before(&mut self, _: &State, _: &Decision) {}
+
+    fn after(&mut self, _: &State, _: &Applied) {}
+
+    fn round_over(&mut self, _: &State) {}
+}
 
 /// A state on its way through the log.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +86,19 @@ impl Replay {
     /// # Errors
     /// When the round cannot be read, or the state is not the one that the leader recorded.
     pub fn apply(&mut self, round: &ArchivedRound, until: Option<At>) -> Result<bool, ArchiveError> {
+        self.apply_observed(round, until, &mut ())
+    }
+
+    /// The same while somebody looks.
+    ///
+    /// # Errors
+    /// As [`Replay::apply`].
+    pub fn apply_observed(
+        &mut self,
+        round: &ArchivedRound,
+        until: Option<At>,
+        observer: &mut impl Observer,
+    ) -> Result<bool, ArchiveError> {
         if round.raft_index < self.next_raft {
             return Ok(false);
         }
@@ -84,23 +119,26 @@ impl Replay {
             {
                 return Ok(true);
             }
+            observer.before(&self.state, decision);
             let applied = self.state.apply(leadership, index, decoded.log_time, decision);
             self.done = ordinal + 1;
-            for effect in applied.effects {
-                if let Effect::Diverged { expected, actual } = effect {
+            for effect in &applied.effects {
+                if let Effect::Diverged { expected, actual } = *effect {
                     return Err(ArchiveError::Diverged { at: index, expected, actual });
                 }
             }
+            observer.after(&self.state, &applied);
             if applied.log_index.is_none() {
                 continue;
             }
-            if matches!(decision, muster_journal::Decision::DigestRecorded { .. }) {
+            if matches!(decision, Decision::DigestRecorded { .. }) {
                 self.digests_compared += 1;
             }
             if until == Some(At::Index(index)) {
                 return Ok(true);
             }
         }
+        observer.round_over(&self.state);
         (self.next_raft, self.done) = (round.raft_index.saturating_add(1), 0);
         Ok(false)
     }

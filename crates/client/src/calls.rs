@@ -12,6 +12,7 @@ use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
 use v1::job_service_client::JobServiceClient;
 use v1::policy_service_client::PolicyServiceClient;
+use v1::queue_service_client::QueueServiceClient;
 
 use crate::Client;
 use crate::error::{AttemptError, CallError};
@@ -26,7 +27,7 @@ pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
     JobServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
-fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
+pub(crate) fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
     FleetServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
@@ -36,6 +37,10 @@ fn cluster(channel: Channel) -> ClusterServiceClient<Channel> {
 
 fn policy(channel: Channel) -> PolicyServiceClient<Channel> {
     PolicyServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+pub(crate) fn queues(channel: Channel) -> QueueServiceClient<Channel> {
+    QueueServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 /// A request id of this call's own, unless the caller brought one.
@@ -272,6 +277,27 @@ impl Client {
             async move { fleet(channel).get_node(within(limit, request)).await }
         };
         let answer: v1::GetNodeResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One page of queues, by name.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_queues(
+        &self,
+        mut request: v1::ListQueuesRequest,
+    ) -> Result<v1::ListQueuesResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("list queues", &read);
+        let send = |channel| {
+            let request = request.clone();
+            async move { queues(channel).list_queues(within(limit, request)).await }
+        };
+        let answer: v1::ListQueuesResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }

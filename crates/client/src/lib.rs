@@ -35,7 +35,9 @@ pub use muster_wire::status::Refused;
 pub use output::LogStream;
 pub use read::Read;
 pub use submitter::Submitter;
-pub use watch::{Watch, WatchItem};
+pub use watch::{
+    NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
+};
 
 use repeat::Connection;
 

@@ -171,7 +171,7 @@ impl Consensus {
         ));
         tokio::spawn(look_after_leadership(self.clone()));
         tokio::spawn(finish_changes(self.clone()));
-        if rejoin.is_closed() {
+        if rejoin.is_on_its_way() {
             tokio::spawn(come_back(self.clone()));
         }
     }

@@ -90,11 +90,24 @@ pub struct ChangeProgress {
 pub(crate) struct Changing {
     running: Mutex<Option<String>>,
     progress: watch::Sender<Option<ChangeProgress>>,
+    /// Replicas that lost their vote here because they were taken in anew, and have it not back yet: one
+    /// that did not hear of it asks once more, and is no voter by then. Lost with the leadership, and an
+    /// operator's to mend then.
+    owed: Mutex<BTreeSet<ReplicaId>>,
 }
 
 impl Changing {
     pub(crate) fn new() -> Changing {
-        Changing { running: Mutex::new(None), progress: watch::Sender::new(None) }
+        Changing { running: Mutex::new(None), progress: watch::Sender::new(None), owed: Mutex::default() }
+    }
+
+    fn owed(&self) -> std::sync::MutexGuard<'_, BTreeSet<ReplicaId>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this replica's vote is to be given back.
+    pub(crate) fn owes_a_vote(&self, id: ReplicaId) -> bool {
+        self.owed().contains(&id)
     }
 
     fn begin(&self, operation: String) -> Result<Turn<'_>, MembershipError> {
@@ -345,6 +358,7 @@ impl Consensus {
         self.guard(&members, &voters, ChangeOptions::default())?;
         turn.at(ChangeStep::ChangingVoters);
         let raft_index = self.change(ChangeMembers::AddVoterIds([id.0].into()), false).await?;
+        self.inner.changing.owed().remove(&id);
         Ok(self.changed(raft_index))
     }
 
@@ -450,8 +464,9 @@ impl Consensus {
         if id == self.inner.config.replica_id {
             return Err(MembershipError::Refused { detail: "it leads".to_owned() });
         }
-        let (voted, node) = (member.votes, member.node.clone());
-        if voted {
+        let (votes, node) = (member.votes, member.node.clone());
+        let voted = votes || self.inner.changing.owes_a_vote(id);
+        if votes {
             // It acknowledges nothing: the others have to decide alone, before and after.
             let voters = voters_of(&members);
             let mut answers = self.answering(&members);
@@ -459,6 +474,7 @@ impl Consensus {
             check_quorum(&voters, &answers)?;
             check_quorum(&voters.difference(&[id].into()).copied().collect(), &answers)?;
             turn.at(ChangeStep::ChangingVoters);
+            self.inner.changing.owed().insert(id);
             self.change(ChangeMembers::RemoveVoters([id.0].into()), false).await?;
         } else {
             turn.at(ChangeStep::ChangingMembers);

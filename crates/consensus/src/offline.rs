@@ -111,6 +111,40 @@ pub async fn read_everything(
     held
 }
 
+/// The entries of a folder's log from one index on, committed or not; none where the log begins behind it.
+/// The replica must not run.
+///
+/// # Errors
+/// When the folder is in use, damaged, or another replica's.
+pub async fn read_entries(
+    dir: &Path,
+    identity: Identity,
+    from_index: u64,
+) -> Result<Vec<CommittedEntry>, OfflineError> {
+    let (dir, options) = (dir.to_path_buf(), StoreOptions::production());
+    let opened =
+        tokio::task::spawn_blocking(move || ReplicaStore::open(&dir, identity, OpenMode::Existing, options));
+    let store = opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    let entries = entries_of(&store, from_index).await;
+    store.log.close().await;
+    Ok(entries?)
+}
+
+async fn entries_of(store: &ReplicaStore, from_index: u64) -> Result<Vec<CommittedEntry>, StoreError> {
+    let end = store.log.last().map_or(0, |last| last.index() + 1);
+    let mut entries: Vec<CommittedEntry> = Vec::new();
+    let mut next = from_index;
+    while next < end {
+        let batch = store.log.read(next, end.min(next + BATCH_ENTRIES), BATCH_BYTES).await?;
+        if batch.first().is_none_or(|first| first.log_id.index() != next) {
+            return Ok(Vec::new());
+        }
+        next += batch.len() as u64;
+        entries.extend(batch.iter().map(crate::state_machine::committed_entry));
+    }
+    Ok(entries)
+}
+
 async fn take(store: &ReplicaStore, application: &mut dyn Application) -> Result<Held, OfflineError> {
     let mut last = None;
     let mut membership = StoredMembership::default();

@@ -18,7 +18,8 @@
 //!
 //! **Invariant:** while `r` is unknown, every vote, append, snapshot and transfer is refused, and
 //! the cluster is not formed anew.
-//! **Invariant:** the mark is removed only once entry `r` is in the log or the snapshot.
+//! **Invariant:** the mark is removed only once entry `r` is in the log or the snapshot and, where the
+//! replica voted before, once it votes again: a restart on the way goes on where it was.
 
 use crate::consensus::Consensus;
 use crate::network::{PeerChannel, Refusal};
@@ -44,7 +45,13 @@ pub(crate) enum Standing {
     /// It was emptied, and the cluster has not taken it in anew yet.
     Unknown,
     /// It was added again by this entry, and does not have it yet.
-    From(u64),
+    From {
+        index: u64,
+        /// Whether it voted before.
+        voted: bool,
+    },
+    /// It is a full member again, and is to be given its vote back.
+    Voteless,
 }
 
 /// Whether this replica may speak. Clones share it.
@@ -63,24 +70,30 @@ impl RejoinGate {
     pub(crate) fn standing(&self) -> Standing {
         match *self.mark.borrow() {
             None => Standing::Member,
-            Some(Rejoin { from_index: None }) => Standing::Unknown,
-            Some(Rejoin { from_index: Some(index) }) => Standing::From(index),
+            Some(Rejoin::Unknown) => Standing::Unknown,
+            Some(Rejoin::From { index, voted }) => Standing::From { index, voted },
+            Some(Rejoin::Voteless) => Standing::Voteless,
         }
     }
 
     /// Whether it may not vote.
     pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.standing(), Standing::Unknown | Standing::From { .. })
+    }
+
+    /// Whether something of being taken in anew is still to be done.
+    pub(crate) fn is_on_its_way(&self) -> bool {
         self.standing() != Standing::Member
     }
 
     /// Refuses calls that ask for a promise this replica cannot judge.
     pub(crate) fn may_vote(&self) -> Result<(), Status> {
-        match self.standing() {
-            Standing::Member => Ok(()),
-            _ => Err(Refusal::Rejoining.status(
-                "this replica lost its storage: it does not vote before the cluster has taken it in anew",
-            )),
+        if !self.is_closed() {
+            return Ok(());
         }
+        Err(Refusal::Rejoining.status(
+            "this replica lost its storage: it does not vote before the cluster has taken it in anew",
+        ))
     }
 
     /// Refuses entries and snapshots while an acknowledgement could count for its earlier life.
@@ -119,36 +132,46 @@ pub(crate) async fn come_back(consensus: Consensus) {
 
 async fn find_back(consensus: &Consensus) {
     let gate = &consensus.inner.rejoin;
-    let mut voted = false;
     if gate.standing() == Standing::Unknown {
         tracing::warn!("this replica lost its storage and asks to be taken in anew");
         let readmitted = ask(consensus, wire::readmit_request::Step::Readmit).await;
-        voted = readmitted.voted;
         tracing::info!(from_index = readmitted.from_index, "this replica is taken in anew and catches up");
     }
-    let Standing::From(from_index) = gate.standing() else { return };
+    if let Standing::From { index, voted } = gate.standing() {
+        if !reaches(consensus, index).await {
+            return;
+        }
+        if let Err(error) = gate.set(voted.then_some(Rejoin::Voteless)).await {
+            tracing::error!(error, "the mark of a lost storage stays until the next start");
+            return;
+        }
+        consensus.inner.raft.runtime_config().elect(true);
+        tracing::info!(
+            from_index = index,
+            "this replica knows the entry that took it in anew: it is a full member again"
+        );
+    }
+    if gate.standing() == Standing::Voteless {
+        ask(consensus, wire::readmit_request::Step::Promote).await;
+        if let Err(error) = gate.set(None).await {
+            // At the next start it asks for what it has.
+            tracing::warn!(error, "the mark of a vote that is given back stays until the next start");
+        }
+        tracing::info!("this replica votes again");
+    }
+}
+
+/// Waits for a membership of this entry or a later one; false when the replica stops.
+async fn reaches(consensus: &Consensus, index: u64) -> bool {
     let mut metrics = consensus.inner.raft.metrics();
     loop {
         let known = metrics.borrow_watched().membership_config.log_id().map(|log_id| log_id.index());
-        if known >= Some(from_index) {
-            break;
+        if known >= Some(index) {
+            return true;
         }
         if metrics.changed().await.is_err() {
-            return;
+            return false;
         }
-    }
-    if let Err(error) = gate.set(None).await {
-        tracing::error!(error, "the mark of a lost storage stays until the next start");
-        return;
-    }
-    consensus.inner.raft.runtime_config().elect(true);
-    tracing::info!(
-        from_index,
-        "this replica knows the entry that took it in anew: it is a full member again"
-    );
-    if voted {
-        ask(consensus, wire::readmit_request::Step::Promote).await;
-        tracing::info!("this replica votes again");
     }
 }
 
@@ -233,5 +256,6 @@ async fn accept(
         Ok(other) => return Err(format!("the leadership that took it in is over: {other:?}")),
         Err(error) => return Err(error.to_string()),
     }
-    consensus.inner.rejoin.set(Some(Rejoin { from_index: Some(response.from_index) })).await
+    let mark = Rejoin::From { index: response.from_index, voted: response.voted };
+    consensus.inner.rejoin.set(Some(mark)).await
 }

@@ -180,7 +180,7 @@ async fn a_replica_that_lost_its_storage_refuses_every_promise() {
     let (_, mut blank) = served().await;
     assert!(blank.vote(asks.clone()).await.unwrap().into_inner().granted);
 
-    let (consensus, mut client) = served_on(Disk::memory().emptied(ReplicaId(1))).await;
+    let (consensus, mut client) = served_on(Disk::memory().emptied(ReplicaId(1)).await).await;
     let append = wire::AppendRequest { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
     let start = wire::SnapshotStart { peer: peer(CLUSTER, 1), vote: leader, ..Default::default() };
     let part = wire::SnapshotRequest { part: Some(Part::Start(start)) };

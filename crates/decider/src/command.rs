@@ -69,6 +69,17 @@ pub enum Command {
         /// Which placement.
         token: FencingToken,
     },
+    /// A rank takes much longer for its steps than its gang, or keeps up again.
+    NoteStraggler {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which rank.
+        rank: u32,
+        /// In thousandths of what they take the gang's median rank; none when it keeps up again.
+        slow_milli: Option<u32>,
+    },
     /// An agent opens a session.
     Register {
         /// Its host.
@@ -178,6 +189,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
             set_policy(speculation, *request, policy, *expected_version)
         }
         Command::CommitCheckpoint { job, token } => commit_checkpoint(speculation, *job, *token),
+        Command::NoteStraggler { job, token, rank, slow_milli } => {
+            Ok(note_straggler(speculation, *job, *token, *rank, *slow_milli))
+        }
         Command::Register { spec, holder, other_session_is_over } => {
             node::register(speculation, spec, *holder, *other_session_is_over)
         }
@@ -266,17 +280,26 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         }
         let at = format!("specs[{place}].contract");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+        let place = job.contract.checkpoint.place.as_ref();
+        if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
+            let text = format!("policy knows no data set {unknown}");
+            found.push(Violation::new(format!("{at}.checkpoint.place"), text));
+        }
     }
     if !found.is_empty() {
         found.truncate(VIOLATIONS_MAX);
         return Err(Refusal::fields(found));
     }
+    contracts_sayable(state.format(), specs)
+}
+
+/// A format that is raised in a round is that of the next: `format` is the one in force where the round began.
+fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
     let needed = CONTRACTS_FORMAT;
-    if state.format() < needed && specs.iter().any(|job| !job.contract.is_default()) {
+    if format < needed && specs.iter().any(|job| !job.contract.is_default()) {
         let text = format!(
-            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {} is in force; \
-             upgrade every replica first",
-            state.format()
+            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {format} is in force; \
+             upgrade every replica first"
         );
         return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
     }
@@ -327,6 +350,7 @@ fn submit(
     }
     check_room(speculation.state(), specs.len())?;
     check_submission(speculation.state(), submitted)?;
+    contracts_sayable(speculation.format(), submitted)?;
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
@@ -426,6 +450,21 @@ fn set_policy(
         speculation.leave_turns_stale();
     }
     Ok(Answer::Done { at })
+}
+
+/// What comes too late, or the format cannot say yet, is not worth a refusal: it is said again if it stays so.
+fn note_straggler(
+    speculation: &mut Speculation,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    slow_milli: Option<u32>,
+) -> Answer {
+    let decision = Decision::StragglerNoted { job, token, rank, slow_milli };
+    if !speculation.can_say(&decision) || speculation.state().check(&decision).is_err() {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    Answer::Done { at: speculation.push(decision) }
 }
 
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.

@@ -16,6 +16,7 @@ use muster_state::{JobRow, Phase, State, Turn};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name};
 
 use crate::future::{Future, Pace};
+use crate::planned::planned_spec;
 use crate::schedule::with_terms;
 
 /// Jobs before the explained one that are given their room first.
@@ -114,7 +115,9 @@ pub fn explain_job(state: &State, now: LogTime, job: JobId) -> Option<JobExplana
     if row.phase != Phase::Pending {
         return None;
     }
-    Some(explain(state, now, Some(job), spec, row))
+    // Where its checkpoints cannot be read is no place for it.
+    let planned = planned_spec(state, job);
+    Some(explain(state, now, Some(job), planned.as_deref().unwrap_or(spec), row))
 }
 
 /// The same without what takes long to find out: its place in line, who keeps room, and when it starts.
@@ -124,9 +127,11 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
     if row.phase != Phase::Pending {
         return None;
     }
-    if let Some(known) = known_reason(state, spec, row) {
+    if let Some(known) = known_reason(state, Some(job), spec, row, now) {
         return Some(known);
     }
+    let planned = planned_spec(state, job);
+    let spec = planned.as_deref().unwrap_or(spec);
     let holds = Future::of(now).holds_for(state, &spec.tenant);
     let places =
         with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
@@ -151,7 +156,10 @@ fn explain(state: &State, now: LogTime, job: Option<JobId>, spec: &JobSpec, row:
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,
     };
-    let (reason, sentence) = reason(state, spec, row, found.as_ref(), &ahead, &places);
+    let (reason, sentence) = match known_reason(state, job, spec, row, now) {
+        Some(known) => known,
+        None => reason(found.as_ref(), &ahead, &places),
+    };
     let blockers = ahead.future.reservations().iter().take(BLOCKERS_MAX).filter_map(|reservation| {
         let spec = state.spec(reservation.job)?;
         Some(Blocker {
@@ -203,18 +211,8 @@ fn start(
     })
 }
 
-/// What is known without looking at a node comes first.
-fn reason(
-    state: &State,
-    spec: &JobSpec,
-    row: &JobRow,
-    found: Option<&Plan>,
-    ahead: &Ahead,
-    places: &muster_planner::Explanation,
-) -> (WaitReason, String) {
-    if let Some(known) = known_reason(state, spec, row) {
-        return known;
-    }
+/// Where it would fit, or why nowhere.
+fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanation) -> (WaitReason, String) {
     match found {
         Some(plan) => {
             let place = format!("{}/{}", plan.region, plan.cluster);
@@ -230,8 +228,14 @@ fn reason(
     }
 }
 
-/// Reasons that lie in the job itself.
-fn known_reason(state: &State, spec: &JobSpec, row: &JobRow) -> Option<(WaitReason, String)> {
+/// Reasons that lie in the job itself: known without looking at a node.
+fn known_reason(
+    state: &State,
+    job: Option<JobId>,
+    spec: &JobSpec,
+    row: &JobRow,
+    now: LogTime,
+) -> Option<(WaitReason, String)> {
     if row.promise.is_some() {
         let text = "others are making room for it; it starts once they have stopped";
         return Some((WaitReason::MakingRoom, text.to_string()));
@@ -249,9 +253,37 @@ fn known_reason(state: &State, spec: &JobSpec, row: &JobRow) -> Option<(WaitReas
             return Some((WaitReason::Dependency, format!("it waits for {first}{more}")));
         }
         let time = spec.not_before.unwrap_or_default();
+        if let Some(waits) = job.and_then(|job| retry_wait(state, job, now)) {
+            return Some((WaitReason::RetryBackoff, waits));
+        }
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
     }
+    if let Some(job) = job
+        && planned_spec(state, job).is_none()
+    {
+        let place = state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref())?;
+        let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
+        return Some((WaitReason::CheckpointNotReadable, text));
+    }
     None
+}
+
+/// How long a job waits that failed, and how it did.
+fn retry_wait(state: &State, job: JobId, now: LogTime) -> Option<String> {
+    let recovery = state.recovery(job)?;
+    let until = recovery.wait_until?;
+    let last = recovery.last.as_ref()?;
+    let node = last.node.and_then(|node| state.node(node)).map(|row| format!(" on {}", row.spec.name));
+    let node = node.unwrap_or_default();
+    let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+    Some(format!(
+        "attempt {} failed ({}{rank}{node}: {}); failure {} in a row, it is tried again in {} ms, at {until}",
+        last.attempt,
+        last.class,
+        last.detail,
+        recovery.streak,
+        until.since_ms(now)
+    ))
 }
 
 /// Quotas that have less room than the job asks for.
@@ -317,14 +349,15 @@ impl Ahead {
                 break;
             }
             position.requests_before += 1;
-            let (Some(before), Some(row)) = (state.spec(candidate.turn.job), state.job(candidate.turn.job))
-            else {
-                break;
+            let Some(row) = state.job(candidate.turn.job) else { break };
+            let Some(before) = planned_spec(state, candidate.turn.job) else {
+                line.waits(state, &candidate);
+                continue;
             };
             match pace {
                 // As in a real pass: only those with the right to it.
-                None => future.reserve(state, candidate.turn.job, before, row),
-                Some(_) => future.expect_start(state, candidate.turn.job, before, row),
+                None => future.reserve(state, candidate.turn.job, &before, row),
+                Some(_) => future.expect_start(state, candidate.turn.job, &before, row),
             };
             line.waits(state, &candidate);
         }

@@ -8,14 +8,17 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
 use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
+use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
+use crate::spares;
 use crate::speculation::Speculation;
 
 /// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
 /// for its end to be settled.
 pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
-    // A job moves at most: stop requested, waiting again, promise dropped or taken. More would be a loop.
-    for _ in 0..4 {
+    // A job moves at most: stop requested, spares taken, failure recorded, waiting again, released, promise dropped or
+    // taken. More would be a loop.
+    for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
         let over = matches!(decision, Decision::JobFinished { .. });
         speculation.push(decision);
@@ -24,7 +27,7 @@ pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
             speculation.leave_unsettled(dependents);
         }
     }
-    assert!(next_step(speculation, job).is_none(), "a job settles in four steps");
+    assert!(next_step(speculation, job).is_none(), "a job settles in six steps");
 }
 
 /// Settles jobs while the round has room, and leaves the others for the rounds after it: one node
@@ -82,8 +85,23 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
         }
         Phase::Stopping(cause) => {
             let placement = row.placement.as_deref()?;
+            if let Some(swap) = spares::swap(speculation, job, row, placement, cause) {
+                return Some(swap);
+            }
             if placement.live > 0 {
                 return None;
+            }
+            if let Some(failed) = recovery::failed_attempt(speculation, job, row, placement, cause) {
+                return Some(failed);
+            }
+            let again = recovery::after_failure(state, job, row, placement);
+            if let Some(verdict) = again.filter(|_| !row.cancel_requested) {
+                return Some(match verdict {
+                    Verdict::Over { detail } => {
+                        Decision::JobFinished { job, outcome: Outcome::Failed { detail } }
+                    }
+                    Verdict::Again { failed } => Decision::JobRequeued { job, failed },
+                });
             }
             let retries_max = state.spec(job)?.failure_retries_max;
             Some(after_stop(job, row, placement, cause, retries_max))
@@ -104,6 +122,7 @@ fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
         }
     }
     let due = spec.not_before.is_none_or(|time| time <= now);
+    let due = due && recovery::waits_until(state, job, now).is_none();
     due.then_some(Decision::JobReleased { job })
 }
 
@@ -118,7 +137,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Deci
         if !node.is_placeable() || node.incarnation != slot.incarnation {
             return Some(Decision::PromiseDropped { job });
         }
-        let (group, _) = spec.group_of(rank as u32)?;
+        let group = spec.group_of_slot(rank as u32)?;
         let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
         if free.admits(&group.request, slot.devices) {
             free.take(&group.request, slot.devices);
@@ -159,7 +178,7 @@ fn stop_cause(row: &JobRow, placement: &Placement) -> Option<StopCause> {
     })
 }
 
-/// Nothing of the gang runs any more: over, or once again.
+/// Nothing of the gang runs any more and no failure was recorded: over, or once again.
 fn after_stop(
     job: JobId,
     row: &JobRow,

@@ -39,7 +39,8 @@ pub(crate) fn register(
             let text = format!("another agent holds {}, and its lease has not run out", spec.name);
             return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
         }
-        let is_busy = speculation.state().gangs_on(id).next().is_some();
+        let state = speculation.state();
+        let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
         if row.holder != holder {
             lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
         } else if is_busy {

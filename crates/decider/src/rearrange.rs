@@ -14,6 +14,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, limits};
 
 use crate::future::Future;
 use crate::job::settle;
+use crate::planned::planned_spec;
 use crate::schedule::with_terms;
 use crate::speculation::Speculation;
 
@@ -277,7 +278,10 @@ impl Asking<'_> {
             lost = lost.saturating_add(victim.lost_device_ms);
             let spec = self.state.spec(job)?.clone();
             let row = self.state.job(job)?;
-            let workers = match goes_on(&forecast, self.now, &spec, row, self.holds, budget) {
+            let planned = planned_spec(self.state, job);
+            let goes_on =
+                planned.and_then(|spec| goes_on(&forecast, self.now, &spec, row, self.holds, budget));
+            let workers = match goes_on {
                 Some(workers) if has_place(&promises, workers.len()) => workers,
                 _ if means == Means::Move => return None,
                 _ => {
@@ -354,7 +358,7 @@ pub(crate) fn grow(speculation: &mut Speculation, future: &Future, budget: &mut 
     for job in small {
         let state = speculation.state();
         let row = state.job(job).expect("an indexed job has a row").clone();
-        let spec = state.spec(job).expect("an indexed job has a spec").clone();
+        let Some(spec) = planned_spec(state, job) else { continue };
         // Without a checkpoint it would begin again.
         if row.cancel_requested || !spec.is_checkpointed() || budget.is_spent() {
             continue;

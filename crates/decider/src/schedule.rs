@@ -1,5 +1,6 @@
 //! Placing waiting gangs.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_journal::Decision;
@@ -10,7 +11,9 @@ use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
 use crate::future::Future;
 use crate::job::settle_left_over;
+use crate::planned::{planned_spec, with_avoided};
 use crate::rearrange;
+use crate::spares::with_spares;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -162,12 +165,36 @@ fn offer(
     let (state, valuation) = (speculation.state(), speculation.valuation());
     let job = candidate.turn.job;
     let row = state.job(job).expect("a job in line has a row").clone();
-    let spec = state.spec(job).expect("a job in line has a spec").clone();
+    // Where its checkpoints cannot be read it would begin again.
+    let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     let holds = pass.future.holds_for(state, &spec.tenant);
-    let found = with_terms(state, speculation.now(), &spec, &row, &holds, |terms| {
-        let terms = Terms { valuation: Some(valuation), ..*terms };
-        plan(state, &spec, &terms, budget)
-    });
+    let mut place = |spec: &JobSpec, holds: &Holds| {
+        with_terms(state, speculation.now(), spec, &row, holds, |terms| {
+            let terms = Terms { valuation: Some(valuation), ..*terms };
+            plan(state, spec, &terms, budget)
+        })
+    };
+    let wanted = state.contract(job).map_or(0, |contract| contract.spares);
+    if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten() {
+        let elsewhere = with_avoided(state, job, &holds, speculation.now());
+        if let Verdict::Fits(found) = place(&larger, &elsewhere) {
+            let decision = Decision::GangPlaced { job, workers: found.workers };
+            // With spares among them, ranks may lie otherwise than its topology rule asks for.
+            if state.check(&decision).is_ok() {
+                pass.future.changed(&found.region, &found.cluster);
+                speculation.push(decision);
+                return Outcome::Placed;
+            }
+        }
+    }
+    let mut found = Verdict::Waits;
+    // Away from nodes that failed under it, as long as there are others.
+    if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.now()) {
+        found = place(&spec, &elsewhere);
+    }
+    if found == Verdict::Waits {
+        found = place(&spec, &holds);
+    }
     match found {
         Verdict::Fits(found) => {
             pass.future.changed(&found.region, &found.cluster);

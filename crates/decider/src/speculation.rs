@@ -365,6 +365,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::CheckpointCommitted { .. }
         | Decision::JobContractsSet { .. }
         | Decision::AttemptFailed { .. }
+        | Decision::SparesTaken { .. }
+        | Decision::StragglerNoted { .. }
         | Decision::HistoryPruned { .. }
         | Decision::DigestRecorded { .. } => false,
     }
@@ -399,6 +401,7 @@ fn bytes_max(decision: &Decision) -> usize {
             32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
         }
         Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
+        Decision::SparesTaken { ranks, .. } => 64 + ranks.len() * 26,
         Decision::NodeRegistered { spec, .. } => {
             let labels: usize = spec.labels.iter().map(|(key, value)| key.len() + value.len() + 10).sum();
             let taints: usize = spec.taints.iter().map(|taint| taint.len() + 5).sum();

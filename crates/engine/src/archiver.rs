@@ -76,9 +76,17 @@ pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive
     Archive::open(Arc::new(store), Some(cluster))
 }
 
+/// Up to which Raft entry the log of a replica whose folder is of this life of the cluster may be purged.
+#[must_use]
+pub fn purge_up_to(archive: &Archive, generation: u32) -> u64 {
+    // Entries of another life are counted in another way.
+    let end = archive.end().filter(|end| end.generation >= generation);
+    end.map_or(0, |end| end.next_raft.saturating_sub(1))
+}
+
 pub(crate) fn spawn(history: Arc<History>, settings: HistorySettings) {
     let Some(archive) = history.archive.clone() else { return };
-    history.consensus.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
+    history.consensus.hold_purge(Some(purge_up_to(&archive, history.generation())));
     tokio::spawn(async move {
         let shutdown = history.shutdown.clone();
         let archiver = Archiver { history, archive, settings };

@@ -3,7 +3,7 @@
 use muster_consensus::{Consensus, Leader, LeadershipView, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_planner::WaitReason;
-use muster_state::{NodeStatus, State};
+use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
     Submission, Violation,
@@ -22,6 +22,7 @@ use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
+use crate::steps::Steps;
 use crate::watch::{Subscription, WatchPosition};
 
 /// What an engine is started with.
@@ -75,8 +76,11 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) steps: Arc<Steps>,
     info: ReplicaInfo,
     format_max: u16,
+    /// The life of the cluster that the replica's folder is of.
+    pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
@@ -99,7 +103,9 @@ impl Engine {
         let liveness = Arc::new(Liveness::default());
         let sessions = Arc::new(Sessions::default());
         let shutdown = CancellationToken::new();
+        let steps = Arc::new(Steps::default());
         let decisions = DecisionLoop {
+            steps: Arc::clone(&steps),
             consensus: consensus.clone(),
             shared: Arc::clone(&view.shared),
             liveness: Arc::clone(&liveness),
@@ -120,8 +126,10 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                steps,
                 info,
                 format_max: config.founding.format_max,
+                generation: config.founding.generation,
                 facts: watch::Sender::default(),
                 shutdown,
                 failed: watch::Sender::new(None),
@@ -269,6 +277,34 @@ impl Engine {
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
+    /// A worker of a node says that it has done a step, in so much time of its own work: without waiting for the
+    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is said in the log. What a node
+    /// says of ranks that are not on it counts nothing.
+    pub async fn note_step(
+        &self,
+        node: NodeId,
+        (job, token): (JobId, FencingToken),
+        rank: u32,
+        (step, duration_ms): (u64, u64),
+    ) {
+        let view = self.view();
+        let runs = |job: JobId, token: FencingToken| {
+            let row = view.job(job).filter(|row| row.phase == Phase::Running);
+            row.and_then(|row| row.placement.as_ref()).filter(|placement| placement.token == token).is_some()
+        };
+        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+        if !runs(job, token) || slot.is_none_or(|slot| slot.node != node) {
+            return;
+        }
+        for change in self.inner.steps.note((job, token), rank, (step, duration_ms), runs) {
+            let (rank, slow_milli) = (change.rank, change.slow_milli);
+            tracing::info!(%job, rank, slow_milli, "a rank's pace against its gang's has changed");
+            // Who does not lead any more has nothing to say; the next leader sees for itself.
+            let _ = self.execute_for_node(Command::NoteStraggler { job, token, rank, slow_milli }).await;
+        }
+    }
+
     /// Waits until this replica has applied the log up to `index`.
     ///
     /// # Errors
@@ -351,7 +387,8 @@ impl Engine {
         explained.await.map_err(|_| stopping())
     }
 
-    /// Follows the changes behind a position of the log.
+    /// Follows the changes behind a position of the log; what is not in memory any more comes from the
+    /// archive.
     ///
     /// # Errors
     /// When that position is not kept any more, or not yet reached.
@@ -361,7 +398,11 @@ impl Engine {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
             return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
         }
-        self.inner.shared.hub.subscribe(from)
+        let hub = &self.inner.shared.hub;
+        hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {
+            Some(past) => Ok(Subscription::from_past(hub, past)),
+            None => Err(compacted),
+        })
     }
 
     /// Asks the agent of a worker for its output; also says which placement's it is. This replica must lead:

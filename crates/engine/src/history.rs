@@ -74,6 +74,8 @@ pub(crate) struct History {
     pub(crate) consensus: Consensus,
     pub(crate) shared: Arc<Shared>,
     pub(crate) archive: Option<Arc<Archive>>,
+    /// The life of the cluster that this replica's folder is of.
+    generation: u32,
     pub(crate) trail: Mutex<Option<Trail>>,
     /// The last record that can be read.
     pub(crate) end: watch::Sender<LogIndex>,
@@ -87,6 +89,7 @@ impl History {
         consensus: Consensus,
         shared: Arc<Shared>,
         archive: Option<Arc<Archive>>,
+        generation: u32,
         shutdown: CancellationToken,
     ) -> History {
         let status = ArchiveStatus {
@@ -99,12 +102,17 @@ impl History {
             consensus,
             shared,
             archive,
+            generation,
             trail: Mutex::new(None),
             end: watch::Sender::new(LogIndex::ZERO),
             status: watch::Sender::new(status),
             archive_reads: Semaphore::new(ARCHIVE_READS_MAX),
             shutdown,
         }
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
     }
 
     pub(crate) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
@@ -139,10 +147,12 @@ impl History {
         let floor = self.consensus.log_floor();
         if let Some(end) = self.archive.as_ref().and_then(|archive| archive.end()) {
             let goes_on = floor.is_none_or(|floor| floor < end.next_raft);
-            // Rebuilt from a backup: what the archive has behind that never was, in this life.
+            // Rebuilt from a state: where that is not what the archive ends with, what comes behind it
+            // belongs to another life.
             let newer_life = restored.as_ref().is_some_and(|position| {
-                generation_of(&position.state) > end.generation
-                    && position.state.log_index() <= end.sequence.log_index
+                let at = place_of(position.raft_index, &position.state);
+                self.generation.max(at.generation) > end.generation
+                    && (at.sequence, at.next_raft) != (end.sequence, end.next_raft)
             });
             if goes_on && !newer_life {
                 return (end, None);
@@ -151,7 +161,12 @@ impl History {
             return (Place::default(), None);
         }
         match restored {
-            Some(position) => (place_of(position.raft_index, &position.state), Some(position.state.clone())),
+            Some(position) => {
+                let place = place_of(position.raft_index, &position.state);
+                // The record that begins this life may be the next one.
+                let generation = place.generation.max(self.generation);
+                (Place { generation, ..place }, Some(position.state.clone()))
+            }
             None => (Place::default(), None),
         }
     }
@@ -342,7 +357,8 @@ pub(crate) fn generation_of(state: &State) -> u32 {
 }
 
 /// An entry as the archive keeps it; none for one of the protocol's own.
-pub(crate) fn round(entry: CommittedEntry) -> Option<ArchivedRound> {
+#[must_use]
+pub fn round(entry: CommittedEntry) -> Option<ArchivedRound> {
     let CommittedEntry { raft_index, term, leader, payload } = entry;
     Some(ArchivedRound { raft_index, term, leader, payload: payload? })
 }
@@ -470,6 +486,7 @@ impl Engine {
             self.inner.consensus.clone(),
             Arc::clone(&self.inner.shared),
             archive,
+            self.inner.generation,
             self.inner.shutdown.clone(),
         ));
         let first = self.inner.history.set(Arc::clone(&history)).is_ok();

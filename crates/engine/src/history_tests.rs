@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::sample::{host, job, name};
-use crate::{Engine, EngineConfig, HistorySettings, LogFollower, ReplicaInfo, open_archive, replicated};
+use crate::{
+    Engine, EngineConfig, HistorySettings, LogFollower, ReplicaInfo, WatchPosition, open_archive, replicated,
+};
 
 const CLUSTER: ClusterId = ClusterId(0xe7);
 const REPLICA: ReplicaId = ReplicaId(1);
@@ -299,5 +301,90 @@ async fn without_an_archive_history_is_what_the_log_has() {
     let _ = first;
     let past = running.engine.view_at(At::Index(LogIndex(2))).await.err().map(|refusal| refusal.code);
     assert_eq!(past, Some(RefusalCode::ArchiveUnavailable));
+    running.stop().await;
+}
+
+/// Changes behind a place, up to a record, in words.
+async fn changes(engine: &Engine, from: WatchPosition, to: LogIndex) -> Vec<(WatchPosition, String)> {
+    let mut follower = engine.watch(from).expect("it is kept");
+    let mut seen = Vec::new();
+    guarded("the changes", async {
+        loop {
+            let (events, reached) = follower.next().await.expect("they are kept");
+            let wanted = events.into_iter().filter(|event| event.position.log_index <= to);
+            seen.extend(wanted.map(|event| (event.position, format!("{:?}", event.change))));
+            if reached.log_index >= to {
+                return;
+            }
+        }
+    })
+    .await;
+    seen
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_that_are_not_in_memory_any_more_come_from_the_archive_as_they_were() {
+    let replica = Replica::new();
+    let mut states = BTreeMap::new();
+    let running = replica.start(10, Some(replica.open())).await;
+    running.work(1..30, &mut states).await;
+    running.purged().await;
+    let last = running.engine.view().log_index();
+    let told = changes(&running.engine, WatchPosition::after(LogIndex::ZERO), last).await;
+    assert!(told.iter().any(|(_, change)| change.starts_with("Queues")), "{told:?}");
+    running.stop().await;
+
+    let running = replica.start(10, Some(replica.open())).await;
+    let hub = &running.engine.inner.shared.hub;
+    let kept = |from| hub.subscribe(from).is_ok();
+    assert!(!kept(WatchPosition::after(LogIndex::ZERO)), "it began with a snapshot");
+    let places = std::iter::once(WatchPosition::after(LogIndex::ZERO)).chain(told.iter().map(|(at, _)| *at));
+    let mut replayed = 0;
+    for from in places.filter(|from| !kept(*from)).step_by(5) {
+        // In the middle of a round what it did to queues is not told yet; no watch of queues begins there.
+        let whole = from == WatchPosition::after(from.log_index);
+        let is_comparable =
+            |(at, change): &&(WatchPosition, String)| *at > from && (whole || !change.starts_with("Queues"));
+        let expected: Vec<_> = told.iter().filter(is_comparable).cloned().collect();
+        let again = changes(&running.engine, from, last).await;
+        let again: Vec<_> = again.iter().filter(is_comparable).cloned().collect();
+        assert_eq!(again, expected, "behind {from:?}");
+        replayed += 1;
+    }
+    assert!(replayed > 3, "{replayed} places were not in memory");
+
+    // Out of the archive and on with what is decided now, without a break.
+    let mut follower = running.engine.watch(WatchPosition::after(LogIndex(3))).expect("it is kept");
+    running.work(30..40, &mut states).await;
+    let end = running.engine.view().log_index();
+    let mut seen: Vec<WatchPosition> = Vec::new();
+    guarded("the changes", async {
+        while seen.last().is_none_or(|last| last.log_index < end) {
+            let (events, reached) = follower.next().await.expect("they are kept");
+            seen.extend(events.into_iter().map(|event| event.position));
+            if reached.log_index >= end {
+                break;
+            }
+        }
+    })
+    .await;
+    let live = changes(&running.engine, WatchPosition::after(last), end).await;
+    assert!(seen.is_sorted_by(|a, b| a < b));
+    let behind: Vec<WatchPosition> =
+        seen.into_iter().filter(|at| at.log_index > last && at.log_index <= end).collect();
+    assert_eq!(behind, live.into_iter().map(|(at, _)| at).collect::<Vec<_>>());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_an_archive_a_place_that_is_not_kept_is_refused() {
+    let replica = Replica::new();
+    let running = replica.start(10, None).await;
+    running.work(1..150, &mut BTreeMap::new()).await;
+    running.purged().await;
+    running.stop().await;
+    let running = replica.start(10, None).await;
+    let refused = running.engine.watch(WatchPosition::after(LogIndex(1))).err();
+    assert_eq!(refused.map(|refusal| refusal.code), Some(RefusalCode::ResumeTokenCompacted));
     running.stop().await;
 }

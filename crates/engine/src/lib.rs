@@ -20,6 +20,7 @@
 mod archiver;
 mod clock;
 mod engine;
+mod events;
 mod history;
 #[cfg(test)]
 mod history_tests;
@@ -30,19 +31,21 @@ mod members;
 mod orders;
 mod own_rounds;
 mod past;
+mod past_changes;
 mod reads;
 mod replicated;
 #[cfg(test)]
 mod sample;
 mod session;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod waiters;
 mod watch;
 
-pub use archiver::{HistorySettings, PeerHistory, open_archive};
+pub use archiver::{HistorySettings, PeerHistory, open_archive, purge_up_to};
 pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
-pub use history::{ArchiveStatus, LogBatch, LogFollower};
+pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
 pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,

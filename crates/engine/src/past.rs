@@ -20,10 +20,13 @@ use crate::history::{History, round};
 const KEPT_MAX: usize = 2;
 /// Past states made at a time: each takes a processor, and the memory of a whole state.
 const MADE_AT_A_TIME: usize = 1;
+/// Followers of changes of the past at a time: each has the memory of a whole state.
+const FOLLOWED_AT_A_TIME: usize = 2;
 
 /// States of the past that were asked for lately.
 pub(crate) struct PastStates {
-    making: Semaphore,
+    pub(crate) making: Semaphore,
+    pub(crate) followed: Arc<Semaphore>,
     /// The last one used is the last.
     kept: Mutex<VecDeque<Kept>>,
 }
@@ -36,7 +39,11 @@ struct Kept {
 
 impl Default for PastStates {
     fn default() -> PastStates {
-        PastStates { making: Semaphore::new(MADE_AT_A_TIME), kept: Mutex::default() }
+        PastStates {
+            making: Semaphore::new(MADE_AT_A_TIME),
+            followed: Arc::new(Semaphore::new(FOLLOWED_AT_A_TIME)),
+            kept: Mutex::default(),
+        }
     }
 }
 
@@ -51,7 +58,7 @@ impl PastStates {
     }
 
     /// The nearest one before: going on from it is often shorter than from a base.
-    fn before(&self, at: At) -> Option<Replay> {
+    pub(crate) fn before(&self, at: At) -> Option<Replay> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |kept: &&Kept| match at {
             At::Index(index) => kept.index <= index,
@@ -125,7 +132,7 @@ fn future(at: At, view: &State) -> Refusal {
 }
 
 /// Replays the archive, and behind it the log.
-async fn make(history: &Arc<History>, at: At, known: Option<Replay>) -> Result<Replay, Refusal> {
+pub(crate) async fn make(history: &Arc<History>, at: At, known: Option<Replay>) -> Result<Replay, Refusal> {
     let Some(archive) = history.archive.clone() else {
         let text = "this replica keeps no archive of its log, so it knows no state but the present one";
         return Err(Refusal::new(RefusalCode::ArchiveUnavailable, text));

@@ -2,17 +2,19 @@
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use muster_archive::Observer as _;
 use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
-use muster_journal::{Decision, Round, decode_round};
+use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{LogIndex, NodeSpec};
+use muster_types::LogIndex;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
+use crate::events::EventMaker;
 use crate::orders::OrderBoard;
 use crate::own_rounds::OwnRounds;
 use crate::waiters::Waiters;
-use crate::watch::{Change, Event, WatchHub, WatchPosition};
+use crate::watch::{Event, WatchHub};
 
 /// What apply publishes and everybody else reads.
 pub(crate) struct Shared {
@@ -51,6 +53,7 @@ impl Shared {
 pub struct Replicated {
     state: State,
     format_max: u16,
+    events: EventMaker,
     shared: Arc<Shared>,
     on_divergence: Option<DivergenceHandler>,
 }
@@ -86,7 +89,9 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         position: ArcSwap::default(),
         restored: Mutex::new(None),
     });
-    let replicated = Replicated { state, format_max, shared: Arc::clone(&shared), on_divergence: None };
+    let events = EventMaker::behind(&state);
+    let replicated =
+        Replicated { state, format_max, events, shared: Arc::clone(&shared), on_divergence: None };
     (replicated, View { shared })
 }
 
@@ -122,7 +127,7 @@ impl Replicated {
         ))
     }
 
-    fn apply_round(&mut self, raft_index: u64, payload: &Bytes, events: &mut Vec<Event>) {
+    fn apply_round(&mut self, raft_index: u64, payload: &Bytes) {
         // Unknown formats and damage are neither skipped nor guessed at: the replica stops before
         // them, with the reason, and a binary that knows them goes on from here.
         let decode = || {
@@ -140,67 +145,26 @@ impl Replicated {
         let leadership = Leadership { term: round.term, replica: round.replica };
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
-            let before = self.node_before(decision);
+            self.events.before(&self.state, decision);
             let applied = self.state.apply(leadership, index, round.log_time, decision);
-            self.after_record(&round, ordinal, &applied, before.as_ref(), events);
+            self.after_record(&round, ordinal, &applied);
+            self.events.after(&self.state, &applied);
         }
+        self.events.round_over(&self.state);
     }
 
-    /// What a node said of itself that the decision describes anew or forgets.
-    fn node_before(&self, decision: &Decision) -> Option<Arc<NodeSpec>> {
-        let node = match decision {
-            Decision::NodeRegistered { spec, .. } => self.state.node_named(&spec.name)?,
-            Decision::NodeForgotten { node } => *node,
-            _ => return None,
-        };
-        self.state.node(node).map(|row| Arc::clone(&row.spec))
-    }
-
-    fn after_record(
-        &self,
-        round: &Round,
-        ordinal: usize,
-        applied: &Applied,
-        node_before: Option<&Arc<NodeSpec>>,
-        events: &mut Vec<Event>,
-    ) {
+    fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied) {
         if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
             let decision = round.decisions[ordinal].name();
             tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
         }
         let Some(log_index) = applied.log_index else { return };
-        let mut seen = 0;
         for effect in &applied.effects {
-            let change = match effect {
-                Effect::ClusterChanged | Effect::PolicyChanged => continue,
-                Effect::OrdersChanged(node) => {
-                    self.shared.orders.mark(*node);
-                    continue;
-                }
+            match effect {
+                Effect::OrdersChanged(node) => self.shared.orders.mark(*node),
                 Effect::Diverged { expected, actual } => self.diverged(log_index, *expected, *actual),
-                Effect::JobChanged(id) => match (self.state.job(*id), self.state.spec(*id)) {
-                    (Some(row), Some(spec)) => {
-                        Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec) }
-                    }
-                    _ => continue,
-                },
-                Effect::JobForgotten(id) => Change::JobForgotten(*id),
-                Effect::NodeChanged(id) => match self.state.node(*id) {
-                    Some(row) => Change::Node {
-                        id: *id,
-                        row: Arc::new(row.clone()),
-                        gangs: self.state.gangs_on(*id).collect(),
-                        before: node_before.cloned(),
-                    },
-                    None => continue,
-                },
-                Effect::NodeForgotten(id) => match node_before {
-                    Some(spec) => Change::NodeForgotten { id: *id, spec: Arc::clone(spec) },
-                    None => continue,
-                },
-            };
-            seen += 1;
-            events.push(Event { position: WatchPosition { log_index, ordinal: seen }, change });
+                _ => {}
+            }
         }
     }
 
@@ -217,7 +181,6 @@ impl Replicated {
 
 impl Application for Replicated {
     fn apply(&mut self, entries: &[CommittedEntry]) {
-        let mut events = Vec::new();
         // The state's leadership, not the round's: a round of a lost one is applied as nothing.
         let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
         let (mut last, mut exact) = (0, false);
@@ -225,13 +188,14 @@ impl Application for Replicated {
             last = entry.raft_index;
             let Some(payload) = &entry.payload else { continue };
             let before = self.state.log_index();
-            self.apply_round(entry.raft_index, payload, &mut events);
+            self.apply_round(entry.raft_index, payload);
             exact = self.state.log_index() > before;
             reached.push((self.state.log_index(), self.state.leadership()));
         }
         if reached.is_empty() {
             return;
         }
+        let events = self.events.take();
         self.publish(last, exact, events);
         // Only now: who is answered must find the record in the view.
         for (index, leadership) in reached {
@@ -251,6 +215,7 @@ impl Application for Replicated {
                 detail: "the snapshot is not a state".to_owned(),
                 source: Some(Box::new(error)),
             })?;
+        self.events = EventMaker::behind(&state);
         self.state = state;
         let end = self.state.log_index();
         let state = Arc::new(self.state.clone());

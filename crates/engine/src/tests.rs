@@ -178,8 +178,11 @@ async fn a_watch_goes_on_exactly_inside_a_batch_of_a_thousand() {
     let mut watch = engine.watch(start).expect("the place is kept");
     while places.len() < 1_000 {
         let (events, _) = guarded("changes", watch.next()).await.expect("they are kept");
-        places.extend(events.into_iter().filter(|e| e.position.log_index == at).map(|e| match e.change {
-            Change::Job { id, .. } => (e.position, id),
+        let of_batch = events.into_iter().filter(|e| e.position.log_index == at);
+        places.extend(of_batch.filter_map(|e| match e.change {
+            Change::Job { id, .. } => Some((e.position, id)),
+            // What became of the queue, behind all of them.
+            Change::Queues(_) => None,
             other => panic!("{other:?}"),
         }));
     }
@@ -516,7 +519,7 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
             tail_bytes: 0,
             from_position: 0,
         };
-        let refusal = engine.read_logs(id, 0, attempt, request).await.err().expect("there is none");
+        let refusal = engine.read_logs(id, 0, attempt, request).await.expect_err("there is none");
         assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
         assert!(refusal.message.contains(text), "{refusal}");
     }

@@ -1,10 +1,12 @@
 //! The watch hub: recent changes by log index, for any number of followers of the log.
 
-use muster_state::{JobRow, NodeRow};
-use muster_types::{JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode};
+use muster_state::{JobRow, NodeRow, QueueRow};
+use muster_types::{JobId, JobSpec, LogIndex, Name, NodeId, NodeSpec, Refusal, RefusalCode};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
+
+use crate::past_changes::PastChanges;
 
 /// Changes kept in memory. Older ones are answered with `RESUME_TOKEN_COMPACTED`.
 const EVENTS_MAX: usize = 65_536;
@@ -14,6 +16,9 @@ const EVENTS_MAX: usize = 65_536;
 const EVENT_WEIGHT_MAX: usize = 4 << 20;
 /// Weight of a node's description without its labels and taints.
 const NODE_WEIGHT: usize = 16;
+/// Weight of a queue without its quotas, and of a quota.
+const QUEUE_WEIGHT: usize = 8;
+const QUOTA_WEIGHT: usize = 2;
 /// Weight of one label or taint: a key and a value of at most 63 bytes each.
 const LABEL_WEIGHT: usize = 4;
 /// Changes handed out at once.
@@ -68,6 +73,8 @@ pub enum Change {
         /// What it had said of itself.
         spec: Arc<NodeSpec>,
     },
+    /// What a round did to queues, by name: as they were after it, none for those that were dropped.
+    Queues(Arc<[(Name, Option<Arc<QueueRow>>)]>),
 }
 
 /// One change and its place.
@@ -91,6 +98,10 @@ impl Event {
             }
             Change::NodeForgotten { spec, .. } => description_weight(spec),
             Change::JobForgotten(_) => 0,
+            Change::Queues(queues) => {
+                let quotas = |row: &Option<Arc<QueueRow>>| row.as_ref().map_or(0, |row| row.quotas.len());
+                queues.iter().map(|(_, row)| QUEUE_WEIGHT + QUOTA_WEIGHT * quotas(row)).sum()
+            }
         }
     }
 }
@@ -163,7 +174,13 @@ impl WatchHub {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         check_position(&inner, from)?;
         drop(inner);
-        Ok(Subscription { hub: Arc::clone(self), at: from, end: self.end.subscribe() })
+        Ok(Subscription { hub: Arc::clone(self), at: from, end: self.end.subscribe(), past: None })
+    }
+
+    /// Whether everything behind a place is here.
+    fn keeps(&self, from: WatchPosition) -> bool {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        check_position(&inner, from).is_ok()
     }
 
     fn batch(&self, from: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
@@ -196,18 +213,32 @@ pub struct Subscription {
     hub: Arc<WatchHub>,
     at: WatchPosition,
     end: watch::Receiver<LogIndex>,
+    /// Until it has come to what the hub has.
+    past: Option<PastChanges>,
 }
 
 impl Subscription {
+    /// Begins with what is no longer in the hub.
+    pub(crate) fn from_past(hub: &Arc<WatchHub>, past: PastChanges) -> Subscription {
+        Subscription { hub: Arc::clone(hub), at: past.from(), end: hub.end.subscribe(), past: Some(past) }
+    }
+
     /// The next changes, in order; waits until there are some or the log has moved on. Returns them
     /// with the place reached, which may be further than the last of them.
     ///
     /// # Errors
-    /// When the follower was so slow that its place has been dropped.
+    /// When the follower was so slow that its place has been dropped, or the past cannot be read.
     pub async fn next(&mut self) -> Result<(Vec<Event>, WatchPosition), Refusal> {
         loop {
             self.end.mark_unchanged();
-            let (events, reached) = self.hub.batch(self.at)?;
+            let (events, reached) = match &mut self.past {
+                Some(past) if !self.hub.keeps(self.at) => past.next(self.at).await?,
+                _ => {
+                    // A whole state, which is of no use any more.
+                    self.past = None;
+                    self.hub.batch(self.at)?
+                }
+            };
             if !events.is_empty() || reached > self.at {
                 self.at = reached;
                 return Ok((events, reached));

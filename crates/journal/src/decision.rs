@@ -24,7 +24,7 @@ pub const FORMAT_MIN: u16 = 1;
 /// |---|---|
 /// | 1 | the beginning |
 /// | 2 | [`Decision::NodeForgotten`] |
-/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`StopCause::Fault`], more ways for a worker to end |
+/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
 pub const FORMAT_MAX: u16 = 3;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -384,6 +384,28 @@ pub enum Decision {
         /// The node is avoided until then; none for not at all.
         avoid: Option<LogTime>,
     },
+    /// Decision, since format 3: ranks of a gang that is being stopped, on nodes that failed, go on in its spares; the
+    /// room of the others is kept for them. The next placement is that.
+    SparesTaken {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Rank and its new place, one of the spares; ranks ascending.
+        ranks: Vec<(u32, WorkerSlot)>,
+    },
+    /// Decision, since format 3: a rank takes much longer for its steps than its gang, or does so no more.
+    StragglerNoted {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which rank.
+        rank: u32,
+        /// How long its steps take, in thousandths of what they take the gang's median rank; none when it keeps up
+        /// again.
+        slow_milli: Option<u32>,
+    },
 }
 
 impl StopCause {
@@ -404,7 +426,10 @@ impl Decision {
     pub fn since_format(&self) -> u16 {
         match self {
             Decision::NodeForgotten { .. } => 2,
-            Decision::JobContractsSet { .. } | Decision::AttemptFailed { .. } => 3,
+            Decision::JobContractsSet { .. }
+            | Decision::AttemptFailed { .. }
+            | Decision::SparesTaken { .. }
+            | Decision::StragglerNoted { .. } => 3,
             Decision::GangStopRequested { cause, .. } => cause.since_format(),
             Decision::WorkersReported { updates, .. } => {
                 let exits = updates.iter().filter_map(|(_, update)| match update {
@@ -446,6 +471,8 @@ impl Decision {
             Decision::NodeForgotten { .. } => "node_forgotten",
             Decision::JobContractsSet { .. } => "job_contracts_set",
             Decision::AttemptFailed { .. } => "attempt_failed",
+            Decision::SparesTaken { .. } => "spares_taken",
+            Decision::StragglerNoted { .. } => "straggler_noted",
         }
     }
 }

@@ -45,6 +45,10 @@ pub enum WaitReason {
     Window,
     /// It waits for another job.
     Dependency,
+    /// It failed, and is tried again after a wait.
+    RetryBackoff,
+    /// No cluster that it may use has a copy of the data set that its checkpoints are in.
+    CheckpointNotReadable,
     /// It may not start before a time.
     NotBefore,
     /// Its room is promised; gangs that run there are making it.
@@ -55,7 +59,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 14] = [
+    pub const ALL: [WaitReason; 16] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NoClusterLargeEnough,
         WaitReason::WaitingForNodes,
@@ -68,6 +72,8 @@ impl WaitReason {
         WaitReason::Window,
         WaitReason::Dependency,
         WaitReason::NotBefore,
+        WaitReason::RetryBackoff,
+        WaitReason::CheckpointNotReadable,
         WaitReason::MakingRoom,
         WaitReason::InLine,
     ];
@@ -88,6 +94,8 @@ impl WaitReason {
             WaitReason::Window => "WINDOW",
             WaitReason::Dependency => "DEPENDENCY",
             WaitReason::NotBefore => "NOT_BEFORE",
+            WaitReason::RetryBackoff => "RETRY_BACKOFF",
+            WaitReason::CheckpointNotReadable => "CHECKPOINT_NOT_READABLE",
             WaitReason::MakingRoom => "MAKING_ROOM",
             WaitReason::InLine => "IN_LINE",
         }

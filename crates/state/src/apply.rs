@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
-use muster_journal::{Decision, FORMAT_MIN, Round, hash};
+use muster_journal::{Decision, FORMAT_MIN, Round, WorkerSlot, hash};
 use muster_types::{
     JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
 };
@@ -113,6 +113,10 @@ pub struct State {
     pub(crate) contracts: Table<JobId, Arc<JobContract>>,
     /// What became of attempts. Since format 3.
     pub(crate) recoveries: Table<JobId, RecoveryRow>,
+    /// Room held beside gangs. Since format 3.
+    pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
+    /// Faults of nodes that jobs met. Since format 3.
+    pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
     pub(crate) policy: PolicyRow,
     pub(crate) indexes: Indexes,
 }

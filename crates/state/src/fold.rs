@@ -57,6 +57,7 @@ impl State {
                 self.gang_effects(*job)
             }
             Decision::JobRequeued { job, failed } => {
+                self.drop_spares(*job);
                 let waits = self.retry_wait(*job).is_some_and(|until| until > self.meta.log_time);
                 self.change_job(*job, |row| {
                     row.released = !waits;
@@ -105,6 +106,10 @@ impl State {
             Decision::NodeForgotten { node } => self.fold_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
             Decision::AttemptFailed { .. } => self.fold_failed(decision),
+            Decision::SparesTaken { job, ranks, .. } => self.fold_taken(*job, ranks),
+            Decision::StragglerNoted { job, rank, slow_milli, .. } => {
+                self.fold_straggler(*job, *rank, *slow_milli)
+            }
         }
     }
 
@@ -263,7 +268,7 @@ impl State {
         let promise = promise.expect("the guard has seen the promise");
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
         for (rank, slot) in promise.slots.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("a promised rank has a group");
+            let group = spec.group_of_slot(rank as u32).expect("a promised place has a group");
             self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
         }
         self.change_job(job, |row| row.promise = None);
@@ -278,7 +283,7 @@ impl State {
     pub(crate) fn charge_for(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Charge {
         let mut charge = Charge::default();
         for (rank, slot) in workers.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+            let group = spec.group_of_slot(rank as u32).expect("the guard has counted the workers");
             charge.cpu_milli += group.request.cpu_milli;
             charge.memory_bytes += group.request.memory_bytes;
             let milli = group.request.device_milli();
@@ -343,6 +348,7 @@ impl State {
     fn fold_lost(&mut self, node: NodeId, _cause: NodeLostCause) -> Vec<Effect> {
         let gangs: Vec<JobId> = self.gangs_on(node).collect();
         let mut effects = vec![Effect::NodeChanged(node), Effect::OrdersChanged(node)];
+        effects.extend(self.drop_spares_on(node));
         for job in gangs {
             let over: Vec<(u32, RankState)> = {
                 let placement = self.placement_of(job);
@@ -379,6 +385,7 @@ impl State {
         self.indexes.remove_status(node, &row);
         self.indexes.remove_shape(&row.spec);
         self.nodes.remove(&node);
+        self.node_faults.remove(&node);
         vec![Effect::NodeForgotten(node)]
     }
 
@@ -433,12 +440,16 @@ impl State {
         }
     }
 
-    fn fold_placed(&mut self, job: JobId, workers: &[WorkerSlot]) -> Vec<Effect> {
+    /// What is behind the last worker are spares.
+    fn fold_placed(&mut self, job: JobId, placed: &[WorkerSlot]) -> Vec<Effect> {
         // Promised room is what it is placed in.
         if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
             self.drop_promise(job);
         }
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
+        let charge = self.charge_for(&spec, placed);
+        let (workers, spares) = placed.split_at(placed.len().min(spec.worker_count() as usize));
+        self.forget_stragglers(job);
         let generation = self.meta.cluster.expect("the guard has seen the cluster").generation;
         let first = workers.first().expect("a gang has a worker");
         let first_spec = self.nodes.get(&first.node).expect("the guard has seen the node").spec.clone();
@@ -465,8 +476,9 @@ impl State {
             ranks: vec![RankState::Assigned; workers.len()],
             live: count,
             unstarted: count,
-            charge: self.charge_for(&spec, workers),
+            charge,
         };
+        self.hold_spares(job, &spec, spares);
         self.change_job(job, |row| {
             row.previous = row.placement.take();
             row.placement = Some(Arc::new(placement));
@@ -481,6 +493,7 @@ impl State {
         if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
             self.drop_promise(job);
         }
+        self.drop_spares(job);
         let run_ms = self.learn(job);
         self.change_job(job, |row| {
             // The attempt that the job failed by counts like those before it.

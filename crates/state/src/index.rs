@@ -14,6 +14,7 @@ use crate::burst::{BurstKey, BurstTurn, holds_devices};
 use crate::free::FreeKey;
 
 use crate::history::{HistoryKey, bucket_of};
+use crate::queue::QueueLoad;
 use crate::quota::QuotaUsage;
 use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow};
 use crate::table::Facts;
@@ -210,12 +211,16 @@ pub(crate) struct Standing {
     end: Option<((Name, Name), LogTime)>,
     preemptible: bool,
     growable: bool,
-    pending: bool,
+    pub(crate) pending: bool,
+    /// Thousandths of devices that it asks for.
+    pub(crate) asked_milli: u64,
     /// Its burst, if that has a row, and its turn.
     line: Option<(Option<JobId>, u64)>,
     /// Not released yet, and the time it waits for besides other jobs.
-    held: Option<Option<LogTime>>,
-    active: bool,
+    pub(crate) held: Option<Option<LogTime>>,
+    pub(crate) active: bool,
+    /// Thousandths of devices that it holds.
+    pub(crate) active_milli: u64,
     stopping: bool,
     limit: Option<LogTime>,
     finished: Option<LogTime>,
@@ -241,9 +246,11 @@ impl Standing {
             preemptible,
             growable: preemptible && is_small(row, spec),
             pending,
+            asked_milli: spec.device_milli(),
             line: is_in_line.then_some((in_burst, turn)),
             held: (pending && !row.released).then_some(spec.not_before.max(wait)),
             active: holds_devices(row),
+            active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
             finished: match &row.phase {
@@ -267,6 +274,8 @@ fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
 pub(crate) struct Indexes {
     /// How many jobs are pending.
     pub(crate) pending: usize,
+    /// Jobs that are not over, by tenant; a tenant without any is not there.
+    pub(crate) loads: Map<Name, QueueLoad>,
     /// Bursts in line, by tier and tenant; a tenant without any is not there.
     pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
     /// How many lanes there are.
@@ -306,6 +315,8 @@ pub(crate) struct Indexes {
     pub(crate) nodes_by_name: Map<Name, NodeId>,
     /// Gangs with workers that are not over, by node.
     pub(crate) gangs_by_node: Set<(NodeId, JobId)>,
+    /// Jobs with spares, by node.
+    pub(crate) spares_by_node: Set<(NodeId, JobId)>,
     /// Capacity.
     pub(crate) pools: Map<PoolKey, Pool>,
     /// Nodes whose session stands.
@@ -342,6 +353,7 @@ impl Indexes {
         if before.pending != after.pending {
             if after.pending { self.pending += 1 } else { self.pending -= 1 }
         }
+        self.shift_load(&spec.tenant, before, after);
         if before.line != after.line {
             before.line.inspect(|(burst, turn)| self.leave_line(id, spec, *burst, *turn));
             after.line.inspect(|(burst, turn)| self.join_line(id, spec, *burst, *turn));
@@ -612,6 +624,12 @@ fn uncount_shape(shapes: &mut Map<Shape, u32>, shape: Shape) {
 
 fn shape_of(spec: &NodeSpec) -> Shape {
     Shape { devices: spec.device_count(), cpu_milli: spec.cpu_milli, memory_bytes: spec.memory_bytes }
+}
+
+/// Thousandths of devices that a job holds, promised ones aside.
+fn held_milli(row: &JobRow) -> u64 {
+    let placement = row.placement.as_ref().filter(|_| holds_devices(row));
+    placement.map_or(0, |placement| placement.charge.devices_milli.iter().map(|(_, milli)| milli).sum())
 }
 
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {

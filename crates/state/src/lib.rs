@@ -24,10 +24,12 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod queue;
 mod recovery;
 mod rows;
 mod sequence;
 mod snapshot;
+mod spares;
 mod table;
 pub mod tree;
 mod verify;
@@ -47,7 +49,8 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
-pub use recovery::{Failure, RecoveryRow, Saved};
+pub use queue::{QueueLoad, QueueRow, QuotaUse};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
     Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
     PromiseRow, RankState, RequestAnswer, RequestRow,

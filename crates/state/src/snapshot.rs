@@ -10,8 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
-use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
-use muster_types::{JobContract, JobId, JobSpec, Name, NodeId, RequestId};
+use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
+use muster_types::{JobContract, JobId, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,8 @@ const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
 const CONTRACTS: u8 = 11;
 const RECOVERIES: u8 = 12;
+const SPARES: u8 = 13;
+const NODE_FAULTS: u8 = 14;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -105,6 +107,8 @@ enum Step {
     Demand(Option<u16>),
     Contracts(Option<JobId>),
     Recoveries(Option<JobId>),
+    Spares(Option<JobId>),
+    NodeFaults(Option<NodeId>),
     Tail,
     Done,
 }
@@ -220,8 +224,24 @@ impl Iterator for SnapshotChunks {
                         *after = Some(last);
                         return Some(frame);
                     }
-                    None => self.step = Step::Tail,
+                    None => self.step = Step::Spares(None),
                 },
+                Step::Spares(after) => match batch(SPARES, &self.state.spares, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::NodeFaults(None),
+                },
+                Step::NodeFaults(after) => {
+                    match batch(NODE_FAULTS, &self.state.node_faults, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Tail,
+                    }
+                }
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));
@@ -271,6 +291,8 @@ struct Tables {
     demand: TableBuilder<u16, WorkerDemand, ()>,
     contracts: TableBuilder<JobId, Arc<JobContract>, ()>,
     recoveries: TableBuilder<JobId, RecoveryRow, ()>,
+    spares: TableBuilder<JobId, Vec<WorkerSlot>, ()>,
+    node_faults: TableBuilder<NodeId, Vec<LogTime>, ()>,
 }
 
 impl Tables {
@@ -286,6 +308,8 @@ impl Tables {
             bursts: self.bursts.finish(),
             contracts: self.contracts.finish(),
             recoveries: self.recoveries.finish(),
+            spares: self.spares.finish(),
+            node_faults: self.node_faults.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
@@ -338,6 +362,8 @@ impl State {
                     DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
                     CONTRACTS => load(&payload, &mut tables.contracts, "job contract")?,
                     RECOVERIES => load(&payload, &mut tables.recoveries, "row of recoveries")?,
+                    SPARES => load(&payload, &mut tables.spares, "spare")?,
+                    NODE_FAULTS => load(&payload, &mut tables.node_faults, "fault of a node")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }

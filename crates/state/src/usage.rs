@@ -201,6 +201,11 @@ impl TenantUsage {
         self.devices.get(kind).map_or(0, |meter| meter.running)
     }
 
+    /// Thousandths of a device in use, by type, for every type of which use counts; types ascending.
+    pub fn running(&self) -> impl Iterator<Item = (&Name, u64)> {
+        self.devices.iter().map(|(kind, meter)| (kind, meter.running))
+    }
+
     /// Decayed use of a type, in thousandths of a device times milliseconds, at `now` or, when that is
     /// later, [`TenantUsage::as_of`].
     #[must_use]

@@ -101,6 +101,7 @@ impl State {
                 return Err(broken(format!("{id} counts {} live ranks, has {live}", placement.live)));
             }
         }
+        self.verify_spares(&mut held)?;
         for (id, row) in self.nodes.iter() {
             let free = held.remove(id).unwrap_or_else(|| Free::all_of(&row.spec));
             if row.free != free {
@@ -108,6 +109,33 @@ impl State {
             }
         }
         self.verify_promises()
+    }
+
+    /// Spares are of jobs that hold devices, on nodes that are there, and nobody else holds them.
+    fn verify_spares(
+        &self,
+        held: &mut alloc::collections::BTreeMap<NodeId, Free>,
+    ) -> Result<(), BrokenInvariant> {
+        for (id, slots) in self.spares.iter() {
+            let wrong = || broken(format!("{id} has spares and holds nothing else, or not there"));
+            let row = self.jobs.get(id).ok_or_else(wrong)?;
+            let spec = self.specs.get(id).ok_or_else(wrong)?;
+            let holds = matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_));
+            let request = &spec.groups.first().ok_or_else(wrong)?.request;
+            if slots.is_empty() || !holds {
+                return Err(wrong());
+            }
+            for slot in slots {
+                let node = self.nodes.get(&slot.node).ok_or_else(wrong)?;
+                let free = held.entry(slot.node).or_insert_with(|| Free::all_of(&node.spec));
+                let current = node.status == NodeStatus::Up && node.incarnation == slot.incarnation;
+                if !current || !free.admits(request, slot.devices) {
+                    return Err(wrong());
+                }
+                free.take(request, slot.devices);
+            }
+        }
+        Ok(())
     }
 
     /// What is promised on every node is what the promises say, nothing is promised twice, and only to
@@ -121,8 +149,9 @@ impl State {
                 return Err(broken(format!("{id} has a promise and is {:?}", row.phase)));
             }
             for (rank, slot) in promise.slots.iter().enumerate() {
-                let (group, _) =
-                    spec.group_of(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
+                let group = spec
+                    .group_of_slot(rank as u32)
+                    .ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
                 let sum = sums.entry(slot.node).or_default();
                 let twice = group.request.accelerators.as_ref().is_some_and(|a| {
                     matches!(a.amount, muster_types::DeviceAmount::Whole(_))
@@ -214,6 +243,7 @@ impl State {
         };
         let checks = [
             ("pending", fresh.pending == ours.pending),
+            ("loads", fresh.loads == ours.loads),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),
             ("waiting", fresh.waiting == ours.waiting),
@@ -235,6 +265,7 @@ impl State {
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),
             ("gangs_by_node", fresh.gangs_by_node == ours.gangs_by_node),
+            ("spares_by_node", fresh.spares_by_node == ours.spares_by_node),
             ("nodes_up", fresh.nodes_up == ours.nodes_up),
             ("lost_nodes", fresh.lost_nodes == ours.lost_nodes),
             ("pools", same_pools(&fresh, ours)),
@@ -275,6 +306,11 @@ impl State {
                 if !state.is_over() {
                     fresh.gangs_by_node.insert((slot.node, *id));
                 }
+            }
+        }
+        for (id, slots) in self.spares.iter() {
+            for slot in slots {
+                fresh.spares_by_node.insert((slot.node, *id));
             }
         }
         for (burst, row) in self.bursts.iter() {

@@ -43,10 +43,40 @@ pub struct Identity {
 /// The folder was emptied and is being rebuilt from the peers: it may have forgotten promises that
 /// it made under this id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rejoin {
-    /// The replica may vote once a membership entry with this Raft index or a later one is in its
-    /// log. While it is unknown the replica neither votes nor accepts entries.
-    pub from_index: Option<u64>,
+pub enum Rejoin {
+    /// The cluster has not taken the replica in anew yet: it neither votes nor accepts entries.
+    #[default]
+    Unknown,
+    /// The replica may vote once a membership entry with this Raft index or a later one is in its log.
+    From {
+        /// The entry that added it again.
+        index: u64,
+        /// Whether it voted before it was emptied, so that it is to be given its vote back.
+        voted: bool,
+    },
+    /// It may promise again like every other replica, and is to be given its vote back.
+    Voteless,
+}
+
+impl Rejoin {
+    fn to_parts(self) -> (u8, u64) {
+        match self {
+            Rejoin::Unknown => (0, 0),
+            Rejoin::From { index, voted: false } => (1, index),
+            Rejoin::From { index, voted: true } => (2, index),
+            Rejoin::Voteless => (3, 0),
+        }
+    }
+
+    fn from_parts(step: u8, index: u64) -> Result<Rejoin, CodecError> {
+        match step {
+            0 => Ok(Rejoin::Unknown),
+            1 => Ok(Rejoin::From { index, voted: false }),
+            2 => Ok(Rejoin::From { index, voted: true }),
+            3 => Ok(Rejoin::Voteless),
+            value => Err(CodecError::Unknown { field: "the step of a rebuild", value: value.into() }),
+        }
+    }
 }
 
 /// Whether a folder may be created.
@@ -178,9 +208,8 @@ fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
     let replica_id = ReplicaId(reader.u64("replica")?);
     let generation = reader.u32("generation")?;
     let rejoin = if reader.bool("rejoin")? {
-        let known = reader.bool("the first index")?;
-        let from_index = reader.u64("the first index")?;
-        Some(Rejoin { from_index: known.then_some(from_index) })
+        let step = reader.u8("the step of a rebuild")?;
+        Some(Rejoin::from_parts(step, reader.u64("the first index")?)?)
     } else {
         None
     };
@@ -196,8 +225,9 @@ fn encode(record: &Record, format: u32) -> Vec<u8> {
     out.extend_from_slice(&record.identity.generation.to_le_bytes());
     out.push(u8::from(record.rejoin.is_some()));
     if let Some(rejoin) = record.rejoin {
-        out.push(u8::from(rejoin.from_index.is_some()));
-        out.extend_from_slice(&rejoin.from_index.unwrap_or_default().to_le_bytes());
+        let (step, index) = rejoin.to_parts();
+        out.push(step);
+        out.extend_from_slice(&index.to_le_bytes());
     }
     seal(out)
 }
@@ -334,7 +364,7 @@ mod tests {
     #[test]
     fn every_flipped_bit_of_the_identity_file_is_damage() {
         let dir = tempfile::tempdir().unwrap();
-        let rebuilt = Record { identity: OURS, rejoin: Some(Rejoin { from_index: Some(9) }) };
+        let rebuilt = Record { identity: OURS, rejoin: Some(Rejoin::From { index: 9, voted: true }) };
         for bytes in [encode(&record(OURS), FORMAT_VERSION), encode(&rebuilt, FORMAT_VERSION)] {
             for bit in 0..bytes.len() * 8 {
                 let mut flipped = bytes.clone();
@@ -351,7 +381,7 @@ mod tests {
         write(dir.path(), &record(OURS), &SystemFiles).unwrap();
         let files: Arc<dyn FileLayer> = Arc::new(SystemFiles);
         let file = IdentityFile::new(record(OURS), Some((dir.path().to_path_buf(), files)));
-        let rejoin = Some(Rejoin { from_index: None });
+        let rejoin = Some(Rejoin::Voteless);
         file.change(|record| record.rejoin = rejoin).unwrap();
         assert_eq!(*file.rejoin().borrow(), rejoin);
         assert_eq!(found_in(dir.path()).unwrap().unwrap().rejoin, rejoin);

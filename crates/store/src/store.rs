@@ -80,7 +80,7 @@ impl ReplicaStore {
                 let creation = Creation::begin(dir, &options)?;
                 DiskBackend::create(dir, &options, None)?;
                 let rebuilt = mode == OpenMode::RebuildIfMissing || evidence_in(dir)? > 0;
-                let rejoin = rebuilt.then_some(Rejoin { from_index: None });
+                let rejoin = rebuilt.then_some(Rejoin::Unknown);
                 creation.finish(Record { identity, rejoin })?
             }
         };

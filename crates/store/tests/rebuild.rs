@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::SystemTime;
 use support::*;
 
-const BLANK: Option<Rejoin> = Some(Rejoin { from_index: None });
+const BLANK: Option<Rejoin> = Some(Rejoin::Unknown);
 
 fn open_as(dir: &Path, mode: OpenMode) -> Result<ReplicaStore, StoreError> {
     ReplicaStore::open(dir, IDENTITY, mode, options())
@@ -61,13 +61,17 @@ async fn a_rebuild_stays_one_until_it_is_told_otherwise() {
     let store = open_as(dir.path(), OpenMode::RebuildIfMissing).unwrap();
     let mut rejoin = store.rejoin();
     assert_eq!(*rejoin.borrow_and_update(), BLANK);
-    let known = Rejoin { from_index: Some(12) };
-    store.set_rejoin(known).unwrap();
-    rejoin.changed().await.unwrap();
-    store.log.close().await;
-    drop(store);
-    let store = open_as(dir.path(), OpenMode::CreateIfMissing).unwrap();
-    assert_eq!(*store.rejoin().borrow(), Some(known));
+    let steps = [true, false].map(|voted| Rejoin::From { index: 12, voted });
+    let mut store = store;
+    for known in steps.into_iter().chain([Rejoin::Voteless]) {
+        store.set_rejoin(known).unwrap();
+        rejoin.changed().await.unwrap();
+        store.log.close().await;
+        drop(store);
+        store = open_as(dir.path(), OpenMode::CreateIfMissing).unwrap();
+        rejoin = store.rejoin();
+        assert_eq!(*rejoin.borrow_and_update(), Some(known));
+    }
     store.clear_rejoin().unwrap();
     store.log.close().await;
     drop(store);

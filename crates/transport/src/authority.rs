@@ -285,7 +285,9 @@ impl Authority {
             Role::Replica(_) => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth]
+            }
         };
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().map_err(make)?;

@@ -97,6 +97,13 @@ impl FailureClass {
         matches!(self, FailureClass::NodeFault | FailureClass::Preflight | FailureClass::Lost)
     }
 
+    /// Whether somebody decided it for reasons that lie outside the job and its place: it says nothing of how the next
+    /// attempt will go.
+    #[must_use]
+    pub fn is_planned(self) -> bool {
+        matches!(self, FailureClass::Preempted | FailureClass::Evicted)
+    }
+
     /// Whether another attempt is better made on other nodes: what cannot be started in one place may be started in
     /// another.
     #[must_use]
@@ -180,6 +187,9 @@ impl RetryRules {
     /// place is to blame for is repeated at once the first time.
     #[must_use]
     pub fn wait_ms(&self, class: FailureClass, streak: u32) -> u64 {
+        if class.is_planned() {
+            return 0;
+        }
         let doublings = if class.is_of_application() { streak.checked_sub(1) } else { streak.checked_sub(2) };
         let Some(doublings) = doublings else { return 0 };
         let first = self.backoff_ms.unwrap_or(BACKOFF_MS_DEFAULT);

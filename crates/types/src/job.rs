@@ -245,6 +245,15 @@ impl JobSpec {
         None
     }
 
+    /// The group of a worker's place: that of its rank, and behind the last rank that of a spare.
+    #[must_use]
+    pub fn group_of_slot(&self, place: u32) -> Option<&TaskGroup> {
+        match self.groups.as_slice() {
+            [only] => Some(only),
+            _ => self.group_of(place).map(|(group, _)| group),
+        }
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {
@@ -296,8 +305,7 @@ impl JobDraft {
                 limits::JOB_REGIONS_MAX as u64,
             ));
         }
-        let distinct: BTreeSet<&Name> = self.regions.iter().collect();
-        if distinct.len() != self.regions.len() {
+        if has_twice(&self.regions) {
             found.push(Violation::new("regions", "must not name a region twice"));
         }
         if let Some(limit) = self.run_time_limit_ms
@@ -357,8 +365,7 @@ impl JobDraft {
                 ));
             }
         }
-        let distinct: BTreeSet<&Name> = self.datasets.iter().collect();
-        if distinct.len() != self.datasets.len() {
+        if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }
         let elastic = self.groups.iter().any(|g| g.workers_min < g.workers);
@@ -376,8 +383,8 @@ impl JobDraft {
             let max = limits::JOB_DEPENDENCIES_MAX as u64;
             found.push(Violation::limit("dependencies", self.dependencies.len() as u64, 0, max));
         }
-        let distinct: BTreeSet<JobId> = self.dependencies.iter().map(|d| d.job).collect();
-        if distinct.len() != self.dependencies.len() {
+        let jobs: Vec<JobId> = self.dependencies.iter().map(|dependency| dependency.job).collect();
+        if has_twice(&jobs) {
             found.push(Violation::new("dependencies", "must not name a job twice"));
         }
         if let (Some(start), Some(end)) = (self.not_before, self.deadline)
@@ -402,13 +409,13 @@ impl JobDraft {
         let mut text_bytes = 0usize;
         let mut names = BTreeSet::new();
         for (index, group) in self.groups.iter().enumerate() {
-            let at = format!("groups[{index}]");
-            if !names.insert(&group.name) {
+            let at = GroupPath(index);
+            if self.groups.len() > 1 && !names.insert(&group.name) {
                 found.push(Violation::new(format!("{at}.name"), "must be unique in the job"));
             }
             workers += u64::from(group.workers);
             text_bytes += group.text_bytes();
-            group.check(&at, found);
+            group.check(at, found);
         }
         if workers > u64::from(limits::GANG_WORKERS_MAX) {
             let max = limits::GANG_WORKERS_MAX;
@@ -425,6 +432,21 @@ impl JobDraft {
             ));
         }
     }
+}
+
+/// Where a group is, for violations; said only when there is one, because every job is checked at every replay.
+#[derive(Clone, Copy)]
+struct GroupPath(usize);
+
+impl fmt::Display for GroupPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "groups[{}]", self.0)
+    }
+}
+
+/// Whether something is in a list twice. Most lists have one entry or none.
+fn has_twice<T: Ord>(list: &[T]) -> bool {
+    list.len() > 1 && list.iter().collect::<BTreeSet<&T>>().len() != list.len()
 }
 
 fn check_directory(field: &str, path: &str, found: &mut Vec<Violation>) {
@@ -455,7 +477,7 @@ impl TaskGroup {
         words + variables
     }
 
-    fn check(&self, at: &str, found: &mut Vec<Violation>) {
+    fn check(&self, at: GroupPath, found: &mut Vec<Violation>) {
         if self.workers == 0 || self.workers > limits::GANG_WORKERS_MAX {
             let max = limits::GANG_WORKERS_MAX.into();
             found.push(Violation::limit(&format!("{at}.workers"), self.workers.into(), 1, max));
@@ -486,7 +508,7 @@ impl TaskGroup {
         self.request.check(at, found);
     }
 
-    fn check_environment(&self, at: &str, found: &mut Vec<Violation>) {
+    fn check_environment(&self, at: GroupPath, found: &mut Vec<Violation>) {
         if self.environment.len() > limits::ENVIRONMENT_MAX {
             found.push(Violation::limit(
                 &format!("{at}.environment"),
@@ -496,19 +518,21 @@ impl TaskGroup {
             ));
         }
         for (key, value) in &self.environment {
-            let shown: String = key.chars().take(80).collect();
-            let field = format!("{at}.environment.{shown}");
+            let field = || {
+                let shown: String = key.chars().take(80).collect();
+                format!("{at}.environment.{shown}")
+            };
             let first_is_digit = key.bytes().next().is_some_and(|b| b.is_ascii_digit());
             let form = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
             if key.is_empty() || key.len() > 256 || first_is_digit || !form {
-                found.push(Violation::new(field, "must be a variable name: letters, digits and '_', not starting with a digit, at most 256 bytes"));
+                found.push(Violation::new(field(), "must be a variable name: letters, digits and '_', not starting with a digit, at most 256 bytes"));
             } else if value.len() > limits::TEXT_BYTES_MAX || value.contains('\0') {
                 found.push(Violation::new(
-                    field,
+                    field(),
                     format!("must be at most {} bytes without a zero byte", limits::TEXT_BYTES_MAX),
                 ));
             } else if key.starts_with("MUSTER_") {
-                found.push(Violation::new(field, "MUSTER_ variables are set by Muster"));
+                found.push(Violation::new(field(), "MUSTER_ variables are set by Muster"));
             }
         }
     }
@@ -517,7 +541,7 @@ impl TaskGroup {
 impl TaskGroup {
     /// A slice says how many workers there are and what each has: all chips of a host, or one worker
     /// for a slice of less than a host.
-    fn check_slice(&self, at: &str, found: &mut Vec<Violation>) {
+    fn check_slice(&self, at: GroupPath, found: &mut Vec<Violation>) {
         let Some(slice) = &self.slice else { return };
         let fault = |text: String| Violation::new(format!("{at}.slice"), text);
         let one_kind = self.request.accelerators.as_ref().and_then(|a| match a.choices.as_slice() {
@@ -572,7 +596,7 @@ impl WorkerRequest {
         self.accelerators.as_ref().map_or(0, |a| a.amount.devices())
     }
 
-    fn check(&self, at: &str, found: &mut Vec<Violation>) {
+    fn check(&self, at: GroupPath, found: &mut Vec<Violation>) {
         if let Some(accelerators) = &self.accelerators {
             let mut broken = Vec::new();
             accelerators.check(&mut broken);

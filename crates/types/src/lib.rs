@@ -34,7 +34,7 @@ pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
 pub use lease::{ExitStatus, FencingToken, Parameters};
-pub use name::Name;
+pub use name::{NAME_RULE, Name};
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use time::LogTime;

@@ -65,6 +65,12 @@ pub const BACKOFF_MS_MAX: u64 = 24 * 3_600 * 1_000;
 pub const AVOID_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 /// Longest step, save, and time between two checkpoints: a week.
 pub const CHECKPOINT_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
+/// Slow ranks that are remembered of one gang.
+pub const STRAGGLERS_MAX: usize = 64;
+/// Faults of one node nearer to one another than this are one: many gangs may meet it.
+pub const NODE_FAULT_APART_MS: u64 = 60_000;
+/// Faults that are remembered of one node.
+pub const NODE_FAULTS_KEPT: usize = 32;
 /// Bytes of the path that a notice is posted to.
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
 /// Spares of one gang.

@@ -4,6 +4,7 @@
 //! nothing here decides. Only this crate names prost.
 
 pub mod convert;
+pub mod shared;
 pub mod status;
 pub mod token;
 
@@ -13,6 +14,7 @@ pub mod raft {
     pub mod v1 {
         #![allow(missing_docs, clippy::all, clippy::pedantic)]
         tonic::include_proto!("muster.raft.v1");
+        include!(concat!(env!("OUT_DIR"), "/servers/muster.raft.v1.rs"));
     }
 }
 
@@ -20,6 +22,7 @@ pub mod raft {
 pub mod v1 {
     #![allow(missing_docs, clippy::all, clippy::pedantic)]
     tonic::include_proto!("muster.v1");
+    include!(concat!(env!("OUT_DIR"), "/servers/muster.v1.rs"));
 }
 
 /// Encoded descriptor set of every proto of the project, for server reflection.

@@ -50,6 +50,8 @@ pub enum List {
     Jobs,
     /// `ListNodes`.
     Nodes,
+    /// `ListQueues`.
+    Queues,
 }
 
 impl List {
@@ -57,6 +59,7 @@ impl List {
         match self {
             List::Jobs => b'j',
             List::Nodes => b'n',
+            List::Queues => b'q',
         }
     }
 }

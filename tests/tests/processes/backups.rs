@@ -36,6 +36,56 @@ impl Cluster {
     }
 }
 
+/// A segment of the archive every moment, so that history is there within a test.
+const EAGER: &str = "\n[archive]\nsegment_age_ms = 200\n";
+/// Generations in a history through two lives; the records before the cluster's founding are of none.
+const LIVES: [u32; 3] = [0, 1, 2];
+
+impl Cluster {
+    /// Waits until the archive of a replica reaches so far.
+    async fn archived(&self, at: usize, log_index: u64) {
+        eventually("the archive does not get that far", || async {
+            let status = self.client_of(at).get_archive_status().await.ok()?;
+            (status.last_log_index >= log_index).then_some(())
+        })
+        .await;
+    }
+
+    /// Where a replica is in the log.
+    async fn position(&self, at: usize) -> u64 {
+        eventually("it has no position", || async {
+            self.status_of(at).await.ok()?.freshness.map(|fresh| fresh.log_index)
+        })
+        .await
+    }
+
+    /// Reads every record that a replica has, from the first one on; the generations they are of.
+    async fn whole_history(&self, at: usize) -> Vec<u32> {
+        let end = self.position(at).await;
+        let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
+        let mut reader = self.client_of(at).read_log(request);
+        let (mut next, mut generations) = (1, Vec::new());
+        while let Some(item) = reader.next().await.expect("history can be read") {
+            if let muster_client::LogItem::Record(record) = item {
+                assert_eq!(record.log_index, next, "a record is missing");
+                next += 1;
+                generations.push(record.generation);
+            }
+        }
+        assert_eq!(next, end + 1);
+        assert!(generations.is_sorted());
+        generations.dedup();
+        generations
+    }
+
+    /// The archive of a replica that does not run is whole.
+    async fn assert_archive_is_whole(&self, at: usize) {
+        let archive = self.replicas[at].data().join("archive");
+        let ran = run_to_end(&["log", "verify", "--archive", text(&archive)], "").await;
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+    }
+}
+
 /// Uses a token; whether it is the current one.
 async fn use_token(cluster: &Cluster, job_id: &str, token: v1::FencingToken) -> Option<RefusalCode> {
     let request = v1::CommitCheckpointRequest { job_id: job_id.to_owned(), token: Some(token) };
@@ -46,7 +96,7 @@ async fn use_token(cluster: &Cluster, job_id: &str, token: v1::FencingToken) -> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start_with(3, 1, "").await;
+    let mut cluster = Cluster::start_with(3, 1, EAGER).await;
     let jobs = cluster.fill(20).await;
     let file = cluster.scratch.path().join("a.backup");
     // From any replica: one that follows.
@@ -78,9 +128,24 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
         assert!(!cluster.replicas[3].data().join("IDENTITY").exists(), "a folder was made of damage");
     }
 
+    // What comes behind the backup is in an archive, and lost all the same.
+    cluster.fill(5).await;
+    let lost = cluster.position(cluster.leader().await).await;
+    cluster.caught_up(follower, lost).await;
+    cluster.archived(follower, lost).await;
+
     // Everything is lost. The fourth begins anew, alone, with what was saved.
     cluster.kill_all_at_once().await;
-    let restore = ["backup", "restore", "--from", text(&file), "--config", text(&config)];
+    let archive = cluster.replicas[follower].data().join("archive");
+    let restore = ["backup", "restore", "--from", text(&file), "--config", text(&config), "--archive"];
+    let nowhere = run_to_end(&[&restore[..], &["/nowhere"]].concat(), "").await;
+    nowhere.assert_refused(3, &["/nowhere cannot be opened"]);
+    let empty = cluster.scratch.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    run_to_end(&[&restore[..], &[text(&empty)]].concat(), "")
+        .await
+        .assert_refused(3, &["no segment of a log"]);
+    let restore = [&restore[..], &[text(&archive)]].concat();
     let ran = run_to_end(&restore, "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let again = run_to_end(&restore, "").await;
@@ -91,6 +156,15 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     assert_eq!(all_jobs(&client).await.len(), jobs);
     let request = v1::SubmitJobRequest { spec: Some(job("after", &["true"])), ..Default::default() };
     client.submit_job(request).await.expect("it takes work");
+    // History from the first record on, through both lives, in the archive as well.
+    let seen = client.seen_log_index();
+    cluster.archived(3, seen).await;
+    assert_eq!(cluster.whole_history(3).await, LIVES);
+    cluster.stop(3).await;
+    cluster.assert_archive_is_whole(3).await;
+    cluster.start_replica(3);
+    cluster.caught_up(3, seen).await;
+    assert_eq!(cluster.whole_history(3).await, LIVES, "after a restart");
     cluster.assert_digests_agree().await;
     say(&format!("backup and restore: {jobs} jobs, {} bytes", genuine.len()));
 }
@@ -98,7 +172,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start_with(3, 0, "").await;
+    let mut cluster = Cluster::start_with(3, 0, EAGER).await;
     let jobs = cluster.fill(10).await;
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let evidence: PathBuf = cluster.scratch.path().join("intervals");
@@ -128,6 +202,7 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     let ran = run_to_end(&[&recover[..], &["--lost-majority"]].concat(), "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     assert!(ran.out.contains("only voter of generation 2"), "{}", ran.out);
+    assert!(ran.out.contains("the archive of the log is taken along, through log index"), "{}", ran.out);
     let kept = cluster.replicas[survivor].home.join("data.generation-1");
     assert!(kept.join("IDENTITY").exists(), "the folder of before is gone");
 
@@ -144,6 +219,9 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     .await;
     let new = again.placement.and_then(|placement| placement.token).expect("it is placed");
     assert!((new.generation, new.log_index) > (old.generation, old.log_index));
+
+    // What was decided before is known here, down to the first record.
+    assert_eq!(cluster.whole_history(survivor).await, LIVES);
 
     // One of before comes back with its disk: it is of another generation.
     let other = (0..3).find(|at| *at != survivor).unwrap();

@@ -22,3 +22,4 @@ mod shell;
 mod support;
 mod tls;
 mod upgrade;
+mod watch;

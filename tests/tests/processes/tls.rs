@@ -348,7 +348,25 @@ async fn a_cluster_with_certificates() {
     let ended = wait_for_job(&ada, &submitted.job_ids[0], is_finished).await;
     assert_eq!(ended.phase(), v1::JobPhase::Succeeded, "the agent goes on: {ended:#?}");
     fresh.abort();
+    read_again_when_told(&cluster, &certified).await;
     cluster.assert_digests_agree().await;
+}
+
+/// SIGHUP: the files are read at once, and nothing else happens to the process.
+async fn read_again_when_told(cluster: &Cluster, certified: &Certified) {
+    let home = &cluster.replicas[0].home;
+    let before = reloads(home);
+    let told = || cluster.log_of(0).matches("certificates are read again").count();
+    assert_eq!(told(), 0);
+    // The same files as before: nothing to take over.
+    cluster.signal(0, nix::sys::signal::Signal::SIGHUP);
+    eventually("SIGHUP is not heard", || async { (told() == 1).then_some(()) }).await;
+    certified.issue("replica", "1").await;
+    cluster.signal(0, nix::sys::signal::Signal::SIGHUP);
+    eventually("SIGHUP is not heard again", || async { (told() == 2).then_some(()) }).await;
+    eventually("the new certificate is not in force", || async { (reloads(home) > before).then_some(()) })
+        .await;
+    cluster.status_of(0).await.expect("it serves with the new certificate");
 }
 
 /// A new authority, new certificates, no old authority, while calls go on through every replica.

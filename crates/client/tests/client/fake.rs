@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use muster_client::{Endpoints, Options};
+use muster_wire::shared::Shared;
 use muster_wire::v1;
 use tokio::runtime::Runtime;
 use tonic::{Code, Request, Response, Status};
@@ -132,7 +133,7 @@ type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl JobService for Service {
-    type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
+    type WatchJobsStream = Boxed<Shared<v1::WatchJobsResponse>>;
     type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
     type SubmitStreamStream = Boxed<v1::SubmitStreamResponse>;
 
@@ -244,7 +245,7 @@ impl JobService for Service {
         match step {
             Some(Step::Stream(messages, stays_open)) => {
                 use futures::StreamExt as _;
-                let messages = futures::stream::iter(messages);
+                let messages = futures::stream::iter(messages).map(|message| message.map(Shared::from));
                 Ok(Response::new(if stays_open {
                     Box::pin(messages.chain(futures::stream::pending()))
                 } else {

@@ -187,7 +187,8 @@ impl PeerService {
                         client_endpoint: message.client_endpoint,
                     };
                     let added = consensus.add_learner(source, node).await.map_err(membership_status)?;
-                    crate::membership::Readmission { raft_index: added.raft_index, voted: false }
+                    let voted = consensus.inner.changing.owes_a_vote(source);
+                    crate::membership::Readmission { raft_index: added.raft_index, voted }
                 }
                 readmitted => readmitted.map_err(membership_status)?,
             },

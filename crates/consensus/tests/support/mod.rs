@@ -261,13 +261,14 @@ impl Disk {
     }
 
     /// The disk as it is after it was lost and the replica was told so.
-    pub fn emptied(&self, id: ReplicaId) -> Disk {
+    pub async fn emptied(&self, id: ReplicaId) -> Disk {
         let fresh = match self {
             Disk::Memory(..) => Disk::memory(),
             Disk::Folder(_) | Disk::Hanging(..) => Disk::folder(),
         };
         let store = fresh.open(id);
-        store.set_rejoin(Rejoin { from_index: None }).unwrap();
+        store.set_rejoin(Rejoin::Unknown).unwrap();
+        store.log.close().await;
         fresh
     }
 

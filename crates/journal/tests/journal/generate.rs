@@ -1,6 +1,7 @@
 //! Rounds of any content, every variant of every enum among them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
@@ -8,9 +9,10 @@ use muster_journal::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, Dependency, DependencyRule, DeviceAmount,
-    DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name,
-    NodeDraft, NodeId, NodeSpec, Parameters, PriorityTier, ReplicaId, RequestId, Spread, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
+    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
     TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
@@ -345,6 +347,11 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         failed(),
+        (job(), token(), vec((any::<u32>(), slot()), 0..3))
+            .prop_map(|(job, token, ranks)| Decision::SparesTaken { job, token, ranks }),
+        (job(), token(), any::<u32>(), option::of(any::<u32>())).prop_map(
+            |(job, token, rank, slow_milli)| { Decision::StragglerNoted { job, token, rank, slow_milli } }
+        ),
     ]
 }
 

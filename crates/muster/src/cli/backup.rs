@@ -4,8 +4,10 @@
 //! take; neither changes the file.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use muster_archive::{Archive, DirectoryStore};
 use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
 use muster_state::State;
 use muster_types::ClusterId;
@@ -44,6 +46,7 @@ The cluster serves on meanwhile. The file appears under its name when it is comp
     #[command(after_help = "\
 Examples:
   muster backup restore --from a.backup --config server.toml
+  muster backup restore --from a.backup --config server.toml --archive /mnt/old/archive
 
 Then start it with `muster server --config server.toml`, and take the others in with `muster cluster add`.
 The cluster begins a new generation: every lease and token of before is over, and replicas of before are
@@ -64,6 +67,10 @@ pub struct RestoreArgs {
     /// Say it when this or a later backup was restored before
     #[arg(long, value_name = "N")]
     generation: Option<u32>,
+    /// The archive of a replica of before, or a copy of one: history goes on behind it. Objects are shared with
+    /// that folder where the disk is the same, else copied
+    #[arg(long, value_name = "DIR")]
+    archive: Option<PathBuf>,
     /// The replica the configuration is of, to be sure
     #[arg(long, value_name = "ID")]
     replica_id: Option<u64>,
@@ -150,6 +157,7 @@ async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failure> 
         );
         return Err(Failure::new(Exit::Conflict, text).with_next("set cluster_id to the backup's"));
     }
+    let history = old_archive(&config, args.archive.as_deref())?;
     let least = header.cluster_generation.saturating_add(1);
     let generation = args.generation.unwrap_or(least);
     if generation < least {
@@ -160,11 +168,40 @@ async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failure> 
         chain(Exit::Conflict, &error).with_next("restore into a data folder that holds no replica")
     })?;
     let dir = config.data_dir.display();
+    if let Some((from, to)) = history {
+        let taken = server::take_archive(from, to, config.cluster_id).map_err(|error| {
+            Failure::new(Exit::Failed, format!("{dir} is restored, but without its history: {error}"))
+                .with_next(format!("copy {} to {} before the first start", from.display(), to.display()))
+        })?;
+        let last = taken.1.map_or_else(|| "nothing".to_owned(), |last| last.to_string());
+        console.progress(&format!("{} has history through log index {last}", to.display()));
+    }
     console.progress(&format!(
         "{dir} is the first replica of generation {generation}; next: muster server --config {}",
         args.config.display()
     ));
     show(console, &args.from, header, verified, Some(&state))
+}
+
+/// An archive that is to be taken along, and where to; looked at before anything is made.
+fn old_archive<'a>(
+    config: &'a ServerConfig,
+    from: Option<&'a Path>,
+) -> Result<Option<(&'a Path, &'a Path)>, Failure> {
+    let Some(from) = from else { return Ok(None) };
+    let Some(archive) = &config.archive else {
+        return Err(Failure::usage("the configuration says that no archive is kept, so none is taken along"));
+    };
+    let store = DirectoryStore::open_read_only(from).map_err(|error| {
+        Failure::new(Exit::NotFound, format!("{} cannot be opened: {error}", from.display()))
+    })?;
+    let opened = Archive::open(Arc::new(store), Some(config.cluster_id));
+    let opened = opened.map_err(|error| chain(Exit::Conflict, &error))?;
+    if opened.summary().segments == 0 {
+        let text = format!("{} holds no segment of a log", from.display());
+        return Err(Failure::new(Exit::NotFound, text).with_next("name the folder that has `segments` in it"));
+    }
+    Ok(Some((from, &archive.dir)))
 }
 
 fn show(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_client::{Client, WatchItem};
+use muster_client::{CallError, Client, WatchItem};
 use muster_wire::v1;
 use tokio::time::Instant;
 
@@ -97,6 +97,32 @@ pub async fn follow(
             return Ok((watched.exit(), watched.jobs));
         }
     }
+}
+
+/// What came of waiting for the next item of a watch that has no end of its own.
+pub enum Next<T> {
+    Item(T),
+    Ended(Exit),
+}
+
+/// The next item, unless Ctrl-C or the end of the command's time comes first.
+pub async fn next_until<T>(
+    item: impl Future<Output = Result<T, CallError>>,
+    end: Option<Instant>,
+) -> Result<Next<T>, Failure> {
+    tokio::select! {
+        item = item => Ok(Next::Item(item?)),
+        () = sleep_until(end) => Err(Failure::new(Exit::Timeout, "the time is up")),
+        interrupt = tokio::signal::ctrl_c() => {
+            interrupt?;
+            Ok(Next::Ended(Exit::Ok))
+        }
+    }
+}
+
+/// Says on stderr that changes were not printed one by one.
+pub fn say_restarted(console: &Console) {
+    console.progress("the cluster no longer has the changes in between; starting from the present state");
 }
 
 async fn sleep_until(end: Option<Instant>) {
@@ -202,9 +228,7 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
                 console.line(&format!("#{log_index}  {job_id}  forgotten"))
             }
             WatchItem::Restarted => {
-                console.progress(
-                    "the cluster no longer has the changes in between; starting from the present state",
-                );
+                say_restarted(console);
                 Ok(())
             }
             WatchItem::SyncEnd { .. } | WatchItem::Bookmark { .. } => Ok(()),

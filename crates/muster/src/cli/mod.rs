@@ -25,6 +25,7 @@ mod members;
 mod node;
 mod policy;
 mod policy_view;
+mod queue;
 mod reading;
 mod run;
 mod sim;
@@ -108,7 +109,7 @@ pub enum ClientCommand {
     /// Submit the jobs of a file, or a script
     Submit(submit::SubmitArgs),
     /// Submit a command and stay with it: its output here, its exit code as the exit code
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Say what would become of a job if it were submitted now: where, when, and why not
     Plan(explanation::PlanArgs),
     /// Look at jobs, follow and cancel them
@@ -117,6 +118,9 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Look at queues: what each tenant has waiting, holds and may use
+    #[command(subcommand, visible_alias = "queues")]
+    Queue(queue::QueueCommand),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -170,10 +174,11 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
 async fn dispatch(global: &Global, console: &Console, command: ClientCommand) -> Result<Exit, Failure> {
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,
-        ClientCommand::Run(args) => run::run(global, console, args).await,
+        ClientCommand::Run(args) => run::run(global, console, *args).await,
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
@@ -186,6 +191,11 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
 }
 
 impl Global {
+    /// When the time of the whole command is up.
+    fn end(&self) -> Option<tokio::time::Instant> {
+        self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
+    }
+
     /// A connected client.
     async fn client(&self) -> Result<Client, Failure> {
         let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;

@@ -1,14 +1,15 @@
 //! `muster node …`.
 
 use clap::{Args, Subcommand};
-use muster_client::Client;
+use muster_client::{Client, NodeItem};
 use muster_wire::v1;
 
 use super::Global;
-use super::console::{Console, Format, Grid};
+use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
+use super::follow::{Next, next_until, say_restarted};
 use super::reading::ReadArgs;
-use super::view::{self, Document, Items, Position};
+use super::view::{self, Document, Items, NodeEvent, Position};
 
 const PAGE_SIZE: u32 = 1_000;
 
@@ -23,6 +24,20 @@ pub enum NodeCommand {
         node: String,
         #[command(flatten)]
         read: ReadArgs,
+    },
+    /// Print each change of nodes, with its log index, until Ctrl-C
+    #[command(after_help = "\
+Examples:
+  muster node watch
+  muster node watch --region eu-north
+  muster node watch -o json | jq 'select(.node.status == \"lost\")'
+
+Shows what registers, is lost, cordoned, put back or forgotten; what is free changes with the jobs, which
+`muster job watch` shows. Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
+    Watch {
+        /// Only this region
+        #[arg(long, value_name = "REGION")]
+        region: Option<String>,
     },
     /// Take nodes out of placement; what runs on them stays
     #[command(
@@ -70,6 +85,7 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
     match command {
         NodeCommand::List(args) => list(&args.read.client(global).await?, console, args).await,
         NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
+        NodeCommand::Watch { region } => watch(global, console, region.unwrap_or_default()).await,
         NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
         NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
@@ -143,6 +159,69 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
     Ok(Exit::Ok)
 }
 
+async fn watch(global: &Global, console: &Console, region: String) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    let mut watch = client.watch_nodes(v1::WatchNodesRequest { region, ..Default::default() });
+    let end = global.end();
+    loop {
+        match next_until(watch.next(), end).await? {
+            Next::Item(item) => print_event(console, &item)?,
+            Next::Ended(exit) => return Ok(exit),
+        }
+    }
+}
+
+fn print_event(console: &Console, item: &NodeItem) -> Result<(), Failure> {
+    match (console.format, item) {
+        (Format::Json | Format::Yaml, item) => console.event(&event(item)),
+        (Format::Name, NodeItem::Changed { node, .. }) => {
+            console.line(node.description.as_ref().map_or(node.id.as_str(), |known| known.name.as_str()))
+        }
+        (Format::Table | Format::Wide, NodeItem::Changed { log_index, node }) => {
+            console.line(&event_line(*log_index, &view::Node::from((**node).clone())))
+        }
+        (Format::Table | Format::Wide, NodeItem::Forgotten { log_index, node_id }) => {
+            console.line(&format!("#{log_index}  {node_id}  forgotten"))
+        }
+        (Format::Table | Format::Wide, NodeItem::Restarted) => {
+            say_restarted(console);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn event_line(log_index: u64, node: &view::Node) -> String {
+    let devices = node.accelerators.as_ref().map(|a| format!("  {}:{}", a.r#type, a.count));
+    let (devices, jobs) = (devices.unwrap_or_default(), node.job_ids.len());
+    let place = format!("{}/{}", node.region, node.cluster);
+    let line = format!(
+        "#{log_index}  {}  {place}  {}{devices}  {} free, jobs: {jobs}",
+        node.name,
+        status(node),
+        node.free_devices
+    );
+    one_line(&line)
+}
+
+fn event(item: &NodeItem) -> Document<NodeEvent> {
+    let event = |r#type, node: Option<&v1::Node>, node_id: Option<&String>| NodeEvent {
+        r#type,
+        node: node.cloned().map(view::Node::from),
+        node_id: node_id.cloned(),
+    };
+    let (log_index, content) = match item {
+        NodeItem::Changed { log_index, node } => (Some(*log_index), event("changed", Some(node), None)),
+        NodeItem::SyncEnd { log_index } => (Some(*log_index), event("syncEnd", None, None)),
+        NodeItem::Bookmark { log_index } => (Some(*log_index), event("bookmark", None, None)),
+        NodeItem::Forgotten { log_index, node_id } => {
+            (Some(*log_index), event("forgotten", None, Some(node_id)))
+        }
+        NodeItem::Restarted => (None, event("restarted", None, None)),
+    };
+    Document::new("NodeEvent", log_index, content)
+}
+
 async fn cordon(
     client: &Client,
     console: &Console,
@@ -178,6 +257,11 @@ fn print_nodes(
     }
 }
 
+/// A cordon is what placement sees; that a lost node is cordoned too changes nothing.
+fn status(node: &view::Node) -> &'static str {
+    if node.cordoned && node.status == "up" { "cordoned" } else { node.status }
+}
+
 fn table(nodes: &[view::Node], wide: bool) -> Grid {
     let mut header = vec!["NAME", "REGION", "CLUSTER", "STATUS", "ACCELERATORS", "FREE"];
     if wide {
@@ -187,13 +271,11 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
     let mut grid = Grid::new(header);
     for node in nodes {
         let accelerators = node.accelerators.as_ref();
-        // A cordon is what placement sees; that a lost node is cordoned too changes nothing.
-        let status = if node.cordoned && node.status == "up" { "cordoned" } else { node.status };
         let mut cells = vec![
             node.name.clone(),
             node.region.clone(),
             node.cluster.clone(),
-            status.to_owned(),
+            status(node).to_owned(),
             accelerators.map(|a| format!("{}:{}", a.r#type, a.count)).unwrap_or_default(),
             node.free_devices.to_string(),
         ];

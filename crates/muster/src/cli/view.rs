@@ -3,7 +3,7 @@
 //! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
-//! `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`, `Backup`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
+//! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`, `Backup`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl From<Option<v1::Freshness>> for Position {
     }
 }
 
-/// Content of `JobList` and `NodeList`.
+/// Content of `JobList`, `NodeList` and `QueueList`.
 #[derive(Serialize)]
 pub struct Items<T> {
     pub items: Vec<T>,
@@ -384,6 +384,107 @@ pub struct Node {
     pub changed_at: Option<String>,
     pub changed_at_index: u64,
     pub job_ids: Vec<String>,
+}
+
+/// Content of `NodeEvent`; its `logIndex` is the record that did it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeEvent {
+    /// changed, syncEnd, bookmark, forgotten or restarted.
+    pub r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<Node>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_id: Option<String>,
+}
+
+/// Content of `QueueEvent`; its `logIndex` is the last record of the round that did it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueEvent {
+    /// changed, syncEnd, bookmark or restarted.
+    pub r#type: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<Queue>,
+    /// Tenants whose queues are gone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub forgotten: Vec<String>,
+}
+
+/// An item of `QueueList` and `QueueEvent`: what a tenant has waiting, holds and may use.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Queue {
+    pub tenant: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub parent: String,
+    pub weight_milli: u32,
+    pub pending_jobs: u64,
+    /// Those of them that wait for another job or for a time.
+    pub held_jobs: u64,
+    pub pending_devices_milli: u64,
+    pub active_jobs: u64,
+    pub active_devices_milli: u64,
+    /// By the tenant and everyone below it.
+    pub uses: Vec<DeviceUse>,
+    pub share_billionths: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quotas: Vec<QuotaUse>,
+}
+
+/// Use of one type of accelerator.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceUse {
+    pub r#type: String,
+    pub used_milli: u64,
+    pub decayed_device_seconds: u64,
+}
+
+/// How much of a quota is in use.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QuotaUse {
+    pub r#type: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub region: String,
+    pub nominal_milli: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub borrowing_limit_milli: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lending_limit_milli: Option<u64>,
+    pub used_milli: u64,
+}
+
+impl From<v1::Queue> for Queue {
+    fn from(queue: v1::Queue) -> Queue {
+        let device_use = |used: v1::DeviceUse| DeviceUse {
+            r#type: used.r#type,
+            used_milli: used.used_milli,
+            decayed_device_seconds: used.decayed_device_seconds,
+        };
+        let quota_use = |quota: v1::QuotaUse| QuotaUse {
+            r#type: quota.r#type,
+            region: quota.region,
+            nominal_milli: quota.nominal_milli,
+            borrowing_limit_milli: quota.borrowing_limit_milli,
+            lending_limit_milli: quota.lending_limit_milli,
+            used_milli: quota.used_milli,
+        };
+        Queue {
+            tenant: queue.tenant,
+            parent: queue.parent,
+            weight_milli: queue.weight_milli,
+            pending_jobs: queue.pending_jobs,
+            held_jobs: queue.held_jobs,
+            pending_devices_milli: queue.pending_devices_milli,
+            active_jobs: queue.active_jobs,
+            active_devices_milli: queue.active_devices_milli,
+            uses: queue.uses.into_iter().map(device_use).collect(),
+            share_billionths: queue.share_billionths,
+            quotas: queue.quotas.into_iter().map(quota_use).collect(),
+        }
+    }
 }
 
 /// Content of `ClusterStatus`.

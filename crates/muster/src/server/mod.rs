@@ -7,12 +7,14 @@ mod recover;
 
 pub use config::{ConfigError, ServerConfig};
 pub use evidence::now_ms;
-pub use recover::begin_from;
+pub use recover::{begin_from, take_archive};
 
 use muster_archive::{Archive, ArchiveError};
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
-use muster_engine::{DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive};
+use muster_engine::{
+    DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive, purge_up_to,
+};
 use muster_store::StoreError;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
@@ -263,7 +265,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let archive = open_history(&config).await?;
     if let Some(archive) = &archive {
         // Before anything is purged.
-        store.log.hold_purge(Some(archive.end().map_or(0, |end| end.next_raft.saturating_sub(1))));
+        store.log.hold_purge(Some(purge_up_to(archive, store.identity().generation)));
     }
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;

@@ -5,18 +5,22 @@
 //! any more. So every entry it has is taken, also those it did not know to be committed, and the last
 //! one is named with its time: what was acknowledged after that, or only to others, is gone.
 //!
-//! The folder of before is kept beside the new one. Other replicas of before are refused from here on:
+//! The folder of before is kept beside the new one. The archive of the log goes along: what lies in the folder is
+//! in both, and what only the old log had is put behind it. Other replicas of before are refused from here on:
 //! they are of a lower generation.
 //!
 //! **Invariant:** at every moment the data folder is either the old one or the complete new one; an
 //! interrupted recovery is taken up by the next.
 
 use bytes::Bytes;
+use muster_archive::{Archive, ArchiveError, ArchivedRound, DirectoryStore};
 use muster_consensus::offline::{self, OfflineError, Position};
 use muster_store::{Identity, ReplicaNode, StoreError};
+use muster_types::{ClusterId, LogIndex};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::config::{ConfigError, ServerConfig};
 use super::open::expected;
@@ -154,16 +158,27 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     if made.exists() {
         std::fs::remove_dir_all(&made).map_err(|source| file_error("removing", &made, source))?;
     }
+    let old_identity = identity;
     let identity = Identity { generation, ..identity };
     let at = Position { term: held.term, index: held.last.index };
     let chunks: Vec<Bytes> = state.snapshot().map(Bytes::from).collect();
     let founded = offline::found_from(&made, identity, node, at, chunks.into_iter()).await;
     founded.map_err(|source| RecoverError::Folder { dir: made.clone(), source })?;
+    let history = carry_archive(&config, old_identity, &made).await;
     let kept = old_name(old);
     rename(&dir, &kept)?;
     rename(&made, &dir)?;
     say!("\nrecovered: {} is the only voter of generation {generation}", config.replica_id);
     say!("the folder of before is kept as {}", kept.display());
+    match history {
+        Ok(Some(last)) => say!("the archive of the log is taken along, through log index {last}"),
+        Ok(None) => {}
+        // The cluster matters more, and nothing of the old archive is lost.
+        Err(error) => {
+            say!("the archive of the log was not taken along whole: {error}");
+            say!("what there was is kept in {}", kept.display());
+        }
+    }
     say!(
         "\nwhat is lost: writes that only other replicas had, at most those after log index {}",
         state.log_index()
@@ -174,6 +189,76 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     say!("  3. muster cluster add ID --region … --peer … --client …   for each of them");
     say!("agents go on by themselves; every lease of before is over, and its token is refused");
     Ok(())
+}
+
+/// Why an archive was not taken along.
+#[derive(Debug, thiserror::Error)]
+enum CarryError {
+    #[error("{dir}: {source}")]
+    Folder {
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    #[error("the log of before cannot be read: {0}")]
+    Log(#[from] OfflineError),
+}
+
+/// Takes the archive along into the new folder, where it lies in the old one, and puts what only the log has
+/// behind it. The last record it has then; none without an archive.
+async fn carry_archive(
+    config: &ServerConfig,
+    identity: Identity,
+    made: &Path,
+) -> Result<Option<LogIndex>, CarryError> {
+    let Some(archive) = &config.archive else { return Ok(None) };
+    let inside = archive.dir.strip_prefix(&config.data_dir).ok();
+    let to = inside.map_or_else(|| archive.dir.clone(), |inside| made.join(inside));
+    if !archive.dir.exists() {
+        return Ok(None);
+    }
+    let (from, cluster) = (archive.dir.clone(), config.cluster_id);
+    let taken = tokio::task::spawn_blocking(move || take_in(&from, &to, cluster)).await;
+    let archive = taken.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    let next = archive.end().map_or(0, |end| end.next_raft);
+    let entries = offline::read_entries(&config.data_dir, identity, next).await?;
+    let end = entries.last().map_or(next, |entry| entry.raft_index + 1);
+    let rounds: Vec<ArchivedRound> = entries.into_iter().filter_map(muster_engine::archived_round).collect();
+    let appended = tokio::task::spawn_blocking(move || {
+        archive.append(cluster, &rounds, end)?;
+        Ok::<_, CarryError>(archive.summary().last)
+    });
+    appended.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Opens the archive in `to`, with everything that the one in `from` has.
+fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryError> {
+    let folder = |dir: &Path| {
+        let dir = dir.to_path_buf();
+        move |source| CarryError::Folder { dir, source }
+    };
+    let store = DirectoryStore::open(to).map_err(folder(to))?;
+    if from != to {
+        let old = DirectoryStore::open_read_only(from).map_err(folder(from))?;
+        store.take_in(&old).map_err(folder(to))?;
+    }
+    Ok(Archive::open(Arc::new(store), Some(cluster))?)
+}
+
+/// Takes the archive of another replica, or a copy of one, into the one of a replica that is made from a
+/// backup. The first and the last record it has.
+///
+/// # Errors
+/// Says which folder cannot be read or written, or what is wrong with the archive.
+pub fn take_archive(
+    from: &Path,
+    to: &Path,
+    cluster: ClusterId,
+) -> Result<(Option<LogIndex>, Option<LogIndex>), Box<dyn std::error::Error + Send + Sync>> {
+    let summary = take_in(from, to, cluster)?.summary();
+    Ok((summary.first, summary.last))
 }
 
 /// Everything the folder has, as a state.

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use muster_types::{Refusal, RefusalCode};
+use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
 use muster_wire::{convert, v1};
 use tokio::runtime::Runtime;
@@ -14,6 +15,7 @@ use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
 use v1::policy_service_server::{PolicyService, PolicyServiceServer};
+use v1::queue_service_server::{QueueService, QueueServiceServer};
 use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
@@ -54,6 +56,7 @@ impl Fake {
                 .add_service(JobServiceServer::new(service.clone()))
                 .add_service(FleetServiceServer::new(service.clone()))
                 .add_service(PolicyServiceServer::new(service.clone()))
+                .add_service(QueueServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
                 .serve_with_incoming(incoming)
                 .await
@@ -149,7 +152,7 @@ impl JobService for Service {
         Err(Status::unimplemented("no command submits so"))
     }
 
-    type WatchJobsStream = Boxed<v1::WatchJobsResponse>;
+    type WatchJobsStream = Boxed<Shared<v1::WatchJobsResponse>>;
     type ReadLogsStream = Boxed<v1::ReadLogsResponse>;
 
     async fn submit_job(
@@ -257,7 +260,8 @@ impl JobService for Service {
             }
         }
         let messages = events.into_iter().map(|(log_index, event)| {
-            Ok(v1::WatchJobsResponse { resume_token: log_index.to_string(), log_index, event: Some(event) })
+            let resume_token = log_index.to_string();
+            Ok(v1::WatchJobsResponse { resume_token, log_index, event: Some(event) }.into())
         });
         use futures::StreamExt as _;
         let stream = futures::stream::iter(messages).chain(futures::stream::pending());
@@ -482,13 +486,26 @@ impl FleetService for Service {
         }
     }
 
-    type WatchNodesStream = Boxed<v1::WatchNodesResponse>;
+    type WatchNodesStream = Boxed<Shared<v1::WatchNodesResponse>>;
 
     async fn watch_nodes(
         &self,
-        _: Request<v1::WatchNodesRequest>,
+        request: Request<v1::WatchNodesRequest>,
     ) -> Result<Response<Self::WatchNodesStream>, Status> {
-        Err(Status::unimplemented("nobody asks here"))
+        use v1::watch_nodes_response::Event;
+        assert_eq!(request.into_inner().region, "eu", "the option arrives");
+        let events = [
+            (41, Event::Changed(node("host-0", false))),
+            (41, Event::SyncEnd(true)),
+            (43, Event::Changed(node("host-0", true))),
+            (44, Event::Forgotten("node-7".to_owned())),
+        ];
+        let messages = events.map(|(log_index, event)| {
+            let resume_token = log_index.to_string();
+            Ok(v1::WatchNodesResponse { resume_token, log_index, event: Some(event) }.into())
+        });
+        use futures::StreamExt as _;
+        Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))
     }
 
     async fn set_node_cordon(
@@ -547,5 +564,62 @@ impl ClusterService for Service {
             region: "eu-north".into(),
             ..Default::default()
         }))
+    }
+}
+
+fn queue(tenant: &str, pending_jobs: u64) -> v1::Queue {
+    v1::Queue {
+        tenant: tenant.into(),
+        weight_milli: 1_500,
+        pending_jobs,
+        pending_devices_milli: pending_jobs * 500,
+        active_jobs: 1,
+        active_devices_milli: 8_000,
+        uses: vec![v1::DeviceUse { r#type: "h100".into(), used_milli: 8_000, decayed_device_seconds: 60 }],
+        share_billionths: 125_000_000,
+        quotas: vec![v1::QuotaUse {
+            r#type: "h100".into(),
+            region: "eu".into(),
+            nominal_milli: 16_000,
+            used_milli: 8_000,
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
+#[tonic::async_trait]
+impl QueueService for Service {
+    /// Two pages.
+    async fn list_queues(
+        &self,
+        request: Request<v1::ListQueuesRequest>,
+    ) -> Result<Response<v1::ListQueuesResponse>, Status> {
+        let (queues, next_page_token) = match request.into_inner().page_token.as_str() {
+            "" => (vec![queue("speech", 0)], "more".to_owned()),
+            _ => (vec![queue("vision", 3)], String::new()),
+        };
+        Ok(Response::new(v1::ListQueuesResponse { queues, next_page_token, freshness: freshness() }))
+    }
+
+    type WatchQueuesStream = Boxed<Shared<v1::WatchQueuesResponse>>;
+
+    async fn watch_queues(
+        &self,
+        _: Request<v1::WatchQueuesRequest>,
+    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        use v1::watch_queues_response::Event;
+        let changes = |changed, forgotten| Event::Changed(v1::QueueChanges { changed, forgotten });
+        let events = [
+            (41, changes(vec![queue("vision", 3)], Vec::new())),
+            (41, Event::SyncEnd(true)),
+            (47, changes(vec![queue("vision", 1)], vec!["speech".to_owned()])),
+        ];
+        let messages = events.map(|(log_index, event)| {
+            let resume_token = log_index.to_string();
+            Ok(v1::WatchQueuesResponse { resume_token, log_index, event: Some(event) }.into())
+        });
+        use futures::StreamExt as _;
+        Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))
     }
 }

@@ -75,6 +75,7 @@ fn help_shows_commands_examples_and_exit_codes() {
         "plan",
         "job",
         "node",
+        "queue",
         "policy",
         "cluster",
         "completion",
@@ -599,4 +600,72 @@ fn answers_say_how_fresh_they_are() {
     assert!(show(None, &[]).err.contains("how far replica 1 is behind is not known"));
     assert!(show(None, &["--at", "41"]).err.contains("as it was at log index 41"));
     assert!(show(None, &["--quiet"]).err.is_empty());
+}
+
+#[test]
+fn queues_are_listed_over_all_pages() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["queue", "list"]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    assert_eq!(
+        ran.out,
+        "TENANT  PENDING  ASKED  ACTIVE  DEVICES  IN-USE  SHARE    QUOTAS\n\
+         speech  0        0      1       8        h100:8  12.500%  h100:8/16@eu\n\
+         vision  3        1.5    1       8        h100:8  12.500%  h100:8/16@eu\n"
+    );
+    assert_eq!(muster(&fake, &["queues", "list", "-o", "name"]).out, "speech\nvision\n");
+    let wide = muster(&fake, &["queue", "list", "-o", "wide"]);
+    assert!(
+        wide.out.contains("WEIGHT") && wide.out.contains("HELD") && wide.out.contains("1.5"),
+        "{}",
+        wide.out
+    );
+    let listed: serde_json::Value =
+        serde_json::from_str(&muster(&fake, &["queue", "list", "-o", "json"]).out).unwrap();
+    assert_eq!((&listed["kind"], &listed["items"][1]["pendingJobs"]), (&"QueueList".into(), &3.into()));
+}
+
+#[test]
+fn watches_of_queues_and_nodes_print_each_change_until_the_time_is_up() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["queue", "watch", "--timeout", "1s"]);
+    assert_eq!(ran.code, 7, "{}", ran.err);
+    assert_eq!(
+        ran.out,
+        "#41  vision  3 jobs pending for 1.5 devices  1 job active on 8 devices  quotas h100:8/16@eu\n\
+         #47  vision  1 job pending for 0.5 devices  1 job active on 8 devices  quotas h100:8/16@eu\n\
+         #47  speech  gone\n"
+    );
+    let ran = muster(&fake, &["queue", "watch", "--timeout", "1s", "-o", "json"]);
+    let events: Vec<serde_json::Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events.len(), 3, "{}", ran.out);
+    assert_eq!((&events[1]["type"], &events[2]["forgotten"][0]), (&"syncEnd".into(), &"speech".into()));
+    let ran = muster(&fake, &["node", "watch", "--region", "eu", "--timeout", "1s"]);
+    assert_eq!(ran.code, 7, "{}", ran.err);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", ran.out);
+    assert!(lines[0].starts_with("#41  host-0  ") && lines[1].contains("  cordoned  "), "{}", ran.out);
+    assert_eq!(lines[2], "#44  node-7  forgotten");
+}
+
+#[test]
+fn a_client_certificate_may_name_a_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("authority");
+    let authority = authority.to_str().unwrap();
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", authority, "--cluster-id", id])).code, 0);
+    let out = folder.path().join("ada");
+    let out = out.to_str().unwrap();
+    let issue = |kind: &str, tenant: &str| {
+        finish(command("", &["ca", "issue", authority, kind, "ada", "--tenant", tenant, "--out", out]))
+    };
+    for (kind, tenant) in [("agent", "vision"), ("admin", "vision"), ("client", "No"), ("client", "a/b")] {
+        let ran = issue(kind, tenant);
+        assert!(ran.code == 2 && ran.err.starts_with("error: "), "{kind} of {tenant}: {}", ran.err);
+    }
+    let ran = issue("client", "vision");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains(&format!("spiffe://{id}/tenant/vision/ada")), "{}", ran.out);
 }

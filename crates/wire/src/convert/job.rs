@@ -152,7 +152,11 @@ fn convert_into(
     }
     let below_contract = below(at, "contract");
     let contract = contract(&below_contract, message.contract.take(), found);
-    let draft = draft(at, message, found);
+    let mut draft = draft(at, message, found);
+    // Jobs that save in different places go different ways: so it counts among what a job reads.
+    if let Some(place) = contract.checkpoint.place.as_ref().filter(|place| !draft.datasets.contains(place)) {
+        draft.datasets.push(place.clone());
+    }
     let Some(checked) = check(at, draft, found) else { return };
     check_contract(&below_contract, &checked, &contract, found);
     if !found.is_empty() || array_size as usize > expand_max {

@@ -1,0 +1,71 @@
+//! `muster.v1.QueueService`.
+
+use muster_types::Name;
+use muster_wire::token::{List, PageToken, TokenError, filter_digest};
+use muster_wire::v1;
+use muster_wire::v1::queue_service_server::QueueService;
+use tonic::{Request, Response, Status};
+
+use crate::forward::Router;
+use crate::job_service::bad_page;
+use crate::read::{cluster, fresh, freshness, page_size};
+use crate::render;
+use crate::watcher::{Messages, QueueTopic, Watches};
+
+pub(crate) struct Queues {
+    router: Router,
+    watches: Watches,
+}
+
+impl Queues {
+    pub(crate) fn new(router: Router, watches: Watches) -> Queues {
+        Queues { router, watches }
+    }
+}
+
+#[tonic::async_trait]
+impl QueueService for Queues {
+    async fn list_queues(
+        &self,
+        request: Request<v1::ListQueuesRequest>,
+    ) -> Result<Response<v1::ListQueuesResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
+        let message = request.into_inner();
+        let size = page_size(message.page_size)?;
+        let engine = self.router.engine();
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let cluster = cluster(&view)?;
+        let filter = filter_digest(["queues"]);
+        let after = match message.page_token.as_str() {
+            "" => None,
+            text => {
+                let token = PageToken::decode(text, cluster, List::Queues, filter).map_err(bad_page)?;
+                Some(Name::new(&token.after).ok_or_else(|| bad_page(TokenError::ReadToken))?)
+            }
+        };
+        let mut names = view.queues_behind(after.as_ref(), size + 1);
+        let more = names.len() > size;
+        names.truncate(size);
+        let capacity = view.capacity();
+        let row = |name: &Name| Some(render::queue(name, &view.queue(name)?, &capacity));
+        let queues = names.iter().filter_map(row).collect();
+        let next = names.last().filter(|_| more).map(|last| {
+            let token = PageToken { after: last.to_string(), log_index: view.log_index() };
+            token.encode(cluster, List::Queues, filter)
+        });
+        let freshness = Some(freshness(engine, &view));
+        let next_page_token = next.unwrap_or_default();
+        Ok(Response::new(v1::ListQueuesResponse { queues, next_page_token, freshness }))
+    }
+
+    type WatchQueuesStream = Messages<v1::WatchQueuesResponse>;
+
+    async fn watch_queues(
+        &self,
+        request: Request<v1::WatchQueuesRequest>,
+    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        let message = request.into_inner();
+        let topic = QueueTopic::new(&message.tenants)?;
+        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
+    }
+}
