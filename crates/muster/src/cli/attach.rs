@@ -148,7 +148,11 @@ fn begin(
     say: &mpsc::Sender<Said>,
 ) -> usize {
     use v1::JobPhase::{Pending, Starting};
-    let Some(current) = job.placement.as_ref().and_then(|placement| placement.token) else { return 0 };
+    let Some(placement) = &job.placement else { return 0 };
+    let Some(current) = placement.token else { return 0 };
+    // An elastic gang may have fewer than it would like.
+    let placed = u32::try_from(placement.workers.len()).unwrap_or(u32::MAX);
+    let workers = if placed > 0 { placed } else { job.worker_count };
     // Before that some workers have no output yet that could be asked for.
     let early = [Pending, Starting].into_iter().any(|phase| job.phase == i32::from(phase));
     if early || *token == Some(current) {
@@ -159,9 +163,9 @@ fn begin(
     }
     let wanted: Vec<u32> = match ranks {
         Ranks::One(rank) => vec![rank],
-        Ranks::All if job.worker_count <= RANKS_SHOWN_MAX => (0..job.worker_count).collect(),
+        Ranks::All if workers <= RANKS_SHOWN_MAX => (0..workers).collect(),
         Ranks::All => {
-            console.progress(&format!("{} workers; the output is that of rank 0", job.worker_count));
+            console.progress(&format!("{workers} workers; the output is that of rank 0"));
             vec![0]
         }
     };
