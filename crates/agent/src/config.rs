@@ -3,10 +3,12 @@
 //! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
 
 use crate::discovery;
+use crate::health::{HealthConfig, Inventory};
 use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// The agent's configuration, as written.
@@ -37,6 +39,13 @@ pub struct AgentConfig {
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
+    /// Where probes of the network reach this host, at `node.address`: an address of its own, and a port or 0
+    /// for any. It listens only while a probe lasts.
+    #[serde(default = "probe_listen")]
+    pub probe_listen: SocketAddr,
+    /// How the host's health is watched.
+    #[serde(default)]
+    pub health: HealthConfig,
     /// Where the kernel says which boot this is.
     #[serde(default = "boot_id_path")]
     pub boot_id_path: PathBuf,
@@ -163,6 +172,10 @@ fn first_rack() -> String {
     "rack-0".to_owned()
 }
 
+fn probe_listen() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], 0))
+}
+
 fn boot_id_path() -> PathBuf {
     PathBuf::from("/proc/sys/kernel/random/boot_id")
 }
@@ -222,6 +235,17 @@ impl AgentConfig {
     /// # Errors
     /// The first key that breaks its rule.
     pub fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+        self.check_with(root, None)
+    }
+
+    /// The same with what the driver's library lists: what it knows better than files do.
+    ///
+    /// # Errors
+    /// The first key that breaks its rule.
+    pub fn check_with(&self, root: &Path, listed: Option<&Inventory>) -> Result<NodeSpec, ConfigError> {
+        if let Some((key, rule)) = self.health.violation() {
+            return Err(broken(key, rule));
+        }
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
         }
@@ -248,7 +272,7 @@ impl AgentConfig {
         {
             return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
         }
-        self.node.check(root)
+        self.node.check(root, listed)
     }
 
     /// PATH, HOME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
@@ -278,20 +302,23 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl NodeConfig {
-    fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+    fn check(&self, root: &Path, listed: Option<&Inventory>) -> Result<NodeSpec, ConfigError> {
         let name = |key: &str, text: &str| {
             Name::new(text).ok_or_else(|| broken(key, format!("must be {}", muster_types::name::NAME_RULE)))
         };
         let accelerators = match &self.accelerators {
             AcceleratorConfig::None => None,
-            AcceleratorConfig::Discover => discovery::discover(root),
+            AcceleratorConfig::Discover => {
+                listed.and_then(discovery::listed).or_else(|| discovery::discover(root))
+            }
             AcceleratorConfig::Declared { r#type, count } => Some(Accelerators {
                 kind: name("node.accelerators.type", r#type)?,
                 count: u16::try_from(*count)
                     .map_err(|_| broken("node.accelerators.count", "must be 1 to 64"))?,
             }),
         };
-        let mut labels = BTreeMap::new();
+        // What an operator says goes before what was found.
+        let mut labels = listed.map(Inventory::labels).unwrap_or_default();
         for (key, value) in &self.labels {
             labels.insert(name("node.labels", key)?, value.clone());
         }

@@ -383,6 +383,7 @@ mod tests {
             array: None,
             region: "eu-west".into(),
             cluster: "eu-west-a".into(),
+            preflight: false,
         }
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 pub enum ExecutorEvent {
     /// The worker is launched.
     Running(WorkerKey),
-    /// Nothing of the worker is left, and its end is durable.
+    /// Nothing of the worker is left, and its end is on record for an agent that is started anew.
     Ended(WorkerKey, ExitStatus),
 }
 

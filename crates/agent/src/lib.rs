@@ -16,11 +16,13 @@ pub mod durable;
 pub mod executor;
 pub mod fencing;
 mod follow;
+pub mod health;
 pub mod lease;
 pub mod limits;
 mod memory;
 mod node;
 pub mod order;
+pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;
@@ -45,7 +47,7 @@ use state_dir::StateDir;
 use std::future::Future;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Why an agent could not start. Once it runs, nothing ends it but its shutdown.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +82,9 @@ pub enum AgentError {
 /// # Errors
 /// When it cannot start.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let spec = config.check(Path::new("/"))?;
+    let health = begin_health(&config).await;
+    let listed = health.inventory();
+    let spec = config.check_with(Path::new("/"), listed.as_ref())?;
     let security = security(&config, &spec).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
@@ -112,7 +116,12 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
-    let sessions = session::Sessions { endpoints, state, spec, lease, events };
+    let node = node.probing_at(config.probe_listen);
+    let (line, lines) = watch::channel(None);
+    let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
+    let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
+    let speaking = session::Speaking { line, of_health };
+    let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
     let fresh = async {
         match security {
             Security::Tls(tls) => tls.keep_fresh().await,
@@ -123,9 +132,18 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = fresh => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
+        () = health => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
+}
+
+/// Off the runtime: the first call of a driver's library may take seconds.
+async fn begin_health(config: &AgentConfig) -> health::Health {
+    let settings = config.health.clone();
+    let begun = tokio::task::spawn_blocking(move || health::Health::begin(&settings)).await;
+    // It does not panic; without it nothing is watched.
+    begun.unwrap_or_else(|_| health::Health::begin(&health::HealthConfig::off()))
 }
 
 /// The certificates of the configuration; they have to be this node's, or every session would be refused.

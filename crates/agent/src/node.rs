@@ -16,12 +16,14 @@ use crate::fencing::{Fences, Standing};
 use crate::lease::Lease;
 use crate::limits;
 use crate::order::{self, Placement, WorkerKey, state_message};
+use crate::probe::{self, Plan, Prober};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, NodeSpec};
 use muster_wire::convert::fencing_token_to_proto;
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -55,6 +57,14 @@ pub(crate) enum Order {
     ReadLogs {
         read_id: u64,
         request: OutputRequest,
+    },
+    ProbeListen(u64),
+    ProbeRun(u64, Plan),
+    /// What came of the check of a placement's network; the fault of this node.
+    Verdict {
+        job: JobId,
+        token: FencingToken,
+        fault: Option<String>,
     },
 }
 
@@ -126,12 +136,16 @@ enum Wait {
     End,
     /// For a renewal.
     Lease,
+    /// For the verdict on the gang's network.
+    Preflight,
 }
 
 #[derive(Debug)]
 struct Pending {
     placement: Arc<Placement>,
     wait: Wait,
+    /// The gang's network was checked.
+    checked: bool,
 }
 
 /// One report on its way.
@@ -163,6 +177,7 @@ pub(crate) struct Node<E> {
     /// States of workers that are not here, said once on the session that asked.
     extras: VecDeque<v1::WorkerState>,
     uploads: JoinSet<()>,
+    prober: Prober,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -196,7 +211,14 @@ impl<E: Executor> Node<E> {
             in_flight: None,
             extras: VecDeque::new(),
             uploads: JoinSet::new(),
+            prober: Prober::new(SocketAddr::from(([0, 0, 0, 0], 0))),
         }
+    }
+
+    /// Where it listens for probes; any port of any address when not said.
+    pub(crate) fn probing_at(mut self, listen_at: SocketAddr) -> Node<E> {
+        self.prober = Prober::new(listen_at);
+        self
     }
 
     /// Turns until both senders are gone.
@@ -269,6 +291,13 @@ impl<E: Executor> Node<E> {
             Order::Stop { job, token, grace } => self.on_stop(job, token, grace).await,
             Order::ReportAck(sequence) => self.on_report_ack(sequence),
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
+            Order::ProbeListen(probe) => {
+                if let Some(session) = &self.session {
+                    self.prober.listen(probe, session.outgoing.clone());
+                }
+            }
+            Order::ProbeRun(probe, plan) => self.prober.begin(probe, plan),
+            Order::Verdict { job, token, fault } => self.on_verdict(job, token, fault).await,
         }
     }
 
@@ -297,7 +326,7 @@ impl<E: Executor> Node<E> {
             tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
             return;
         }
-        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation };
+        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation, checked: false };
         self.pending.insert((job, token), pending);
         self.ask(job, token);
     }
@@ -339,7 +368,7 @@ impl<E: Executor> Node<E> {
         if pending.wait != Wait::Confirmation {
             return;
         }
-        let placement = Arc::clone(&pending.placement);
+        let (placement, checked) = (Arc::clone(&pending.placement), pending.checked);
         if !current {
             self.pending.remove(&(job, token));
             tracing::info!(%job, %token, "the placement is not current any more; not started");
@@ -358,11 +387,49 @@ impl<E: Executor> Node<E> {
                 tracing::warn!(%job, %token, reason, "the start is refused");
                 self.refuse(&placement, &reason).await;
             }
+            Fit::Go { .. } if placement.preflight && !checked => {
+                if let Some(pending) = self.pending.get_mut(&(job, token)) {
+                    pending.wait = Wait::Preflight;
+                }
+                self.wait_for_check(job, token);
+            }
             Fit::Go { epoch } => {
                 self.pending.remove(&(job, token));
                 self.launch(placement, epoch).await;
             }
         }
+    }
+
+    /// Says that nothing but the check of the gang's network is missing here.
+    fn wait_for_check(&mut self, job: JobId, token: FencingToken) {
+        let token = Some(fencing_token_to_proto(token));
+        let waiting = v1::PreflightWaiting { job_id: job.to_string(), token };
+        let step = Some(v1::preflight_report::Step::Waiting(waiting));
+        self.send(v1::session_request::Message::PreflightReport(v1::PreflightReport { step }));
+    }
+
+    /// Starts what waited for the check, by a new confirmation; or reports it as this node's fault.
+    async fn on_verdict(&mut self, job: JobId, token: FencingToken, fault: Option<String>) {
+        let Some(pending) = self.pending.get_mut(&(job, token)) else { return };
+        if pending.wait != Wait::Preflight {
+            return;
+        }
+        let Some(fault) = fault else {
+            (pending.checked, pending.wait) = (true, Wait::Confirmation);
+            return self.ask(job, token);
+        };
+        let placement = Arc::clone(&pending.placement);
+        self.pending.remove(&(job, token));
+        tracing::warn!(%job, %token, fault, "not started: the network of this node is at fault");
+        let ranks: BTreeSet<u32> = placement.ranks().collect();
+        if self.raise_fence(job, token, ranks.clone()).await.is_err() {
+            // Unfenced it could be started after all; the leader asks for it again.
+            return;
+        }
+        let status = ExitStatus::PreflightFailed(order::detail(&fault));
+        let states =
+            ranks.into_iter().map(|rank| state_message(WorkerKey { job, token, rank }, Some(&status)));
+        self.extras.extend(states);
     }
 
     /// A newer placement of a job is the end of its older ones, whether or not the order to stop them
@@ -652,6 +719,28 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
         Message::ReadLogs(read) => {
             Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
         }
-        Message::Registered(_) | Message::HeartbeatAck(_) => return Ok(None),
+        Message::PreflightOrder(order) => return preflight_order(order),
+        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
+            return Ok(None);
+        }
+    }))
+}
+
+fn preflight_order(order: v1::PreflightOrder) -> Result<Option<Order>, order::OrderError> {
+    use v1::preflight_order::Step;
+    Ok(Some(match order.step {
+        Some(Step::Listen(listen)) => Order::ProbeListen(listen.probe_id),
+        Some(Step::Run(run)) => {
+            let (probe, broken) =
+                (run.probe_id, |rule| order::OrderError { field: "preflight_order.run", rule });
+            Order::ProbeRun(probe, probe::plan_of(run).map_err(broken)?)
+        }
+        Some(Step::Verdict(verdict)) => Order::Verdict {
+            job: order::job(&verdict.job_id)?,
+            token: order::token(verdict.token)?,
+            fault: (!verdict.fault.is_empty()).then_some(verdict.fault),
+        },
+        // A step that this version does not know.
+        None => return Ok(None),
     }))
 }

@@ -89,6 +89,8 @@ pub struct Placement {
     pub region: String,
     /// The fleet cluster in that region.
     pub cluster: String,
+    /// Whether the gang's network is checked before its workers start.
+    pub preflight: bool,
 }
 
 impl Placement {
@@ -203,6 +205,7 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         array: order.array_index.zip(order.array_size),
         region: order.region,
         cluster: order.cluster,
+        preflight: order.preflight,
     })
 }
 

@@ -216,8 +216,8 @@ impl ProcessExecutor {
         });
     }
 
-    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and makes
-    /// the end durable. `reason` is why a launch failed.
+    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records
+    /// the end. `reason` is why a launch failed.
     async fn conclude(&self, key: WorkerKey, task: &TaskDir, reason: Option<String>) {
         let holder = self.shared.settings.holder;
         let mut pause = Duration::from_millis(20);

@@ -1,7 +1,8 @@
 //! The agent's folder: who holds this node, of which cluster, and one agent at a time.
 //!
 //! **Invariant:** two holders never share running workers: the holder id lives as long as the boot it
-//! was made in, and what an earlier holder left behind is set aside before anything starts.
+//! was made in and the clock it counts on, and what an earlier holder left behind is set aside before
+//! anything starts.
 
 use crate::durable::{DurableError, read_record, write_record};
 use crate::limits;
@@ -120,6 +121,12 @@ impl StateDir {
         self.root.join("jobs")
     }
 
+    /// What was begun of repairs.
+    #[must_use]
+    pub fn repair(&self) -> PathBuf {
+        self.root.join("repair")
+    }
+
     /// The file that the shims watch.
     #[must_use]
     pub fn lease(&self) -> PathBuf {
@@ -145,6 +152,11 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirE
         .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
         .and_then(|id| if id.is_empty() { Err(io::Error::other("it is empty")) } else { Ok(id) })
         .map_err(|source| StateDirError::BootId { path: boot_id_path.to_owned(), source })?;
+    // On another clock nothing can be taken over: shims and agent would not mean the same by a deadline.
+    let boot_id = match crate::clock::foreign_clock() {
+        Some(clock) => format!("{boot_id} {clock}"),
+        None => boot_id,
+    };
     let path = root.join("holder");
     let before = match read_record::<HolderRecord>(&path) {
         Ok(record) => record,

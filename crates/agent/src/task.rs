@@ -7,19 +7,22 @@
 //! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
-//! | `stop` | agent | the same, durable, for a shim that was not listening yet |
+//! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
 //! | `acked` | agent | the leader knows the end |
 //!
+//! Nothing here is read after a reboot: then the folders are set aside, and who held the node holds it no
+//! more. So no file is flushed to the disk; a launch waits for the flush of its fencing token alone.
+//!
 //! A folder appears whole, by a rename. Shim and agent agree on who speaks last through `lock`: whoever
 //! holds it may write `exit`, and a shim that finds one does not launch.
 //!
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
-use crate::durable::{self, DurableError, read_record, write_record};
+use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
 use crate::order::WorkerKey;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
@@ -148,7 +151,7 @@ impl TaskDir {
         parts.next().is_none().then_some(WorkerKey { job, token, rank })
     }
 
-    /// Makes the folder, complete and durable.
+    /// Makes the folder, complete.
     ///
     /// # Errors
     /// When any step fails; then there is no folder under the final name.
@@ -175,7 +178,6 @@ impl TaskDir {
         File::create(part.lock_path()).map_err(io("make", &aside))?;
         write_record(&part.spec_path(), spec)?;
         std::fs::rename(&aside, &task.path).map_err(io("rename", &aside))?;
-        durable::sync_folder(tasks).map_err(io("sync", tasks))?;
         Ok(task)
     }
 
@@ -260,7 +262,7 @@ impl TaskDir {
     /// Records the launch.
     ///
     /// # Errors
-    /// When it cannot be made durable.
+    /// When it cannot be written.
     pub fn write_running(&self, running: &Running) -> Result<(), DurableError> {
         write_record(&self.path.join("running"), running)
     }
@@ -276,7 +278,7 @@ impl TaskDir {
     /// Records the end. Only for the holder of the lock.
     ///
     /// # Errors
-    /// When it cannot be made durable.
+    /// When it cannot be written.
     pub fn write_exit(&self, status: ExitStatus) -> Result<(), DurableError> {
         write_record(&self.path.join("exit"), &Exit { status })
     }
@@ -298,16 +300,16 @@ impl TaskDir {
     /// The leader knows the end.
     ///
     /// # Errors
-    /// When it cannot be made durable; the end is then reported again after a restart.
+    /// When it cannot be written; the end is then reported again after a restart.
     pub fn write_acked(&self) -> Result<(), DurableError> {
         write_record(&self.path.join("acked"), &())
     }
 
-    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then durably for a
+    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then on disk for a
     /// shim that does not listen yet.
     ///
     /// # Errors
-    /// When the durable half fails and the shim did not listen.
+    /// When the half on disk fails and the shim did not listen.
     pub fn request_stop(&self, grace: Duration) -> Result<(), TaskError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let told = OpenOptions::new()
@@ -318,7 +320,7 @@ impl TaskDir {
         let kept = write_record(&self.path.join("stop"), &Stop { grace_ms });
         match (told, kept) {
             (Ok(()), Err(error)) => {
-                tracing::warn!(%error, "a stop was delivered but could not be made durable");
+                tracing::warn!(%error, "a stop was delivered but could not be recorded");
                 Ok(())
             }
             (_, kept) => kept.map_err(TaskError::Record),

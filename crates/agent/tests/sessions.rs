@@ -74,6 +74,52 @@ async fn an_order_that_is_not_current_never_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
+    use v1::preflight_order::Step;
+    use v1::preflight_report::Step as Said;
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    let waits = |h: Heard| match h {
+        Heard::Preflight(v1::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
+        _ => None,
+    };
+    let verdict = |waiting: &v1::PreflightWaiting, fault: &str| {
+        let v1::PreflightWaiting { job_id, token } = waiting.clone();
+        let verdict = v1::PreflightVerdict { job_id, token, fault: fault.into() };
+        Response::PreflightOrder(v1::PreflightOrder { step: Some(Step::Verdict(verdict)) })
+    };
+    let order = |token| v1::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
+
+    leader.send(Response::Start(order(7)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.quiet_for(2, |h| matches!(h, Heard::Report(_) | Heard::Confirm(_))).await;
+    assert!(!host.task(JOB, 7, 0).exists(), "nothing starts before the verdict");
+    leader.send(verdict(&waiting, ""));
+    leader.confirm_asked().await;
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(0));
+
+    // At fault: told as that, and a repetition of the order starts nothing.
+    leader.send(Response::Start(order(8)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.send(verdict(&waiting, "a slow link"));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::PreflightFailed("a slow link".into()));
+    leader.send(Response::Start(order(8)));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert!(!host.task(JOB, 8, 0).exists());
+
+    // A stop while it waits, and a verdict that comes too late.
+    leader.send(Response::Start(order(9)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.send(stop(JOB, 9, 0));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(true));
+    leader.send(verdict(&waiting, ""));
+    leader.quiet_for(2, |h| matches!(h, Heard::Confirm(_))).await;
+    assert!(!host.task(JOB, 9, 0).exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stale_and_repeated_tokens_start_nothing() {
     let mut leader = Leader::start(Manner::patient()).await;
     let host = Host::new(&leader);

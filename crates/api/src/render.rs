@@ -5,12 +5,12 @@ use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
-    RecoveryRow, State,
+    RecoveryRow, RestrictionRow, State,
 };
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
-    node_spec_to_proto, notice_to_proto,
+    node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
             ("STOPPING_FAILED", format!("rank {rank}: {exit}"))
         }
         Phase::Stopping(StopCause::Evicted { node }) => {
-            ("STOPPING_EVICTED", format!("{node} was lost under it"))
+            ("STOPPING_EVICTED", format!("{node} was lost under it, or had to be empty by now"))
         }
         Phase::Stopping(StopCause::Fault { class, node, detail }) => {
             ("STOPPING_FAULT", format!("{node}: {class}: {detail}"))
@@ -170,6 +170,9 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
         }
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Resized)) => {
             ("STOPPING_RESIZED", "it goes on with another number of workers".to_owned())
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Drained { node })) => {
+            ("STOPPING_DRAINED", format!("it goes on elsewhere, because {node} is drained"))
         }
         Phase::Finished(Outcome::Succeeded) => ("SUCCEEDED", String::new()),
         Phase::Finished(Outcome::Failed { detail }) => ("FAILED", detail.clone()),
@@ -235,11 +238,21 @@ pub(crate) fn node_name(view: &State, node: NodeId) -> String {
 }
 
 pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
-    node_with(id, row, view.gangs_on(id))
+    node_with(id, row, view.restriction(id), view.gangs_on(id))
 }
 
-/// A node with these gangs on it.
-pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = JobId>) -> v1::Node {
+fn restriction_message(row: &RestrictionRow) -> v1::NodeRestriction {
+    let (drain, quarantine) = (row.drain.as_ref(), row.quarantine.as_ref());
+    restriction_to_proto(drain, quarantine, row.repair.as_ref(), &row.health)
+}
+
+/// A node with what restricts it and these gangs on it.
+pub(crate) fn node_with(
+    id: NodeId,
+    row: &NodeRow,
+    restriction: Option<&RestrictionRow>,
+    gangs: impl Iterator<Item = JobId>,
+) -> v1::Node {
     let status = match row.status {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
@@ -258,6 +271,7 @@ pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = J
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
+        restriction: restriction.map(restriction_message),
     }
 }
 

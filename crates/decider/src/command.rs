@@ -3,20 +3,23 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
 use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
+use muster_types::health::{HealthPolicy, HealthReport};
 use muster_types::policy::Policy;
 use muster_types::{
     FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
     RequestId, Submission, Violation, limits,
 };
 
+use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::{cluster, job, node};
+use crate::{cluster, health, job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -106,6 +109,51 @@ pub enum Command {
         /// Which.
         node: NodeId,
     },
+    /// An agent says how its host is.
+    ReportHealth {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
+    /// Drain a node, or end that.
+    SetDrain {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: DrainOrder,
+    },
+    /// Keep a node away from work, or let it back.
+    SetQuarantine {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Why; none lets it back.
+        reason: Option<String>,
+    },
+    /// Begin or end a node's repair.
+    SetRepair {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: RepairOrder,
+    },
+    /// Set the health policy.
+    SetHealthPolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        policy: Box<HealthPolicy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
+    },
     /// A session has run out by the leader's clock.
     SessionOver {
         /// Which node.
@@ -188,6 +236,19 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::SetPolicy { request, policy, expected_version } => {
             set_policy(speculation, *request, policy, *expected_version)
         }
+        Command::ReportHealth { node, incarnation, report } => {
+            health::report(speculation, *node, *incarnation, report)
+        }
+        Command::SetDrain { request, node, order } => health::set_drain(speculation, *request, *node, *order),
+        Command::SetQuarantine { request, node, reason } => {
+            health::set_quarantine(speculation, *request, *node, reason.as_deref())
+        }
+        Command::SetRepair { request, node, order } => {
+            health::set_repair(speculation, *request, *node, order)
+        }
+        Command::SetHealthPolicy { request, policy, expected_version } => {
+            health::set_policy(speculation, *request, policy, *expected_version)
+        }
         Command::CommitCheckpoint { job, token } => commit_checkpoint(speculation, *job, *token),
         Command::NoteStraggler { job, token, rank, slow_milli } => {
             Ok(note_straggler(speculation, *job, *token, *rank, *slow_milli))
@@ -205,7 +266,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
 }
 
 /// The answer given before under this request id, if there was one.
-fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>, Refusal> {
+pub(crate) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>, Refusal> {
     let Some(row) = speculation.state().request(key.id) else { return Ok(None) };
     if row.fingerprint != key.fingerprint {
         let text = format!("request id {} was used before for a different request; make a new one", key.id);
@@ -218,6 +279,8 @@ fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>
         }
         RequestAnswer::CancelRequested { .. }
         | RequestAnswer::CordonSet { .. }
+        | RequestAnswer::RestrictionSet { .. }
+        | RequestAnswer::HealthPolicySet
         | RequestAnswer::PolicySet => Answer::Done { at },
     }))
 }

@@ -8,6 +8,7 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
 use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
+use crate::quarantine;
 use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
 use crate::spares;
@@ -21,7 +22,14 @@ pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
     for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
         let over = matches!(decision, Decision::JobFinished { .. });
+        let blamed = match &decision {
+            Decision::AttemptFailed { class, node, .. } if class.is_of_node() => *node,
+            _ => None,
+        };
         speculation.push(decision);
+        if let Some(node) = blamed {
+            quarantine::consider(speculation, node);
+        }
         if over {
             let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
             speculation.leave_unsettled(dependents);
@@ -134,7 +142,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Deci
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
-        if !node.is_placeable() || node.incarnation != slot.incarnation {
+        let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
+        if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
         let group = spec.group_of_slot(rank as u32)?;

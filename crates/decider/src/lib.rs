@@ -17,6 +17,7 @@ mod command;
 mod explain;
 mod future;
 mod goodput;
+mod health;
 mod job;
 mod node;
 mod planned;
@@ -33,6 +34,7 @@ pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
 pub use goodput::{CheckpointAdvice, checkpoint_advice};
+pub use health::{DrainOrder, RepairOrder};
 pub use job::settle_all;
 pub use quarantine::fails_more_often;
 pub use schedule::{Pass, schedule};

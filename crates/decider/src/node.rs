@@ -170,6 +170,7 @@ fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
         ExitStatus::LaunchFailed(text) => ExitStatus::LaunchFailed(cut(text)),
         ExitStatus::NodeFault(text) => ExitStatus::NodeFault(cut(text)),
         ExitStatus::BackendLost(text) => ExitStatus::BackendLost(cut(text)),
+        ExitStatus::PreflightFailed(text) => ExitStatus::PreflightFailed(cut(text)),
         other => other,
     };
     RankUpdate::Exited(bounded.in_format(format))

@@ -2,10 +2,13 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
+use muster_journal::Decision;
 use muster_state::{PoolKey, State};
-use muster_types::{LogTime, NodeId};
+use muster_types::{JobId, LogTime, NodeId};
 
 use crate::goodput::FAULT_WINDOW_MS;
+use crate::speculation::Speculation;
 
 /// Faults in the window below which nothing is concluded.
 const FAULTS_MIN: u64 = 3;
@@ -15,6 +18,23 @@ const TIMES_PEERS: u64 = 4;
 const POOL_NODES_MIN: u64 = 4;
 /// The most nodes of a pool that are kept away from work for this, one of so many; but one always may.
 pub(crate) const POOL_SHARE: u64 = 20;
+
+/// Keeps a node away from work on which a job has met a fault, when that comes about more often there than elsewhere.
+pub(crate) fn consider(speculation: &mut Speculation, node: NodeId) {
+    let state = speculation.state();
+    let held = |node: NodeId| state.restriction(node).is_some_and(|row| row.quarantine.is_some());
+    if held(node) {
+        return;
+    }
+    let Some(reason) = fails_more_often(state, node, speculation.now(), held) else { return };
+    let decision = Decision::NodeQuarantineSet { request: None, node, reason: Some(reason) };
+    if !speculation.can_say(&decision) || state.check(&decision).is_err() {
+        return;
+    }
+    let promised: Vec<JobId> = state.promised_on(node).collect();
+    speculation.push(decision);
+    speculation.leave_unsettled(promised);
+}
 
 /// Why a node should be kept away from work, when jobs met faults on it more often than on its peers: hosts of the same
 /// cluster and type, whose faults are counted over the same time. `held` says which nodes are kept away already.

@@ -134,7 +134,9 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     match cause {
         StopCause::Cancelled
         | StopCause::RunTimeLimit
-        | StopCause::Rearranged(RearrangeCause::Moved { .. } | RearrangeCause::Resized) => return None,
+        | StopCause::Rearranged(
+            RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. },
+        ) => return None,
         StopCause::Fault { class, node, detail } => {
             return Some(Found { class: *class, rank: None, node: Some(*node), detail: detail.clone() });
         }
@@ -148,7 +150,11 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     });
     if let Some((_, rank, class)) = of_place.min_by_key(|(weight, rank, _)| (*weight, *rank)) {
         let detail = match &placement.ranks[rank] {
-            RankState::Exited(ExitStatus::NodeFault(text) | ExitStatus::BackendLost(text)) => text.clone(),
+            RankState::Exited(
+                ExitStatus::NodeFault(text)
+                | ExitStatus::BackendLost(text)
+                | ExitStatus::PreflightFailed(text),
+            ) => text.clone(),
             RankState::Exited(exit) => exit.to_string(),
             _ => String::from("the session of its node ran out"),
         };
@@ -196,6 +202,7 @@ pub(crate) fn is_fault_of_place(rank: &RankState) -> bool {
 fn fault_of_place(rank: &RankState) -> Option<(FailureClass, u8)> {
     match rank {
         RankState::Exited(ExitStatus::NodeFault(_)) => Some((FailureClass::NodeFault, 0)),
+        RankState::Exited(ExitStatus::PreflightFailed(_)) => Some((FailureClass::Preflight, 0)),
         RankState::Exited(ExitStatus::BackendLost(_)) => Some((FailureClass::BackendLost, 1)),
         RankState::Lost => Some((FailureClass::Lost, 2)),
         RankState::Exited(ExitStatus::Vanished | ExitStatus::LeaseExpired) => Some((FailureClass::Lost, 3)),

@@ -10,6 +10,7 @@ use muster_state::{JobRow, PoolKey, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
 use crate::future::Future;
+use crate::health;
 use crate::job::settle_left_over;
 use crate::planned::{planned_spec, with_avoided};
 use crate::rearrange;
@@ -75,6 +76,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         speculation.keep_pass(pass);
         return Pass::Interrupted { placed };
     }
+    health::move_drained(speculation, &pass.future, budget);
     // Nobody waits for what is free: running gangs that asked for more may have it.
     if pass.waits == 0 {
         rearrange::grow(speculation, &pass.future, budget);

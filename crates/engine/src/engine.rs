@@ -20,6 +20,7 @@ use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
+use crate::probe::Probes;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
 use crate::steps::Steps;
@@ -76,6 +77,7 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) probes: Probes,
     pub(crate) steps: Arc<Steps>,
     info: ReplicaInfo,
     format_max: u16,
@@ -126,6 +128,7 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                probes: Probes::default(),
                 steps,
                 info,
                 format_max: config.founding.format_max,
@@ -458,7 +461,7 @@ impl Engine {
     }
 
     /// The session of a node, waiting a moment for that of a node that is up.
-    async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
+    pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
         let deadline = Instant::now() + SESSION_RETURNS_MAX;
         let mut opened = self.inner.sessions.opened();
         loop {

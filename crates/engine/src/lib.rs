@@ -32,6 +32,7 @@ mod orders;
 mod own_rounds;
 mod past;
 mod past_changes;
+mod probe;
 mod reads;
 mod replicated;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
 };
 pub use orders::{Order, StartOrder, StopOrder};
+pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};
 pub use reads::{Reading, staleness_ms};
 pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};

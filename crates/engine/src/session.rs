@@ -10,6 +10,7 @@ use muster_consensus::Consensus;
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_state::{Leadership, RankState};
+use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
     ExitStatus, FencingToken, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
     limits,
@@ -24,6 +25,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
+use crate::probe::{ProbeOrder, ProbeReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -69,6 +71,13 @@ pub enum Inbound {
         /// What happened.
         workers: Vec<WorkerReport>,
     },
+    /// How the host is.
+    Health {
+        /// To be repeated in the acknowledgement.
+        sequence: u64,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
     /// Is this token still the current one?
     ConfirmStart {
         /// Which job.
@@ -76,6 +85,8 @@ pub enum Inbound {
         /// Which placement.
         token: FencingToken,
     },
+    /// Of a probe of the network, or of the check before a start.
+    Probe(ProbeReport),
 }
 
 /// To the agent.
@@ -102,6 +113,13 @@ pub enum Outbound {
         /// The report's.
         sequence: u64,
     },
+    /// The report of the host's health was taken over.
+    HealthAck {
+        /// The report's.
+        sequence: u64,
+    },
+    /// The node is empty and may be repaired.
+    Repair(Repair),
     /// The answer to `ConfirmStart`.
     StartConfirmed {
         /// Which job.
@@ -115,6 +133,8 @@ pub enum Outbound {
     Order(Order),
     /// Output to upload.
     ReadLogs(LogRequest),
+    /// Something to do for a probe of the network.
+    Probe(ProbeOrder),
 }
 
 struct Standing {
@@ -302,7 +322,15 @@ struct Work {
     incarnation: u32,
     leadership: Leadership,
     out: Outlet,
-    reports: mpsc::Sender<(Option<u64>, Vec<WorkerReport>)>,
+    reports: mpsc::Sender<Said>,
+}
+
+/// What an agent says that is to reach the log.
+enum Said {
+    /// Of workers; acknowledged by the number, if it has one.
+    Workers(Option<u64>, Vec<WorkerReport>),
+    /// Of its host.
+    Health(u64, Box<HealthReport>),
 }
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
@@ -318,9 +346,11 @@ impl Work {
 
     async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
+        let mut repairing = None;
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
         loop {
-            if self.send_orders(&mut sent).await.is_none() {
+            let sent_all = self.send_orders(&mut sent).await.is_some();
+            if !sent_all || self.send_repair(&mut repairing).await.is_none() {
                 return;
             }
             tokio::select! {
@@ -334,9 +364,14 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
+                    Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     Some(Inbound::Report { sequence, workers }) => {
-                        if self.reports.try_send((Some(sequence), workers)).is_err() {
-                            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+                        if !self.pass_on(Said::Workers(Some(sequence), workers)) {
+                            return;
+                        }
+                    }
+                    Some(Inbound::Health { sequence, report }) => {
+                        if !self.pass_on(Said::Health(sequence, report)) {
                             return;
                         }
                     }
@@ -347,6 +382,28 @@ impl Work {
         }
     }
 
+    /// Hands a report on; whether there was room.
+    fn pass_on(&self, said: Said) -> bool {
+        let has_room = self.reports.try_send(said).is_ok();
+        if !has_room {
+            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+        }
+        has_room
+    }
+
+    /// Sends the order to repair the node, once a session.
+    async fn send_repair(&self, sent: &mut Option<u64>) -> Option<()> {
+        let view = self.engine.view();
+        let repair = view.restriction(self.node).and_then(|row| row.repair.clone());
+        let due =
+            repair.filter(|repair| repair.phase == RepairPhase::Working && *sent != Some(repair.number));
+        if let Some(repair) = due {
+            *sent = Some(repair.number);
+            self.out.send(Outbound::Repair(repair)).await?;
+        }
+        Some(())
+    }
+
     /// Squares what the agent has with the state.
     async fn open(&self, workers: Vec<WorkerReport>) -> Option<()> {
         let (reports, stops) = self.square(&workers);
@@ -354,7 +411,7 @@ impl Work {
             self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
         if !reports.is_empty() {
-            self.reports.try_send((None, reports)).ok()?;
+            self.reports.try_send(Said::Workers(None, reports)).ok()?;
         }
         Some(())
     }
@@ -451,24 +508,39 @@ struct Reporter {
 }
 
 impl Reporter {
-    async fn run(self, mut reports: mpsc::Receiver<(Option<u64>, Vec<WorkerReport>)>) {
+    async fn run(self, mut reports: mpsc::Receiver<Said>) {
         loop {
             let next = tokio::select! {
                 () = self.out.end.cancelled() => None,
                 next = reports.recv() => next,
             };
-            let Some((sequence, workers)) = next else { return };
-            if let Err(refusal) = self.carry_out(workers).await {
+            let (taken, answer) = match next {
+                None => return,
+                Some(Said::Workers(sequence, workers)) => {
+                    let answer = sequence.map(|sequence| Outbound::ReportAck { sequence });
+                    (self.carry_out(workers).await, answer)
+                }
+                Some(Said::Health(sequence, report)) => {
+                    (self.take_over(report).await, Some(Outbound::HealthAck { sequence }))
+                }
+            };
+            if let Err(refusal) = taken {
                 tracing::info!(node = %self.node, %refusal, "a report was refused; session ends");
                 self.out.end.cancel();
                 return;
             }
-            if let Some(sequence) = sequence
-                && self.out.send(Outbound::ReportAck { sequence }).await.is_none()
+            if let Some(answer) = answer
+                && self.out.send(answer).await.is_none()
             {
                 return;
             }
         }
+    }
+
+    async fn take_over(&self, report: Box<HealthReport>) -> Result<(), Refusal> {
+        let (node, incarnation) = (self.node, self.incarnation);
+        self.engine.execute_for_node(Command::ReportHealth { node, incarnation, report }).await?;
+        Ok(())
     }
 
     async fn carry_out(&self, workers: Vec<WorkerReport>) -> Result<(), Refusal> {

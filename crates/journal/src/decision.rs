@@ -8,6 +8,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobId, JobSpec,
@@ -25,6 +26,7 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 1 | the beginning |
 /// | 2 | [`Decision::NodeForgotten`] |
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
+/// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`RearrangeCause::Drained`] |
 pub const FORMAT_MAX: u16 = 3;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -96,6 +98,12 @@ pub struct Stop {
     pub cause: RearrangeCause,
 }
 
+impl Stop {
+    fn is_drained(&self) -> bool {
+        self.cause.is_drained()
+    }
+}
+
 /// Why a running gang has to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RearrangeCause {
@@ -111,6 +119,17 @@ pub enum RearrangeCause {
     },
     /// It goes on with more or fewer workers.
     Resized,
+    /// Since format 3: it goes on elsewhere, because everything is to go from a node.
+    Drained {
+        /// That node.
+        node: NodeId,
+    },
+}
+
+impl RearrangeCause {
+    fn is_drained(self) -> bool {
+        matches!(self, RearrangeCause::Drained { .. })
+    }
 }
 
 /// Room that is kept for a job until what runs there has ended.
@@ -406,6 +425,52 @@ pub enum Decision {
         /// again.
         slow_milli: Option<u32>,
     },
+    /// Decision, since format 3: what is known of a node's health is this now. What stops because of it stands
+    /// in records of its own behind it.
+    NodeHealthChanged {
+        /// Which.
+        node: NodeId,
+        /// The version of the health policy that it was concluded by; zero for the one every cluster has.
+        policy: LogIndex,
+        /// All that is known.
+        health: Box<NodeHealth>,
+        /// What happened, with what was concluded from each: the evidence.
+        events: Vec<Condition>,
+    },
+    /// Since format 3: everything is to go from a node, or may come back to it.
+    NodeDrainSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// How; none ends it.
+        drain: Option<Drain>,
+    },
+    /// Since format 3: a node is kept away from work, or let back. What runs on it goes on.
+    NodeQuarantineSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// Why; none ends it.
+        reason: Option<String>,
+    },
+    /// Since format 3: a step of a node's repair.
+    NodeRepairSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// Which step.
+        step: RepairStep,
+    },
+    /// Input, since format 3: an operator set the health policy; the record's index is its version.
+    HealthPolicySet {
+        /// By which request.
+        request: RequestKey,
+        /// All of it.
+        policy: Box<HealthPolicy>,
+    },
 }
 
 impl StopCause {
@@ -415,6 +480,7 @@ impl StopCause {
         match self {
             StopCause::Fault { .. } => 3,
             StopCause::WorkerFailed { exit, .. } => exit.since_format(),
+            StopCause::Rearranged(cause) if cause.is_drained() => 3,
             _ => FORMAT_MIN,
         }
     }
@@ -438,6 +504,12 @@ impl Decision {
                 });
                 exits.max().unwrap_or(FORMAT_MIN)
             }
+            Decision::NodeHealthChanged { .. }
+            | Decision::NodeDrainSet { .. }
+            | Decision::NodeQuarantineSet { .. }
+            | Decision::NodeRepairSet { .. }
+            | Decision::HealthPolicySet { .. } => 3,
+            Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
     }
@@ -473,6 +545,11 @@ impl Decision {
             Decision::AttemptFailed { .. } => "attempt_failed",
             Decision::SparesTaken { .. } => "spares_taken",
             Decision::StragglerNoted { .. } => "straggler_noted",
+            Decision::NodeHealthChanged { .. } => "node_health_changed",
+            Decision::NodeDrainSet { .. } => "node_drain_set",
+            Decision::NodeQuarantineSet { .. } => "node_quarantine_set",
+            Decision::NodeRepairSet { .. } => "node_repair_set",
+            Decision::HealthPolicySet { .. } => "health_policy_set",
         }
     }
 }

@@ -1,21 +1,24 @@
 //! The fold: what each record changes. Runs only behind the guard; an assertion here is an
 //! invariant that the guard has made true.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{
     Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
 };
+use muster_types::health::Quarantine;
 use muster_types::policy::Policy;
 use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, Meta, State};
 use crate::free::{Free, Promised};
 use crate::index::Standing;
+use crate::restrict::repair;
 use crate::rows::{
     Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow, Restricted,
 };
 
 impl State {
@@ -110,6 +113,25 @@ impl State {
             Decision::StragglerNoted { job, rank, slow_milli, .. } => {
                 self.fold_straggler(*job, *rank, *slow_milli)
             }
+            Decision::NodeHealthChanged { node, health, .. } => {
+                self.change_restriction(*node, |row, _| row.health = (**health).clone())
+            }
+            Decision::NodeDrainSet { request, node, drain } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, _| row.drain = *drain)
+            }
+            Decision::NodeQuarantineSet { request, node, reason } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, now| {
+                    let set = |reason: &String| Quarantine { since: now.time, reason: reason.clone() };
+                    row.quarantine = reason.as_ref().map(set);
+                })
+            }
+            Decision::NodeRepairSet { request, node, step } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, now| repair(row, step, now))
+            }
+            Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
         }
     }
 
@@ -133,7 +155,7 @@ impl State {
         first.wrapping_add(self.later_digest())
     }
 
-    fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
+    pub(crate) fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
         let row = RequestRow {
             fingerprint: request.fingerprint,
             log_index: self.meta.log_index,
@@ -333,6 +355,7 @@ impl State {
                     promised: Promised::default(),
                     changed_at: self.meta.log_time,
                     changed_index: self.meta.log_index,
+                    restricted: Restricted::default(),
                     spec,
                 };
                 self.indexes.add_status(id, &row);
@@ -384,6 +407,10 @@ impl State {
         self.indexes.nodes_by_name.remove(&row.spec.name);
         self.indexes.remove_status(node, &row);
         self.indexes.remove_shape(&row.spec);
+        if let Some(restriction) = self.restrictions.get(&node) {
+            self.indexes.remove_restriction(node, restriction);
+            self.restrictions.remove(&node);
+        }
         self.nodes.remove(&node);
         self.node_faults.remove(&node);
         vec![Effect::NodeForgotten(node)]

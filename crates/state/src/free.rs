@@ -210,6 +210,15 @@ impl Free {
         free
     }
 
+    /// What is left without these devices. CPU and memory stay: a worker without devices may still have them.
+    #[must_use]
+    pub fn without(&self, unusable: DeviceSet) -> Free {
+        let mut free = self.clone();
+        free.devices = free.devices.difference(unusable);
+        free.shares.retain(|share| !unusable.contains(DeviceSet(1 << share.device)));
+        free
+    }
+
     /// By what the host is found in the index of free capacity.
     #[must_use]
     pub fn key(&self) -> FreeKey {

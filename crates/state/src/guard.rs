@@ -160,6 +160,23 @@ impl State {
             Decision::StragglerNoted { job, token, rank, slow_milli } => {
                 self.check_straggler(*job, *token, *rank, *slow_milli)
             }
+            Decision::NodeHealthChanged { node, health, events, .. } => {
+                self.check_health(*node, health, events)
+            }
+            Decision::NodeDrainSet { request, node, .. } => self.check_restriction(*request, *node),
+            Decision::NodeQuarantineSet { request, node, reason } => {
+                let length = reason.as_ref().map_or(0, |reason| reason.len());
+                require(length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
+                self.check_restriction(*request, *node)
+            }
+            Decision::NodeRepairSet { request, node, step } => {
+                self.check_restriction(*request, *node)?;
+                self.check_repair(*node, step, request.is_some())
+            }
+            Decision::HealthPolicySet { request, policy } => {
+                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+                require(policy.violations().is_empty(), GuardError::Limit)
+            }
         }
     }
 
@@ -259,7 +276,7 @@ impl State {
             // It was charged when it was promised.
             Some(promise) => {
                 require(promise.slots == workers, GuardError::DoesNotFit)?;
-                self.take_all(spec, workers, &mut left, |node| node.free.clone())
+                self.take_all(spec, workers, &mut left, NodeRow::usable)
             }
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
@@ -329,14 +346,18 @@ impl State {
                     by != stop.job && promises.iter().any(|promise| promise.job == by)
                 }
                 RearrangeCause::Resized => moves,
+                RearrangeCause::Drained { node } => {
+                    let is_there = placement.slots.iter().any(|slot| slot.node == node);
+                    moves && is_there && self.restrictions.get(&node).is_some_and(|row| row.drain.is_some())
+                }
             };
             require(so && spec.preemptible, GuardError::JobPhase)?;
             self.give_all(stop.job, spec, placement, &mut left)?;
         }
-        // Less what others were promised before.
+        // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.beside(&row.promised);
+            *free = free.beside(&row.promised).without(row.restricted.unusable);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         let jobs: Vec<JobId> = stopped.into_iter().collect();

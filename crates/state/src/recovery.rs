@@ -270,6 +270,8 @@ impl State {
             ("recoveries", self.recoveries.is_empty(), self.recoveries.digest()),
             ("spares", self.spares.is_empty(), self.spares.digest()),
             ("node_faults", self.node_faults.is_empty(), self.node_faults.digest()),
+            ("restrictions", self.restrictions.is_empty(), self.restrictions.digest()),
+            ("health_policy", self.health_policy.is_empty(), self.health_policy.digest()),
         ];
         let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
         weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)

@@ -29,6 +29,7 @@ impl State {
     /// What must hold of the rows, whatever the indexes say.
     pub(crate) fn verify_rows(&self) -> Result<(), BrokenInvariant> {
         self.verify_cluster()?;
+        self.verify_restrictions()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_bursts()?;
@@ -52,6 +53,22 @@ impl State {
                 if given > generation || (is_live && given != generation) {
                     return Err(broken(format!("{id} holds token {} in {generation}", placement.token)));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A row of restrictions says something, of a node that is there, and the node's row knows what it comes to.
+    fn verify_restrictions(&self) -> Result<(), BrokenInvariant> {
+        for (id, row) in self.restrictions.iter() {
+            if row.is_blank() || !self.nodes.contains(id) {
+                return Err(broken(format!("{id} has a row of restrictions without a meaning")));
+            }
+        }
+        for (id, node) in self.nodes.iter() {
+            let restricted = self.restrictions.get(id).map(|row| row.restricted()).unwrap_or_default();
+            if node.restricted != restricted {
+                return Err(broken(format!("{id} does not know what restricts it")));
             }
         }
         Ok(())
@@ -268,6 +285,8 @@ impl State {
             ("spares_by_node", fresh.spares_by_node == ours.spares_by_node),
             ("nodes_up", fresh.nodes_up == ours.nodes_up),
             ("lost_nodes", fresh.lost_nodes == ours.lost_nodes),
+            ("draining", fresh.draining == ours.draining),
+            ("maintenance", fresh.maintenance == ours.maintenance),
             ("pools", same_pools(&fresh, ours)),
         ];
         wrong.extend(checks.iter().filter(|(_, good)| !good).map(|(name, _)| *name));
@@ -288,6 +307,9 @@ impl State {
                 fresh.add_placeable(&row.spec);
             }
             fresh.add_free(*id, row);
+        }
+        for (id, row) in self.restrictions.iter() {
+            fresh.add_restriction(*id, row);
         }
         for (key, row) in self.history.iter() {
             fresh.history_by_time.insert((row.last, *key));

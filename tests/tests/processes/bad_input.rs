@@ -270,6 +270,14 @@ async fn wrong_fleet_calls(endpoint: &str) {
     let request =
         v1::SetNodeCordonRequest { request_id: "x".to_owned(), node: "h1".to_owned(), cordoned: true };
     assert_refused(fleet.set_node_cordon(request).await, InvalidField, "request_id");
+    let probe = |nodes: &[&str]| v1::ProbeNodesRequest {
+        nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+    };
+    for wrong in [probe(&[]), probe(&["h1"]), probe(&["h1"; 257])] {
+        assert_refused(fleet.probe_nodes(wrong).await, InvalidField, "nodes");
+    }
+    assert_refused(fleet.probe_nodes(probe(&["h1", "h1"])).await, InvalidField, "nodes");
+    assert_refused(fleet.probe_nodes(probe(&["h1", "nobody"])).await, NodeNotFound, "");
     let request = v1::ListNodesRequest { page_token: "x".to_owned(), ..Default::default() };
     assert_refused(fleet.list_nodes(request).await, PageTokenInvalid, "");
     let request = v1::ListNodesRequest { page_size: 1_001, ..Default::default() };

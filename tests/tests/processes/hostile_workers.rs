@@ -93,7 +93,8 @@ async fn workers_that_misbehave_harm_nobody() {
         "h1" => format!("logs = {{ worker_bytes_max = {KEPT_BYTES} }}\n"),
         _ => format!("logs = {{ free_bytes_min = {SMALL_DISK_FREE_MIN} }}\n"),
     };
-    let agents = Agents::start_each(&cluster, &["h1", "h2"], settings).await;
+    let endpoints = |_: &str| cluster.endpoints();
+    let agents = Agents::start_with(&cluster, &["h1", "h2"], endpoints, |host, _| settings(host)).await;
     let client = cluster.client();
     // What is said of workers without memory is newer than what a cluster begins with.
     eventually("the format was not raised", || async {

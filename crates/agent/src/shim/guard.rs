@@ -261,6 +261,11 @@ impl<'a> Guard<'a> {
             return;
         }
         self.term_sent = true;
+        // No time left to answer: a worker that stands still is killed as it stands, for between being
+        // woken and being killed it would run on.
+        if kill_at <= BootTime::now() {
+            return;
+        }
         // The group's number cannot have been given out anew: its leader is not reaped yet. A stopped
         // worker must wake to see the request.
         for signal in [Signal::SIGTERM, Signal::SIGCONT] {

@@ -29,6 +29,7 @@ pub enum Heard {
     Heartbeat(u64),
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
+    Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -176,6 +177,7 @@ impl Shared {
                 }
                 Heard::Confirm(confirm)
             }
+            Request::PreflightReport(report) => Heard::Preflight(report),
         };
         let _ = self.heard.send(heard);
     }

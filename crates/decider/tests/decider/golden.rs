@@ -7,16 +7,19 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{
+    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+};
 use muster_journal::{
     Decision, FORMAT_MAX, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round,
 };
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
+use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
-    CheckpointRules, Dependency, DependencyRule, ExitStatus, FailureClass, JobContract, JobId, LaunchForm,
-    LogTime, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Submission,
+    CheckpointRules, Dependency, DependencyRule, DeviceSet, ExitStatus, FailureClass, JobContract, JobId,
+    LaunchForm, LogTime, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Submission,
 };
 
 use crate::support::{
@@ -77,7 +80,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(lines.next(), None);
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
-        let expected = [21, 23, 27][usize::from(format) - 1];
+        let expected = [21, 23, 32][usize::from(format) - 1];
         assert_eq!(variants.len(), expected, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
@@ -243,6 +246,7 @@ fn scenario(format: u16) -> Vec<Round> {
     }
     if format >= 3 {
         attempts(&mut run);
+        restrict(&mut run);
     }
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
@@ -399,6 +403,36 @@ fn attempts(run: &mut Run) {
     let again = run.submit(job_retries("again", 1, 5));
     run.schedule();
     run.report(again, RankUpdate::Exited(ExitStatus::LaunchFailed("no such file".into())));
+    run.end_round(10);
+}
+
+/// A node that reports a fault, is drained and let back, is kept away from work, and is to be repaired.
+fn restrict(run: &mut Run) {
+    let node = run.speculation.state().node_named(&name("spare-c")).unwrap();
+    let incarnation = run.speculation.state().node(node).unwrap().incarnation;
+    let request = run.next_request();
+    let policy = Box::default();
+    handle(&mut run.speculation, &Command::SetHealthPolicy { request, policy, expected_version: None })
+        .unwrap();
+    let report = HealthReport {
+        boot: 1,
+        events: vec![Observation::of(Finding::Xid(79), Some(0))],
+        ..HealthReport::default()
+    };
+    handle(&mut run.speculation, &Command::ReportHealth { node, incarnation, report: Box::new(report) })
+        .unwrap();
+    run.end_round(10);
+    let other = run.speculation.state().node_named(&name("spare-b")).unwrap();
+    for order in [DrainOrder::Begin { deadline_ms: Some(60_000) }, DrainOrder::End] {
+        let request = run.next_request();
+        handle(&mut run.speculation, &Command::SetDrain { request, node: other, order }).unwrap();
+    }
+    let request = run.next_request();
+    let reason = Some("fails more often than its peers".to_owned());
+    handle(&mut run.speculation, &Command::SetQuarantine { request, node, reason }).unwrap();
+    let request = run.next_request();
+    let order = RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms: Some(1_000) };
+    handle(&mut run.speculation, &Command::SetRepair { request, node, order }).unwrap();
     run.end_round(10);
 }
 

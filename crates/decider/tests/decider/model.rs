@@ -3,14 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{
+    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+};
 use muster_journal::{RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, State};
+use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, ExitStatus, FailureClass, JobContract,
-    JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread, Submission, TaskGroup,
+    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
+    JobContract, JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread,
+    Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -20,7 +24,7 @@ use crate::support::{
 };
 
 const SEEDS: u64 = 40;
-const STEPS: u64 = 250;
+const STEPS: u64 = 300;
 
 struct Model {
     random: Random,
@@ -142,8 +146,9 @@ impl Model {
             15..25 => self.register(),
             25..29 => self.lose_node(),
             29..34 => self.cancel(),
-            34..38 => self.cordon(),
-            38..70 => self.report(),
+            34..36 => self.cordon(),
+            36..42 => self.restrict(),
+            42..70 => self.report(),
             70..82 => self.schedule(),
             82..87 => self.tick(),
             87..96 => self.commit_some(),
@@ -397,7 +402,7 @@ impl Model {
         }
         let is_one_group = spec.groups.len() == 1 && spec.groups[0].slice.is_none();
         if is_one_group || self.random.once_in(20) {
-            contract.spares = self.random.below(3) as u32;
+            contract.spares = self.random.below(4) as u32;
         }
         contract.retry.backoff_ms = self.random.once_in(2).then(|| self.random.below(3_000));
         contract.retry.avoid_ms = self.random.once_in(2).then(|| self.random.below(20_000));
@@ -519,6 +524,64 @@ impl Model {
         let request = self.request();
         let cordoned = self.random.once_in(2);
         let _ = handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned });
+    }
+
+    /// Health, drains, quarantine and repairs of nodes; the format is raised on the way, now and then.
+    fn restrict(&mut self) {
+        let Some(node) = self.any_node() else { return };
+        if self.random.once_in(10) {
+            let format = self.format;
+            let _ = handle(&mut self.speculation, &Command::RaiseFormat { format });
+            return;
+        }
+        let request = self.request();
+        let command = match self.random.below(6) {
+            0..3 => self.health(node),
+            3 => {
+                let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
+                let begin = DrainOrder::Begin { deadline_ms };
+                let order = if self.random.once_in(2) { begin } else { DrainOrder::End };
+                Command::SetDrain { request, node, order }
+            }
+            4 => {
+                let reason = self.random.once_in(3).then(|| "fails too often".to_owned());
+                Command::SetQuarantine { request, node, reason }
+            }
+            _ => {
+                let deadline_ms = Some(self.random.below(20_000));
+                let begin = RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms };
+                let order = match self.random.below(4) {
+                    0 => begin,
+                    1 => RepairOrder::Failed { detail: "no spare".into() },
+                    _ => RepairOrder::Done,
+                };
+                Command::SetRepair { request, node, order }
+            }
+        };
+        let _ = handle(&mut self.speculation, &command);
+    }
+
+    fn health(&mut self, node: NodeId) -> Command {
+        let incarnation = self.speculation.state().node(node).map_or(1, |row| row.incarnation);
+        let mut report = HealthReport { boot: self.random.below(4), ..HealthReport::default() };
+        for _ in 0..self.random.below(3) {
+            let device = self.random.once_in(5).then_some(0).or(Some(self.random.below(8) as u16));
+            let code = [13, 43, 74, 79, 95][self.random.below(5) as usize];
+            report.events.push(Observation::of(Finding::Xid(code), device));
+        }
+        if self.random.once_in(3) {
+            let finding = Finding::KINDS[self.random.below(7) as usize];
+            report.findings.push(Observation::of(finding, None));
+        }
+        if self.random.once_in(6) {
+            let now = self.speculation.now();
+            report.maintenance_at = Some(now.plus_ms(self.random.below(1_200_000)));
+        }
+        if self.random.once_in(6) {
+            report.reset = DeviceSet(self.random.next() & 0xff);
+            report.repair = Some(RepairEnd::Done);
+        }
+        Command::ReportHealth { node, incarnation, report: Box::new(report) }
     }
 
     /// A node says something of a job that is placed, mostly true things.

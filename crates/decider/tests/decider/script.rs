@@ -9,18 +9,19 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use muster_decider::{
-    Answer, Command, Founding, Pass, Speculation, checkpoint_advice, explain_job, fails_more_often, handle,
-    schedule, settle_all, tick,
+    Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, checkpoint_advice, explain_job,
+    fails_more_often, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, RankState, State};
+use muster_types::health::{Finding, HealthAction, HealthReport, Observation, RepairEnd, XidRule};
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
     Dataset, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode, Submission,
     TaskGroup,
 };
@@ -137,6 +138,57 @@ impl World {
                 let node = self.node_id(rest[0]);
                 let request = self.request(rest);
                 self.carry_out(&Command::SetCordon { request, node, cordoned: *verb == "cordon" })
+            }
+            "health" => {
+                let command = self.health(rest);
+                self.carry_out(&command)
+            }
+            "drain" | "undrain" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let deadline_ms = self.number(rest, "deadline=").map(duration_ms);
+                let order =
+                    if *verb == "drain" { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
+                self.carry_out(&Command::SetDrain { request, node, order })
+            }
+            "quarantine" | "release" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let words: Vec<&str> = rest[1..].iter().filter(|w| !w.contains('=')).copied().collect();
+                let reason = (*verb == "quarantine").then(|| words.join(" "));
+                self.carry_out(&Command::SetQuarantine { request, node, reason })
+            }
+            "repair" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let order = match rest.get(1) {
+                    Some(&"done") => RepairOrder::Done,
+                    Some(&"failed") => RepairOrder::Failed { detail: rest[2..].join(" ") },
+                    _ => RepairOrder::Begin {
+                        action: self.number(rest, "action=").and_then(HealthAction::of_name),
+                        devices: DeviceSet::EMPTY,
+                        deadline_ms: self.number(rest, "deadline=").map(duration_ms),
+                    },
+                };
+                self.carry_out(&Command::SetRepair { request, node, order })
+            }
+            "health-policy" => {
+                let mut policy = (*self.state().health_policy().policy).clone();
+                for word in rest {
+                    let Some((finding, action)) = word.split_once('=') else { continue };
+                    match finding.parse().expect("a finding") {
+                        Finding::Xid(code) => {
+                            policy.xids.insert(code, XidRule::of_name(action).expect("a rule"));
+                        }
+                        other => {
+                            policy.findings.insert(other, HealthAction::of_name(action).expect("an action"));
+                        }
+                    }
+                }
+                let request = self.request(&[]);
+                let expected_version = None;
+                let policy = Box::new(policy);
+                self.carry_out(&Command::SetHealthPolicy { request, policy, expected_version })
             }
             "submit" => self.submit(rest),
             "cancel" => {
@@ -298,6 +350,38 @@ impl World {
             }
         }
         self.finish(answer.map(Some))
+    }
+
+    /// `health NODE boot=N xid-79@0 slowdown@2 monitor-hung maintenance=+20m reset=3 repair=done`.
+    fn health(&mut self, words: &[&str]) -> Command {
+        let node = self.node_id(words[0]);
+        let incarnation = self.state().node(node).map_or(0, |row| row.incarnation);
+        let mut report = HealthReport {
+            boot: self.number(words, "boot=").map_or(1, |text| text.parse().unwrap()),
+            maintenance_at: self
+                .number(words, "maintenance=+")
+                .map(|after| self.now.plus_ms(duration_ms(after))),
+            ..HealthReport::default()
+        };
+        if let Some(device) = self.number(words, "reset=") {
+            report.reset = DeviceSet(1 << device.parse::<u32>().unwrap());
+        }
+        report.repair = self.number(words, "repair=").map(|how| match how {
+            "done" => RepairEnd::Done,
+            why => RepairEnd::Failed(why.into()),
+        });
+        for word in words[1..].iter().filter(|word| !word.contains('=')) {
+            let (finding, device) = match word.split_once('@') {
+                Some((finding, device)) => (finding, Some(device.parse().unwrap())),
+                None => (*word, None),
+            };
+            let observation = Observation::of(finding.parse().expect("a finding"), device);
+            match observation.finding {
+                Finding::Xid(_) => report.events.push(observation),
+                _ => report.findings.push(observation),
+            }
+        }
+        Command::ReportHealth { node, incarnation, report: Box::new(report) }
     }
 
     /// `report NODE JOB RANKS WHAT`: ranks are `all`, `3` or `0..4`.
@@ -570,6 +654,33 @@ impl World {
                 Some(milli) => format!(" {}: rank {rank} takes {milli} thousandths", self.label(*job)),
                 None => format!(" {}: rank {rank} keeps up", self.label(*job)),
             },
+            Decision::NodeHealthChanged { node, health, events, .. } => {
+                let mut text = format!(" {}", self.node_label(*node));
+                for event in events {
+                    write!(text, " {} {};", seen(&event.observation), event.action).unwrap();
+                }
+                let conditions: Vec<String> = health
+                    .conditions
+                    .iter()
+                    .map(|c| format!("{}={}", seen(&c.observation), c.action))
+                    .collect();
+                format!("{text} now [{}]", conditions.join(" "))
+            }
+            Decision::NodeDrainSet { node, drain, .. } => match drain {
+                None => format!(" {} ended", self.node_label(*node)),
+                Some(drain) => {
+                    let deadline = drain.deadline.map(|at| at.since_ms(self.now) / 1_000);
+                    let deadline = deadline.map_or("none".to_string(), |s| format!("+{s}s"));
+                    format!(" {} {} deadline={deadline}", self.node_label(*node), drain.cause.name())
+                }
+            },
+            Decision::NodeQuarantineSet { node, reason, .. } => {
+                format!(" {} {}", self.node_label(*node), reason.as_deref().unwrap_or("ended"))
+            }
+            Decision::NodeRepairSet { node, step, .. } => {
+                format!(" {} {}", self.node_label(*node), step.name())
+            }
+            Decision::HealthPolicySet { .. } => String::new(),
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
             }
@@ -593,7 +704,7 @@ impl World {
             StopCause::WorkerFailed { rank, exit } => format!("rank {rank} failed ({exit})"),
             StopCause::Evicted { node } => format!("evicted from {}", self.node_label(*node)),
             StopCause::Fault { class, node, detail } => {
-                format!("{class} on {} ({detail})", self.node_label(*node))
+                format!("{class} on {}: {detail}", self.node_label(*node))
             }
             StopCause::RunTimeLimit => "run-time limit".into(),
             StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
@@ -601,6 +712,9 @@ impl World {
             }
             StopCause::Rearranged(RearrangeCause::Moved { by }) => format!("moved for {}", self.label(*by)),
             StopCause::Rearranged(RearrangeCause::Resized) => "resized".into(),
+            StopCause::Rearranged(RearrangeCause::Drained { node }) => {
+                format!("{} is drained", self.node_label(*node))
+            }
         }
     }
 
@@ -727,6 +841,12 @@ impl World {
                 NodeStatus::Lost => "lost",
             };
             let cordoned = if row.cordoned { ", cordoned" } else { "" };
+            let restricted = match (row.restricted.blocked, row.restricted.unusable) {
+                (true, _) => ", out of service".to_string(),
+                (false, devices) if devices.is_empty() => String::new(),
+                (false, devices) => format!(", not to be used {devices:?}"),
+            };
+            let cordoned = format!("{cordoned}{restricted}");
             writeln!(
                 text,
                 "{}: {status}{cordoned}; holder {}, incarnation {}, {} of {} devices free",
@@ -739,6 +859,13 @@ impl World {
             .unwrap();
         }
         text
+    }
+}
+
+fn seen(observation: &Observation) -> String {
+    match observation.device {
+        Some(device) => format!("{}@{device}", observation.finding),
+        None => observation.finding.to_string(),
     }
 }
 

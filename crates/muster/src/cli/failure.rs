@@ -158,6 +158,13 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
         RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
+        RefusalCode::RepairUnderWay => {
+            "`muster node health NODE` shows it; `muster node repair NODE --done` ends it"
+        }
+        RefusalCode::RepairNotBegun => "`muster node health NODE` shows what is known of it",
+        RefusalCode::MaintenanceDue => {
+            "wait until the maintenance is over; `muster node health NODE` shows it"
+        }
         RefusalCode::FormatNotActive => {
             "upgrade the replicas that are behind; `muster cluster status` shows them"
         }
@@ -209,6 +216,7 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::StorageFull => {
             "free space on the replicas' data disks; `muster cluster status` shows which of them are low"
         }
+        RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

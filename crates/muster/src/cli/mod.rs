@@ -25,6 +25,7 @@ mod members;
 mod node;
 mod policy;
 mod policy_view;
+mod probe;
 mod queue;
 mod reading;
 mod run;
@@ -118,6 +119,8 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Measure the network between nodes: every pair, and a ring all-reduce
+    Probe(probe::ProbeArgs),
     /// Look at queues: what each tenant has waiting, holds and may use
     #[command(subcommand, visible_alias = "queues")]
     Queue(queue::QueueCommand),
@@ -178,6 +181,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,

@@ -3,7 +3,8 @@
 //! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
-//! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`, `Backup`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
+//! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
+//! `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
 use std::collections::BTreeMap;
 

@@ -448,6 +448,7 @@ fn node(name: &str, cordoned: bool) -> v1::Node {
         }),
         status: v1::NodeStatus::Up.into(),
         cordoned,
+        restriction: None,
         free_devices: 6,
         job_ids: vec!["job-1".into()],
         ..Default::default()
@@ -517,6 +518,31 @@ impl FleetService for Service {
         Ok(Response::new(v1::SetNodeCordonResponse {
             node: Some(node(&request.node, request.cordoned)),
             freshness: freshness(),
+        }))
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<v1::ProbeNodesRequest>,
+    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        let node_names = request.into_inner().nodes;
+        let link = |from, to| v1::ProbeLink {
+            from,
+            to,
+            bytes_per_s: if (from, to) == (0, 1) { 2_000_000 } else { 1_000_000_000 },
+            round_trip_us: 80,
+            ..Default::default()
+        };
+        let finding = v1::ProbeFinding {
+            node_name: node_names[1].clone(),
+            other_node_name: node_names[0].clone(),
+            text: "slow link".into(),
+        };
+        Ok(Response::new(v1::ProbeNodesResponse {
+            node_names,
+            links: vec![link(0, 1), link(1, 0)],
+            rings: vec![v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 500, correct: true }],
+            findings: vec![finding],
         }))
     }
 }

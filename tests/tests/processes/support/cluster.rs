@@ -28,6 +28,8 @@ pub struct ReplicaFiles {
     pub id: u64,
     pub client: SocketAddr,
     pub peer: SocketAddr,
+    /// Where other processes find the two: the same, but for proxies in between.
+    pub shown: (SocketAddr, SocketAddr),
     pub home: PathBuf,
 }
 
@@ -85,7 +87,7 @@ impl Cluster {
                 let home = scratch.path().join(format!("replica-{}", at + 1));
                 std::fs::create_dir_all(&home).expect("a folder can be made");
                 let (client, peer) = (free_address(address), free_address(address));
-                ReplicaFiles { id: at as u64 + 1, client, peer, home }
+                ReplicaFiles { id: at as u64 + 1, client, peer, shown: (client, peer), home }
             })
             .collect();
         let cluster = Cluster {
@@ -135,6 +137,22 @@ impl Cluster {
         }
         cluster.leader().await;
         cluster
+    }
+
+    /// Puts a proxy before every address of every replica, before any of them is started.
+    pub async fn put_behind(&mut self, network: &mut super::Network) {
+        for files in &mut self.replicas {
+            let name = format!("replica-{}", files.id);
+            files.shown = (network.proxy(&name, files.client).await, network.proxy(&name, files.peer).await);
+        }
+        for at in 0..self.replicas.len() {
+            self.write_config(at);
+        }
+    }
+
+    /// Where agents connect.
+    pub fn shown_endpoints(&self) -> Vec<String> {
+        self.replicas.iter().map(|files| format!("http://{}", files.shown.0)).collect()
     }
 
     /// Starts replicas whose configurations name certificates, for the first time; the test itself is
@@ -397,7 +415,7 @@ fn member(files: &ReplicaFiles) -> String {
         "[[members]]\nid = {}\nregion = {:?}\npeer_endpoint = \"http://{}\"\nclient_endpoint = \"http://{}\"\n\n",
         files.id,
         files.region(),
-        files.peer,
-        files.client
+        files.shown.1,
+        files.shown.0
     )
 }
