@@ -134,7 +134,7 @@ pub(crate) async fn run(args: AgentsArgs) -> Result<()> {
     let begun = Instant::now();
     let mut channel = None;
     for n in 0..args.agents {
-        if n as usize % SESSIONS_PER_CONNECTION == 0 {
+        if (n as usize).is_multiple_of(SESSIONS_PER_CONNECTION) {
             let replica = to[n as usize / SESSIONS_PER_CONNECTION % to.len()];
             channel = Some(connect(&endpoints[replica]).await?);
         }

@@ -14,19 +14,23 @@ pub mod contract;
 pub mod discovery;
 pub mod durable;
 pub mod executor;
+mod fence_log;
 pub mod fencing;
 mod follow;
 pub mod health;
+mod launch;
 pub mod lease;
 pub mod limits;
 mod memory;
 mod node;
+pub mod notice;
 pub mod order;
 pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;
 mod shim;
+mod socket;
 pub mod state_dir;
 pub mod task;
 pub mod transcript;
@@ -90,6 +94,13 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
+    let notes = match socket::open(&state.socket()) {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::warn!(path = %state.socket().display(), %error, "no notes are taken of workers");
+            None
+        }
+    };
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
         tasks: state.tasks(),
         lease: state.lease(),
@@ -101,6 +112,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
         memory_limit: config.memory_limit,
+        agent_socket: notes.as_ref().map(|_| state.socket()),
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -116,6 +128,15 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let taking_notes = {
+        let events = events.clone();
+        async move {
+            match notes {
+                Some(listener) => socket::serve(listener, events).await,
+                None => std::future::pending().await,
+            }
+        }
+    };
     let node = node.probing_at(config.probe_listen);
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
@@ -132,6 +153,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = fresh => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
+        () = taking_notes => {}
         () = health => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }

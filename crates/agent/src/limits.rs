@@ -42,6 +42,14 @@ pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
 pub const WORKER_MEMORY_MIN: u64 = 64 << 20;
 /// First and longest wait between two attempts at a session.
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Connections of workers to the agent's socket at once; more wait to be taken.
+pub const SOCKET_CONNECTIONS_MAX: usize = 512;
+/// Bytes of one line there.
+pub const SOCKET_LINE_BYTES_MAX: usize = 4_096;
+/// Committed checkpoints that wait for the cluster's answer; more are refused.
+pub const NOTES_WAITING_MAX: usize = 512;
+/// Least time between two steps of one worker that are passed on.
+pub const STEP_NOTES_APART: Duration = Duration::from_secs(1);
 /// From the Register to the Registered.
 pub const REGISTER_MAX: Duration = Duration::from_secs(10);
 /// Turns of a probe's tournament: hosts that each one is measured against, however many take part. With

@@ -17,6 +17,7 @@ use crate::lease::Lease;
 use crate::limits;
 use crate::order::{self, Placement, WorkerKey, state_message};
 use crate::probe::{self, Plan, Prober};
+use crate::socket::{Note, Said};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, NodeSpec};
@@ -25,7 +26,7 @@ use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -54,6 +55,8 @@ pub(crate) enum Order {
         current: bool,
     },
     ReportAck(u64),
+    /// What became of a note; the reason where it can never be taken.
+    NoteAck(u64, Option<String>),
     ReadLogs {
         read_id: u64,
         request: OutputRequest,
@@ -79,6 +82,8 @@ pub(crate) enum Event {
     Order(u64, Order),
     /// The lease moved.
     LeaseRenewed,
+    /// A worker said something.
+    Said(Said),
     /// The worker list for a registration.
     Holdings(oneshot::Sender<Vec<v1::WorkerState>>),
 }
@@ -148,6 +153,13 @@ struct Pending {
     checked: bool,
 }
 
+/// A note that waits for the cluster's answer.
+#[derive(Debug)]
+struct Waiting {
+    message: v1::WorkerNote,
+    answer: oneshot::Sender<Result<(), String>>,
+}
+
 /// One report on its way.
 #[derive(Debug)]
 struct InFlight {
@@ -178,6 +190,11 @@ pub(crate) struct Node<E> {
     extras: VecDeque<v1::WorkerState>,
     uploads: JoinSet<()>,
     prober: Prober,
+    note_sequence: u64,
+    /// By sequence; sent again on every session until they are answered.
+    notes: BTreeMap<u64, Waiting>,
+    /// When a step of each worker was last passed on.
+    steps: BTreeMap<WorkerKey, Instant>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -211,13 +228,17 @@ impl<E: Executor> Node<E> {
             in_flight: None,
             extras: VecDeque::new(),
             uploads: JoinSet::new(),
-            prober: Prober::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            prober: Prober::new(None),
+            note_sequence: 0,
+            notes: BTreeMap::new(),
+            steps: BTreeMap::new(),
         }
     }
 
-    /// Where it listens for probes; any port of any address when not said.
+    /// Where it listens for probes. Without, it takes no part in any: an agent that runs workers on other
+    /// machines would measure its own network.
     pub(crate) fn probing_at(mut self, listen_at: SocketAddr) -> Node<E> {
-        self.prober = Prober::new(listen_at);
+        self.prober = Prober::new(Some(listen_at));
         self
     }
 
@@ -256,6 +277,7 @@ impl<E: Executor> Node<E> {
                 }
             }
             Event::LeaseRenewed => self.reconfirm(Wait::Lease),
+            Event::Said(said) => self.on_said(said),
             Event::Holdings(answer) => {
                 let held = self.workers.iter().map(|(key, worker)| worker.message(*key)).collect();
                 // The session has given up waiting: it asks again.
@@ -270,6 +292,65 @@ impl<E: Executor> Node<E> {
         self.extras.clear();
         self.in_flight = None;
         self.session = Some(session);
+        let notes: Vec<v1::WorkerNote> = self.notes.values().map(|waiting| waiting.message.clone()).collect();
+        for note in notes {
+            self.send(v1::session_request::Message::Note(note));
+        }
+    }
+
+    fn on_said(&mut self, said: Said) {
+        let Said { key, note, answer } = said;
+        let outcome = match self.workers.get(&key) {
+            None => Some(Err(format!("{key} does not run on this node"))),
+            Some(worker) if worker.has_ended() => Some(Err(format!("{key} has ended"))),
+            Some(_) => None,
+        };
+        if let Some(outcome) = outcome {
+            // Whoever asked has gone: nobody is to be told.
+            let _ = answer.send(outcome);
+            return;
+        }
+        let message = |sequence, note| v1::WorkerNote {
+            job_id: key.job.to_string(),
+            token: Some(fencing_token_to_proto(key.token)),
+            rank: key.rank,
+            sequence,
+            note: Some(note),
+        };
+        match note {
+            Note::Step { number, duration_ms } => {
+                let _ = answer.send(Ok(()));
+                let now = Instant::now();
+                let due = self.steps.get(&key).is_none_or(|last| now - *last >= limits::STEP_NOTES_APART);
+                if due && let Some(session) = &self.session {
+                    self.steps.insert(key, now);
+                    let step = v1::worker_note::Note::Step(v1::StepNote { number, duration_ms });
+                    let request = v1::session_request::Message::Note(message(0, step));
+                    // The next one will do where the queue is full.
+                    let _ = session.outgoing.try_send(v1::SessionRequest { message: Some(request) });
+                }
+            }
+            Note::CheckpointCommitted { step } => {
+                // Those whose asker gave up are the oldest, and make room first.
+                if self.notes.len() >= limits::NOTES_WAITING_MAX {
+                    self.notes.retain(|_, waiting| !waiting.answer.is_closed());
+                }
+                if self.notes.len() >= limits::NOTES_WAITING_MAX {
+                    let _ = answer.send(Err("too many checkpoints wait for the cluster's answer".to_owned()));
+                    return;
+                }
+                self.note_sequence += 1;
+                let note = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step });
+                let message = message(self.note_sequence, note);
+                self.notes.insert(self.note_sequence, Waiting { message: message.clone(), answer });
+                self.send(v1::session_request::Message::Note(message));
+            }
+        }
+    }
+
+    fn on_note_ack(&mut self, sequence: u64, refused: Option<String>) {
+        let Some(waiting) = self.notes.remove(&sequence) else { return };
+        let _ = waiting.answer.send(refused.map_or(Ok(()), Err));
     }
 
     async fn on_order(&mut self, order: Order) {
@@ -290,6 +371,7 @@ impl<E: Executor> Node<E> {
             }
             Order::Stop { job, token, grace } => self.on_stop(job, token, grace).await,
             Order::ReportAck(sequence) => self.on_report_ack(sequence),
+            Order::NoteAck(sequence, refused) => self.on_note_ack(sequence, refused),
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
             Order::ProbeListen(probe) => {
                 if let Some(session) = &self.session {
@@ -622,6 +704,7 @@ impl<E: Executor> Node<E> {
                 tracing::info!(worker = %key, %status, "ended");
                 worker.phase = Phase::Ended(status);
                 worker.version += 1;
+                self.steps.remove(&key);
                 self.reconfirm(Wait::End);
             }
         }
@@ -716,6 +799,9 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
             current: confirmed.current,
         },
         Message::ReportAck(ack) => Order::ReportAck(ack.sequence),
+        Message::NoteAck(ack) => {
+            Order::NoteAck(ack.sequence, (!ack.refused.is_empty()).then(|| order::detail(&ack.refused)))
+        }
         Message::ReadLogs(read) => {
             Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
         }

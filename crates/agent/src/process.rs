@@ -9,18 +9,19 @@ use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::limits;
-use crate::order::{Launch, Placement, WorkerKey, detail};
+use crate::notice;
+use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
-use crate::task::{TaskDir, TaskError, TaskSpec};
+use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -50,6 +51,8 @@ pub struct ProcessSettings {
     pub control_groups: ControlGroups,
     /// What holds workers to their memory.
     pub memory_limit: MemoryLimit,
+    /// Where the agent takes notes of workers; none when it takes none.
+    pub agent_socket: Option<PathBuf>,
 }
 
 /// Runs workers as processes.
@@ -63,6 +66,35 @@ struct Shared {
     settings: ProcessSettings,
     cgroup_parent: Option<PathBuf>,
     events: mpsc::Sender<ExecutorEvent>,
+    kept: Mutex<Kept>,
+}
+
+/// Folders of acknowledged workers, oldest first, with their sizes. Read from the disk once: to look through all
+/// of them at every end would take longer than a launch.
+#[derive(Debug, Default)]
+struct Kept {
+    folders: VecDeque<(PathBuf, u64)>,
+    bytes: u64,
+}
+
+impl Kept {
+    fn add(&mut self, path: PathBuf, size: u64) {
+        self.folders.push_back((path, size));
+        self.bytes = self.bytes.saturating_add(size);
+    }
+
+    /// Removes the oldest until the limits are kept.
+    fn prune(&mut self, logs: &LogLimits) -> io::Result<()> {
+        while self.folders.len() > logs.ended_workers_max || self.bytes > logs.ended_bytes_max {
+            let Some((path, size)) = self.folders.pop_front() else { return Ok(()) };
+            self.bytes -= size;
+            match std::fs::remove_dir_all(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 impl ProcessExecutor {
@@ -82,7 +114,12 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
-        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events }) }, told)
+        (
+            ProcessExecutor {
+                shared: Arc::new(Shared { settings, cgroup_parent, events, kept: Mutex::default() }),
+            },
+            told,
+        )
     }
 
     async fn tell(&self, event: ExecutorEvent) {
@@ -98,12 +135,20 @@ impl ProcessExecutor {
         let settings = &self.shared.settings;
         let key = placement.key(worker.rank);
         let task = self.task(key);
-        let rank_map = task.rank_map();
+        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let notice = task.notice();
+        let mut launcher = settings.shim_command.clone();
+        launcher.push(crate::launch::LAUNCH.to_owned());
         let here = Here {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
             base: &settings.environment,
             rank_map_path: &rank_map,
+            hostfile_path: &hostfile,
+            rank_hostfile_path: &rank_hostfile,
+            notice_path: &notice,
+            agent_socket: settings.agent_socket.as_deref(),
+            launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
@@ -114,7 +159,7 @@ impl ProcessExecutor {
         };
         TaskSpec {
             key,
-            command: worker.command.clone(),
+            command: contract::command(placement, worker, &here),
             environment,
             working_directory,
             devices: worker.devices,
@@ -132,10 +177,36 @@ impl ProcessExecutor {
             },
             memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
+            notice: placement.notice.as_ref().and_then(|to| {
+                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
+                let port = contract::notice_port(to.port, local_rank)?;
+                Some(HttpNotice { port, path: to.path.clone() })
+            }),
         }
     }
 
-    async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
+    /// Tells a worker that it has to stop, before the signal does.
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
+        let text = notice::text(key, grace);
+        let (file, words) = (task.clone(), text.clone());
+        let written = blocking(move || {
+            let written = notice::write(&file, &words);
+            (written, file.spec().ok().flatten().and_then(|spec| spec.notice))
+        });
+        match tokio::time::timeout(notice::FILE_MAX, written).await {
+            Ok((written, call)) => {
+                if let Err(error) = written {
+                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                }
+                if let Some(to) = call {
+                    tokio::spawn(notice::call(key, to, text));
+                }
+            }
+            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
+        }
+    }
+
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
         let key = spec.key;
         let tasks = self.shared.settings.tasks.clone();
         let created = blocking(move || {
@@ -143,7 +214,7 @@ impl ProcessExecutor {
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
+            TaskDir::create(&tasks, &spec, &files).map(Some)
         })
         .await;
         let task = match created {
@@ -257,12 +328,16 @@ impl ProcessExecutor {
 
 impl Executor for ProcessExecutor {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
-        let json: Arc<str> = contract::rank_map_json(&placement).into();
+        let files = Arc::new(GangFiles {
+            rank_map: contract::rank_map_json(&placement),
+            hostfile: contract::by_address(&placement),
+            rank_hostfile: contract::by_rank(&placement),
+        });
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
-            let (executor, json) = (self.clone(), Arc::clone(&json));
-            launches.spawn(async move { executor.start_one(spec, json).await });
+            let (executor, files) = (self.clone(), Arc::clone(&files));
+            launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
     }
@@ -295,6 +370,7 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
+        self.give_notice(key, task.clone(), grace).await;
         blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
     }
 
@@ -318,16 +394,17 @@ impl Executor for ProcessExecutor {
             }
             found.push(adopted);
         }
-        self.prune().await;
+        self.count_kept().await;
         Ok(found)
     }
 
     async fn acknowledge(&self, key: WorkerKey) {
         let task = self.task(key);
-        if let Err(error) = blocking(move || task.write_acked()).await {
+        let acked = task.clone();
+        if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        self.prune().await;
+        self.keep(task).await;
     }
 
     async fn read_output(
@@ -344,14 +421,44 @@ impl Executor for ProcessExecutor {
 }
 
 impl ProcessExecutor {
-    /// Keeps the folders of acknowledged workers within their limits, oldest first out.
-    async fn prune(&self) {
-        let settings = &self.shared.settings;
-        let (tasks, logs) = (settings.tasks.clone(), settings.logs.clone());
-        let pruned = blocking(move || prune(&tasks, &logs)).await;
-        if let Err(error) = pruned {
-            tracing::warn!(%error, "old workers' folders could not be removed");
-        }
+    /// Finds the folders of acknowledged workers that an earlier agent has left, and keeps them within their limits.
+    async fn count_kept(&self) {
+        let executor = self.clone();
+        let counted = blocking(move || {
+            let settings = &executor.shared.settings;
+            let mut kept = executor.kept();
+            *kept = Kept::default();
+            for (path, size) in acknowledged(&settings.tasks)? {
+                kept.add(path, size);
+            }
+            kept.prune(&settings.logs)
+        })
+        .await;
+        tell_unpruned(counted);
+    }
+
+    /// Keeps one more of them, and lets the oldest go.
+    async fn keep(&self, task: TaskDir) {
+        let executor = self.clone();
+        let pruned = blocking(move || {
+            let bytes = size(task.path());
+            let mut kept = executor.kept();
+            kept.add(task.path().to_owned(), bytes);
+            kept.prune(&executor.shared.settings.logs)
+        })
+        .await;
+        tell_unpruned(pruned);
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        // A panic while holding it leaves a count that is off by one folder at most.
+        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tell_unpruned(pruned: io::Result<()>) {
+    if let Err(error) = pruned {
+        tracing::warn!(%error, "old workers' folders could not be removed");
     }
 }
 
@@ -488,23 +595,17 @@ fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     Ok(keys)
 }
 
-fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
-    let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+/// Folders of acknowledged workers with their sizes, oldest first.
+fn acknowledged(tasks: &std::path::Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
         let path = entry?.path();
         if let Ok(acked) = std::fs::metadata(path.join("acked")) {
-            kept.push((acked.modified()?, size(&path), path));
+            found.push((acked.modified()?, size(&path), path));
         }
     }
-    kept.sort_unstable_by(|a, b| b.cmp(a));
-    let mut bytes = 0u64;
-    for (at, (_, size, path)) in kept.into_iter().enumerate() {
-        bytes = bytes.saturating_add(size);
-        if at >= logs.ended_workers_max || bytes > logs.ended_bytes_max {
-            std::fs::remove_dir_all(path)?;
-        }
-    }
-    Ok(())
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, size, path)| (path, size)).collect())
 }
 
 /// Bytes of the agent's own files; what a worker left in its folder counts too.

@@ -133,6 +133,12 @@ impl StateDir {
         self.root.join("lease")
     }
 
+    /// Where the agent takes notes of workers.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("agent.sock")
+    }
+
     /// Binds the directory to the cluster it first registered with.
     ///
     /// # Errors

@@ -4,10 +4,12 @@
 //! |---|---|---|
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
+//! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
 //! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
+//! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
@@ -23,7 +25,7 @@
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
 use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
-use crate::order::WorkerKey;
+use crate::order::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
@@ -71,6 +73,9 @@ pub struct TaskSpec {
     pub memory_watched: bool,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
+    /// The call that tells it to stop; launches of earlier versions have none.
+    #[serde(default)]
+    pub notice: Option<HttpNotice>,
 }
 
 /// The launched worker.
@@ -122,6 +127,17 @@ pub enum TaskError {
     Record(#[from] DurableError),
 }
 
+/// What every worker of a gang finds in its folder about the whole of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GangFiles {
+    /// `rank_map.json`.
+    pub rank_map: String,
+    /// `hostfile`.
+    pub hostfile: String,
+    /// `hostfile.ranks`.
+    pub rank_hostfile: String,
+}
+
 /// One worker's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
@@ -155,7 +171,7 @@ impl TaskDir {
     ///
     /// # Errors
     /// When any step fails; then there is no folder under the final name.
-    pub fn create(tasks: &Path, spec: &TaskSpec, rank_map_json: &str) -> Result<TaskDir, TaskError> {
+    pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
         let task = TaskDir::of(tasks, spec.key);
         let aside = tasks.join(format!(".new_{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank));
         if let Err(source) = std::fs::remove_dir_all(&aside)
@@ -170,7 +186,13 @@ impl TaskDir {
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(io("make", &aside))?;
         let part = TaskDir { path: aside.clone() };
         std::fs::create_dir(part.work()).map_err(io("make", &aside))?;
-        std::fs::write(part.rank_map(), rank_map_json).map_err(io("write", &aside))?;
+        for (path, text) in [
+            (part.rank_map(), &files.rank_map),
+            (part.hostfile(), &files.hostfile),
+            (part.rank_hostfile(), &files.rank_hostfile),
+        ] {
+            std::fs::write(path, text).map_err(io("write", &aside))?;
+        }
         for fifo in [part.alive(), part.control()] {
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
                 .map_err(|e| io("make", &fifo)(e.into()))?;
@@ -197,6 +219,24 @@ impl TaskDir {
     #[must_use]
     pub fn rank_map(&self) -> PathBuf {
         self.path.join("rank_map.json")
+    }
+
+    /// The host file by addresses.
+    #[must_use]
+    pub fn hostfile(&self) -> PathBuf {
+        self.path.join("hostfile")
+    }
+
+    /// The host file by ranks.
+    #[must_use]
+    pub fn rank_hostfile(&self) -> PathBuf {
+        self.path.join("hostfile.ranks")
+    }
+
+    /// Where a notice to stop appears.
+    #[must_use]
+    pub fn notice(&self) -> PathBuf {
+        self.path.join("notice.json")
     }
 
     /// The FIFO whose end tells that the shim is gone.

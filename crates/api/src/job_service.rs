@@ -282,10 +282,14 @@ impl JobService for Jobs {
         let explained = engine.explain_job(Arc::clone(view.state()), id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
-            None => explanation::placed(&view, row),
+            None => explanation::placed(&view, id, row),
         };
-        let freshness = Some(freshness(engine, &view));
-        Ok(Response::new(v1::ExplainJobResponse { explanation: Some(explanation), freshness }))
+        Ok(Response::new(v1::ExplainJobResponse {
+            explanation: Some(explanation),
+            freshness: Some(freshness(engine, &view)),
+            recovery: render::recovery(&view, id, Detail::Full),
+            checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
+        }))
     }
 
     async fn commit_checkpoint(

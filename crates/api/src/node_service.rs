@@ -262,11 +262,27 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
             let report = health_report_from_proto("health", &health)?;
             Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
         }
+        Some(session_request::Message::Note(note)) => inbound_note(note),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
         None => refuse(
             "message",
-            "must be one of register, heartbeat, report, confirm_start, health, preflight_report",
+            "must be one of register, heartbeat, report, confirm_start, health, note, preflight_report",
         ),
+    }
+}
+
+fn inbound_note(note: v1::WorkerNote) -> Result<Inbound, Vec<Violation>> {
+    let job = job_id("note.job_id", &note.job_id).map_err(|v| vec![v])?;
+    let token = fencing_token_from_proto("note.token", note.token.as_ref()).map_err(|v| vec![v])?;
+    match note.note {
+        Some(v1::worker_note::Note::CheckpointCommitted(_)) => {
+            Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token })
+        }
+        Some(v1::worker_note::Note::Step(step)) => {
+            let v1::StepNote { number, duration_ms } = step;
+            Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
+        }
+        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
     }
 }
 
@@ -345,6 +361,10 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             })
         }
         Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
+        Outbound::NoteAck { sequence, refused } => Message::NoteAck(v1::NoteAck {
+            sequence,
+            refused: refused.map(|refusal| refusal.to_string()).unwrap_or_default(),
+        }),
         Outbound::HealthAck { sequence } => Message::HealthAck(v1::HealthAck { sequence }),
         Outbound::Repair(repair) => Message::Repair(v1::RepairOrder {
             number: repair.number,

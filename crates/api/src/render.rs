@@ -5,7 +5,7 @@ use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
-    RecoveryRow, RestrictionRow, State,
+    RestrictionRow, State, Straggler,
 };
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
@@ -34,7 +34,7 @@ pub(crate) enum Detail {
 
 pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let (status_reason, status_detail) = status_of(row);
+    let (status_reason, status_detail) = status_of(view, id, row);
     v1::Job {
         id: id.to_string(),
         spec: full.then(|| described(view, id, spec)),
@@ -62,7 +62,7 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         checkpointed_at_ms: row.checkpointed_at.map_or(0, |t| t.0),
         released: row.released,
         promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
-        recovery: view.recovery(id).map(|row| recovery(view, row, detail)),
+        recovery: recovery(view, id, detail),
     }
 }
 
@@ -72,7 +72,19 @@ fn described(view: &State, id: JobId, spec: &JobSpec) -> v1::JobSpec {
     v1::JobSpec { contract, ..job_spec_to_proto(spec) }
 }
 
-fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
+/// What became of a job's attempts; none when nothing has.
+pub(crate) fn recovery(view: &State, job: JobId, detail: Detail) -> Option<v1::Recovery> {
+    let row = view.recovery(job)?;
+    let placement = view.job(job).and_then(|row| row.placement.as_deref());
+    let straggler = |(rank, slow): (&u32, &Straggler)| v1::Straggler {
+        rank: *rank,
+        slow_milli: slow.slow_milli,
+        since_ms: slow.since.0,
+        node_name: placement
+            .and_then(|placement| placement.slots.get(*rank as usize))
+            .map(|slot| node_name(view, slot.node))
+            .unwrap_or_default(),
+    };
     let count = |(class, count): (&muster_types::FailureClass, &u32)| v1::FailureCount {
         failure_class: class.to_string(),
         count: *count,
@@ -83,7 +95,7 @@ fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
         until_ms: until.0,
     };
     let full = detail == Detail::Full;
-    v1::Recovery {
+    Some(v1::Recovery {
         last_failure: row.last.as_ref().map(|last| failure(view, last)),
         failures: if full { row.counts.iter().map(count).collect() } else { Vec::new() },
         streak: row.streak,
@@ -91,7 +103,8 @@ fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
         avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
         saved_at_ms: row.saved.map_or(0, |saved| saved.at.0),
         saved_attempt: row.saved.map_or(0, |saved| saved.attempt),
-    }
+        stragglers: row.stragglers.iter().map(straggler).collect(),
+    })
 }
 
 fn failure(view: &State, failure: &Failure) -> v1::Failure {
@@ -140,8 +153,36 @@ pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
     }
 }
 
-pub(crate) fn status_of(row: &JobRow) -> (String, String) {
-    let (code, text) = match &row.phase {
+/// How an attempt failed, in one sentence.
+fn failed_so(view: &State, last: &Failure) -> String {
+    let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+    let node = last.node.map(|node| format!(" on {}", node_name(view, node))).unwrap_or_default();
+    format!("attempt {} failed ({}{rank}{node}: {})", last.attempt, last.class, last.detail)
+}
+
+fn straggles((rank, slow): (&u32, &Straggler)) -> String {
+    let (whole, tenths) = (slow.slow_milli / 1_000, slow.slow_milli % 1_000 / 100);
+    format!("runs; rank {rank} takes {whole}.{tenths} times as long for a step as its gang")
+}
+
+/// Reason and sentence of where a job is in its life, without asking the planner.
+pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, String) {
+    let recovery = view.recovery(id);
+    let failed = recovery.and_then(|known| known.last.as_ref()).map(|last| failed_so(view, last));
+    let slow = recovery.and_then(|known| known.stragglers.iter().next());
+    let (code, text) = match (&row.phase, failed, slow) {
+        (Phase::Pending, Some(so), _) if !row.released => {
+            ("RETRY_BACKOFF", format!("waits for another attempt: {so}"))
+        }
+        (Phase::Pending, Some(so), _) if row.promise.is_none() => ("REQUEUED", format!("waits again: {so}")),
+        (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
+        (phase, ..) => return status_of_row(row, phase),
+    };
+    (code.to_owned(), text)
+}
+
+fn status_of_row(row: &JobRow, phase: &Phase) -> (String, String) {
+    let (code, text) = match phase {
         Phase::Pending if row.promise.is_some() => {
             ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
         }
@@ -338,6 +379,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
+        devices: slot.devices.count().into(),
     };
     let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
@@ -370,7 +412,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         rank_map: rank_map.collect(),
         workers: workers.collect(),
         rendezvous_port: rendezvous_port(placement.token),
-        stop_grace_ms: spec.stop_grace_ms,
+        stop_grace_ms: contract.stop_grace_ms(spec),
         checkpoint_directory: checkpoint.map(|at| format!("{at}/{}", order.job)).unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_index: spec.array.map(|a| a.index),
@@ -382,5 +424,26 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
         spares: view.spares(order.job).iter().map(rank_place).collect(),
+        slices: tpu_slices(spec, placement.slots.len()),
+        world_size_min: spec.worker_count_min(),
     }
+}
+
+/// The slices of a gang's groups, by rank.
+fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
+    let mut first_rank = 0;
+    let mut found = Vec::new();
+    for group in &spec.groups {
+        if let Some(slice) = group.slice {
+            let count = u32::from(slice.count);
+            // The workers of a group with slices are as many as their hosts; a gang is never placed without
+            // some of them.
+            let hosts = group.workers / count.max(1);
+            if hosts > 0 && (first_rank + hosts * count) as usize <= world {
+                found.push(v1::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
+            }
+        }
+        first_rank += group.workers;
+    }
+    found
 }

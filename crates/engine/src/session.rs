@@ -29,6 +29,8 @@ use crate::probe::{ProbeOrder, ProbeReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
+/// Steps of one session that are being looked at.
+const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
 
@@ -85,6 +87,28 @@ pub enum Inbound {
         /// Which placement.
         token: FencingToken,
     },
+    /// A worker on the node says that its work is saved.
+    CheckpointCommitted {
+        /// To be repeated in the answer.
+        sequence: u64,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
+    /// A worker on the node has done a step.
+    Step {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// Which step, from 1.
+        number: u64,
+        /// How long it took.
+        duration_ms: u64,
+    },
     /// Of a probe of the network, or of the check before a start.
     Probe(ProbeReport),
 }
@@ -112,6 +136,13 @@ pub enum Outbound {
     ReportAck {
         /// The report's.
         sequence: u64,
+    },
+    /// What became of a note: in the log, or why it never will be.
+    NoteAck {
+        /// The note's.
+        sequence: u64,
+        /// None when it is in the log.
+        refused: Option<Refusal>,
     },
     /// The report of the host's health was taken over.
     HealthAck {
@@ -348,6 +379,7 @@ impl Work {
         let mut sent = BTreeSet::new();
         let mut repairing = None;
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
+        let mut steps = FuturesUnordered::new();
         loop {
             let sent_all = self.send_orders(&mut sent).await.is_some();
             if !sent_all || self.send_repair(&mut repairing).await.is_none() {
@@ -356,6 +388,7 @@ impl Work {
             tokio::select! {
                 () = self.out.end.cancelled() => return,
                 () = self.out.messages.closed() => return,
+                Some(()) = steps.next() => {}
                 Some(answer) = waiting.next() => match answer {
                     Some(message) => if self.out.send(message).await.is_none() { return },
                     // The lease could not be renewed: the agent is to look for the leader.
@@ -364,6 +397,18 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
+                    Some(Inbound::Step { job, token, rank, number, duration_ms }) => {
+                        // A heartbeat of the work: beyond the bound it is dropped, and the next one heard.
+                        if steps.len() < STEPS_MAX {
+                            let (engine, node) = (self.engine.clone(), self.node);
+                            steps.push(async move {
+                                engine.note_step(node, (job, token), rank, (number, duration_ms)).await;
+                            });
+                        }
+                    }
+                    Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
+                        waiting.push(self.commit_checkpoint(sequence, job, token));
+                    }
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(Said::Workers(Some(sequence), workers)) {
@@ -476,6 +521,31 @@ impl Work {
             let renewed = confirmed == leadership
                 && engine.inner.liveness.renew(Instant::now(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })
+        })
+    }
+
+    /// Logs that a gang with a worker on this node has saved its work. Ends the session where this replica cannot
+    /// say: the agent asks again on its next one.
+    fn commit_checkpoint(&self, sequence: u64, job: JobId, token: FencingToken) -> Confirmation {
+        let engine = self.engine.clone();
+        let (node, incarnation) = (self.node, self.incarnation);
+        Box::pin(async move {
+            let placed = engine.view().job(job).and_then(|row| row.placement.clone()).is_some_and(|p| {
+                p.token == token && p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation)
+            });
+            if !placed {
+                let text = format!("{job} is not placed on this node with token {token}");
+                let refused = Some(Refusal::new(RefusalCode::Fenced, text));
+                return Some(Outbound::NoteAck { sequence, refused });
+            }
+            match engine.execute_for_node(Command::CommitCheckpoint { job, token }).await {
+                Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
+                Err(Refusal {
+                    code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,
+                    ..
+                }) => None,
+                Err(refusal) => Some(Outbound::NoteAck { sequence, refused: Some(refusal) }),
+            }
         })
     }
 

@@ -306,6 +306,21 @@ async fn a_gang_is_started_confirmed_and_reported() {
     assert_eq!(engine.view().job(id).map(|row| row.phase.clone()), Some(Phase::Running));
     assert!(outstanding(&engine.view(), session.node).is_empty(), "nothing is left to start");
 
+    // A step is not answered; a committed checkpoint is, once it is in the log, and never for another token.
+    say(&session, Inbound::Step { job: id, token, rank: 1, number: 1, duration_ms: 5 }).await;
+    for (sequence, asked, expected) in [(1, token, true), (2, stale, false)] {
+        say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked }).await;
+        let taken = told(&mut session, "an answer to the note", |message| match message {
+            Outbound::NoteAck { sequence: answered, refused } => {
+                (answered == sequence).then_some(refused.is_none())
+            }
+            _ => None,
+        })
+        .await;
+        assert_eq!(taken, expected);
+    }
+    assert!(engine.view().job(id).is_some_and(|row| row.checkpointed_at.is_some()));
+
     let cancel = Command::Cancel { request: RequestId(2), job: id };
     guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
     let stop = told(&mut session, "a stop order", |message| match message {

@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::support::{
-    Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session,
+    Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session, session_end,
 };
 
 type Jobs = JobServiceClient<Channel>;
@@ -298,6 +298,26 @@ async fn wrong_fleet_calls(endpoint: &str) {
     for (field, code, message) in cases {
         let answer = session(endpoint, vec![message]).await;
         assert_refused(answer.map(Response::new), code, field);
+    }
+    notes(endpoint).await;
+}
+
+/// What an agent could pass on of workers, on a session that stands: it ends with the field that is wrong.
+async fn notes(endpoint: &str) {
+    let token = Some(v1::FencingToken { generation: 1, log_index: 1 });
+    let note =
+        |job_id: &str, token| v1::WorkerNote { job_id: job_id.to_owned(), token, ..Default::default() };
+    let cases = [
+        ("note.job_id", note("../job", token)),
+        ("note.token", note("job-1", None)),
+        ("note.note", note("job-1", token)),
+    ];
+    for (field, note) in cases {
+        let holder = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
+        let note = v1::SessionRequest { message: Some(v1::session_request::Message::Note(note)) };
+        let opening = vec![registration(node(&field.replace('.', "-").replace('_', "-")), &holder), note];
+        let ended = session_end(endpoint, opening).await;
+        assert_refused(Err::<Response<()>, _>(ended), RefusalCode::InvalidField, field);
     }
 }
 

@@ -6,8 +6,10 @@
 
 mod backups;
 mod bad_input;
+mod contracts;
 mod durability;
 mod failover;
+mod frameworks;
 mod history;
 mod hostile_workers;
 mod leases;

@@ -15,13 +15,13 @@ type Outgoing = mpsc::Sender<v1::SessionRequest>;
 
 /// Probes that wait for their beginning, and those that run.
 pub(crate) struct Prober {
-    listen_at: SocketAddr,
+    listen_at: Option<SocketAddr>,
     waiting: BTreeMap<u64, oneshot::Sender<Plan>>,
     running: JoinSet<()>,
 }
 
 impl Prober {
-    pub(crate) fn new(listen_at: SocketAddr) -> Prober {
+    pub(crate) fn new(listen_at: Option<SocketAddr>) -> Prober {
         Prober { listen_at, waiting: BTreeMap::new(), running: JoinSet::new() }
     }
 
@@ -29,15 +29,18 @@ impl Prober {
     pub(crate) fn listen(&mut self, probe_id: u64, outgoing: Outgoing) {
         while self.running.try_join_next().is_some() {}
         self.waiting.retain(|_, waiting| !waiting.is_closed());
-        let (begin, told) = oneshot::channel();
-        if self.running.len() >= limits::PROBES_MAX {
-            let failure = format!("it takes part in {} probes already", limits::PROBES_MAX);
-            // A session that takes nothing is given up by those who speak more often.
-            let _ = outgoing.try_send(listening(probe_id, Err(failure)));
-            return;
-        }
-        self.waiting.insert(probe_id, begin);
-        self.running.spawn(take_part(probe_id, self.listen_at, told, outgoing));
+        let failure = match self.listen_at {
+            Some(at) if self.running.len() < limits::PROBES_MAX => {
+                let (begin, told) = oneshot::channel();
+                self.waiting.insert(probe_id, begin);
+                self.running.spawn(take_part(probe_id, at, told, outgoing));
+                return;
+            }
+            Some(_) => format!("it takes part in {} probes already", limits::PROBES_MAX),
+            None => "its workers run on other machines".to_owned(),
+        };
+        // A session that takes nothing is given up by those who speak more often.
+        let _ = outgoing.try_send(listening(probe_id, Err(failure)));
     }
 
     /// Everybody listens.

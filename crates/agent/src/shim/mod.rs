@@ -57,6 +57,7 @@ pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let cgroup = (!cgroup.is_empty()).then(|| Path::new(*cgroup));
             stage::main(&stage::Arguments { task: Path::new(task), shim_pid, oom_score, cgroup })
         }
+        [crate::launch::LAUNCH, rest @ ..] if words.len() == args.len() => crate::launch::main(rest),
         _ => usage(),
     }
 }

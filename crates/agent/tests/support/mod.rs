@@ -29,7 +29,9 @@ pub enum Heard {
     Heartbeat(u64),
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
+    Note(v1::WorkerNote),
     Preflight(v1::PreflightReport),
+    Health(v1::HealthReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -155,6 +157,7 @@ impl Shared {
                     heartbeat_interval_ms: manner.heartbeat_ms,
                     lease_stop_grace_ms: manner.stop_grace_ms,
                     cluster_id: manner.cluster_id,
+                    ..Default::default()
                 }));
                 Heard::Register(register)
             }
@@ -177,7 +180,9 @@ impl Shared {
                 }
                 Heard::Confirm(confirm)
             }
+            Request::Note(note) => Heard::Note(note),
             Request::PreflightReport(report) => Heard::Preflight(report),
+            Request::Health(report) => Heard::Health(report),
         };
         let _ = self.heard.send(heard);
     }
@@ -254,6 +259,14 @@ impl Leader {
         .await;
     }
 
+    pub async fn note(&mut self) -> v1::WorkerNote {
+        self.hear("a note", |h| match h {
+            Heard::Note(note) => Some(note),
+            _ => None,
+        })
+        .await
+    }
+
     pub async fn confirm_asked(&mut self) -> v1::ConfirmStart {
         self.hear("a confirmation", |h| match h {
             Heard::Confirm(confirm) => Some(confirm),
@@ -303,7 +316,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         tenant: "default".into(),
         attempt: 1,
         rank_map: vec![
-            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into() };
+            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into(), devices: 0 };
             scripts.len()
         ],
         workers: workers.collect(),

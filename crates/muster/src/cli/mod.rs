@@ -13,6 +13,7 @@ mod ca;
 mod cluster;
 mod config;
 mod console;
+mod ctl;
 mod explanation;
 pub mod failure;
 mod follow;
@@ -28,6 +29,7 @@ mod policy_view;
 mod probe;
 mod queue;
 mod reading;
+mod recovery;
 mod run;
 mod sim;
 mod submit;
@@ -142,6 +144,9 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    /// Say something of the worker that this command runs in, or ask whether it has to stop; needs no cluster
+    #[command(subcommand)]
+    Ctl(ctl::CtlCommand),
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
@@ -189,6 +194,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
     }

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use muster_wire::v1;
 use serde::Serialize;
 
+use super::recovery::{Contract, Recovery};
+
 const SCHEMA: &str = "muster.dev/v1";
 
 /// A document: its kind, where in the log it stands, and its content.
@@ -148,6 +150,9 @@ pub struct Job {
     /// Room that is kept for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promise: Option<Promise>,
+    /// What became of its attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
 }
@@ -248,6 +253,8 @@ pub struct Spec {
     pub expected_run_ms: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
 }
 
 /// How close together or how far apart workers have to be.
@@ -748,6 +755,7 @@ impl From<v1::Job> for Job {
             status_detail: job.status_detail,
             placement: job.placement.map(Placement::from),
             promise: job.promise.map(Promise::from),
+            recovery: job.recovery.map(Recovery::from),
             spec: job.spec.map(Spec::from),
         }
     }
@@ -827,6 +835,7 @@ impl From<v1::JobSpec> for Spec {
             deadline: time(spec.deadline_ms),
             expected_run_ms: Some(spec.expected_run_ms).filter(|ms| *ms > 0),
             datasets: spec.datasets,
+            contract: spec.contract.map(Contract::from),
         }
     }
 }

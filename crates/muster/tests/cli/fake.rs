@@ -284,7 +284,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
         let explanation = Some(explanation(job.worker_count));
-        Ok(Response::new(v1::ExplainJobResponse { explanation, freshness: freshness() }))
+        Ok(Response::new(v1::ExplainJobResponse {
+            explanation,
+            freshness: freshness(),
+            ..Default::default()
+        }))
     }
 
     async fn commit_checkpoint(

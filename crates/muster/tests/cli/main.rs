@@ -239,8 +239,17 @@ fn exit_codes_follow_the_refusal() {
 #[test]
 fn the_examples_are_valid() {
     let fake = Fake::start();
-    let one_job =
-        ["train.yaml", "train.sh", "serving-spread.yaml", "tpu-slice.yaml", "elastic.yaml", "share.yaml"];
+    let one_job = [
+        "train.yaml",
+        "train.sh",
+        "serving-spread.yaml",
+        "tpu-slice.yaml",
+        "elastic.yaml",
+        "share.yaml",
+        "torchrun.yaml",
+        "mpi.yaml",
+        "ray.yaml",
+    ];
     for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);

@@ -19,7 +19,7 @@ pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, wait_for_
 pub use load::Load;
 pub use network::Network;
 pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn, spawn_below};
-pub use session::{node, register, registration, session};
+pub use session::{node, register, registration, session, session_end};
 
 use std::io::Write;
 use std::time::Duration;
