@@ -308,7 +308,7 @@ impl JobService for Service {
         self.find(&request.job_id)?;
         self.book.lock().unwrap().logs.push(request);
         let piece = |stream: &str, data: &[u8]| {
-            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec() })
+            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
         };
         let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))

@@ -71,6 +71,7 @@ fn help_shows_commands_examples_and_exit_codes() {
     assert_eq!(ran.code, 0);
     for part in [
         "submit",
+        "run",
         "plan",
         "job",
         "node",
@@ -87,6 +88,8 @@ fn help_shows_commands_examples_and_exit_codes() {
         ["submit", "--help"].as_slice(),
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
+        &["run", "--help"],
+        &["job", "wait", "--help"],
         &["plan", "--help"],
         &["policy", "set", "--help"],
     ] {
@@ -104,6 +107,11 @@ fn wrong_usage_is_2() {
         &["submit", "x", "--wait", "--watch"],
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
+        &["job", "wait", "job-1", "--for", "ever"],
+        &["run"],
+        &["run", "--workers", "none", "--", "true"],
+        &["run", "--env", "NOT_SET_HERE", "--", "true"],
+        &["run", "--file", "x", "--workers", "2"],
         &["job", "list", "--consistency", "strong"],
         &["job", "list", "--max-staleness", "0"],
         &["job", "list", "--max-staleness", "2d"],
@@ -233,6 +241,7 @@ fn the_examples_are_valid() {
     let fake = Fake::start();
     let one_job = [
         "train.yaml",
+        "train.sh",
         "serving-spread.yaml",
         "tpu-slice.yaml",
         "elastic.yaml",
