@@ -32,6 +32,7 @@ pub enum Heard {
     Note(v1::WorkerNote),
     Preflight(v1::PreflightReport),
     Health(v1::HealthReport),
+    ForeignLoad(v1::ForeignLoad),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -183,6 +184,7 @@ impl Shared {
             Request::Note(note) => Heard::Note(note),
             Request::PreflightReport(report) => Heard::Preflight(report),
             Request::Health(report) => Heard::Health(report),
+            Request::ForeignLoad(load) => Heard::ForeignLoad(load),
         };
         let _ = self.heard.send(heard);
     }
