@@ -38,6 +38,9 @@ pub struct AgentConfig {
     /// Whether and where workers get control groups.
     #[serde(default = "ControlGroups::auto")]
     pub control_groups: ControlGroups,
+    /// What holds workers to the memory they were promised.
+    #[serde(default)]
+    pub memory_limit: MemoryLimit,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -125,9 +128,13 @@ pub enum AcceleratorConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogLimits {
-    /// Bytes of each stream of one worker; the newest half of it at least is kept.
+    /// Bytes of one worker's output, both streams together; the newest half of it at least is kept.
     #[serde(default = "worker_bytes")]
     pub worker_bytes_max: u64,
+    /// Free bytes that output leaves on the disk of the state directory: what would take more of it is
+    /// dropped, and counted. 0 for no such care.
+    #[serde(default = "free_bytes")]
+    pub free_bytes_min: u64,
     /// Ended workers whose folders are kept.
     #[serde(default = "ended_workers")]
     pub ended_workers_max: usize,
@@ -146,6 +153,20 @@ pub enum ControlGroups {
     Off,
     /// Below this folder of a version 2 hierarchy.
     Below(PathBuf),
+}
+
+/// What holds workers to the memory they were promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryLimit {
+    /// Their control groups where these have the controller, else their shims, which look at what they
+    /// use.
+    #[default]
+    Enforced,
+    /// Their control groups alone.
+    Group,
+    /// Nothing.
+    Off,
 }
 
 pub(crate) fn first_block() -> String {
@@ -168,6 +189,10 @@ fn worker_bytes() -> u64 {
     64 << 20
 }
 
+fn free_bytes() -> u64 {
+    512 << 20
+}
+
 fn ended_workers() -> usize {
     256
 }
@@ -177,11 +202,12 @@ fn ended_bytes() -> u64 {
 }
 
 impl LogLimits {
-    /// 64 MiB a stream; 256 ended workers and 8 GiB of them.
+    /// 64 MiB a worker, with 512 MiB left free; 256 ended workers and 8 GiB of them.
     #[must_use]
     pub fn usual() -> LogLimits {
         LogLimits {
             worker_bytes_max: worker_bytes(),
+            free_bytes_min: free_bytes(),
             ended_workers_max: ended_workers(),
             ended_bytes_max: ended_bytes(),
         }

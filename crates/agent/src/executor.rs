@@ -8,6 +8,7 @@
 //! tells an end only when nothing of the worker is left.
 
 use crate::order::{Placement, WorkerKey};
+use crate::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
 use std::future::Future;
 use std::io;
@@ -42,21 +43,27 @@ pub struct Adopted {
 pub struct OutputRequest {
     /// Of which worker.
     pub key: WorkerKey,
-    /// `stdout`, `stderr` or both.
-    pub streams: Vec<&'static str>,
+    /// One of them or both.
+    pub streams: Vec<OutputStream>,
     /// Go on until the worker has ended.
     pub follow: bool,
-    /// Only the last so many bytes of each stream; 0 for all.
+    /// Only the last so many bytes of what is asked for; 0 for all.
     pub tail_bytes: u64,
+    /// Bytes of output, of both streams, since the worker's start that are not wanted again; 0 for none.
+    pub from_position: u64,
 }
 
 /// A piece of output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputChunk {
-    /// `stdout` or `stderr`.
-    pub stream: &'static str,
+    /// None when there is no data.
+    pub stream: Option<OutputStream>,
     /// At most [`LOG_CHUNK_BYTES`](crate::limits::LOG_CHUNK_BYTES).
     pub data: Vec<u8>,
+    /// Bytes of output right before `data` that were not kept.
+    pub dropped_bytes: u64,
+    /// Bytes of output, of both streams, from the worker's start to the end of `data`.
+    pub position: u64,
 }
 
 /// What an executor could not do.

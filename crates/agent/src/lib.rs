@@ -21,6 +21,7 @@ pub mod health;
 mod launch;
 pub mod lease;
 pub mod limits;
+mod memory;
 mod node;
 pub mod notice;
 pub mod order;
@@ -33,9 +34,12 @@ pub mod slurm;
 mod socket;
 pub mod state_dir;
 pub mod task;
+pub mod transcript;
 mod uploads;
 
-pub use config::{AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, NodeConfig};
+pub use config::{
+    AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, MemoryLimit, NodeConfig,
+};
 pub use node::WHOLE_PLACEMENT;
 pub use shim::shim_main;
 
@@ -114,6 +118,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         environment: config.base_environment(),
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
+        memory_limit: config.memory_limit,
         agent_socket: notes.as_ref().map(|_| state.socket()),
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;

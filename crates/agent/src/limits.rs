@@ -37,6 +37,9 @@ pub const SHIM_START_MAX: Duration = Duration::from_secs(30);
 pub const LEASE_READ_MAX: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 /// What the shim gives its output threads to write what is in the pipes, once no process is left.
 pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
+/// No worker is held to less memory than this: who asks for less says that it needs next to nothing, and
+/// the first pages of an interpreter or of a program of a few MiB must not be its end.
+pub const WORKER_MEMORY_MIN: u64 = 64 << 20;
 /// First and longest wait between two attempts at a session.
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Connections of workers to the agent's socket at once; more wait to be taken.

@@ -6,7 +6,7 @@
 
 use crate::cgroup::{self, Cgroup};
 use crate::chain;
-use crate::config::{ControlGroups, LogLimits};
+use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::limits;
@@ -50,6 +50,8 @@ pub struct ProcessSettings {
     pub logs: LogLimits,
     /// Whether and where control groups are made.
     pub control_groups: ControlGroups,
+    /// What holds workers to their memory.
+    pub memory_limit: MemoryLimit,
     /// Where the agent takes notes of workers; none when it takes none.
     pub agent_socket: Option<PathBuf>,
 }
@@ -110,6 +112,11 @@ impl ProcessExecutor {
                 .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
                 .ok(),
         };
+        if let Some(parent) = &cgroup_parent
+            && let Err(why) = cgroup::delegate(parent)
+        {
+            tracing::info!(why, "the control groups of workers have no limits of their own");
+        }
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
@@ -171,8 +178,13 @@ impl ProcessExecutor {
             stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
             shim_arguments: settings.shim_command.iter().skip(1).cloned().collect(),
             log_bytes_max: settings.logs.worker_bytes_max,
+            log_free_min: settings.logs.free_bytes_min,
             cgroup_parent: self.shared.cgroup_parent.clone(),
-            memory_bytes: worker.memory_bytes,
+            memory_bytes: match settings.memory_limit {
+                MemoryLimit::Off => 0,
+                _ => worker.memory_bytes.max(limits::WORKER_MEMORY_MIN),
+            },
+            memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);

@@ -12,7 +12,7 @@
 //! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
-//! | `stdout`, `stdout.1`, `stderr`, `stderr.1` | shim | output, newest last |
+//! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
 //! | `acked` | agent | the leader knows the end |
 //!
@@ -59,12 +59,18 @@ pub struct TaskSpec {
     pub stop_grace_ms: u64,
     /// What comes before the shim's own arguments when its binary is executed.
     pub shim_arguments: Vec<String>,
-    /// Bytes kept of each output stream, over two files.
+    /// Bytes kept of its output, over two files.
     pub log_bytes_max: u64,
+    /// Free bytes that its output leaves on the disk.
+    #[serde(default)]
+    pub log_free_min: u64,
     /// Where the worker's control group is made; none to do without.
     pub cgroup_parent: Option<PathBuf>,
-    /// Promised memory, for the control group.
+    /// Memory that it is held to; 0 for no limit.
     pub memory_bytes: u64,
+    /// Whether the shim holds it to that where no control group does.
+    #[serde(default)]
+    pub memory_watched: bool,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
     /// The call that tells it to stop; launches of earlier versions have none.
@@ -251,16 +257,16 @@ impl TaskDir {
         self.path.join("shim.log")
     }
 
-    /// An output file: `stdout` or `stderr`.
+    /// The newer file of its output.
     #[must_use]
-    pub fn output(&self, stream: &str) -> PathBuf {
-        self.path.join(stream)
+    pub fn output(&self) -> PathBuf {
+        self.path.join("output")
     }
 
-    /// The older output file.
+    /// The older one.
     #[must_use]
-    pub fn output_before(&self, stream: &str) -> PathBuf {
-        self.path.join(format!("{stream}.1"))
+    pub fn output_before(&self) -> PathBuf {
+        self.path.join("output.1")
     }
 
     /// Where a failed execution leaves its reason.

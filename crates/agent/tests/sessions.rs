@@ -359,6 +359,25 @@ async fn output_is_read_while_it_grows() {
     }
     assert_eq!(text["stdout"], "one\ntwo\n");
     assert_eq!(text["stderr"], "wrong\n");
+    // Both streams in the order in which they were written, and on from a position.
+    for (read_id, from_position, expected) in [(44, 0, "one\nwrong\ntwo\n"), (45, 4, "wrong\ntwo\n")] {
+        leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id, from_position, ..read.clone() }));
+        let (mut text, mut position) = (String::new(), 0);
+        loop {
+            let chunk = leader
+                .hear("output", |h| match h {
+                    Heard::Upload(chunk) if chunk.read_id == read_id => Some(chunk),
+                    _ => None,
+                })
+                .await;
+            if chunk.data.is_empty() {
+                break;
+            }
+            position = chunk.position;
+            text.push_str(std::str::from_utf8(&chunk.data).unwrap());
+        }
+        assert_eq!((text.as_str(), position), (expected, 14));
+    }
     // A worker that is not here is an error text, not silence.
     leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
     let error = leader

@@ -4,12 +4,12 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::{LogRequest, Reading};
+use muster_engine::{Attempt, LogRequest, Reading};
 use muster_state::State;
 use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, job_id, jobs_from_proto, request_id, submission_to_proto,
-    submissions_from_proto,
+    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
+    submission_to_proto, submissions_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -350,13 +350,14 @@ impl JobService for Jobs {
         if !matches!(message.stream.as_str(), "" | "stdout" | "stderr") {
             return Err(invalid(vec![Violation::new("stream", "must be stdout, stderr or empty for both")]));
         }
+        let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
         match self.router.route(caller).await? {
             Route::Remote(channel) => {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
                 let stream = onward_client(channel).read_logs(onward).await?.into_inner();
-                Ok(Response::new(stream.boxed()))
+                Ok(Response::new(stream.map_err(of_leader).boxed()))
             }
             Route::Local => {
                 let request = LogRequest {
@@ -367,17 +368,49 @@ impl JobService for Jobs {
                     follow: message.follow,
                     stream: message.stream,
                     tail_bytes: message.tail_bytes,
+                    from_position: message.from_position,
                 };
                 let engine = self.router.engine();
                 caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
-                let chunks = engine.read_logs(job, message.rank, message.previous, request).await;
-                let chunks = chunks.map_err(|refusal| to_status(&refusal))?;
+                let reading = engine.read_logs(job, message.rank, attempt, request).await;
+                let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
-                    .map_ok(|chunk| v1::ReadLogsResponse { stream: chunk.stream, data: chunk.data.into() })
+                    .map_ok(move |chunk| v1::ReadLogsResponse {
+                        stream: chunk.stream,
+                        data: chunk.data.into(),
+                        position: chunk.position,
+                        dropped_bytes: chunk.dropped_bytes,
+                        token: Some(fencing_token_to_proto(token)),
+                    })
                     .map_err(|refusal| to_status(&refusal));
                 Ok(Response::new(stream.boxed()))
             }
         }
+    }
+}
+
+/// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
+/// is not what the caller's own connection did, and reading goes on elsewhere.
+fn of_leader(status: Status) -> Status {
+    use std::error::Error as _;
+    if status.source().is_none() {
+        return status;
+    }
+    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
+}
+
+/// Which placement's output is meant.
+fn attempt(message: &v1::ReadLogsRequest) -> Result<Attempt, Violation> {
+    match &message.token {
+        Some(_) if message.previous => {
+            Err(Violation::new("previous", "cannot be asked for beside a token, which names the attempt"))
+        }
+        Some(token) => fencing_token_from_proto("token", Some(token)).map(Attempt::Token),
+        None if message.from_position > 0 => {
+            Err(Violation::new("from_position", "needs the token of the attempt that it is a position of"))
+        }
+        None if message.previous => Ok(Attempt::Previous),
+        None => Ok(Attempt::Current),
     }
 }
 

@@ -395,6 +395,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             follow: read.follow,
             stream: read.stream,
             tail_bytes: read.tail_bytes,
+            from_position: read.from_position,
         }),
     };
     v1::SessionResponse { message: Some(message) }
@@ -426,7 +427,8 @@ async fn take_upload(
         }
         let Some(to_reader) = &reader else { return Err(nobody()) };
         let piece = if upload.error.is_empty() {
-            Ok(LogChunk { stream: upload.stream, data: Bytes::from(upload.data) })
+            let v1::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
+            Ok(LogChunk { stream, data: Bytes::from(data), position, dropped_bytes })
         } else {
             Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
         };

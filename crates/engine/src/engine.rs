@@ -6,7 +6,7 @@ use muster_planner::WaitReason;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
-    Submission,
+    Submission, Violation,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::clock;
 use crate::history::History;
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
-use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
+use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
 use crate::probe::Probes;
 use crate::replicated::{Shared, View};
@@ -408,7 +408,8 @@ impl Engine {
         })
     }
 
-    /// Asks the agent of a worker for its output. This replica must lead: sessions are here.
+    /// Asks the agent of a worker for its output; also says which placement's it is. This replica must lead:
+    /// sessions are here.
     ///
     /// # Errors
     /// When there is no such worker, or its node has no session.
@@ -416,22 +417,27 @@ impl Engine {
         &self,
         job: JobId,
         rank: u32,
-        previous: bool,
+        attempt: Attempt,
         request: LogRequest,
-    ) -> Result<mpsc::Receiver<Result<LogChunk, Refusal>>, Refusal> {
+    ) -> Result<(FencingToken, mpsc::Receiver<Result<LogChunk, Refusal>>), Refusal> {
         let view = self.view();
         let row = view
             .job(job)
             .ok_or_else(|| Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")))?;
-        let placement = if previous { &row.previous } else { &row.placement };
         let gone = |text: String| Refusal::new(RefusalCode::LogsUnavailable, text);
-        let placement =
-            placement.as_ref().ok_or_else(|| gone(format!("{job} has not been placed so far")))?;
+        let placement = match attempt {
+            Attempt::Current => row.placement.as_ref(),
+            Attempt::Previous => row.previous.as_ref(),
+            Attempt::Token(token) => [&row.placement, &row.previous]
+                .into_iter()
+                .flatten()
+                .find(|placement| placement.token == token),
+        };
+        let placement = placement.ok_or_else(|| gone(not_placed(job, attempt, row.previous.is_some())))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {
-            gone(format!(
-                "{job} has no rank {rank}; its ranks are 0 to {}",
-                placement.slots.len().saturating_sub(1)
-            ))
+            let last = placement.slots.len().saturating_sub(1);
+            let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
+            Refusal::fields(vec![Violation::new("rank", text)])
         })?;
         let token: FencingToken = placement.token;
         let outbound = self.session_of(slot.node).await?;
@@ -439,7 +445,7 @@ impl Engine {
         let request = LogRequest { read_id, job, token, rank, ..request };
         if outbound.try_send(Outbound::ReadLogs(request)).is_err() {
             self.inner.logs.give_up(read_id, "the node's session takes no order at present");
-            return Ok(chunks);
+            return Ok((token, chunks));
         }
         let engine = self.clone();
         tokio::spawn(async move {
@@ -451,7 +457,7 @@ impl Engine {
             }
             engine.inner.logs.give_up(read_id, "the node's agent did not send the output");
         });
-        Ok(chunks)
+        Ok((token, chunks))
     }
 
     /// The session of a node, waiting a moment for that of a node that is up.
@@ -485,6 +491,18 @@ impl Engine {
     #[must_use]
     pub fn log_reader(&self, read_id: u64) -> Option<mpsc::Sender<Result<LogChunk, Refusal>>> {
         self.inner.logs.take(read_id)
+    }
+}
+
+/// Why there is no output to read.
+fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
+    match attempt {
+        Attempt::Current if has_previous => {
+            format!("{job} waits for its next attempt; the one before has output (--previous)")
+        }
+        Attempt::Current => format!("{job} has not been placed so far"),
+        Attempt::Previous => format!("{job} has had no attempt before the current one"),
+        Attempt::Token(token) => format!("{job} has had newer attempts since that of token {token}"),
     }
 }
 

@@ -47,7 +47,7 @@ mod watch;
 pub use archiver::{HistorySettings, PeerHistory, open_archive, purge_up_to};
 pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
-pub use logs::{LogChunk, LogRequest};
+pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
 };

@@ -19,7 +19,7 @@ use crate::probe::{ProbeOrder, ProbeReport};
 use crate::sample::{host, job, name};
 use crate::session::{Inbound, Opening, Outbound, Session, WorkerReport};
 use crate::watch::{Change, WatchPosition};
-use crate::{Engine, EngineConfig, LogRequest, Order, ReplicaInfo, replicated};
+use crate::{Attempt, Engine, EngineConfig, LogRequest, Order, ReplicaInfo, replicated};
 
 const CLUSTER: ClusterId = ClusterId(0xe6);
 const REPLICA: ReplicaId = ReplicaId(1);
@@ -508,9 +508,10 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
             follow: false,
             stream: String::new(),
             tail_bytes: 0,
+            from_position: 0,
         };
         let engine = engine.clone();
-        tokio::spawn(async move { engine.read_logs(id, 0, false, request).await })
+        tokio::spawn(async move { engine.read_logs(id, 0, Attempt::Current, request).await })
     };
     drop(session);
     let gone = |engine: &Engine| engine.inner.sessions.outbound(NodeId(1)).is_none();
@@ -520,6 +521,25 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         }
     })
     .await;
+    // Only the placements that are known have output.
+    for (attempt, text) in [
+        (Attempt::Previous, "no attempt before"),
+        (Attempt::Token(FencingToken { generation: 1, log_index: LogIndex(u64::MAX) }), "newer attempts"),
+    ] {
+        let request = LogRequest {
+            read_id: 0,
+            job: id,
+            token: FencingToken::default(),
+            rank: 0,
+            follow: false,
+            stream: String::new(),
+            tail_bytes: 0,
+            from_position: 0,
+        };
+        let refusal = engine.read_logs(id, 0, attempt, request).await.expect_err("there is none");
+        assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
+        assert!(refusal.message.contains(text), "{refusal}");
+    }
     // The node is up and its session is not back: the read waits, and goes on with the next one.
     let waiting = read(&engine);
     let mut session = open(&engine, opening("h1", 1)).await;
@@ -528,7 +548,9 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         _ => None,
     })
     .await;
-    let mut chunks = guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
+    let (token, mut chunks) = guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
+    let placed = engine.view().job(id).and_then(|row| row.placement.as_ref().map(|p| p.token));
+    assert_eq!(Some(token), placed);
     // The agent goes away before it has sent anything.
     drop(session);
     let refusal = guarded("the read ends", chunks.recv()).await.expect("with a word").expect_err("no output");

@@ -1,7 +1,7 @@
 //! A library with NVML's names that plays what a script says, for hosts without such devices.
 //!
-//! The script is the file that `MUSTER_FAKE_NVML` names. It is read anew at every call, so that a test changes the
-//! devices under a running agent:
+//! The script is the file beside the library that ends in `.script` instead of `.so`. It is read anew at every call,
+//! so that a test changes the devices under a running agent; each copy of the library plays its own:
 //!
 //! ```text
 //! driver 570.86.15
@@ -19,6 +19,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -44,6 +46,23 @@ struct Script {
     hangs: bool,
 }
 
+/// The file that this library was loaded from: the mapping that holds its code.
+fn own_path() -> Option<PathBuf> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || {
+        let here = nvmlShutdown as *const () as usize;
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        maps.lines().find_map(|line| {
+            let (from, rest) = line.split_once('-')?;
+            let (to, rest) = rest.split_once(' ')?;
+            let bound = |text| usize::from_str_radix(text, 16).ok();
+            let holds = (bound(from)?..bound(to)?).contains(&here);
+            holds.then(|| rest.find('/').map(|at| PathBuf::from(&rest[at..])))?
+        })
+    };
+    PATH.get_or_init(find).clone()
+}
+
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -53,8 +72,8 @@ fn number(text: &str) -> Option<u64> {
 
 impl Script {
     fn read() -> Script {
-        let path = std::env::var_os("MUSTER_FAKE_NVML").unwrap_or_default();
-        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let text = own_path().and_then(|path| std::fs::read_to_string(path.with_extension("script")).ok());
+        let text = text.unwrap_or_default();
         let mut script = Script::default();
         for line in text.lines() {
             let mut words = line.split_whitespace();

@@ -97,6 +97,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     let request = v1::ReadLogsRequest { job_id: nobody, stream: "stdlog".to_owned(), ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
 
+    let token = Some(v1::FencingToken { generation: 1, log_index: 7 });
+    let request = v1::ReadLogsRequest { job_id: "job-1".to_owned(), token, ..Default::default() };
+    let wrong = [
+        ("previous", v1::ReadLogsRequest { previous: true, ..request.clone() }),
+        ("from_position", v1::ReadLogsRequest { token: None, from_position: 9, ..request.clone() }),
+    ];
+    for (field, request) in wrong {
+        assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, field);
+    }
+
     let request = v1::ListJobsRequest { page_size: 1_001, ..Default::default() };
     assert_refused(jobs.list_jobs(request).await, InvalidField, "page_size");
     let request = v1::ListJobsRequest { phases: vec![99], ..Default::default() };
@@ -289,7 +299,6 @@ async fn wrong_fleet_calls(endpoint: &str) {
         let answer = session(endpoint, vec![message]).await;
         assert_refused(answer.map(Response::new), code, field);
     }
-    notes(endpoint).await;
 }
 
 /// What an agent could pass on of workers, on a session that stands: it ends with the field that is wrong.
@@ -414,5 +423,7 @@ async fn bad_input() {
     assert_eq!(cluster.leader().await, leader, "nonsense moved the leadership");
     let after = cluster.status_of(leader).await.unwrap().freshness.unwrap().log_index;
     assert_eq!(after, before, "a refused request moved the log");
+    // These come on sessions that stand, of nodes that are registered for it.
+    notes(&cluster.replicas[leader].endpoint()).await;
     cluster.assert_digests_agree().await;
 }

@@ -8,6 +8,7 @@
 
 use crate::config::LogLimits;
 use crate::order::Placement;
+use crate::transcript::OutputStream;
 use muster_transport::Secret;
 use muster_types::ExitStatus;
 use serde::{Deserialize, Serialize};
@@ -51,7 +52,10 @@ pub(super) enum ToAgent {
 pub(super) struct Piece {
     pub(super) number: u64,
     pub(super) rank: u32,
-    pub(super) stream: &'static str,
+    /// None when there is no data.
+    pub(super) stream: Option<OutputStream>,
+    /// Bytes of output right before `data` that were not kept.
+    pub(super) lost: u64,
     pub(super) data: Vec<u8>,
 }
 
@@ -115,8 +119,8 @@ pub(super) enum Frame {
 
 const MESSAGE: u8 = 0;
 const OUTPUT: u8 = 1;
-/// Kind, number, rank, stream.
-const OUTPUT_HEAD: usize = 1 + 8 + 4 + 1;
+/// Kind, number, rank, stream, lost bytes.
+const OUTPUT_HEAD: usize = 1 + 8 + 4 + 1 + 8;
 
 /// As a frame.
 pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
@@ -131,7 +135,12 @@ pub(super) fn encode_piece(piece: &Piece) -> Vec<u8> {
     let mut frame = vec![OUTPUT];
     frame.extend_from_slice(&piece.number.to_le_bytes());
     frame.extend_from_slice(&piece.rank.to_le_bytes());
-    frame.push(u8::from(piece.stream == "stderr"));
+    frame.push(match piece.stream {
+        Some(OutputStream::Stdout) => 0,
+        Some(OutputStream::Stderr) => 1,
+        None => 2,
+    });
+    frame.extend_from_slice(&piece.lost.to_le_bytes());
     frame.extend_from_slice(&piece.data);
     frame
 }
@@ -153,11 +162,13 @@ pub(super) fn decode_frame(frame: &[u8]) -> Option<Frame> {
     let number = u64::from_le_bytes(frame.get(1..9)?.try_into().ok()?);
     let rank = u32::from_le_bytes(frame.get(9..13)?.try_into().ok()?);
     let stream = match frame.get(13)? {
-        0 => "stdout",
-        1 => "stderr",
+        0 => Some(OutputStream::Stdout),
+        1 => Some(OutputStream::Stderr),
+        2 => None,
         _ => return None,
     };
-    Some(Frame::Output(Piece { number, rank, stream, data: frame.get(OUTPUT_HEAD..)?.to_vec() }))
+    let lost = u64::from_le_bytes(frame.get(14..OUTPUT_HEAD)?.try_into().ok()?);
+    Some(Frame::Output(Piece { number, rank, stream, lost, data: frame.get(OUTPUT_HEAD..)?.to_vec() }))
 }
 
 #[cfg(test)]
@@ -170,20 +181,22 @@ mod tests {
         assert_eq!(decode_frame(&encode(&hello)), Some(Frame::Message(hello)));
         let ended = ToAgent::Ended { number: 3, rank: 1, status: ExitStatus::Code(2) };
         assert_eq!(decode_frame(&encode(&ended)), Some(Frame::Message(ended)));
-        let piece = Piece { number: 9, rank: 4, stream: "stderr", data: vec![0, 255, 10] };
-        assert_eq!(decode_frame(&encode_piece(&piece)), Some(Frame::Output(piece)));
+        for stream in [Some(OutputStream::Stdout), Some(OutputStream::Stderr), None] {
+            let piece = Piece { number: 9, rank: 4, stream, lost: 1 << 40, data: vec![0, 255, 10] };
+            assert_eq!(decode_frame(&encode_piece(&piece)), Some(Frame::Output(piece)));
+        }
         let stop = ToRunner::Stop { rank: 1, grace_ms: 5 };
         assert_eq!(decode::<ToRunner>(&encode(&stop)), Some(stop));
     }
 
     #[test]
     fn other_bytes_are_nothing() {
-        let piece = encode_piece(&Piece { number: 9, rank: 4, stream: "stdout", data: vec![] });
+        let piece = encode_piece(&Piece { number: 9, rank: 4, stream: None, lost: 0, data: vec![] });
         for cut in 0..piece.len() {
             assert_eq!(decode_frame(&piece[..cut]), None, "{cut} bytes");
         }
         let mut odd = piece.clone();
-        odd[13] = 2;
+        odd[13] = 3;
         assert_eq!(decode_frame(&odd), None);
         for bytes in [&b""[..], b"\x00", b"\x00{", b"\x02{}", b"\x00{\"Unheard\":{}}", b"\x00\xff"] {
             assert_eq!(decode_frame(bytes), None, "{bytes:?}");

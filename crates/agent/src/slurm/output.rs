@@ -4,36 +4,59 @@
 
 use super::link::Piece;
 use super::record::Folders;
+use crate::config::LogLimits;
 use crate::order::WorkerKey;
-use crate::shim::Rotated;
+use crate::transcript::Writer;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 
-/// The open files of one share.
+/// The open transcripts of one share.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
-    files: BTreeMap<(u32, &'static str), Rotated>,
+    writers: BTreeMap<u32, Writer>,
     complained: bool,
 }
 
 impl Outputs {
     /// Adds a piece. What cannot be written is lost: a full disk here must stop no worker there.
-    pub(super) fn write(&mut self, folders: &Folders, key: WorkerKey, piece: &Piece, bytes_max: u64) {
-        let slot = (piece.rank, piece.stream);
-        let result = match self.files.entry(slot) {
-            std::collections::btree_map::Entry::Occupied(open) => open.into_mut().write(&piece.data),
-            std::collections::btree_map::Entry::Vacant(empty) => {
-                let task = folders.task(key);
-                let (path, before) = (task.output(piece.stream), task.output_before(piece.stream));
-                let mut file = Rotated::new(path, before, bytes_max);
-                let opened: io::Result<()> = file.resume();
-                opened.and_then(|()| empty.insert(file).write(&piece.data))
-            }
-        };
-        if let Err(error) = result
+    pub(super) fn write(&mut self, folders: &Folders, key: WorkerKey, piece: &Piece, limits: &LogLimits) {
+        if let Err(error) = self.keep(folders, key, piece, limits)
             && !std::mem::replace(&mut self.complained, true)
         {
             tracing::warn!(worker = %key, %error, "output is being lost");
+        }
+    }
+
+    fn keep(
+        &mut self,
+        folders: &Folders,
+        key: WorkerKey,
+        piece: &Piece,
+        limits: &LogLimits,
+    ) -> io::Result<()> {
+        let writer = match self.writers.entry(piece.rank) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(empty) => {
+                let task = folders.task(key);
+                let (path, before) = (task.output(), task.output_before());
+                let (bytes_max, free_min) = (limits.worker_bytes_max, limits.free_bytes_min);
+                empty.insert(Writer::resume(path, before, bytes_max, free_min)?)
+            }
+        };
+        writer.skip(piece.lost);
+        match piece.stream {
+            Some(stream) => writer.write(stream, &piece.data),
+            None => writer.finish(),
+        }
+    }
+
+    /// The worker has ended: what was lost last is said.
+    pub(super) fn end(&mut self, rank: u32) {
+        if let Some(mut writer) = self.writers.remove(&rank)
+            && let Err(error) = writer.finish()
+        {
+            tracing::warn!(rank, %error, "how much output was lost cannot be written");
         }
     }
 }

@@ -11,11 +11,12 @@
 use super::ends::code;
 use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
-use crate::config::ControlGroups;
+use crate::config::{ControlGroups, MemoryLimit};
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::lease::Lease;
 use crate::order::{Placement, WorkerKey, detail};
 use crate::process::{ProcessExecutor, ProcessSettings};
+use crate::transcript::OutputStream;
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -245,6 +246,8 @@ impl Running {
             logs,
             // Slurm has its own.
             control_groups: ControlGroups::Off,
+            // What was asked for is held also where Slurm itself does not.
+            memory_limit: MemoryLimit::Enforced,
             // Notes of workers are taken on hosts with an agent of their own.
             agent_socket: None,
         });
@@ -388,7 +391,8 @@ impl Running {
             Word::Running(rank) => link::encode(&ToAgent::Running { number, rank }),
             Word::Ended(rank, status) => link::encode(&ToAgent::Ended { number, rank, status }),
             Word::Output(rank, chunk) => {
-                link::encode_piece(&Piece { number, rank, stream: chunk.stream, data: chunk.data })
+                let OutputChunk { stream, data, dropped_bytes: lost, position: _ } = chunk;
+                link::encode_piece(&Piece { number, rank, stream, lost, data })
             }
         };
         self.unacknowledged.push_back((number, frame.clone()));
@@ -506,7 +510,8 @@ async fn read_output(executor: ProcessExecutor, key: WorkerKey, say: mpsc::Sende
         return;
     }
     let (sink, mut chunks) = mpsc::channel::<OutputChunk>(1);
-    let request = OutputRequest { key, streams: vec!["stdout", "stderr"], follow: true, tail_bytes: 0 };
+    let streams = vec![OutputStream::Stdout, OutputStream::Stderr];
+    let request = OutputRequest { key, streams, follow: true, tail_bytes: 0, from_position: 0 };
     let forward = async {
         while let Some(chunk) = chunks.recv().await {
             if say.send(Word::Output(key.rank, chunk)).await.is_err() {

@@ -678,10 +678,9 @@ impl Work {
             self.heard = number;
             match frame {
                 Frame::Output(piece) => {
-                    let (key, bytes_max) =
-                        (self.share.key(piece.rank), self.share.backend.logs.worker_bytes_max);
+                    let (key, limits) = (self.share.key(piece.rank), &self.share.backend.logs);
                     if self.share.record.placement.ranks().any(|rank| rank == piece.rank) {
-                        self.outputs.write(&self.share.folders, key, &piece, bytes_max);
+                        self.outputs.write(&self.share.folders, key, &piece, limits);
                     }
                 }
                 Frame::Message(ToAgent::Running { rank, .. }) if self.open.contains(&rank) => {
@@ -690,6 +689,7 @@ impl Work {
                     let _ = self.share.events.send(running).await;
                 }
                 Frame::Message(ToAgent::Ended { rank, status, .. }) => {
+                    self.outputs.end(rank);
                     let status = self.verdict(rank, status);
                     self.end(rank, status).await;
                 }

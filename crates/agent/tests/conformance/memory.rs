@@ -7,6 +7,7 @@ use crate::process::Keeper;
 use crate::suite::{Behaviour, Subject, conforms};
 use muster_agent::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use muster_agent::order::{Placement, WorkerKey};
+use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -246,7 +247,9 @@ impl Executor for Remote {
         sink: mpsc::Sender<OutputChunk>,
     ) -> Result<(), ExecutorError> {
         let object = self.store.get(request.key).ok_or(ExecutorError::Unknown(request.key))?;
-        let _ = sink.send(OutputChunk { stream: "stdout", data: object.output }).await;
+        let (stream, position) = (Some(OutputStream::Stdout), object.output.len() as u64);
+        let chunk = OutputChunk { stream, data: object.output, dropped_bytes: 0, position };
+        let _ = sink.send(chunk).await;
         Ok(())
     }
 }

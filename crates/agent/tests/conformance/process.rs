@@ -6,7 +6,7 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::lease::Lease;
 use muster_agent::order::WorkerKey;
 use muster_agent::process::{ProcessExecutor, ProcessSettings};
-use muster_agent::{ControlGroups, LogLimits};
+use muster_agent::{ControlGroups, LogLimits, MemoryLimit};
 use muster_types::HolderId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,6 +122,7 @@ impl Subject for Processes {
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
             logs: LogLimits::usual(),
             control_groups: ControlGroups::Off,
+            memory_limit: MemoryLimit::Off,
             agent_socket: None,
         })
     }

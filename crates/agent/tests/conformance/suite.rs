@@ -2,6 +2,7 @@
 
 use muster_agent::executor::{Executor, ExecutorError, ExecutorEvent, OutputRequest};
 use muster_agent::order::{Checkpoint, Launch, Placement, RankPlace, WorkerKey};
+use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, LogIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -202,9 +203,10 @@ impl<'a, S: Subject> Bench<'a, S> {
         let (sink, mut chunks) = mpsc::channel(16);
         let request = OutputRequest {
             key: gang.key(1),
-            streams: vec!["stdout", "stderr"],
+            streams: vec![OutputStream::Stdout, OutputStream::Stderr],
             follow: true,
             tail_bytes: 0,
+            from_position: 0,
         };
         let executor = Arc::clone(&self.executor);
         let read = tokio::spawn(async move { executor.read_output(request, sink).await });
@@ -265,7 +267,8 @@ impl<'a, S: Subject> Bench<'a, S> {
         let stop = self.executor.stop(never, GRACE).await;
         assert!(matches!(stop, Err(ExecutorError::Unknown(key)) if key == never), "{stop:?}");
         let (sink, _chunks) = mpsc::channel(1);
-        let request = OutputRequest { key: never, streams: vec!["stdout"], follow: false, tail_bytes: 0 };
+        let streams = vec![OutputStream::Stdout];
+        let request = OutputRequest { key: never, streams, follow: false, tail_bytes: 0, from_position: 0 };
         let read = self.executor.read_output(request, sink).await;
         assert!(matches!(read, Err(ExecutorError::Unknown(key)) if key == never), "{read:?}");
     }

@@ -30,9 +30,8 @@ pub enum Heard {
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
     Note(v1::WorkerNote),
-    Preflight(v1::PreflightReport),
     Health(v1::HealthReport),
-    ForeignLoad(v1::ForeignLoad),
+    Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -52,6 +51,7 @@ pub struct Manner {
     pub heartbeat_ms: u64,
     pub stop_grace_ms: u64,
     pub cluster_id: String,
+    pub takes_health: bool,
 }
 
 impl Manner {
@@ -66,6 +66,7 @@ impl Manner {
             heartbeat_ms: 200,
             stop_grace_ms: 500,
             cluster_id: CLUSTER.to_owned(),
+            takes_health: false,
         }
     }
 
@@ -158,7 +159,7 @@ impl Shared {
                     heartbeat_interval_ms: manner.heartbeat_ms,
                     lease_stop_grace_ms: manner.stop_grace_ms,
                     cluster_id: manner.cluster_id,
-                    ..Default::default()
+                    takes_health: manner.takes_health,
                 }));
                 Heard::Register(register)
             }
@@ -175,6 +176,10 @@ impl Shared {
                 }
                 Heard::Report(report)
             }
+            Request::Health(report) => {
+                reply(Response::HealthAck(v1::HealthAck { sequence: report.sequence }));
+                Heard::Health(report)
+            }
             Request::ConfirmStart(confirm) => {
                 if let Some(current) = manner.confirm {
                     reply(confirmed(&confirm, current));
@@ -183,8 +188,8 @@ impl Shared {
             }
             Request::Note(note) => Heard::Note(note),
             Request::PreflightReport(report) => Heard::Preflight(report),
-            Request::Health(report) => Heard::Health(report),
-            Request::ForeignLoad(load) => Heard::ForeignLoad(load),
+            // Only a cluster agent tells of it, and its own tests listen.
+            Request::ForeignLoad(_) => return,
         };
         let _ = self.heard.send(heard);
     }
@@ -339,13 +344,22 @@ pub struct Host {
     pub dir: tempfile::TempDir,
     pub endpoint: String,
     pub control_groups: &'static str,
+    /// How its health is watched, and what it has.
+    pub health: serde_json::Value,
+    pub accelerators: serde_json::Value,
 }
 
 impl Host {
     pub fn new(leader: &Leader) -> Host {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("boot_id"), "boot-one").unwrap();
-        Host { dir, endpoint: leader.address.clone(), control_groups: "off" }
+        Host {
+            dir,
+            endpoint: leader.address.clone(),
+            control_groups: "off",
+            health: serde_json::json!({"nvml": "off", "kernel_log": "off"}),
+            accelerators: serde_json::json!({"type": "h100", "count": 4}),
+        }
     }
 
     pub fn state(&self) -> PathBuf {
@@ -372,9 +386,10 @@ impl Host {
             "shim_command": [binary, "shim"],
             "boot_id_path": self.file("boot_id"),
             "control_groups": self.control_groups,
+            "health": self.health,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
-                "accelerators": {"type": "h100", "count": 4}, "cpu_milli": 4000, "memory_bytes": 1u64 << 32,
+                "accelerators": self.accelerators, "cpu_milli": 4000, "memory_bytes": 1u64 << 32,
             },
         });
         let path = self.file("agent.json");

@@ -9,8 +9,8 @@ use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, JobContract, JobId, LogIndex, LogTime,
-    NodeId, Parameters, ReplicaId, limits,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId, LogIndex,
+    LogTime, NodeId, Parameters, ReplicaId, limits,
 };
 
 use crate::random::Random;

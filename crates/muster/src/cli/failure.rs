@@ -14,29 +14,42 @@ use super::console::{Console, one_line};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// It was done.
-    Ok = 0,
+    Ok,
     /// It failed, or the job did.
-    Failed = 1,
+    Failed,
     /// The command line or the job file is wrong.
-    Usage = 2,
+    Usage,
     /// No such job or node.
-    NotFound = 3,
+    NotFound,
     /// Not allowed.
-    Denied = 4,
+    Denied,
     /// The state of things does not permit it.
-    Conflict = 5,
+    Conflict,
     /// No replica could be reached, or none could decide.
-    Unavailable = 6,
+    Unavailable,
     /// No answer in time.
-    Timeout = 7,
+    Timeout,
     /// Ctrl-C.
-    Interrupted = 130,
+    Interrupted,
+    /// Of `muster run`: what the job ended with.
+    Job(u8),
 }
 
 impl Exit {
     /// For the operating system.
     pub fn code(self) -> ExitCode {
-        ExitCode::from(self as u8)
+        ExitCode::from(match self {
+            Exit::Ok => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::NotFound => 3,
+            Exit::Denied => 4,
+            Exit::Conflict => 5,
+            Exit::Unavailable => 6,
+            Exit::Timeout => 7,
+            Exit::Interrupted => 130,
+            Exit::Job(code) => code,
+        })
     }
 }
 

@@ -73,6 +73,7 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
     #[command(after_help = "\
 Examples:
   muster job wait job-3f0 --for running --timeout 10m
+  muster job wait job-3f0 --for checkpointed && muster job cancel job-3f0
   muster job wait $(muster submit array.yaml) && echo all succeeded")]
     Wait {
         /// Their ids

@@ -392,6 +392,9 @@ pub struct Node {
     pub changed_at: Option<String>,
     pub changed_at_index: u64,
     pub job_ids: Vec<String>,
+    /// Absent when nothing is known against it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restriction: Option<super::node_health::Restriction>,
 }
 
 /// Content of `NodeEvent`; its `logIndex` is the record that did it.
@@ -917,6 +920,7 @@ impl From<v1::Node> for Node {
             changed_at: time(node.changed_at_ms),
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
+            restriction: node.restriction.map(Into::into),
         }
     }
 }

@@ -25,6 +25,7 @@ pub struct Book {
     pub watches: usize,
     pub list_pages: usize,
     pub cordoned: Vec<String>,
+    pub restricted: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
     /// What `GetJob` and `ListJobs` were asked for.
     pub reads: Vec<v1::ReadOptions>,
@@ -307,7 +308,7 @@ impl JobService for Service {
         self.find(&request.job_id)?;
         self.book.lock().unwrap().logs.push(request);
         let piece = |stream: &str, data: &[u8]| {
-            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec() })
+            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
         };
         let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
@@ -523,6 +524,63 @@ impl FleetService for Service {
             node: Some(node(&request.node, request.cordoned)),
             freshness: freshness(),
         }))
+    }
+
+    async fn set_node_drain(
+        &self,
+        request: Request<v1::SetNodeDrainRequest>,
+    ) -> Result<Response<v1::SetNodeDrainResponse>, Status> {
+        let request = request.into_inner();
+        let word = format!("{} drained={} {:?}", request.node, request.drained, request.deadline_ms);
+        self.book.lock().unwrap().restricted.push(word);
+        let mut node = node(&request.node, false);
+        if request.drained {
+            let drain = v1::NodeDrain { cause: "operator".into(), ..Default::default() };
+            node.restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
+        }
+        Ok(Response::new(v1::SetNodeDrainResponse { node: Some(node), freshness: freshness() }))
+    }
+
+    async fn set_node_quarantine(
+        &self,
+        request: Request<v1::SetNodeQuarantineRequest>,
+    ) -> Result<Response<v1::SetNodeQuarantineResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.reason));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::SetNodeQuarantineResponse { node, freshness: freshness() }))
+    }
+
+    async fn set_node_repair(
+        &self,
+        request: Request<v1::SetNodeRepairRequest>,
+    ) -> Result<Response<v1::SetNodeRepairResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.step));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::SetNodeRepairResponse { node, freshness: freshness() }))
+    }
+
+    async fn get_health_policy(
+        &self,
+        _: Request<v1::GetHealthPolicyRequest>,
+    ) -> Result<Response<v1::GetHealthPolicyResponse>, Status> {
+        let policy = Some(convert::health_policy_to_proto(&Default::default()));
+        let freshness = freshness();
+        Ok(Response::new(v1::GetHealthPolicyResponse { policy, version: 7, set_at_ms: 0, freshness }))
+    }
+
+    async fn set_health_policy(
+        &self,
+        request: Request<v1::SetHealthPolicyRequest>,
+    ) -> Result<Response<v1::SetHealthPolicyResponse>, Status> {
+        let request = request.into_inner();
+        let read = convert::health_policy_from_proto("policy", request.policy.as_ref());
+        let policy = read.map_err(|violations| to_status(&Refusal::fields(violations)))?;
+        let rule = policy.xids.get(&79).map_or("none", |rule| rule.name());
+        let word = format!("xid-79={rule} at {:?}", request.expected_version);
+        self.book.lock().unwrap().restricted.push(word);
+        Ok(Response::new(v1::SetHealthPolicyResponse { version: 48, freshness: freshness() }))
     }
 
     async fn probe_nodes(

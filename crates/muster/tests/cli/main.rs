@@ -71,6 +71,7 @@ fn help_shows_commands_examples_and_exit_codes() {
     assert_eq!(ran.code, 0);
     for part in [
         "submit",
+        "run",
         "plan",
         "job",
         "node",
@@ -87,6 +88,8 @@ fn help_shows_commands_examples_and_exit_codes() {
         ["submit", "--help"].as_slice(),
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
+        &["run", "--help"],
+        &["job", "wait", "--help"],
         &["plan", "--help"],
         &["policy", "set", "--help"],
     ] {
@@ -104,6 +107,11 @@ fn wrong_usage_is_2() {
         &["submit", "x", "--wait", "--watch"],
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
+        &["job", "wait", "job-1", "--for", "ever"],
+        &["run"],
+        &["run", "--workers", "none", "--", "true"],
+        &["run", "--env", "NOT_SET_HERE", "--", "true"],
+        &["run", "--file", "x", "--workers", "2"],
         &["job", "list", "--consistency", "strong"],
         &["job", "list", "--max-staleness", "0"],
         &["job", "list", "--max-staleness", "2d"],
@@ -233,6 +241,7 @@ fn the_examples_are_valid() {
     let fake = Fake::start();
     let one_job = [
         "train.yaml",
+        "train.sh",
         "serving-spread.yaml",
         "tpu-slice.yaml",
         "elastic.yaml",
@@ -493,6 +502,42 @@ fn nodes() {
     assert_eq!(muster(&fake, &["node", "cordon", "host-0", "host-1"]).code, 0);
     assert_eq!(muster(&fake, &["node", "uncordon", "host-0"]).code, 0);
     assert_eq!(fake.book.lock().unwrap().cordoned, ["host-0=true", "host-1=true", "host-0=false"]);
+}
+
+#[test]
+fn nodes_are_drained_quarantined_and_repaired() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);
+    assert!(ran.code == 0 && ran.out.contains("  draining  "), "{}{}", ran.out, ran.err);
+    assert_eq!(muster(&fake, &["node", "undrain", "host-0"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "quarantine", "host-0", "--reason", "odd"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "release", "host-0"]).code, 0);
+    assert_eq!(
+        muster(&fake, &["node", "repair", "host-0", "--action", "reset-gpu", "--device", "3"]).code,
+        0
+    );
+    assert_eq!(muster(&fake, &["node", "repair", "host-0", "--done"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "health-policy", "set", "xid-79=inspect"]).out, "48\n");
+    let said = fake.book.lock().unwrap().restricted.clone();
+    assert_eq!(said[0], "host-0 drained=true Some(1800000)");
+    assert_eq!(said[1], "host-0 drained=false None");
+    assert_eq!(said[2..4], ["host-0 Some(\"odd\")", "host-0 None"]);
+    assert!(said[4].contains("reset-gpu") && said[4].contains("[3]"), "{}", said[4]);
+    assert_eq!(said[5], "host-0 Some(Done(true))");
+    assert_eq!(said[6], "xid-79=inspect at Some(7)");
+    let shown = muster(&fake, &["node", "health-policy", "show"]);
+    assert!(shown.out.contains("xid-79") && shown.out.contains("reboot-node"), "{}", shown.out);
+    assert_eq!(muster(&fake, &["node", "health", "host-0"]).out, "host-0: nothing is known against it\n");
+    for bad in [
+        &["node", "drain", "host-0", "--deadline", "soon"][..],
+        &["node", "quarantine", "host-0"],
+        &["node", "repair", "host-0", "--done", "--action", "inspect"],
+        &["node", "repair", "host-0", "--action", "dance"],
+        &["node", "health-policy", "set", "xid-79=explode"],
+        &["node", "health-policy", "set", "slowdown"],
+    ] {
+        assert_eq!(muster(&fake, bad).code, 2, "{bad:?}");
+    }
 }
 
 #[test]

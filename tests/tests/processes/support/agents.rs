@@ -33,7 +33,7 @@ impl Agents {
     }
 
     /// The same, each with endpoints of its own and more lines at the head of its configuration, which may
-    /// depend on its address. What boot it is stands in the file `boot_id` of its folder.
+    /// depend on its address. Jobs find it by its label `host`. What boot it is stands in the file `boot_id` of its folder.
     pub async fn start_with(
         cluster: &Cluster,
         names: &[&str],
@@ -47,7 +47,7 @@ impl Agents {
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
             std::fs::write(home.join("boot_id"), "first").expect("writing a boot id");
             let text = format!(
-                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
                 settings(name, address),
                 home.join("state"),
                 home.join("boot_id"),
@@ -132,6 +132,11 @@ impl Agents {
     /// Lets it go on.
     pub fn thaw(&mut self, name: &str) {
         signal(self.child(name), Signal::SIGCONT);
+    }
+
+    /// Where an agent keeps what it knows of its workers.
+    pub fn state_of(&self, name: &str) -> PathBuf {
+        self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home.join("state")
     }
 
     /// Waits until the cluster says so of a node.

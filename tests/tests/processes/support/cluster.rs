@@ -325,6 +325,19 @@ impl Cluster {
         self.client_at(&self.replicas.iter().map(|files| files.client).collect::<Vec<_>>())
     }
 
+    /// A client of the whole cluster that begins with one replica.
+    pub fn client_from(&self, at: usize) -> Client {
+        let mut addresses: Vec<String> = self.replicas.iter().map(|files| files.client.to_string()).collect();
+        addresses.rotate_left(at);
+        let endpoints = Endpoints::parse_with(&addresses, self.security.clone());
+        let options = Options {
+            deadline: super::PATIENCE,
+            attempt_timeout: Duration::from_secs(4),
+            ..Options::STANDARD
+        };
+        Client::lazy(endpoints.expect("addresses are endpoints"), options)
+    }
+
     /// A client that knows one replica only.
     pub fn client_of(&self, at: usize) -> Client {
         self.client_at(&[self.replicas[at].client])
