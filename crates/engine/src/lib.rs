@@ -45,6 +45,7 @@ mod watch;
 /// Pieces of a replica that know neither a runtime nor a clock, for whoever drives them under another one:
 /// the simulation of whole clusters.
 pub mod parts {
+    pub use crate::clock::LogClock;
     pub use crate::liveness::Liveness;
     pub use crate::orders::{OrderBoard, outstanding};
     pub use crate::own_rounds::OwnRounds;

@@ -199,7 +199,7 @@ impl Machine {
 /// How long a worker runs, and how it ends: the same for every rank and attempt.
 fn fate(job: JobId) -> (u64, i32) {
     let hash = muster_journal::hash(&job);
-    (300 + hash % 4_000, i32::from(hash % 23 == 0))
+    (200 + hash % 2_300, i32::from(hash % 23 == 0))
 }
 
 /// A worker and its guard, in one task of the machine.

@@ -189,7 +189,7 @@ impl Client {
 
     async fn submit_all(self) {
         while self.goes_on() {
-            sleep_ms(below(900)).await;
+            sleep_ms(below(2_400)).await;
             self.submit(12).await;
         }
     }
@@ -198,7 +198,7 @@ impl Client {
     async fn submit(&self, tries: usize) -> bool {
         let floor = self.cluster.checks.floor();
         let mut request = self.new_request();
-        let count = 1 + below(3);
+        let count = 1 + below(2);
         let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
         let jobs: Arc<[Submission]> = Submission::plain(names.map(|name| job(&name)));
         let forgets = self.cluster.settings.bug == Some(PlantedBug::RetryUnderNewId);
@@ -240,7 +240,7 @@ impl Client {
 
     async fn read_all(self) {
         while self.goes_on() {
-            sleep_ms(below(120)).await;
+            sleep_ms(below(250)).await;
             let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
             let floor = self.cluster.checks.floor();
             let read = self.cluster.call(self.host, replica, PATIENCE, "read", |replica| async move {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule, settle_all, tick};
-use muster_engine::parts::Reply;
+use muster_engine::parts::{LogClock, Reply};
 use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_state::{Leadership, NodeStatus};
@@ -119,13 +119,16 @@ async fn lead(
     }
     replica.cluster.checks.wrote_as_leader(mine.term, mine.replica.0, replica.start);
     let founding = Founding::new(ClusterId(1), replica.cluster.settings.parameters());
-    let speculation = Speculation::begin(state, mine, replica.cluster.log_time(replica.host), founding);
+    let mut clock = LogClock::new(state.log_time(), instant());
+    let now = clock.at(replica.cluster.log_time(replica.host), instant());
+    let speculation = Speculation::begin(state, mine, now, founding);
     let flushed = replica.log.flushed();
     let flushed_before = *flushed.borrow();
     let mut term = Term {
         replica,
         lanes,
         speculation,
+        clock,
         in_flight: FuturesUnordered::new(),
         flushed,
         flushed_before,
@@ -141,6 +144,7 @@ struct Term<'a> {
     replica: &'a Arc<Replica>,
     lanes: &'a mut Lanes,
     speculation: Speculation,
+    clock: LogClock,
     in_flight: FuturesUnordered<JoinHandle<bool>>,
     flushed: watch::Receiver<u64>,
     flushed_before: u64,
@@ -193,13 +197,19 @@ impl Term<'_> {
         }
     }
 
+    fn read_clock(&mut self) {
+        let wall = self.replica.cluster.log_time(self.replica.host);
+        let stands = self.replica.cluster.settings.bug == Some(PlantedBug::WallClockOnly);
+        self.speculation.set_now(if stands { wall } else { self.clock.at(wall, instant()) });
+    }
+
     fn may_propose(&self) -> bool {
         let flushed = self.flushed.borrow().saturating_sub(self.flushed_before);
         self.in_flight.is_empty() || (self.in_flight.len() < ROUNDS_IN_FLIGHT_MAX && flushed >= self.proposed)
     }
 
     fn decide(&mut self) {
-        self.speculation.set_now(self.replica.cluster.log_time(self.replica.host));
+        self.read_clock();
         for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 break;
@@ -242,7 +252,7 @@ impl Term<'_> {
     }
 
     fn take(&mut self, intake: Intake) {
-        self.speculation.set_now(self.replica.cluster.log_time(self.replica.host));
+        self.read_clock();
         let answer = handle(&mut self.speculation, &intake.command);
         if let Ok(Answer::Registered { node, incarnation, .. }) = answer {
             self.replica.liveness.registered(instant(), node, incarnation);
@@ -288,7 +298,7 @@ impl Term<'_> {
             wake = wake.min(local_of(deadline));
         }
         if let Some((limit, _)) = self.speculation.state().run_limits().next() {
-            let due_ms = limit.since_ms(self.replica.cluster.log_time(self.replica.host));
+            let due_ms = limit.since_ms(self.speculation.now());
             wake = wake.min(local_ns() + due_ms * 1_000_000);
         }
         wake

@@ -22,11 +22,13 @@ pub enum PlantedBug {
     AgentIgnoresLease,
     /// A client repeats a submission under another request id.
     RetryUnderNewId,
+    /// Log time stands still while a leader's wall clock is behind it.
+    WallClockOnly,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 7] = [
+    pub const ALL: [PlantedBug; 8] = [
         PlantedBug::HeartbeatWithoutQuorum,
         PlantedBug::SkipGuard,
         PlantedBug::VoteAfterLoss,
@@ -34,6 +36,7 @@ impl PlantedBug {
         PlantedBug::LeaderRestore,
         PlantedBug::AgentIgnoresLease,
         PlantedBug::RetryUnderNewId,
+        PlantedBug::WallClockOnly,
     ];
 
     /// As it is named on the command line.
@@ -47,6 +50,7 @@ impl PlantedBug {
             PlantedBug::LeaderRestore => "leader-restore",
             PlantedBug::AgentIgnoresLease => "agent-ignores-lease",
             PlantedBug::RetryUnderNewId => "retry-under-new-id",
+            PlantedBug::WallClockOnly => "wall-clock-only",
         }
     }
 }
