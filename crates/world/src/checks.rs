@@ -4,7 +4,7 @@
 
 use crate::runtime::{Host, event, now_ns};
 use muster_engine::{Change, Event, WatchPosition};
-use muster_journal::hash;
+use muster_journal::{StopCause, hash};
 use muster_state::{NodeStatus, Phase, State};
 use muster_store::{Entry, EntryPayload, LogId, Vote};
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId};
@@ -390,6 +390,10 @@ impl Truth {
                     found.push(format!("a device of {} is leased twice, to {job} as well", slot.node));
                 }
                 *before = before.union(slot.devices);
+                // A gang that makes room is not charged any more: those are whom it makes room for.
+                if matches!(row.phase, Phase::Stopping(StopCause::Rearranged(_))) {
+                    continue;
+                }
                 *used.entry(spec.tenant.clone()).or_default() += u64::from(slot.devices.count()) * 1_000;
             }
             if matches!(row.phase, Phase::Starting | Phase::Running) {

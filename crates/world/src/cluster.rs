@@ -168,7 +168,6 @@ impl Cluster {
                     // As if nothing had been there.
                     runtime::kill(host);
                     self.disk(host).wipe();
-                    self.checks.emptied(host);
                 } else {
                     runtime::kill(host);
                     lock(&self.damaged).insert(host);

@@ -166,6 +166,12 @@ impl Disk {
         self.lock().fail_next_sync = true;
     }
 
+    /// No fault any more; what was lost stays lost.
+    pub fn mend(&self) {
+        let mut content = self.lock();
+        (content.full, content.fail_next_sync, content.slow_factor) = (false, false, 1);
+    }
+
     /// Syncs take so many times as long.
     pub fn set_slow(&self, factor: u64) {
         self.lock().slow_factor = factor;

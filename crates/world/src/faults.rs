@@ -53,9 +53,7 @@ impl Faults {
         self.operator.want_all();
         for host in self.cluster.replica_hosts() {
             runtime::thaw(host);
-            let disk = self.cluster.disk(host);
-            disk.set_full(false);
-            disk.set_slow(1);
+            self.cluster.disk(host).mend();
         }
         for machine in &self.cluster.machines {
             machine.thaw(&self.cluster).await;
@@ -78,6 +76,16 @@ impl Faults {
         leader.or_else(|| pick(&self.cluster.replica_hosts())).unwrap_or(1)
     }
 
+    /// Whoever ends itself from now on is started again, as the host's service manager would.
+    pub fn supervise(self: Arc<Self>) {
+        spawn(async move {
+            loop {
+                sleep_ms(1_000).await;
+                self.start_all().await;
+            }
+        });
+    }
+
     fn others(&self, host: Host) -> Vec<Host> {
         self.cluster.replica_hosts().into_iter().filter(|other| *other != host).collect()
     }
@@ -89,7 +97,7 @@ impl Faults {
             0..=4 => self.start_all().await,
             5 => self.cut_one_way(host, true),
             6 => self.cut_one_way(host, false),
-            7 => self.isolate(host),
+            7 => self.isolate(host).await,
             8 => self.split(),
             9 => self.cut_pairs(),
             10 => self.weather(),
@@ -120,8 +128,14 @@ impl Faults {
     }
 
     /// Cut off from its peers, with some of the agents; the others lose it as well.
-    fn isolate(&self, host: Host) {
+    async fn isolate(&self, host: Host) {
         event("fault", format_args!("n{host} isolated with some agents"));
+        self.cut_off(host);
+        // Long enough for the others to elect, and for leases to run out.
+        sleep_ms(4_000 + below(4_000)).await;
+    }
+
+    fn cut_off(&self, host: Host) {
         let mut network = lock(&self.cluster.network);
         for other in self.others(host) {
             network.cut(other, host);

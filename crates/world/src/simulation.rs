@@ -15,6 +15,8 @@ use muster_types::RequestId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Until every agent has a session.
+const FLEET_MS_MAX: u64 = 20_000;
 /// From the end of all faults to the next acknowledged submission.
 const ANSWER_MS_MAX: u64 = 15_000;
 /// From there until every replica votes again and has applied the same.
@@ -110,15 +112,20 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
         machine.start_agent(&cluster);
     }
     let operator = Operator::start(&cluster);
+    // What fits nowhere is refused: the whole fleet first.
+    if !until(FLEET_MS_MAX, || fleet_is_up(&cluster)).await {
+        cluster.checks.fail("the fleet did not register".to_owned());
+    }
     let mut clients = Clients::start(&cluster);
     sleep_ms(2_000).await;
-    let faults = Faults::new(&cluster, operator.clone());
+    let faults = Arc::new(Faults::new(&cluster, operator.clone()));
     if cluster.settings.faults {
         faults.run(cluster.settings.chaos_ms).await;
     } else {
         sleep_ms(cluster.settings.chaos_ms).await;
     }
     faults.heal().await;
+    Arc::clone(&faults).supervise();
     let recovered = clients.probe(60).await;
     match recovered {
         Some(ms) if ms <= ANSWER_MS_MAX => {}
@@ -136,6 +143,10 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
     last_look(&cluster, &clients);
     event("end", format_args!("{:?}", cluster.checks.counts()));
     recovered
+}
+
+fn fleet_is_up(cluster: &Arc<Cluster>) -> bool {
+    cluster.leader().is_some_and(|leader| leader.view.state().nodes_up() == u64::from(cluster.settings.agents))
 }
 
 async fn until(ms: u64, mut holds: impl FnMut() -> bool) -> bool {
