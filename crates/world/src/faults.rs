@@ -132,7 +132,7 @@ impl Faults {
         event("fault", format_args!("n{host} isolated with some agents"));
         self.cut_off(host);
         // Long enough for the others to elect, and for leases to run out.
-        sleep_ms(4_000 + below(4_000)).await;
+        sleep_ms(5_000 + below(3_000)).await;
     }
 
     fn cut_off(&self, host: Host) {
@@ -242,7 +242,7 @@ impl Faults {
 
     /// A bit of what was acknowledged turns over, found at the next start. Never beyond one replica.
     fn damage(&self, host: Host) {
-        if !self.cluster.damaged().is_empty() || !self.operator.is_whole() {
+        if !self.cluster.damaged().is_empty() || !self.operator.is_settled() {
             return;
         }
         let disk = self.cluster.disk(host);

@@ -77,6 +77,18 @@ impl Operator {
         seen.joint.is_none() && seen.voters.len() == self.cluster.replica_hosts().len()
     }
 
+    /// Whether every replica runs and knows itself and all others as voters: then one of them may be lost for
+    /// good. A change that some have not heard of yet is a smaller cluster, which may have nobody to spare.
+    pub fn is_settled(&self) -> bool {
+        let replicas = self.cluster.replicas();
+        let all = self.cluster.replica_hosts().len();
+        let knows_all = |replica: &Arc<Replica>| {
+            let seen = seen(replica);
+            seen.joint.is_none() && seen.voters.len() == all
+        };
+        replicas.len() == all && replicas.iter().all(knows_all)
+    }
+
     async fn change(&self, leader: &Arc<Replica>, what: &str, change: ChangeMembers<u64, muster_store::ReplicaNode>) {
         event("membership", format_args!("n{} {what}: {change:?}", leader.host));
         let raft = leader.raft.clone();
