@@ -1,7 +1,7 @@
 //! What is replicated: the seam to whoever gives committed payloads a meaning.
 
 use bytes::Bytes;
-use muster_store::SnapshotReader;
+use muster_store::{SnapshotHandle, SnapshotReader};
 use muster_types::ReplicaId;
 use thiserror::Error;
 
@@ -88,6 +88,16 @@ pub struct SnapshotData {
 }
 
 impl SnapshotData {
+    /// Those of a snapshot that is kept.
+    #[must_use]
+    pub fn of(snapshot: &SnapshotHandle) -> SnapshotData {
+        SnapshotData {
+            reader: snapshot.chunks(),
+            bytes: snapshot.bytes(),
+            raft_index: snapshot.meta().last_log_id.map_or(0, |last| last.index()),
+        }
+    }
+
     /// About how many bytes there are.
     #[must_use]
     pub fn bytes(&self) -> u64 {

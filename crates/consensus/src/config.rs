@@ -229,7 +229,11 @@ impl ConsensusConfig {
         }
     }
 
-    pub(crate) fn to_openraft(&self) -> Result<openraft::Config, ConfigError> {
+    /// The protocol's own settings.
+    ///
+    /// # Errors
+    /// When they let no election work, or a limit contradicts another.
+    pub fn to_openraft(&self) -> Result<openraft::Config, ConfigError> {
         let limits = &self.limits;
         if limits.payload_bytes_max == 0
             || limits.apply_entries_max == 0

@@ -208,11 +208,7 @@ impl RaftStateMachine<RaftConfig> for StateMachine {
 
 impl StateMachine {
     fn install(&self, meta: &SnapshotMeta, snapshot: &SnapshotHandle) -> Result<(), io::Error> {
-        let data = SnapshotData {
-            reader: snapshot.chunks(),
-            bytes: snapshot.bytes(),
-            raft_index: meta.last_log_id.map_or(0, |last| last.index()),
-        };
+        let data = SnapshotData::of(snapshot);
         let mut applied = self.lock();
         self.call(&mut applied, |application| application.restore(data))?.map_err(io::Error::other)?;
         applied.last = meta.last_log_id;

@@ -115,7 +115,9 @@ impl Speculation {
                 parameters: founding.parameters,
             });
             // A founder of an older release stops right behind this record, before anything was entrusted to it.
-            if let Some(format) = founding.new_cluster_format.filter(|format| *format > speculation.state.format()) {
+            if let Some(format) =
+                founding.new_cluster_format.filter(|format| *format > speculation.state.format())
+            {
                 speculation.push(Decision::FormatRaised { format });
             }
         }

@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock;
+use crate::clock::{self, LogClock};
 use crate::liveness::Liveness;
 use crate::replicated::Shared;
 use crate::session::Sessions;
@@ -159,7 +159,9 @@ impl DecisionLoop {
             // Passed, and deposed since: the next leader's records are applied here already.
             return End::Refused;
         }
-        let speculation = Speculation::begin(state, mine, clock::now(), self.founding);
+        let mut clock = LogClock::new(state.log_time(), Instant::now());
+        let now = clock.at(clock::now(), Instant::now());
+        let speculation = Speculation::begin(state, mine, now, self.founding);
         let mut term = Term {
             flushed: self.consensus.flush_progress(),
             proposed: 0,
@@ -170,6 +172,7 @@ impl DecisionLoop {
             recover_at: None,
             ours,
             speculation,
+            clock,
             outer: self,
         };
         term.flushed_before = term.flushed.borrow().app_entries_flushed;
@@ -198,6 +201,7 @@ struct Term<'a> {
     outer: &'a mut DecisionLoop,
     ours: muster_consensus::Leadership,
     speculation: Speculation,
+    clock: LogClock,
     in_flight: FuturesUnordered<Proposal>,
     flushed: watch::Receiver<muster_consensus::FlushProgress>,
     flushed_before: u64,
@@ -276,7 +280,7 @@ impl Term<'_> {
 
     /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
     fn decide(&mut self) {
-        self.speculation.set_now(clock::now());
+        self.speculation.set_now(self.clock.at(clock::now(), Instant::now()));
         for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 break;
@@ -343,7 +347,7 @@ impl Term<'_> {
     }
 
     fn take(&mut self, intake: Intake) {
-        self.speculation.set_now(clock::now());
+        self.speculation.set_now(self.clock.at(clock::now(), Instant::now()));
         let answer = handle(&mut self.speculation, &intake.command);
         if let Ok(Answer::Registered { node, incarnation, .. }) = answer {
             self.outer.liveness.registered(Instant::now(), node, incarnation);
@@ -383,7 +387,7 @@ impl Term<'_> {
             wake = wake.min(at);
         }
         if let Some(limit) = self.run_limit() {
-            wake = wake.min(now + Duration::from_millis(limit.since_ms(clock::now())));
+            wake = wake.min(now + Duration::from_millis(limit.since_ms(self.speculation.now())));
         }
         wake
     }

@@ -35,7 +35,7 @@ struct Inner {
 
 /// Session leases, while this replica leads. Every call says what time it is.
 #[derive(Default)]
-pub(crate) struct Liveness {
+pub struct Liveness {
     inner: Mutex<Inner>,
 }
 
@@ -46,7 +46,7 @@ impl Liveness {
 
     /// A leadership begins: every session that stands gets one full term from now, because the
     /// leader before may have acknowledged a heartbeat until just now.
-    pub(crate) fn begin(
+    pub fn begin(
         &self,
         leadership: Leadership,
         now: Instant,
@@ -62,13 +62,13 @@ impl Liveness {
     }
 
     /// The leadership has ended: nothing is counted or acknowledged any more.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         *self.lock() = Inner::default();
     }
 
     /// A registration was decided just now. The same session going on is not renewed by that: only
     /// what a quorum confirmed renews.
-    pub(crate) fn registered(&self, now: Instant, node: NodeId, incarnation: u32) {
+    pub fn registered(&self, now: Instant, node: NodeId, incarnation: u32) {
         let mut inner = self.lock();
         if inner.leases.get(&node).is_some_and(|lease| lease.incarnation == incarnation) {
             return;
@@ -79,7 +79,7 @@ impl Liveness {
 
     /// Renews a session that is not over, under the leadership that a quorum has confirmed; false
     /// when it is over or another leadership counts.
-    pub(crate) fn renew(&self, now: Instant, leadership: Leadership, node: NodeId, incarnation: u32) -> bool {
+    pub fn renew(&self, now: Instant, leadership: Leadership, node: NodeId, incarnation: u32) -> bool {
         let mut inner = self.lock();
         let stands =
             inner.leases.get(&node).is_some_and(|l| l.incarnation == incarnation && l.deadline > now);
@@ -92,18 +92,18 @@ impl Liveness {
     }
 
     /// Whether `leadership` is the one that counts.
-    pub(crate) fn counts(&self, leadership: Leadership) -> bool {
+    pub fn counts(&self, leadership: Leadership) -> bool {
         self.lock().leadership == Some(leadership)
     }
 
     /// How long until the node's session runs out; none when it has none.
-    pub(crate) fn remaining(&self, now: Instant, node: NodeId) -> Option<Duration> {
+    pub fn remaining(&self, now: Instant, node: NodeId) -> Option<Duration> {
         let lease = *self.lock().leases.get(&node)?;
         Some(lease.deadline.saturating_duration_since(now))
     }
 
     /// One session that has run out; from now on it is over.
-    pub(crate) fn next_expired(&self, now: Instant) -> Option<(NodeId, u32)> {
+    pub fn next_expired(&self, now: Instant) -> Option<(NodeId, u32)> {
         let mut inner = self.lock();
         let (deadline, node) = inner.by_deadline.first().copied()?;
         if deadline > now {
@@ -114,7 +114,7 @@ impl Liveness {
     }
 
     /// When the next session runs out.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<Instant> {
         self.lock().by_deadline.first().map(|(deadline, _)| *deadline)
     }
 }

@@ -44,7 +44,8 @@ pub enum Order {
 
 impl Order {
     /// Which order this is: the same one is not sent twice in a session.
-    pub(crate) fn key(&self) -> (JobId, FencingToken, bool) {
+    #[must_use]
+    pub fn key(&self) -> (JobId, FencingToken, bool) {
         match self {
             Order::Start(start) => (start.job, start.placement.token, true),
             Order::Stop(stop) => (stop.job, stop.token, false),
@@ -53,7 +54,8 @@ impl Order {
 }
 
 /// Everything a node is asked to do, by the state.
-pub(crate) fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
+#[must_use]
+pub fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
     let mut orders = Vec::new();
     for job in view.gangs_on(node) {
         let (Some(row), Some(spec)) = (view.job(job), view.spec(job)) else { continue };
@@ -92,7 +94,7 @@ struct Board {
 
 /// Which nodes' orders have changed, for the sessions of those nodes.
 #[derive(Default)]
-pub(crate) struct OrderBoard {
+pub struct OrderBoard {
     inner: Mutex<Board>,
 }
 
@@ -102,14 +104,14 @@ impl OrderBoard {
     }
 
     /// What wakes the session of a node; a later session of the node takes its place.
-    pub(crate) fn subscribe(&self, node: NodeId) -> Arc<Notify> {
+    pub fn subscribe(&self, node: NodeId) -> Arc<Notify> {
         let notify = Arc::new(Notify::new());
         self.lock().sessions.insert(node, Arc::clone(&notify));
         notify
     }
 
     /// The session has ended.
-    pub(crate) fn unsubscribe(&self, node: NodeId, notify: &Arc<Notify>) {
+    pub fn unsubscribe(&self, node: NodeId, notify: &Arc<Notify>) {
         let mut board = self.lock();
         if board.sessions.get(&node).is_some_and(|n| Arc::ptr_eq(n, notify)) {
             board.sessions.remove(&node);

@@ -16,7 +16,7 @@ const KEPT_MAX: usize = 128;
 
 /// Rounds by their bytes, in the order they were proposed.
 #[derive(Default)]
-pub(crate) struct OwnRounds {
+pub struct OwnRounds {
     kept: Mutex<VecDeque<(Bytes, Round)>>,
 }
 
@@ -27,7 +27,7 @@ impl OwnRounds {
     }
 
     /// `payload` is what `round` was encoded into.
-    pub(crate) fn keep(&self, payload: Bytes, round: Round) {
+    pub fn keep(&self, payload: Bytes, round: Round) {
         let mut kept = self.lock();
         if kept.len() >= KEPT_MAX {
             kept.pop_front();
@@ -37,7 +37,7 @@ impl OwnRounds {
 
     /// The round that was encoded into these bytes here, when it is still kept. Those before it were lost
     /// on the way, or decoded: they go as well.
-    pub(crate) fn take(&self, payload: &Bytes) -> Option<Round> {
+    pub fn take(&self, payload: &Bytes) -> Option<Round> {
         let mut kept = self.lock();
         let same = |(own, _): &(Bytes, Round)| own.as_ptr() == payload.as_ptr() && own.len() == payload.len();
         let place = kept.iter().position(same)?;
@@ -45,7 +45,7 @@ impl OwnRounds {
     }
 
     /// The leadership is over; what it proposed is decoded when it comes.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.lock().clear();
     }
 }

@@ -6,7 +6,7 @@ use muster_archive::Observer as _;
 use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
 use muster_journal::{Round, decode_round};
 use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::LogIndex;
+use muster_types::{LogIndex, Refusal};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -14,7 +14,7 @@ use crate::events::EventMaker;
 use crate::orders::OrderBoard;
 use crate::own_rounds::OwnRounds;
 use crate::waiters::Waiters;
-use crate::watch::{Event, WatchHub};
+use crate::watch::{Event, Subscription, WatchHub, WatchPosition};
 
 /// What apply publishes and everybody else reads.
 pub(crate) struct Shared {
@@ -105,6 +105,32 @@ impl View {
     #[must_use]
     pub fn state(&self) -> Arc<State> {
         self.shared.view.load_full()
+    }
+
+    /// Follows the changes behind a position.
+    ///
+    /// # Errors
+    /// `RESUME_TOKEN_COMPACTED` when what follows it is not kept any more.
+    pub fn subscribe(&self, from: WatchPosition) -> Result<Subscription, Refusal> {
+        self.shared.hub.subscribe(from)
+    }
+
+    /// Answers that wait for their records.
+    #[must_use]
+    pub fn waiters(&self) -> &Waiters {
+        &self.shared.waiters
+    }
+
+    /// Rounds proposed here.
+    #[must_use]
+    pub fn own_rounds(&self) -> &OwnRounds {
+        &self.shared.own_rounds
+    }
+
+    /// Whose orders have changed.
+    #[must_use]
+    pub fn orders(&self) -> &OrderBoard {
+        &self.shared.orders
     }
 }
 

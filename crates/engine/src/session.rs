@@ -9,7 +9,7 @@ use futures::stream::FuturesUnordered;
 use muster_consensus::Consensus;
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
-use muster_state::{Leadership, RankState};
+use muster_state::{Leadership, Phase, RankState, State};
 use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
     ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal,
@@ -475,7 +475,7 @@ impl Work {
 
     /// Squares what the agent has with the state.
     async fn open(&self, workers: Vec<WorkerReport>) -> Option<()> {
-        let (reports, stops) = self.square(&workers);
+        let (reports, stops) = square(&self.engine.view(), self.node, self.incarnation, &workers);
         for stop in stops {
             self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
@@ -483,44 +483,6 @@ impl Work {
             self.reports.try_send(Said::Workers(None, reports)).ok()?;
         }
         Some(())
-    }
-
-    /// What the agent's list says that the state does not know, and what it must stop.
-    fn square(&self, workers: &[WorkerReport]) -> (Vec<WorkerReport>, Vec<StopOrder>) {
-        let view = self.engine.view();
-        let mut reports = workers.to_vec();
-        let mut stops: BTreeMap<JobId, StopOrder> = BTreeMap::new();
-        let mut held: BTreeSet<(JobId, FencingToken, u32)> = BTreeSet::new();
-        for worker in workers {
-            let placement = view.job(worker.job).and_then(|row| row.placement.as_ref());
-            let placement = placement.filter(|p| p.token == worker.token && p.live > 0);
-            // What this node ran in an earlier incarnation was given up with it, even while peers of
-            // the gang go on elsewhere.
-            let current = placement.is_some_and(|p| {
-                p.slots.iter().any(|s| s.node == self.node && s.incarnation == self.incarnation)
-            });
-            if let Some(rank) = worker.rank {
-                held.insert((worker.job, worker.token, rank));
-            }
-            if worker.exit.is_none() && !current {
-                let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0 };
-                let known = stops.entry(worker.job).or_insert(stop);
-                known.token = known.token.max(worker.token);
-            }
-        }
-        // What the state believes to run here and the agent has no trace of.
-        for job in view.gangs_on(self.node) {
-            let Some(placement) = view.job(job).and_then(|row| row.placement.clone()) else { continue };
-            for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
-                let rank = rank as u32;
-                let expected = slot.node == self.node && *state == RankState::Running;
-                if expected && !held.contains(&(job, placement.token, rank)) {
-                    let exit = Some(ExitStatus::Vanished);
-                    reports.push(WorkerReport { job, token: placement.token, rank: Some(rank), exit });
-                }
-            }
-        }
-        (reports, stops.into_values().collect())
     }
 
     /// Sends the orders that were not sent in this session.
@@ -579,18 +541,60 @@ impl Work {
         let (node, incarnation) = (self.node, self.incarnation);
         Box::pin(async move {
             let view = engine.linearizable_view().await.ok()?;
-            let placement =
-                view.job(job).filter(|row| is_startable(&row.phase)).and_then(|row| row.placement.clone());
-            let current = placement.is_some_and(|p| {
-                p.token == token && p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation)
-            });
+            let current = may_start(&view, node, incarnation, job, token);
             Some(Outbound::StartConfirmed { job, token, current })
         })
     }
 }
 
-fn is_startable(phase: &muster_state::Phase) -> bool {
-    matches!(phase, muster_state::Phase::Starting | muster_state::Phase::Running)
+/// Whether a node is to start what a placement has on it, by this state.
+#[must_use]
+pub fn may_start(view: &State, node: NodeId, incarnation: u32, job: JobId, token: FencingToken) -> bool {
+    let row = view.job(job).filter(|row| matches!(row.phase, Phase::Starting | Phase::Running));
+    let placement = row.and_then(|row| row.placement.as_ref()).filter(|p| p.token == token);
+    placement.is_some_and(|p| p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation))
+}
+
+/// What the agent's list says that the state does not know, and what it must stop.
+#[must_use]
+pub fn square(
+    view: &State,
+    node: NodeId,
+    incarnation: u32,
+    workers: &[WorkerReport],
+) -> (Vec<WorkerReport>, Vec<StopOrder>) {
+    let mut reports = workers.to_vec();
+    let mut stops: BTreeMap<JobId, StopOrder> = BTreeMap::new();
+    let mut held: BTreeSet<(JobId, FencingToken, u32)> = BTreeSet::new();
+    for worker in workers {
+        let placement = view.job(worker.job).and_then(|row| row.placement.as_ref());
+        let placement = placement.filter(|p| p.token == worker.token && p.live > 0);
+        // What this node ran in an earlier incarnation was given up with it, even while peers of
+        // the gang go on elsewhere.
+        let current =
+            placement.is_some_and(|p| p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation));
+        if let Some(rank) = worker.rank {
+            held.insert((worker.job, worker.token, rank));
+        }
+        if worker.exit.is_none() && !current {
+            let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0 };
+            let known = stops.entry(worker.job).or_insert(stop);
+            known.token = known.token.max(worker.token);
+        }
+    }
+    // What the state believes to run here and the agent has no trace of.
+    for job in view.gangs_on(node) {
+        let Some(placement) = view.job(job).and_then(|row| row.placement.clone()) else { continue };
+        for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+            let rank = rank as u32;
+            let expected = slot.node == node && *state == RankState::Running;
+            if expected && !held.contains(&(job, placement.token, rank)) {
+                let exit = Some(ExitStatus::Vanished);
+                reports.push(WorkerReport { job, token: placement.token, rank: Some(rank), exit });
+            }
+        }
+    }
+    (reports, stops.into_values().collect())
 }
 
 /// Reports, one after another.
@@ -644,7 +648,10 @@ impl Reporter {
             match (worker.rank, worker.exit) {
                 (Some(rank), Some(exit)) => updates.push((rank, RankUpdate::Exited(exit))),
                 (Some(rank), None) => updates.push((rank, RankUpdate::Running)),
-                (None, exit) => updates.extend(self.none_here(worker.job, worker.token, exit)),
+                (None, exit) => {
+                    let view = self.engine.view();
+                    updates.extend(none_here(&view, self.node, worker.job, worker.token, exit));
+                }
             }
         }
         // One record takes so many ranks and no more; a node can have more of one gang.
@@ -659,18 +666,24 @@ impl Reporter {
         futures::future::try_join_all(results).await?;
         Ok(())
     }
+}
 
-    /// The agent has nothing of the placement and will start nothing of it: every rank that is not
-    /// over has ended so.
-    fn none_here(&self, job: JobId, token: FencingToken, exit: Option<ExitStatus>) -> Vec<(u32, RankUpdate)> {
-        let exit = exit.unwrap_or(ExitStatus::NotStarted);
-        let view = self.engine.view();
-        let placement = view.job(job).and_then(|row| row.placement.clone()).filter(|p| p.token == token);
-        let Some(placement) = placement else { return Vec::new() };
-        let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
-        ranks
-            .filter(|(_, (slot, state))| slot.node == self.node && !state.is_over())
-            .map(|(rank, _)| (rank as u32, RankUpdate::Exited(exit.clone())))
-            .collect()
-    }
+/// The agent has nothing of the placement and will start nothing of it: every rank that is not
+/// over has ended so.
+#[must_use]
+pub fn none_here(
+    view: &State,
+    node: NodeId,
+    job: JobId,
+    token: FencingToken,
+    exit: Option<ExitStatus>,
+) -> Vec<(u32, RankUpdate)> {
+    let exit = exit.unwrap_or(ExitStatus::NotStarted);
+    let placement = view.job(job).and_then(|row| row.placement.clone()).filter(|p| p.token == token);
+    let Some(placement) = placement else { return Vec::new() };
+    let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
+    ranks
+        .filter(|(_, (slot, state))| slot.node == node && !state.is_over())
+        .map(|(rank, _)| (rank as u32, RankUpdate::Exited(exit.clone())))
+        .collect()
 }

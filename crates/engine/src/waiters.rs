@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 /// Where an answer goes.
-pub(crate) type Reply = oneshot::Sender<Result<Answer, Refusal>>;
+pub type Reply = oneshot::Sender<Result<Answer, Refusal>>;
 
 struct Waiter {
     leadership: Leadership,
@@ -35,7 +35,7 @@ struct Inner {
 /// promised it: then its record is the one at that index. Indexes of a lost leadership are given
 /// again by the next one, and may be applied here before the lost one has noticed.
 #[derive(Default)]
-pub(crate) struct Waiters {
+pub struct Waiters {
     inner: Mutex<Inner>,
 }
 
@@ -46,13 +46,7 @@ impl Waiters {
     }
 
     /// Sends the answer once everything up to `at` is applied.
-    pub(crate) fn add(
-        &self,
-        at: LogIndex,
-        leadership: Leadership,
-        reply: Reply,
-        answer: Result<Answer, Refusal>,
-    ) {
+    pub fn add(&self, at: LogIndex, leadership: Leadership, reply: Reply, answer: Result<Answer, Refusal>) {
         let mut inner = self.lock();
         let applied = inner.applied;
         if at > applied.index {
@@ -64,7 +58,7 @@ impl Waiters {
     }
 
     /// The log is applied up to `index`, and `leadership` is the one whose records the state takes.
-    pub(crate) fn applied(&self, index: LogIndex, leadership: Option<Leadership>) {
+    pub fn applied(&self, index: LogIndex, leadership: Option<Leadership>) {
         let due = {
             let mut inner = self.lock();
             inner.applied = Position { index: inner.applied.index.max(index), leadership };
@@ -77,7 +71,7 @@ impl Waiters {
     }
 
     /// The leadership has ended: what it promised may or may not come true.
-    pub(crate) fn fail(&self, leadership: Leadership) {
+    pub fn fail(&self, leadership: Leadership) {
         let mut failed = Vec::new();
         {
             let mut inner = self.lock();

@@ -1,0 +1,453 @@
+//! The judge: told of everything as it happens, and holding one copy of the truth.
+//!
+//! **Invariant:** nothing here changes what the cluster does.
+
+use crate::runtime::{Host, event, now_ns};
+use muster_engine::{Change, Event, WatchPosition};
+use muster_journal::{StopCause, hash};
+use muster_state::{NodeStatus, Phase, State};
+use muster_store::{Entry, EntryPayload, LogId, Vote};
+use muster_types::{DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Violations kept; what follows from the first is seldom news.
+const VIOLATIONS_MAX: usize = 20;
+/// Every so many entries the state's own invariants are checked from the ground up.
+const VERIFY_EVERY: u64 = 64;
+
+/// Term and replica of a leader, and an index.
+type Id = (u64, u64, u64);
+
+fn id_of(log_id: LogId) -> Id {
+    let leader = log_id.committed_leader_id();
+    (leader.term, leader.node_id, log_id.index())
+}
+
+/// One worker process.
+#[derive(Clone, Debug)]
+struct Process {
+    machine: Host,
+    devices: DeviceSet,
+    /// Its machine stands still, and so does it.
+    suspended: bool,
+}
+
+/// Which worker of which placement.
+pub type WorkerKey = (JobId, FencingToken, u32);
+
+#[derive(Default)]
+struct Truth {
+    violations: Vec<String>,
+    /// Every entry that was ever written, and what it followed.
+    log: BTreeMap<Id, (u64, Option<Id>)>,
+    /// By index: what was applied, and the state behind it.
+    applied: BTreeMap<u64, (Id, u64, u64)>,
+    /// Log index by digest of state.
+    digests: BTreeMap<u64, LogIndex>,
+    votes: BTreeMap<Host, Vote>,
+    /// Which start of a replica wrote under a leadership.
+    writers: BTreeMap<(u64, u64), u64>,
+    acknowledged: BTreeMap<RequestId, (Vec<JobId>, LogIndex)>,
+    floor: LogIndex,
+    events: BTreeMap<LogIndex, Vec<(u32, u64)>>,
+    processes: BTreeMap<WorkerKey, Process>,
+    tokens: BTreeMap<JobId, FencingToken>,
+    hard_quota: Option<(Name, u64)>,
+    counts: Counts,
+}
+
+/// What a run has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Submissions acknowledged.
+    pub acknowledged: u64,
+    /// Linearizable reads answered.
+    pub reads: u64,
+    /// Changes that watchers were told of.
+    pub changes: u64,
+    /// Worker processes that were started.
+    pub started: u64,
+    /// Leaderships that wrote something.
+    pub leaderships: u64,
+    /// Snapshots that replaced a replica's state.
+    pub installed: u64,
+    /// Replicas replaced after damage.
+    pub replaced: u64,
+}
+
+/// Everything that is checked. Every call may find a violation.
+#[derive(Default)]
+pub struct Checks(Mutex<Truth>);
+
+impl Truth {
+    fn fail(&mut self, text: String) {
+        event("VIOLATION", format_args!("{text}"));
+        if self.violations.len() < VIOLATIONS_MAX {
+            self.violations.push(text);
+        }
+    }
+}
+
+fn change_hash(change: &Change) -> u64 {
+    match change {
+        Change::Job { id, row, .. } => hash(&(1u8, id, row.as_ref())),
+        Change::JobForgotten(id) => hash(&(2u8, id)),
+        Change::Node { id, row, gangs, .. } => hash(&(3u8, id, row.as_ref(), gangs.to_vec())),
+        Change::NodeForgotten { id, .. } => hash(&(4u8, id)),
+        Change::Queues(queues) => hash(&(5u8, format!("{queues:?}"))),
+    }
+}
+
+fn listed(events: &[Event]) -> Vec<(LogIndex, u32, u64)> {
+    let place = |e: &Event| (e.position.log_index, e.position.ordinal, change_hash(&e.change));
+    events.iter().map(place).collect()
+}
+
+impl Checks {
+    fn lock(&self) -> MutexGuard<'_, Truth> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something that must not be.
+    pub fn fail(&self, text: String) {
+        self.lock().fail(text);
+    }
+
+    /// What was found, in the order it was found.
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    /// What the run has come to.
+    pub fn counts(&self) -> Counts {
+        let truth = self.lock();
+        Counts { leaderships: truth.writers.len() as u64, ..truth.counts }
+    }
+
+    /// Counts something.
+    pub fn count(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.lock().counts);
+    }
+
+    /// This tenant never holds more than so many thousandths of devices.
+    pub fn set_hard_quota(&self, tenant: Name, milli: u64) {
+        self.lock().hard_quota = Some((tenant, milli));
+    }
+
+    /// Log matching: one entry under one id, and one way there.
+    pub fn appended(&self, host: Host, entry: &Entry, after: Option<LogId>) {
+        let content = match &entry.payload {
+            EntryPayload::Normal(payload) => hash(&payload.0.as_ref()),
+            EntryPayload::Blank => 1,
+            EntryPayload::Membership(membership) => hash(&format!("{membership:?}")),
+        };
+        let (id, after) = (id_of(entry.log_id), after.map(id_of));
+        let mut truth = self.lock();
+        if let Some((known, before)) = truth.log.get(&id).copied() {
+            if known != content {
+                truth.fail(format!("log matching: n{host} holds another entry at {id:?}"));
+            }
+            if before != after {
+                truth.fail(format!(
+                    "log matching: n{host} has {id:?} behind {after:?}, others behind {before:?}"
+                ));
+            }
+            return;
+        }
+        truth.log.insert(id, (content, after));
+    }
+
+    /// Election safety: one start of one replica writes under a leadership.
+    pub fn wrote_as_leader(&self, term: u64, replica: u64, start: u64) {
+        let mut truth = self.lock();
+        let known = *truth.writers.entry((term, replica)).or_insert(start);
+        if known != start {
+            truth.fail(format!(
+                "election safety: starts {known} and {start} of n{replica} both led in term {term}"
+            ));
+        }
+    }
+
+    /// A vote is durable now.
+    pub fn voted(&self, host: Host, vote: Vote) {
+        self.lock().votes.insert(host, vote);
+    }
+
+    /// A vote is never forgotten.
+    pub fn reopened(&self, host: Host, vote: Option<Vote>) {
+        let mut truth = self.lock();
+        let Some(known) = truth.votes.get(&host).copied() else { return };
+        if vote.is_none_or(|vote| (vote.leader_id, vote.committed) < (known.leader_id, known.committed)) {
+            truth.fail(format!("n{host} had voted {known} and came back with {vote:?}"));
+        }
+    }
+
+    /// The replica begins a new life without a past: it was taken out of the cluster before.
+    pub fn emptied(&self, host: Host) {
+        self.lock().votes.remove(&host);
+    }
+
+    /// Applied equals applied, and what must hold of every state.
+    pub fn applied(&self, host: Host, log_id: LogId, content: u64, state: &State) {
+        let (index, digest) = (log_id.index(), state.digest());
+        let now = (id_of(log_id), content, digest);
+        let mut truth = self.lock();
+        if let Some(known) = truth.applied.get(&index).copied() {
+            if known != now {
+                truth.fail(format!("n{host} applied {now:x?} at {index} where {known:x?} was applied"));
+            }
+            return;
+        }
+        truth.applied.insert(index, now);
+        truth.digests.insert(digest, state.log_index());
+        truth.check_state(state, index);
+    }
+
+    /// A snapshot stands for what was applied.
+    pub fn restored(&self, host: Host, raft_index: u64, state: &State) {
+        let mut truth = self.lock();
+        truth.counts.installed += 1;
+        let digest = state.digest();
+        let known = truth.applied.get(&raft_index).map(|(.., digest)| *digest);
+        if known.is_some_and(|known| known != digest) {
+            truth.fail(format!("n{host} restored a snapshot at {raft_index} that is another state"));
+        }
+    }
+
+    /// Exactly the changes of these records, on every replica.
+    pub fn published(&self, host: Host, before: LogIndex, until: LogIndex, events: &[Event]) {
+        let mut truth = self.lock();
+        let mut by_index: BTreeMap<LogIndex, Vec<(u32, u64)>> = BTreeMap::new();
+        for (index, ordinal, content) in listed(events) {
+            by_index.entry(index).or_default().push((ordinal, content));
+        }
+        for index in before.0 + 1..=until.0 {
+            let list = by_index.remove(&LogIndex(index)).unwrap_or_default();
+            match truth.events.get(&LogIndex(index)) {
+                Some(known) if *known != list => {
+                    truth.fail(format!("n{host} tells other changes of record {index} than others"));
+                }
+                Some(_) => {}
+                None => _ = truth.events.insert(LogIndex(index), list),
+            }
+        }
+        if !by_index.is_empty() {
+            truth.fail(format!("n{host} tells changes of records outside {before}..={until}"));
+        }
+    }
+
+    /// A watcher is told everything between two places, in order, once.
+    pub fn watched(&self, who: Host, from: WatchPosition, reached: WatchPosition, events: &[Event]) {
+        let mut truth = self.lock();
+        truth.counts.changes += events.len() as u64;
+        let got = listed(events);
+        let range = truth.events.range(from.log_index..=reached.log_index);
+        let all =
+            range.flat_map(|(index, list)| list.iter().map(|(ordinal, hash)| (*index, *ordinal, *hash)));
+        let inside = |(index, ordinal, _): &(LogIndex, u32, u64)| {
+            let place = WatchPosition { log_index: *index, ordinal: *ordinal };
+            place > from && place <= reached
+        };
+        let expected: Vec<_> = all.filter(inside).collect();
+        if got != expected {
+            truth.fail(format!(
+                "watcher {who} was told {} changes between {from:?} and {reached:?}, there were {}",
+                got.len(),
+                expected.len()
+            ));
+        }
+    }
+
+    /// The newest index anybody was told of: what begins now must not be older.
+    pub fn floor(&self) -> LogIndex {
+        self.lock().floor
+    }
+
+    /// A submission is acknowledged; `floor` is from before it was first sent.
+    pub fn acknowledged(&self, floor: LogIndex, request: RequestId, jobs: Vec<JobId>, at: LogIndex) {
+        event("ack", format_args!("{request} at {at}"));
+        let mut truth = self.lock();
+        if at <= floor {
+            truth.fail(format!("{request} was acknowledged at {at}, though it began behind {floor}"));
+        }
+        if let Some((known, index)) = truth.acknowledged.get(&request).cloned()
+            && (known != jobs || index != at)
+        {
+            truth.fail(format!("{request} was acknowledged at {index} and again at {at}"));
+        }
+        truth.acknowledged.insert(request, (jobs, at));
+        truth.counts.acknowledged += 1;
+        truth.floor = truth.floor.max(at);
+    }
+
+    /// A linearizable read was answered from this state.
+    pub fn read(&self, who: Host, floor: LogIndex, log_index: LogIndex, digest: u64) {
+        let mut truth = self.lock();
+        truth.counts.reads += 1;
+        if log_index < floor {
+            truth.fail(format!(
+                "stale read: {who} was answered at {log_index}, though {floor} was known before"
+            ));
+        }
+        if truth.digests.get(&digest) != Some(&log_index) {
+            truth.fail(format!("{who} read a state at {log_index} that no prefix of the log makes"));
+        }
+        truth.floor = truth.floor.max(log_index);
+    }
+
+    /// A worker's process exists from now on.
+    pub fn process_started(&self, key: WorkerKey, machine: Host, devices: DeviceSet) {
+        event("start", format_args!("{} {} rank {} on {machine}", key.0, key.1, key.2));
+        let mut truth = self.lock();
+        truth.counts.started += 1;
+        let newest = truth.tokens.get(&key.0).copied().unwrap_or_default();
+        let next = newest.max(key.1);
+        truth.tokens.insert(key.0, next);
+        truth.processes.insert(key, Process { machine, devices, suspended: false });
+        truth.check_processes(&key);
+    }
+
+    /// A worker's process is gone.
+    pub fn process_ended(&self, key: WorkerKey) {
+        event("end", format_args!("{} {} rank {}", key.0, key.1, key.2));
+        self.lock().processes.remove(&key);
+    }
+
+    /// Every process of a machine is gone with it.
+    pub fn machine_lost(&self, machine: Host) {
+        self.lock().processes.retain(|_, process| process.machine != machine);
+    }
+
+    /// A machine stands still, or goes on.
+    pub fn set_suspended(&self, machine: Host, suspended: bool) {
+        let mut truth = self.lock();
+        let mut changed = Vec::new();
+        for (key, process) in &mut truth.processes {
+            if process.machine == machine && process.suspended != suspended {
+                process.suspended = suspended;
+                changed.push(*key);
+            }
+        }
+        if !suspended {
+            for key in changed {
+                truth.check_processes(&key);
+            }
+        }
+    }
+
+    /// Processes that run now.
+    pub fn running(&self) -> usize {
+        self.lock().processes.len()
+    }
+
+    /// At the end: nothing that was acknowledged is missing from a state.
+    pub fn nothing_lost(&self, host: Host, state: &State) {
+        let mut truth = self.lock();
+        let acknowledged = truth.acknowledged.clone();
+        for (request, (jobs, at)) in acknowledged {
+            let missing: Vec<&JobId> = jobs.iter().filter(|job| state.job(**job).is_none()).collect();
+            let known = state.request(request).map(|row| row.log_index);
+            if !missing.is_empty() || known != Some(at) {
+                truth.fail(format!("lost: {request}, acknowledged at {at}, is not in the state of n{host}"));
+            }
+        }
+    }
+
+    /// At the end: every job stands for one acknowledged or open request, once.
+    pub fn no_extra_jobs(&self, state: &State, asked: &BTreeSet<RequestId>) {
+        // The policy was set by the harness, under request 1.
+        let known = state.requests_by_time().map(|(_, request)| request);
+        let foreign = known.filter(|request| request.0 > 1 && !asked.contains(request)).count();
+        if foreign > 0 {
+            self.fail(format!("{foreign} requests in the state that no client made"));
+        }
+        // Every submission names its jobs as nobody else does.
+        let mut names: BTreeSet<Name> = BTreeSet::new();
+        for (job, _) in state.jobs().iter() {
+            let Some(spec) = state.spec(*job) else { continue };
+            if !names.insert(spec.name.clone()) {
+                self.fail(format!("{} was submitted once and is there twice", spec.name));
+            }
+        }
+    }
+}
+
+impl Truth {
+    /// Of the log's own view: no device twice, quotas kept, tokens rising.
+    fn check_state(&mut self, state: &State, index: u64) {
+        let mut taken: BTreeMap<NodeId, DeviceSet> = BTreeMap::new();
+        let mut used: BTreeMap<Name, u64> = BTreeMap::new();
+        let mut found = Vec::new();
+        for job in state.active() {
+            let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
+            let Some(placement) = &row.placement else { continue };
+            for (rank, (slot, state_of)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+                if state_of.is_over() {
+                    continue;
+                }
+                let node = state.node(slot.node);
+                if node.is_none_or(|n| n.status != NodeStatus::Up || n.incarnation != slot.incarnation) {
+                    found.push(format!("{job} rank {rank} is leased on {} that is not up", slot.node));
+                }
+                let before = taken.entry(slot.node).or_insert(DeviceSet::EMPTY);
+                if !before.is_disjoint(slot.devices) {
+                    found.push(format!("a device of {} is leased twice, to {job} as well", slot.node));
+                }
+                *before = before.union(slot.devices);
+                // A gang that makes room is not charged any more: those are whom it makes room for.
+                if matches!(row.phase, Phase::Stopping(StopCause::Rearranged(_))) {
+                    continue;
+                }
+                *used.entry(spec.tenant.clone()).or_default() += u64::from(slot.devices.count()) * 1_000;
+            }
+            if matches!(row.phase, Phase::Starting | Phase::Running) {
+                let newest = self.tokens.get(&job).copied().unwrap_or_default();
+                if placement.token < newest {
+                    found.push(format!("{job} is placed under {} behind {newest}", placement.token));
+                }
+            }
+        }
+        if let Some((tenant, most)) = &self.hard_quota {
+            let held = used.get(tenant).copied().unwrap_or_default();
+            if held > *most {
+                found.push(format!("{tenant} holds {held} thousandths of devices, its quota is {most}"));
+            }
+        }
+        if state.rejected() > 0 {
+            found.push(format!("the guard refused {} records of current leaders", state.rejected()));
+        }
+        if index % VERIFY_EVERY == 0
+            && let Err(broken) = state.verify()
+        {
+            found.push(format!("the state at {index} is inconsistent: {broken:?}"));
+        }
+        for text in found {
+            self.fail(format!("at raft index {index}: {text}"));
+        }
+    }
+
+    /// Of what really runs: one incarnation of a gang, one process on a device.
+    fn check_processes(&mut self, key: &WorkerKey) {
+        let Some(mine) = self.processes.get(key).cloned() else { return };
+        let mut found = Vec::new();
+        for (other, process) in &self.processes {
+            if other == key || process.suspended || mine.suspended {
+                continue;
+            }
+            if other.0 == key.0 && other.1 != key.1 {
+                found.push(format!("two incarnations of {}: {} and {} run at once", key.0, other.1, key.1));
+            }
+            if process.machine == mine.machine && !process.devices.is_disjoint(mine.devices) {
+                found.push(format!(
+                    "a device of machine {} is used by {} and {} at once",
+                    mine.machine, other.0, key.0
+                ));
+            }
+        }
+        found.dedup();
+        for text in found {
+            self.fail(format!("at {} ms: {text}", now_ns() / 1_000_000));
+        }
+    }
+}

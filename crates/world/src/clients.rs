@@ -1,0 +1,294 @@
+//! Clients: submissions under request ids, repeated until they are answered; linearizable reads; watches that
+//! go on exactly where they were, through any replica.
+
+use crate::agent::KIND;
+use crate::cluster::{Cluster, FIRST_CLIENT, lock};
+use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
+use crate::settings::PlantedBug;
+use muster_decider::{Answer, Command};
+use muster_engine::WatchPosition;
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::{
+    Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
+    TaskGroup, WorkerRequest,
+};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The tenant that may never borrow.
+pub const BOUND_TENANT: &str = "bound";
+/// Thousandths of devices that it may hold.
+pub const BOUND_MILLI: u64 = 8_000;
+const FREE_TENANT: &str = "free";
+/// One attempt at a call.
+const PATIENCE: Duration = Duration::from_millis(2_500);
+
+/// All clients of a run.
+pub struct Clients {
+    cluster: Arc<Cluster>,
+    stop: Arc<AtomicBool>,
+    asked: Arc<Mutex<BTreeSet<RequestId>>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// One tenant that may borrow, one that may not.
+pub fn policy() -> PolicyDraft {
+    let quota = |nominal_milli, borrowing_limit_milli| Quota {
+        kind: Name::literal(KIND),
+        region: None,
+        nominal_milli,
+        borrowing_limit_milli,
+        lending_limit_milli: None,
+    };
+    let tenant = |quota| TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    PolicyDraft {
+        tenants: [
+            (Name::literal(BOUND_TENANT), tenant(quota(BOUND_MILLI, Some(0)))),
+            (Name::literal(FREE_TENANT), tenant(quota(12_000, None))),
+        ]
+        .into(),
+        ..PolicyDraft::default()
+    }
+}
+
+fn job(text: &str) -> JobSpec {
+    let devices = pick(&[1u16, 1, 2, 4]).unwrap_or(1);
+    let request = WorkerRequest {
+        accelerators: Some(Accelerators { kind: Name::literal(KIND), count: devices }.into()),
+        cpu_milli: 100,
+        memory_bytes: 1 << 20,
+    };
+    let workers = 1 + below(if devices == 4 { 2 } else { 4 }) as u32;
+    let group = TaskGroup::new(Name::literal("main"), workers, vec!["work".to_owned()], request);
+    let tenant = if chance(400) { BOUND_TENANT } else { FREE_TENANT };
+    let tier = pick(&[
+        PriorityTier::Standard,
+        PriorityTier::Standard,
+        PriorityTier::Batch,
+        PriorityTier::Production,
+    ]);
+    let draft = JobDraft {
+        tier: tier.unwrap_or_default(),
+        stop_grace_ms: 300,
+        failure_retries_max: 1,
+        ..JobDraft::new(Name::new(text).expect("it is a name"), Name::literal(tenant), vec![group])
+    };
+    draft.check().expect("it is a job")
+}
+
+/// Asks replica after replica until one says more than that it does not lead. None when the patience of
+/// `tries` is over.
+pub async fn ask(
+    cluster: &Arc<Cluster>,
+    who: Host,
+    tries: usize,
+    mut command: impl FnMut(usize) -> Command,
+) -> Option<Result<Answer, Refusal>> {
+    let mut hint: Option<Host> = None;
+    for attempt in 0..tries {
+        let replica = match hint.take() {
+            Some(hint) => hint,
+            None => pick(&cluster.replica_hosts())?,
+        };
+        let command = command(attempt);
+        let call = cluster.call(who, replica, PATIENCE, "command", move |replica| {
+            let command = command.clone();
+            async move {
+                let answer = replica.command(command).await;
+                (answer, replica.leader_hint())
+            }
+        });
+        match call.await {
+            Some((Err(refusal), told))
+                if matches!(
+                    refusal.code,
+                    RefusalCode::NotLeader | RefusalCode::OutcomeUnknown | RefusalCode::ClusterRecovering
+                ) =>
+            {
+                hint = told.filter(|told| *told != replica);
+                sleep_ms(20 + below(100)).await;
+            }
+            Some((answer, _)) => return Some(answer),
+            None => sleep_ms(20 + below(100)).await,
+        }
+    }
+    None
+}
+
+impl Clients {
+    /// Starts them.
+    pub fn start(cluster: &Arc<Cluster>) -> Clients {
+        let mut clients = Clients {
+            cluster: Arc::clone(cluster),
+            stop: Arc::default(),
+            asked: Arc::default(),
+            tasks: Vec::new(),
+        };
+        cluster.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
+        for place in 0..3 {
+            let client = clients.client(FIRST_CLIENT + place);
+            clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.submit_all().await }));
+        }
+        for place in 3..5 {
+            let client = clients.client(FIRST_CLIENT + place);
+            clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.read_all().await }));
+        }
+        for place in 5..7 {
+            let client = clients.client(FIRST_CLIENT + place);
+            clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.watch_all().await }));
+        }
+        clients
+    }
+
+    fn client(&self, host: Host) -> Client {
+        Client {
+            cluster: Arc::clone(&self.cluster),
+            host,
+            stop: Arc::clone(&self.stop),
+            asked: Arc::clone(&self.asked),
+        }
+    }
+
+    /// Every request id that was ever used.
+    pub fn asked(&self) -> BTreeSet<RequestId> {
+        lock(&self.asked).clone()
+    }
+
+    /// Nothing new is begun; returns once everything that was begun is over.
+    pub async fn finish(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks.drain(..) {
+            if task.await.is_err() {
+                self.cluster.checks.fail("a client was lost".to_owned());
+            }
+        }
+    }
+
+    /// Submits one job, and says how long that took; none when nobody took it in time.
+    pub async fn probe(&self, tries: usize) -> Option<u64> {
+        let begun = elapsed_ms();
+        let client = self.client(FIRST_CLIENT + 7);
+        client.submit(tries).await.then(|| elapsed_ms() - begun)
+    }
+}
+
+struct Client {
+    cluster: Arc<Cluster>,
+    host: Host,
+    stop: Arc<AtomicBool>,
+    asked: Arc<Mutex<BTreeSet<RequestId>>>,
+}
+
+impl Client {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn new_request(&self) -> RequestId {
+        let request = RequestId(u128::from(random()) << 64 | u128::from(random()));
+        lock(&self.asked).insert(request);
+        request
+    }
+
+    async fn submit_all(self) {
+        while self.goes_on() {
+            sleep_ms(below(2_400)).await;
+            self.submit(12).await;
+        }
+    }
+
+    /// One submission, repeated until somebody answers; whether it was acknowledged.
+    async fn submit(&self, tries: usize) -> bool {
+        let floor = self.cluster.checks.floor();
+        let mut request = self.new_request();
+        let count = 1 + below(2);
+        let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
+        let jobs: Arc<[Submission]> = Submission::plain(names.map(|name| job(&name)));
+        let forgets = self.cluster.settings.bug == Some(PlantedBug::RetryUnderNewId);
+        let mut newest = request;
+        let answer = ask(&self.cluster, self.host, tries, |attempt| {
+            if forgets && attempt > 0 {
+                newest = self.new_request();
+            }
+            Command::Submit { request: newest, jobs: Arc::clone(&jobs) }
+        })
+        .await;
+        request = newest;
+        match answer {
+            Some(Ok(Answer::Submitted { jobs, at })) => {
+                self.cluster.checks.acknowledged(floor, request, jobs.clone(), at);
+                if chance(100) {
+                    self.cancel(&jobs).await;
+                }
+                true
+            }
+            Some(Ok(other)) => {
+                self.cluster.checks.fail(format!("a submission was answered with {other:?}"));
+                false
+            }
+            Some(Err(refusal)) => {
+                self.cluster.checks.fail(format!("a submission was refused: {refusal}"));
+                false
+            }
+            None => false,
+        }
+    }
+
+    async fn cancel(&self, jobs: &[JobId]) {
+        let Some(job) = pick(jobs) else { return };
+        let request = self.new_request();
+        // Whatever becomes of it: a job may be over before.
+        let _ = ask(&self.cluster, self.host, 6, |_| Command::Cancel { request, job }).await;
+    }
+
+    async fn read_all(self) {
+        while self.goes_on() {
+            sleep_ms(below(250)).await;
+            let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
+            let floor = self.cluster.checks.floor();
+            let read = self
+                .cluster
+                .call(self.host, replica, PATIENCE, "read", |replica| async move { replica.read().await });
+            if let Some(Some((log_index, digest))) = read.await {
+                self.cluster.checks.read(self.host, floor, log_index, digest);
+            }
+        }
+    }
+
+    async fn watch_all(self) {
+        let mut place: Option<WatchPosition> = None;
+        while self.goes_on() {
+            let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
+            match place {
+                None => {
+                    let end = self
+                        .cluster
+                        .call(self.host, replica, PATIENCE, "list", |replica| async move { replica.end() });
+                    place = end.await;
+                }
+                Some(from) => {
+                    let news =
+                        self.cluster.call(self.host, replica, PATIENCE, "watch", move |replica| async move {
+                            replica.changes(from).await
+                        });
+                    match news.await {
+                        Some(Ok((events, reached))) => {
+                            self.cluster.checks.watched(self.host, from, reached, &events);
+                            place = Some(reached);
+                        }
+                        Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenCompacted => {
+                            place = None
+                        }
+                        Some(Err(refusal)) => {
+                            self.cluster.checks.fail(format!("a watch was refused: {refusal}"));
+                        }
+                        None => {}
+                    }
+                }
+            }
+            sleep_ms(10).await;
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The cluster: its hosts, what connects them, and who watches over them.
+
+use crate::agent::Machine;
+use crate::checks::Checks;
+use crate::disk::Disk;
+use crate::network::Network;
+use crate::replica::{BootError, Replica};
+use crate::runtime::{self, HARNESS, Host, event, sleep_true_ns, spawn_on, timeout};
+use crate::settings::{PlantedBug, Settings};
+use muster_consensus::{ConsensusConfig, SnapshotPolicy};
+use muster_store::ReplicaNode;
+use muster_types::{ClusterId, LogTime, ReplicaId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Log time at the begin of a run: late enough that no retention reaches back before the epoch.
+const EPOCH_MS: u64 = 1_600_000_000_000;
+/// Entries kept behind a snapshot: few, so that who was away needs one.
+const KEPT_ENTRIES: u64 = 30;
+
+/// Agents have hosts from here on.
+pub const FIRST_AGENT: Host = 100;
+/// Clients have hosts from here on.
+pub const FIRST_CLIENT: Host = 200;
+/// What an agent's machine runs beside the agent has a host of its own: it outlives the agent.
+pub const FIRST_MACHINE: Host = 300;
+
+/// Locks; nothing panics while it holds one.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Everything.
+pub struct Cluster {
+    /// What the run is made of.
+    pub settings: Settings,
+    /// The judge.
+    pub checks: Checks,
+    /// What connects the hosts.
+    pub network: Mutex<Network>,
+    /// Machines with accelerators.
+    pub machines: Vec<Arc<Machine>>,
+    disks: BTreeMap<Host, Disk>,
+    replicas: Mutex<BTreeMap<Host, Arc<Replica>>>,
+    /// Replicas whose disk has less than they acknowledged.
+    damaged: Mutex<BTreeSet<Host>>,
+    /// How far wall clocks are off, in milliseconds.
+    wall_offsets: Mutex<BTreeMap<Host, i64>>,
+    starts: Mutex<u64>,
+}
+
+impl Cluster {
+    /// With every host placed and none started.
+    pub fn new(settings: Settings) -> Arc<Cluster> {
+        let mut network = Network::default();
+        let replicas = 1..=settings.replicas;
+        let region = |replica: Host| match (settings.replicas, replica) {
+            (5, 1 | 2) => 0,
+            (5, 3 | 4) => 1,
+            (5, _) => 2,
+            (_, replica) => replica as usize - 1,
+        };
+        replicas.clone().for_each(|replica| network.place(replica, region(replica)));
+        let machines: Vec<_> = (0..settings.agents).map(|place| Arc::new(Machine::new(place))).collect();
+        for place in 0..settings.agents {
+            network.place(FIRST_AGENT + place, place as usize % 3);
+        }
+        (0..8).for_each(|client| network.place(FIRST_CLIENT + client, client as usize % 3));
+        Arc::new(Cluster {
+            settings,
+            checks: Checks::default(),
+            network: Mutex::new(network),
+            machines,
+            disks: replicas.map(|replica| (replica, Disk::default())).collect(),
+            replicas: Mutex::default(),
+            damaged: Mutex::default(),
+            wall_offsets: Mutex::default(),
+            starts: Mutex::default(),
+        })
+    }
+
+    /// A host's disk.
+    pub fn disk(&self, host: Host) -> Disk {
+        self.disks.get(&host).cloned().unwrap_or_default()
+    }
+
+    /// The hosts of all replicas, started or not.
+    pub fn replica_hosts(&self) -> Vec<Host> {
+        self.disks.keys().copied().collect()
+    }
+
+    /// A replica that is started.
+    pub fn replica(&self, host: Host) -> Option<Arc<Replica>> {
+        lock(&self.replicas).get(&host).cloned()
+    }
+
+    /// Every replica that is started.
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        lock(&self.replicas).values().cloned().collect()
+    }
+
+    /// The replica with the newest leadership, if any leads.
+    pub fn leader(&self) -> Option<Arc<Replica>> {
+        let leading = |replica: &Arc<Replica>| Some((replica.standing.borrow().mine?, Arc::clone(replica)));
+        self.replicas().iter().filter_map(leading).max_by_key(|(mine, _)| *mine).map(|(_, replica)| replica)
+    }
+
+    /// Replicas whose disk is damaged.
+    pub fn damaged(&self) -> BTreeSet<Host> {
+        lock(&self.damaged).clone()
+    }
+
+    /// What a host's wall clock says.
+    pub fn log_time(&self, host: Host) -> LogTime {
+        let offset = lock(&self.wall_offsets).get(&host).copied().unwrap_or(0);
+        LogTime((EPOCH_MS + runtime::elapsed_ms()).saturating_add_signed(offset))
+    }
+
+    /// Sets a wall clock off.
+    pub fn set_wall_offset(&self, host: Host, ms: i64) {
+        lock(&self.wall_offsets).insert(host, ms);
+    }
+
+    /// A member as the protocol knows it.
+    pub fn node(host: Host) -> ReplicaNode {
+        let endpoint = format!("replica-{host}");
+        ReplicaNode { region: "eu".to_owned(), peer_endpoint: endpoint.clone(), client_endpoint: endpoint }
+    }
+
+    /// The protocol's settings: those of production, with what a run of a minute needs.
+    ///
+    /// # Errors
+    /// When they are refused.
+    pub fn raft_config(&self, host: Host) -> Result<Arc<openraft::Config>, String> {
+        let mut config = ConsensusConfig::new(ClusterId(1), ReplicaId(u64::from(host)));
+        config.timing = self.settings.timing();
+        config.snapshots = SnapshotPolicy { kept_entries: KEPT_ENTRIES, ..SnapshotPolicy::ON_DEMAND };
+        let mut config = config.to_openraft().map_err(|error| error.to_string())?;
+        if self.settings.bug == Some(PlantedBug::LeaderRestore) {
+            config.enable_leader_restore = Some(true);
+        }
+        Ok(Arc::new(config))
+    }
+
+    /// Starts a replica; whether it runs.
+    pub async fn boot(self: &Arc<Self>, host: Host) -> bool {
+        let start = {
+            let mut starts = lock(&self.starts);
+            *starts += 1;
+            *starts
+        };
+        event("boot", format_args!("n{host} start {start}"));
+        match spawn_on(host, Replica::boot(Arc::clone(self), host, start)).await {
+            Ok(Ok(replica)) => {
+                lock(&self.replicas).insert(host, replica);
+                true
+            }
+            Ok(Err(BootError::Damaged)) => {
+                event("damaged", format_args!("n{host}"));
+                if self.settings.bug == Some(PlantedBug::VoteAfterLoss) {
+                    // As if nothing had been there.
+                    runtime::kill(host);
+                    self.disk(host).wipe();
+                } else {
+                    runtime::kill(host);
+                    lock(&self.damaged).insert(host);
+                }
+                false
+            }
+            Ok(Err(BootError::Refused(why))) => {
+                self.checks.fail(format!("n{host} does not start: {why}"));
+                false
+            }
+            Err(_gone) => {
+                self.checks.fail(format!("n{host} was lost while it started"));
+                false
+            }
+        }
+    }
+
+    /// The damaged disk was replaced and the cluster has taken the replica out: it may start empty.
+    pub fn emptied(&self, host: Host) {
+        self.disk(host).wipe();
+        self.checks.emptied(host);
+        lock(&self.damaged).remove(&host);
+    }
+
+    /// Power loss of a replica.
+    pub fn crash(&self, host: Host) {
+        event("crash", format_args!("n{host}"));
+        let gone = lock(&self.replicas).remove(&host);
+        runtime::kill(host);
+        self.disk(host).cut_power();
+        drop(gone);
+    }
+
+    /// A replica ends itself.
+    pub fn abort(self: &Arc<Self>, host: Host, why: &'static str) {
+        event("abort", format_args!("n{host}: {why}"));
+        let this = Arc::clone(self);
+        spawn_on(HARNESS, async move { this.crash(host) });
+    }
+
+    /// Asks a replica something over the network. The request is under way whatever becomes of the asker; it
+    /// may come twice, or never. None when no answer came in time.
+    pub async fn call<T, F, Fut>(
+        self: &Arc<Self>,
+        from: Host,
+        to: Host,
+        ttl: Duration,
+        what: &'static str,
+        f: F,
+    ) -> Option<T>
+    where
+        F: Fn(Arc<Replica>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (sender, receiver) = oneshot::channel();
+        let this = Arc::clone(self);
+        let ttl_ns = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        spawn_on(HARNESS, async move {
+            let (out, twice) = {
+                let network = lock(&this.network);
+                (network.leg(from, to), network.comes_twice())
+            };
+            let Some(out) = out else {
+                // Lost without a word: who asked waits for as long as it is patient.
+                sleep_true_ns(ttl_ns.saturating_mul(2)).await;
+                return;
+            };
+            sleep_true_ns(out).await;
+            let Some(replica) = this.replica(to) else { return };
+            event("rpc", format_args!("{from} > {to} {what}"));
+            if twice {
+                let again = (sleep_true_ns(runtime::below(40_000_000)), f(Arc::clone(&replica)));
+                spawn_on(to, async move {
+                    again.0.await;
+                    again.1.await;
+                });
+            }
+            let Ok(answer) = spawn_on(to, f(replica)).await else { return };
+            let back = lock(&this.network).leg(to, from);
+            let Some(back) = back else {
+                sleep_true_ns(ttl_ns.saturating_mul(2)).await;
+                return;
+            };
+            sleep_true_ns(back).await;
+            // Who asked may have given up.
+            let _ = sender.send(answer);
+        });
+        timeout(ttl, receiver).await.ok()?.ok()
+    }
+}

@@ -1,0 +1,179 @@
+//! A simulated disk: one append-only log, and small files that are replaced whole.
+//!
+//! What was written is there for whoever reads it, and gone with the next power cut unless it was synced;
+//! of the unsynced tail any prefix may survive, its last bytes as garbage. A failed sync loses what was
+//! unsynced, as real kernels do: whoever got one must not go on.
+
+use crate::runtime::{below, chance, random, sleep_true_ns};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes at the end of a torn tail that may be anything.
+const GARBAGE_BYTES_MAX: u64 = 64;
+/// A sync of a healthy disk: from this, to twice this.
+const SYNC_NS: u64 = 600_000;
+
+/// No room.
+#[derive(Debug)]
+pub struct Full;
+
+/// A sync failed; nothing that was not synced before may be relied on.
+#[derive(Debug)]
+pub struct SyncFailed;
+
+#[derive(Default)]
+struct Content {
+    log: Vec<u8>,
+    synced: usize,
+    files: BTreeMap<&'static str, Vec<u8>>,
+    full: bool,
+    fail_next_sync: bool,
+    slow_factor: u64,
+    /// Rises with every power cut: a sync that was under way then has synced nothing.
+    life: u64,
+}
+
+/// One host's disk. Clones share it; it survives its host's processes.
+#[derive(Clone, Default)]
+pub struct Disk(Arc<Mutex<Content>>);
+
+impl Disk {
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything that was written.
+    pub fn log(&self) -> Vec<u8> {
+        self.lock().log.clone()
+    }
+
+    /// How many bytes of the log would survive a power cut for certain.
+    pub fn synced(&self) -> usize {
+        self.lock().synced
+    }
+
+    /// Writes behind the end of the log; where that ends now.
+    ///
+    /// # Errors
+    /// When there is no room; nothing was written.
+    pub fn append(&self, bytes: &[u8]) -> Result<usize, Full> {
+        let mut content = self.lock();
+        if content.full {
+            return Err(Full);
+        }
+        content.log.extend_from_slice(bytes);
+        Ok(content.log.len())
+    }
+
+    /// Cuts the log, durably; what a start does with a torn tail.
+    pub fn cut(&self, len: usize) {
+        let mut content = self.lock();
+        content.log.truncate(len);
+        content.synced = content.synced.min(len);
+    }
+
+    /// Returns once everything written before is durable.
+    ///
+    /// # Errors
+    /// When the disk said so.
+    pub async fn sync(&self) -> Result<(), SyncFailed> {
+        let (end, factor, life) = {
+            let content = self.lock();
+            (content.log.len(), content.slow_factor.max(1), content.life)
+        };
+        sleep_true_ns((SYNC_NS + below(SYNC_NS)) * factor).await;
+        let mut content = self.lock();
+        if content.life != life {
+            return Err(SyncFailed);
+        }
+        if std::mem::take(&mut content.fail_next_sync) {
+            let keep = content.synced;
+            content.log.truncate(keep);
+            return Err(SyncFailed);
+        }
+        content.synced = content.synced.max(end.min(content.log.len()));
+        Ok(())
+    }
+
+    /// A small file, as it would be found after a power cut.
+    pub fn file(&self, name: &str) -> Option<Vec<u8>> {
+        self.lock().files.get(name).cloned()
+    }
+
+    /// Replaces a small file, durably and at once: written beside, synced, renamed.
+    ///
+    /// # Errors
+    /// When there is no room, which leaves the old one.
+    pub async fn replace(&self, name: &'static str, bytes: Vec<u8>) -> Result<(), Full> {
+        let (factor, full, life) = {
+            let content = self.lock();
+            (content.slow_factor.max(1), content.full, content.life)
+        };
+        if full {
+            return Err(Full);
+        }
+        sleep_true_ns((SYNC_NS / 2 + below(SYNC_NS)) * factor).await;
+        let mut content = self.lock();
+        if content.life == life {
+            content.files.insert(name, bytes);
+        }
+        Ok(())
+    }
+
+    /// Power loss.
+    pub fn cut_power(&self) {
+        let mut content = self.lock();
+        let unsynced = content.log.len() - content.synced;
+        let kept = below(unsynced as u64 + 1) as usize;
+        let end = content.synced + kept;
+        content.log.truncate(end);
+        if kept > 0 && chance(500) {
+            let garbage = (below(GARBAGE_BYTES_MAX) as usize + 1).min(kept);
+            for byte in &mut content.log[end - garbage..] {
+                *byte = random() as u8;
+            }
+        }
+        // What was found after a power cut is on the disk.
+        content.synced = end;
+        content.life += 1;
+        content.fail_next_sync = false;
+    }
+
+    /// One bit of what was synced turns over; false where there is nothing.
+    pub fn flip_bit(&self) -> bool {
+        let mut content = self.lock();
+        if content.synced == 0 {
+            return false;
+        }
+        let place = below(content.synced as u64) as usize;
+        content.log[place] ^= 1 << below(8);
+        true
+    }
+
+    /// An empty disk in place of this one.
+    pub fn wipe(&self) {
+        let mut content = self.lock();
+        *content = Content { life: content.life + 1, ..Content::default() };
+    }
+
+    /// Whether there is room.
+    pub fn set_full(&self, full: bool) {
+        self.lock().full = full;
+    }
+
+    /// The next sync fails.
+    pub fn fail_next_sync(&self) {
+        self.lock().fail_next_sync = true;
+    }
+
+    /// No fault any more; what was lost stays lost.
+    pub fn mend(&self) {
+        let mut content = self.lock();
+        (content.full, content.fail_next_sync, content.slow_factor) = (false, false, 1);
+    }
+
+    /// Syncs take so many times as long.
+    pub fn set_slow(&self, factor: u64) {
+        self.lock().slow_factor = factor;
+    }
+}

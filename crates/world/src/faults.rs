@@ -1,0 +1,353 @@
+//! What goes wrong, drawn from the seed.
+//!
+//! Safety has to hold whatever comes; what is kept to is only what no replicated log survives: damage to
+//! more disks than a minority at a time.
+
+use crate::agent::Machine;
+use crate::cluster::{Cluster, lock};
+use crate::operator::Operator;
+use crate::runtime::{self, Host, below, chance, event, now_ns, pick, set_rate, sleep_ms, spawn, spawn_on};
+use std::sync::Arc;
+
+/// Clocks run apart by at most so many millionths: what the margin of a lease allows for two of them.
+const RATE_PPM_MAX: u64 = 40_000;
+
+/// Breaks things.
+pub struct Faults {
+    cluster: Arc<Cluster>,
+    operator: Operator,
+}
+
+impl Faults {
+    /// With whoever mends the membership.
+    pub fn new(cluster: &Arc<Cluster>, operator: Operator) -> Faults {
+        Faults { cluster: Arc::clone(cluster), operator }
+    }
+
+    /// Breaks things for so long.
+    pub async fn run(&self, ms: u64) {
+        let end = now_ns() + ms * 1_000_000;
+        for host in self.cluster.replica_hosts() {
+            self.drift(host);
+        }
+        for machine in &self.cluster.machines {
+            let ppm = below(2 * RATE_PPM_MAX) as i64 - RATE_PPM_MAX as i64;
+            set_rate(machine.agent, ppm);
+            set_rate(machine.machine, ppm);
+        }
+        while now_ns() < end {
+            sleep_ms(below(1_800)).await;
+            self.one().await;
+        }
+    }
+
+    fn drift(&self, host: Host) {
+        let ppm = below(2 * RATE_PPM_MAX) as i64 - RATE_PPM_MAX as i64;
+        set_rate(host, ppm);
+    }
+
+    /// Everything is well again.
+    pub async fn heal(&self) {
+        event("heal", format_args!("all"));
+        lock(&self.cluster.network).heal();
+        self.operator.want_all();
+        for host in self.cluster.replica_hosts() {
+            runtime::thaw(host);
+            self.cluster.disk(host).mend();
+        }
+        for machine in &self.cluster.machines {
+            machine.thaw(&self.cluster).await;
+        }
+        self.start_all().await;
+    }
+
+    /// Starts whoever is down, but for those whose disk is damaged.
+    pub async fn start_all(&self) {
+        let damaged = self.cluster.damaged();
+        for host in self.cluster.replica_hosts() {
+            if self.cluster.replica(host).is_none() && !damaged.contains(&host) {
+                self.cluster.boot(host).await;
+            }
+        }
+    }
+
+    fn leader_or_any(&self) -> Host {
+        let leader = self.cluster.leader().filter(|_| chance(500)).map(|leader| leader.host);
+        leader.or_else(|| pick(&self.cluster.replica_hosts())).unwrap_or(1)
+    }
+
+    /// Whoever ends itself from now on is started again, as the host's service manager would.
+    pub fn supervise(self: Arc<Self>) {
+        spawn(async move {
+            loop {
+                sleep_ms(1_000).await;
+                self.start_all().await;
+            }
+        });
+    }
+
+    fn others(&self, host: Host) -> Vec<Host> {
+        self.cluster.replica_hosts().into_iter().filter(|other| *other != host).collect()
+    }
+
+    async fn one(&self) {
+        let host = self.leader_or_any();
+        match below(24) {
+            0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
+            0..=4 => self.start_all().await,
+            5 => self.cut_one_way(host, true),
+            6 => self.cut_one_way(host, false),
+            7 => self.isolate(host).await,
+            8 => self.split(),
+            9 => self.cut_pairs(),
+            10 => self.weather(),
+            11 => self.pause(host),
+            12 => self.clock(host),
+            13 => self.fill(host),
+            14 => self.fail_flush(host),
+            15 => self.slow(host),
+            16 => self.damage(host),
+            17 => self.membership(host),
+            18 => self.transfer().await,
+            19 => self.snapshot_under_fire(host).await,
+            20 => self.machine(),
+            _ => {
+                event("heal", format_args!("network"));
+                lock(&self.cluster.network).heal();
+            }
+        }
+    }
+
+    /// The host hears nobody of its peers, or nobody hears it.
+    fn cut_one_way(&self, host: Host, deaf: bool) {
+        event("fault", format_args!("n{host} {}", if deaf { "deaf" } else { "mute" }));
+        let mut network = lock(&self.cluster.network);
+        for other in self.others(host) {
+            if deaf { network.cut(other, host) } else { network.cut(host, other) }
+        }
+    }
+
+    /// Cut off from its peers, with some of the agents; the others lose it as well.
+    async fn isolate(&self, host: Host) {
+        event("fault", format_args!("n{host} isolated with some agents"));
+        self.cut_off(host);
+        // Long enough for the others to elect, and for leases to run out.
+        sleep_ms(5_000 + below(3_000)).await;
+    }
+
+    fn cut_off(&self, host: Host) {
+        let mut network = lock(&self.cluster.network);
+        for other in self.others(host) {
+            network.cut(other, host);
+            network.cut(host, other);
+        }
+        for machine in &self.cluster.machines {
+            let mine = chance(500);
+            for replica in self.cluster.replica_hosts() {
+                if mine != (replica == host) {
+                    network.cut(machine.agent, replica);
+                    network.cut(replica, machine.agent);
+                }
+            }
+        }
+    }
+
+    /// Two sides that do not reach each other; every host is on one.
+    fn split(&self) {
+        event("fault", format_args!("split"));
+        let mut hosts = self.cluster.replica_hosts();
+        hosts.extend(self.cluster.machines.iter().map(|machine| machine.agent));
+        let sides: Vec<(Host, bool)> = hosts.into_iter().map(|host| (host, chance(500))).collect();
+        let mut network = lock(&self.cluster.network);
+        for (from, side) in &sides {
+            for (to, other) in &sides {
+                if side != other {
+                    network.cut(*from, *to);
+                }
+            }
+        }
+    }
+
+    /// Some ordered pairs: partial partitions, bridges, agents that reach some replicas only.
+    fn cut_pairs(&self) {
+        event("fault", format_args!("pairs"));
+        let mut hosts = self.cluster.replica_hosts();
+        hosts.extend(self.cluster.machines.iter().map(|machine| machine.agent));
+        let mut network = lock(&self.cluster.network);
+        for _ in 0..=below(8) {
+            if let (Some(from), Some(to)) = (pick(&hosts), pick(&hosts)) {
+                network.cut(from, to);
+            }
+        }
+    }
+
+    fn weather(&self) {
+        let mut network = lock(&self.cluster.network);
+        network.loss_permille = below(250);
+        network.twice_permille = below(200);
+        network.jitter_ns = below(80_000_000);
+        event(
+            "fault",
+            format_args!(
+                "loss {} twice {} jitter {}",
+                network.loss_permille, network.twice_permille, network.jitter_ns
+            ),
+        );
+    }
+
+    fn pause(&self, host: Host) {
+        let ms = 300 + below(6_000);
+        event("fault", format_args!("n{host} stands still for {ms} ms"));
+        runtime::freeze(host);
+        spawn(async move {
+            sleep_ms(ms).await;
+            runtime::thaw(host);
+        });
+    }
+
+    fn clock(&self, host: Host) {
+        let offset = below(7_200_000) as i64 - 3_600_000;
+        event("fault", format_args!("n{host} wall clock {offset} ms off"));
+        self.cluster.set_wall_offset(host, offset);
+        self.drift(host);
+    }
+
+    fn fill(&self, host: Host) {
+        event("fault", format_args!("n{host} disk full"));
+        let disk = self.cluster.disk(host);
+        disk.set_full(true);
+        let ms = below(5_000);
+        spawn(async move {
+            sleep_ms(ms).await;
+            disk.set_full(false);
+        });
+    }
+
+    fn fail_flush(&self, host: Host) {
+        event("fault", format_args!("n{host} flush error"));
+        self.cluster.disk(host).fail_next_sync();
+    }
+
+    fn slow(&self, host: Host) {
+        let factor = 10 + below(800);
+        event("fault", format_args!("n{host} disk {factor} times slower"));
+        let disk = self.cluster.disk(host);
+        disk.set_slow(factor);
+        let ms = below(6_000);
+        spawn(async move {
+            sleep_ms(ms).await;
+            disk.set_slow(1);
+        });
+    }
+
+    /// A bit of what was acknowledged turns over, found at the next start. Never beyond one replica.
+    fn damage(&self, host: Host) {
+        if !self.cluster.damaged().is_empty() || !self.operator.is_settled() {
+            return;
+        }
+        let disk = self.cluster.disk(host);
+        if !disk.flip_bit() {
+            return;
+        }
+        event("fault", format_args!("n{host} bit flipped"));
+        if self.cluster.replica(host).is_some() {
+            self.cluster.crash(host);
+        }
+        let cluster = Arc::clone(&self.cluster);
+        spawn(async move {
+            sleep_ms(below(500)).await;
+            if cluster.replica(host).is_none() && !cluster.damaged().contains(&host) {
+                cluster.boot(host).await;
+            }
+        });
+    }
+
+    fn membership(&self, host: Host) {
+        event("fault", format_args!("n{host} is taken out"));
+        self.operator.take_out(host);
+        let operator = self.operator.clone();
+        let ms = 1_000 + below(5_000);
+        spawn(async move {
+            sleep_ms(ms).await;
+            operator.want_all();
+        });
+    }
+
+    async fn transfer(&self) {
+        let Some(leader) = self.cluster.leader() else { return };
+        let Some(to) = pick(&self.others(leader.host)) else { return };
+        event("fault", format_args!("leadership from n{} to n{to}", leader.host));
+        let raft = leader.raft.clone();
+        spawn_on(leader.host, async move {
+            let _ = raft.trigger().transfer_leader(u64::from(to)).await;
+        });
+    }
+
+    /// The log is cut to its snapshot while a replica is away, which needs the snapshot then; and perhaps it
+    /// dies again while it installs.
+    async fn snapshot_under_fire(&self, host: Host) {
+        event("fault", format_args!("snapshot under fire of n{host}"));
+        if self.cluster.replica(host).is_some() {
+            self.cluster.crash(host);
+        }
+        sleep_ms(1_500 + below(2_000)).await;
+        for replica in self.cluster.replicas() {
+            let raft = replica.raft.clone();
+            let upto = *replica.machine.applied().borrow();
+            spawn_on(replica.host, async move {
+                let _ = raft.trigger().snapshot().await;
+                sleep_ms(20).await;
+                let _ = raft.trigger().purge_log(upto).await;
+            });
+        }
+        sleep_ms(50 + below(100)).await;
+        self.start_all().await;
+        if chance(500) {
+            sleep_ms(below(400)).await;
+            if self.cluster.replica(host).is_some() {
+                self.cluster.crash(host);
+            }
+        }
+    }
+
+    fn machine(&self) {
+        let Some(machine) = pick(&self.cluster.machines) else { return };
+        match below(4) {
+            0 => {
+                let cluster = Arc::clone(&self.cluster);
+                machine.kill_agent();
+                let ms = below(5_000);
+                spawn(async move {
+                    sleep_ms(ms).await;
+                    machine.start_agent(&cluster);
+                });
+            }
+            1 => {
+                event("fault", format_args!("machine {} reboots", machine.machine));
+                machine.reboot(&self.cluster);
+            }
+            2 => self.stand_still(machine, true),
+            _ => self.stand_still(machine, false),
+        }
+    }
+
+    /// The agent alone, or the machine with its workers.
+    fn stand_still(&self, machine: Arc<Machine>, whole: bool) {
+        let ms = 500 + below(8_000);
+        event("fault", format_args!("{} stands still for {ms} ms, whole {whole}", machine.agent));
+        let cluster = Arc::clone(&self.cluster);
+        if whole {
+            machine.freeze(&cluster);
+        } else {
+            runtime::freeze(machine.agent);
+        }
+        spawn(async move {
+            sleep_ms(ms).await;
+            if whole {
+                machine.thaw(&cluster).await;
+            } else {
+                runtime::thaw(machine.agent);
+            }
+        });
+    }
+}

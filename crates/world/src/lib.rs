@@ -1,0 +1,30 @@
+//! Whole clusters in one process under a seed.
+//!
+//! What decides is the product's: openraft with the product's settings, the decider, the planner, the state,
+//! the journal, and of the engine what knows no runtime: apply and its publication, waiters, leases, orders,
+//! squaring of sessions, the watch hub. What carries it is simulated: executor and clock, network, disks, log
+//! store, agents, clients. The transport (tonic, TLS), the store's files and threads, the decision loop's own
+//! waiting, the archive, the agents' shims and the membership's guards are not here: tests over real
+//! processes have them.
+//!
+//! **Invariant:** the same seed is the same run, to the last event.
+//! **Invariant:** nothing here is part of any other crate; no crate is built otherwise because of it.
+
+pub mod agent;
+pub mod checks;
+pub mod clients;
+pub mod cluster;
+pub mod disk;
+pub mod faults;
+pub mod leader;
+pub mod log_store;
+pub mod machine;
+pub mod network;
+pub mod operator;
+pub mod raft_network;
+pub mod raft_runtime;
+pub mod replica;
+pub mod runtime;
+pub mod settings;
+pub mod simulation;
+pub mod swarm;

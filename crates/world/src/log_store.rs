@@ -1,0 +1,359 @@
+//! A replica's log on a simulated disk, with the promises of `muster-store`: nothing is acknowledged before
+//! it is synced and marked; what was marked and is not there is damage, never a short log; damage is said;
+//! without room entries are held, never failed; a sync that fails is the end of the process.
+//!
+//! One journal holds entries, votes, truncations, purges and what is known to be committed, in the order
+//! they were asked for. A mark beside it says how far it was once synced.
+
+use crate::cluster::Cluster;
+use crate::disk::Disk;
+use crate::raft_runtime::SimConfig;
+use crate::runtime::{Host, event, sleep_ms};
+use crate::settings::PlantedBug;
+use bytes::Bytes;
+use muster_store::{Entry, EntryPayload, LeaderId, LogId, Vote, decode_entry, encode_entry};
+use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
+use openraft::vote::RaftLeaderId;
+use openraft::{OptionalSend, RaftLogReader};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, oneshot, watch};
+
+const MARK: &str = "mark";
+const KIND_ENTRY: u8 = 1;
+const KIND_VOTE: u8 = 2;
+const KIND_TRUNCATE: u8 = 3;
+const KIND_PURGE: u8 = 4;
+const KIND_COMMITTED: u8 = 5;
+/// Kind, length, checksum.
+const FRAME_BYTES: usize = 9;
+/// Between two looks whether there is room again.
+const ROOM_PAUSE_MS: u64 = 50;
+
+/// Less is there than was acknowledged.
+#[derive(Debug)]
+pub struct Damaged {
+    /// Bytes that are intact.
+    pub intact: usize,
+    /// Bytes that were marked as synced.
+    pub marked: usize,
+}
+
+enum Done {
+    Flushed(IOFlushed<SimConfig>),
+    Told(oneshot::Sender<()>),
+    Nobody,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: BTreeMap<u64, Entry>,
+    vote: Option<Vote>,
+    committed: Option<LogId>,
+    floor: Option<LogId>,
+    chain: u32,
+    waiting: Vec<(Vec<u8>, u64, Done)>,
+    failed: bool,
+}
+
+impl Inner {
+    fn last(&self) -> Option<LogId> {
+        self.entries.values().next_back().map(|entry| entry.log_id).or(self.floor)
+    }
+}
+
+/// The log as openraft uses it. Clones share it.
+#[derive(Clone)]
+pub struct SimLog {
+    cluster: Arc<Cluster>,
+    host: Host,
+    disk: Disk,
+    inner: Arc<Mutex<Inner>>,
+    work: Arc<Notify>,
+    /// Application entries that were flushed since the start.
+    flushed: watch::Sender<u64>,
+}
+
+fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(body.len() + FRAME_BYTES);
+    out.push(kind);
+    out.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend_from_slice(body);
+    let sum = crc32fast::hash(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// The first whole frame, and how long it is.
+fn unframe(bytes: &[u8]) -> Option<(u8, &[u8], usize)> {
+    let kind = *bytes.first()?;
+    let len = u32::from_le_bytes(bytes.get(1..5)?.try_into().ok()?) as usize;
+    let end = 5usize.checked_add(len)?;
+    let sum = u32::from_le_bytes(bytes.get(end..end.checked_add(4)?)?.try_into().ok()?);
+    (crc32fast::hash(&bytes[..end]) == sum).then(|| (kind, &bytes[5..end], end + 4))
+}
+
+fn words(body: &[u8]) -> Vec<u64> {
+    body.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect()
+}
+
+fn log_id_of(words: &[u64]) -> Option<LogId> {
+    let [term, node, index] = words.try_into().ok()?;
+    Some(LogId::new(LeaderId::new(term, node), index))
+}
+
+fn log_id_body(log_id: Option<LogId>) -> Vec<u8> {
+    let Some(log_id) = log_id else { return Vec::new() };
+    let leader = log_id.committed_leader_id();
+    [leader.term, leader.node_id, log_id.index()].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Reads the journal back; how much of it is intact.
+fn replay(bytes: &[u8], inner: &mut Inner) -> usize {
+    let mut at = 0;
+    while let Some((kind, body, len)) = unframe(&bytes[at..]) {
+        match kind {
+            KIND_ENTRY => {
+                let Ok((entry, chain)) = decode_entry(&Bytes::copy_from_slice(body)) else { break };
+                if chain != inner.chain {
+                    break;
+                }
+                inner.chain = crc32fast::hash(body);
+                inner.entries.insert(entry.log_id.index(), entry);
+            }
+            KIND_VOTE => {
+                let [term, node, committed] = words(body)[..] else { break };
+                let vote =
+                    if committed == 1 { Vote::new_committed(term, node) } else { Vote::new(term, node) };
+                inner.vote = Some(vote);
+            }
+            KIND_TRUNCATE => {
+                let from = log_id_of(&words(body)).map_or(0, |keep| keep.index() + 1);
+                inner.entries.split_off(&from);
+            }
+            KIND_PURGE => {
+                let Some(floor) = log_id_of(&words(body)) else { break };
+                inner.floor = inner.floor.max(Some(floor));
+                inner.entries = inner.entries.split_off(&(floor.index() + 1));
+            }
+            KIND_COMMITTED => inner.committed = log_id_of(&words(body)),
+            _ => break,
+        }
+        at += len;
+    }
+    // Never past what is there: a start that waits for more would wait for ever.
+    inner.committed = inner.committed.min(inner.last());
+    at
+}
+
+impl SimLog {
+    /// Opens what a host's disk has.
+    ///
+    /// # Errors
+    /// When less is intact than was once marked.
+    pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Result<SimLog, Damaged> {
+        let bytes = disk.log();
+        let mut inner = Inner::default();
+        let intact = replay(&bytes, &mut inner);
+        let mark = disk.file(MARK).and_then(|mark| mark.try_into().ok()).map_or(0, u64::from_le_bytes);
+        let marked = usize::try_from(mark).unwrap_or(usize::MAX);
+        if intact < marked {
+            return Err(Damaged { intact, marked });
+        }
+        if intact < bytes.len() {
+            event("torn", format_args!("n{host} {} of {} bytes", intact, bytes.len()));
+            disk.cut(intact);
+        }
+        cluster.checks.reopened(host, inner.vote);
+        let log = SimLog {
+            cluster: Arc::clone(cluster),
+            host,
+            disk: disk.clone(),
+            inner: Arc::new(Mutex::new(inner)),
+            work: Arc::new(Notify::new()),
+            flushed: watch::Sender::new(0),
+        };
+        crate::runtime::spawn_on(host, log.clone().write_behind());
+        Ok(log)
+    }
+
+    /// Everything up to here was purged.
+    pub fn floor(&self) -> Option<LogId> {
+        self.lock().floor
+    }
+
+    /// Application entries flushed since the start.
+    pub fn flushed(&self) -> watch::Receiver<u64> {
+        self.flushed.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self, bytes: Vec<u8>, app_entries: u64, done: Done) {
+        self.lock().waiting.push((bytes, app_entries, done));
+        self.work.notify_one();
+    }
+
+    /// The one writer: everything that waits in one go, as a group commit does.
+    async fn write_behind(self) {
+        loop {
+            let batch = std::mem::take(&mut self.lock().waiting);
+            if batch.is_empty() {
+                self.work.notified().await;
+                continue;
+            }
+            let mut end = 0;
+            for (bytes, ..) in &batch {
+                end = loop {
+                    match self.disk.append(bytes) {
+                        Ok(end) => break end,
+                        Err(_full) => sleep_ms(ROOM_PAUSE_MS).await,
+                    }
+                };
+            }
+            let lies = self.cluster.settings.bug == Some(PlantedBug::AckBeforeFlush);
+            if !lies && !self.flush(end).await {
+                self.lock().failed = true;
+                self.cluster.abort(self.host, "a flush failed");
+                return;
+            }
+            let app_entries = batch.iter().map(|(_, app, _)| app).sum::<u64>();
+            self.flushed.send_modify(|flushed| *flushed += app_entries);
+            if !lies && self.disk.synced() < end {
+                self.cluster.checks.fail(format!("n{}: acknowledged before it was synced", self.host));
+            }
+            for (.., done) in batch {
+                match done {
+                    Done::Flushed(callback) => callback.io_completed(Ok(())),
+                    // Whoever asked may be gone.
+                    Done::Told(told) => _ = told.send(()),
+                    Done::Nobody => {}
+                }
+            }
+        }
+    }
+
+    /// The journal first, then the mark: the mark never says more than is there.
+    async fn flush(&self, end: usize) -> bool {
+        if self.disk.sync().await.is_err() {
+            return false;
+        }
+        let mark = (end as u64).to_le_bytes().to_vec();
+        while self.disk.replace(MARK, mark.clone()).await.is_err() {
+            sleep_ms(ROOM_PAUSE_MS).await;
+        }
+        true
+    }
+
+    fn stopped(&self) -> io::Error {
+        io::Error::other("the storage of this replica has failed")
+    }
+
+    async fn write(&self, bytes: Vec<u8>) -> Result<(), io::Error> {
+        let (told, done) = oneshot::channel();
+        self.queue(bytes, 0, Done::Told(told));
+        done.await.map_err(|_| self.stopped())
+    }
+}
+
+impl RaftLogReader<SimConfig> for SimLog {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry>, io::Error> {
+        let inner = self.lock();
+        let empty = match (range.start_bound(), range.end_bound()) {
+            (Bound::Included(start), Bound::Excluded(end)) => start >= end,
+            _ => false,
+        };
+        if empty {
+            return Ok(Vec::new());
+        }
+        Ok(inner.entries.range(range).map(|(_, entry)| entry.clone()).collect())
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
+        Ok(self.lock().vote)
+    }
+}
+
+impl RaftLogStorage<SimConfig> for SimLog {
+    type LogReader = SimLog;
+
+    async fn get_log_state(&mut self) -> Result<LogState<SimConfig>, io::Error> {
+        let inner = self.lock();
+        Ok(LogState { last_purged_log_id: inner.floor, last_log_id: inner.last() })
+    }
+
+    async fn get_log_reader(&mut self) -> SimLog {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        self.lock().vote = Some(*vote);
+        let fields = [vote.leader_id.term, vote.leader_id.node_id, u64::from(vote.committed)];
+        let body: Vec<u8> = fields.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.write(frame(KIND_VOTE, &body)).await?;
+        event("vote", format_args!("n{} {vote}", self.host));
+        self.cluster.checks.voted(self.host, *vote);
+        Ok(())
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
+        self.lock().committed = committed;
+        // A hint: it goes with the next flush.
+        self.lock().waiting.push((frame(KIND_COMMITTED, &log_id_body(committed)), 0, Done::Nobody));
+        Ok(())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId>, io::Error> {
+        Ok(self.lock().committed)
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<SimConfig>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut bytes = Vec::new();
+        let mut app_entries = 0;
+        for entry in entries {
+            let mut inner = self.lock();
+            let envelope = encode_entry(&entry, inner.chain);
+            inner.chain = crc32fast::hash(&envelope);
+            bytes.extend(frame(KIND_ENTRY, &envelope));
+            app_entries += u64::from(matches!(entry.payload, EntryPayload::Normal(_)));
+            self.cluster.checks.appended(self.host, &entry, inner.last());
+            inner.entries.insert(entry.log_id.index(), entry);
+        }
+        self.queue(bytes, app_entries, Done::Flushed(callback));
+        Ok(())
+    }
+
+    async fn truncate_after(&mut self, last_log_id: Option<LogId>) -> Result<(), io::Error> {
+        let keep = {
+            let mut inner = self.lock();
+            let keep = last_log_id.max(inner.floor);
+            let from = keep.map_or(0, |keep| keep.index() + 1);
+            inner.entries.split_off(&from);
+            keep
+        };
+        event("truncate", format_args!("n{} after {keep:?}", self.host));
+        self.write(frame(KIND_TRUNCATE, &log_id_body(keep))).await
+    }
+
+    async fn purge(&mut self, log_id: LogId) -> Result<(), io::Error> {
+        {
+            let mut inner = self.lock();
+            inner.floor = inner.floor.max(Some(log_id));
+            inner.entries = inner.entries.split_off(&(log_id.index() + 1));
+        }
+        self.queue(frame(KIND_PURGE, &log_id_body(Some(log_id))), 0, Done::Nobody);
+        Ok(())
+    }
+}

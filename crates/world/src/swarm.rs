@@ -1,0 +1,143 @@
+//! Many seeds: those that failed once, then new ones; and rules broken on purpose, to see them caught.
+
+use crate::settings::{PlantedBug, Settings};
+use crate::simulation::{Report, simulate};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Seeds that failed once, each with what was wrong.
+const CORPUS: &str = include_str!("../corpus.txt");
+
+/// One line of the corpus.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What it was made of.
+    pub settings: Settings,
+    /// What was wrong.
+    pub why: String,
+}
+
+/// Seeds that failed once: `seed replicas chaos_ms what was wrong`.
+///
+/// # Errors
+/// The line that is not one.
+pub fn corpus() -> Result<Vec<Case>, String> {
+    let lines = CORPUS.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let mut words = line.splitn(4, ' ');
+            let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+            let (Some(seed), Some(replicas), Some(chaos_ms)) = (number(), number(), number()) else {
+                return Err(format!("not a line of the corpus: {line:?}"));
+            };
+            let replicas = u32::try_from(replicas).map_err(|error| error.to_string())?;
+            let settings = Settings { replicas, ..Settings::of_seed(seed, chaos_ms) };
+            Ok(Case { settings, why: words.next().unwrap_or_default().to_owned() })
+        })
+        .collect()
+}
+
+/// How much to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// The first seed.
+    pub from: u64,
+    /// How many.
+    pub seeds: u64,
+    /// How long at most.
+    pub limit: Duration,
+    /// Simulated time of faults in each.
+    pub chaos_ms: u64,
+    /// Threads; a run is always on one.
+    pub threads: usize,
+    /// Three or five; none lets the seed choose.
+    pub replicas: Option<u32>,
+}
+
+/// What became of many seeds.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// Runs made.
+    pub runs: u64,
+    /// Simulated time of all, in milliseconds.
+    pub simulated_ms: u64,
+    /// Real time, summed over threads.
+    pub busy: Duration,
+    /// Runs that failed.
+    pub failed: Vec<Report>,
+    /// Submissions acknowledged, of all.
+    pub acknowledged: u64,
+    /// Longest from the heal to the next acknowledgement, in milliseconds.
+    pub slowest_recovery_ms: u64,
+    /// Runs that had a snapshot installed, a replica replaced.
+    pub with_install: u64,
+    /// Runs in which a damaged replica was replaced.
+    pub with_replacement: u64,
+}
+
+impl Summary {
+    /// Simulated seconds in one second of one core.
+    #[must_use]
+    pub fn speed(&self) -> f64 {
+        self.simulated_ms as f64 / 1_000.0 / self.busy.as_secs_f64().max(1e-9)
+    }
+
+    /// Adds a run.
+    pub fn add(&mut self, report: Report, took: Duration) {
+        self.runs += 1;
+        self.simulated_ms += report.digest.simulated_ms;
+        self.busy += took;
+        self.acknowledged += report.counts.acknowledged;
+        self.slowest_recovery_ms = self.slowest_recovery_ms.max(report.recovered_ms.unwrap_or(0));
+        self.with_install += u64::from(report.counts.installed > 0);
+        self.with_replacement += u64::from(report.counts.replaced > 0);
+        if !report.violations.is_empty() {
+            self.failed.push(report);
+        }
+    }
+}
+
+/// Runs them; `told` hears of every run that failed as it comes.
+pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
+    let begun = Instant::now();
+    let next = AtomicU64::new(0);
+    let summary = Mutex::new(Summary::default());
+    std::thread::scope(|scope| {
+        for _ in 0..extent.threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    if place >= extent.seeds || begun.elapsed() >= extent.limit {
+                        return;
+                    }
+                    let mut settings = Settings::of_seed(extent.from + place, extent.chaos_ms);
+                    settings.replicas = extent.replicas.unwrap_or(settings.replicas);
+                    let started = Instant::now();
+                    let report = simulate(settings, false);
+                    if !report.violations.is_empty() {
+                        told(&report);
+                    }
+                    summary.lock().unwrap_or_else(PoisonError::into_inner).add(report, started.elapsed());
+                }
+            });
+        }
+    });
+    summary.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Breaks a rule, and runs seeds until somebody notices.
+#[must_use]
+pub fn catch(bug: PlantedBug, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
+    let all =
+        (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
+    all.map(|settings| simulate(settings, false)).find(|report| !report.violations.is_empty())
+}
+
+/// Kinds of violations among reports, for a summary.
+#[must_use]
+pub fn kinds(reports: &[Report]) -> BTreeSet<String> {
+    let plain = |text: &String| text.chars().filter(|c| !c.is_ascii_digit()).take(70).collect::<String>();
+    reports.iter().flat_map(|report| report.violations.first().map(plain)).collect()
+}

@@ -1,0 +1,95 @@
+//! Seeds. First of all that a seed is a run; then those that failed once; then many; then that rules broken on
+//! purpose are noticed.
+
+use muster_world::settings::{PlantedBug, Settings};
+use muster_world::simulation::simulate;
+use muster_world::swarm::{Extent, catch, corpus, swarm};
+use std::time::Duration;
+
+/// Simulated time of faults in a short seed.
+const SHORT_MS: u64 = 6_000;
+/// The same where a broken rule takes its time to show.
+const LONG_MS: u64 = 20_000;
+/// Seeds of a normal run; `MUSTER_SIM_SEEDS` asks for more or fewer.
+const SEEDS: u64 = 500;
+/// Seeds within which a broken rule has to be noticed.
+const SEEDS_PER_BUG: u64 = 150;
+
+fn seeds() -> u64 {
+    let asked = std::env::var("MUSTER_SIM_SEEDS").ok().and_then(|text| text.parse().ok());
+    asked.unwrap_or(SEEDS)
+}
+
+/// Before any seed is believed.
+#[test]
+fn the_same_seed_twice_is_the_same_run_to_the_last_event() {
+    for seed in [3, 5, 8] {
+        let settings = Settings::of_seed(seed, SHORT_MS);
+        let (first, second) = (simulate(settings, true), simulate(settings, true));
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert!(first.trace.len() > 500 && first.trace == second.trace, "seed {seed}");
+        let unseen = simulate(settings, false);
+        assert_eq!(first.digest, unseen.digest, "a trace changes nothing");
+    }
+    let other = simulate(Settings::of_seed(4, SHORT_MS), false);
+    assert_ne!(other.digest, simulate(Settings::of_seed(9, SHORT_MS), false).digest);
+}
+
+#[test]
+fn many_seeds_and_those_that_failed_once_break_no_rule() {
+    let mut failed = Vec::new();
+    for case in corpus().expect("the corpus can be read") {
+        let report = simulate(case.settings, false);
+        if !report.violations.is_empty() {
+            failed.push(format!(
+                "{} ({})\n  {}",
+                report.replay_line(),
+                case.why,
+                report.violations.join("\n  ")
+            ));
+        }
+    }
+    let extent = Extent {
+        from: 1,
+        seeds: seeds(),
+        limit: Duration::from_secs(3_600),
+        chaos_ms: SHORT_MS,
+        threads: 1,
+        replicas: None,
+    };
+    let summary = swarm(extent, |report| println!("{}", report.replay_line()));
+    for report in &summary.failed {
+        failed.push(format!("{}\n  {}", report.replay_line(), report.violations.join("\n  ")));
+    }
+    println!(
+        "{} seeds, {} simulated s, {:.0} simulated seconds a second; {} submissions acknowledged; {} runs installed \
+         snapshots, {} replaced a damaged replica; slowest recovery {} ms",
+        summary.runs,
+        summary.simulated_ms / 1_000,
+        summary.speed(),
+        summary.acknowledged,
+        summary.with_install,
+        summary.with_replacement,
+        summary.slowest_recovery_ms
+    );
+    assert!(failed.is_empty(), "{} runs failed:\n{}", failed.len(), failed.join("\n"));
+    assert_eq!(summary.runs, seeds());
+    assert!(summary.acknowledged > summary.runs, "clients got through");
+    if summary.runs >= SEEDS {
+        assert!(summary.with_install > 0 && summary.with_replacement > 0, "the rare paths were walked");
+    }
+}
+
+#[test]
+fn every_planted_bug_is_caught() {
+    let mut missed = Vec::new();
+    for bug in PlantedBug::ALL {
+        match catch(bug, 1, SEEDS_PER_BUG, LONG_MS) {
+            Some(report) => {
+                println!("{:<26} seed {:<5} {}", bug.name(), report.settings.seed, report.violations[0])
+            }
+            None => missed.push(bug.name()),
+        }
+    }
+    assert!(missed.is_empty(), "not caught within {SEEDS_PER_BUG} seeds: {missed:?}");
+}
