@@ -21,7 +21,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 26;
+const VARIANTS: usize = 27;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -107,6 +107,7 @@ fn variant(decision: &Decision) -> usize {
         "node_quarantine_set",
         "node_repair_set",
         "health_policy_set",
+        "foreign_load_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }

@@ -361,8 +361,9 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         problems(&job("  comand: [run]\n")),
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, failureRetries, checkpointDirectory, workingDirectory, array, topology, \
-          nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, workers, \
-          workersMin, slice, command, environment, accelerators, cpu, memory)"]
+          nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
+          retry, checkpoint, notice, spares, preflight, workers, workersMin, slice, command, environment, \
+          accelerators, cpu, memory)"]
     );
     assert!(
         problems(&job("  groups:\n  - gpus: 3\n"))[0]
