@@ -3,6 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use muster_client::{Client, Endpoints, Options};
 use muster_wire::v1;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,10 +28,14 @@ pub(crate) struct Cluster {
     settings: Settings,
     replicas: Vec<(SocketAddr, SocketAddr)>,
     children: Vec<Option<Child>>,
+    agents: Vec<Child>,
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        for n in 0..self.agents.len() {
+            self.crash_host(n);
+        }
         for child in self.children.iter_mut().flatten() {
             // It may have ended by itself; either way it is collected.
             let _ = child.kill();
@@ -68,7 +74,7 @@ impl Cluster {
             replicas.push((free_address(address)?, free_address(address)?));
         }
         let children = vec![None, None, None];
-        let mut cluster = Cluster { dir, program, settings, replicas, children };
+        let mut cluster = Cluster { dir, program, settings, replicas, children, agents: Vec::new() };
         for replica in 0..3 {
             cluster.configure(replica)?;
             cluster.run(replica, true)?;
@@ -154,6 +160,74 @@ impl Cluster {
         child.kill().context("killing a replica")?;
         child.wait().context("waiting for a killed replica")?;
         Ok(())
+    }
+
+    fn host(&self, n: usize) -> PathBuf {
+        self.dir.path().join(format!("host-{n}"))
+    }
+
+    /// What the cluster calls a host.
+    pub(crate) fn host_name(n: usize) -> String {
+        format!("bench-{n}")
+    }
+
+    /// Starts real agents until there are `count`, each a host with four accelerators, and waits until their
+    /// nodes are up.
+    pub(crate) async fn start_agents(&mut self, count: usize) -> Result<()> {
+        for n in self.agents.len()..count {
+            let home = self.host(n);
+            std::fs::create_dir_all(&home).context("making a host's folder")?;
+            let text = format!(
+                "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = {:?}\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu_milli = 64000\nmemory_bytes = 68719476736\naccelerators = {{ type = \"h100\", count = 4 }}\n",
+                home.join("state"),
+                self.endpoints(),
+                Cluster::host_name(n),
+            );
+            let config = home.join("agent.toml");
+            std::fs::write(&config, text).context("writing a configuration")?;
+            let log = std::fs::File::create(home.join("log")).context("opening a log")?;
+            let mut command = Command::new(&self.program);
+            command.arg("agent").arg("--config").arg(&config).env("MUSTER_DIE_WITH_PARENT", "1");
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+            self.agents.push(command.spawn().context("starting an agent")?);
+        }
+        let client = self.client(0, PATIENCE)?;
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let request = v1::ListNodesRequest { page_size: 1_000, ..Default::default() };
+            let nodes = client.list_nodes(request).await.context("listing nodes")?.nodes;
+            let is_ours = |node: &&v1::Node| {
+                node.status() == v1::NodeStatus::Up
+                    && node.description.as_ref().is_some_and(|d| d.name.starts_with("bench-"))
+            };
+            if nodes.iter().filter(is_ours).count() >= count {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::bail!("{count} agents did not register within {} s", PATIENCE.as_secs())
+    }
+
+    /// The processes of the agents.
+    pub(crate) fn agents(&self) -> Vec<u32> {
+        self.agents.iter().map(Child::id).collect()
+    }
+
+    /// A power cut: SIGKILL for an agent and everything below it.
+    pub(crate) fn crash_host(&mut self, n: usize) {
+        let _ = self.agents[n].kill();
+        // Shims and workers name the folder of their host; each pass kills all that it sees.
+        for _ in 0..100 {
+            let found = processes_naming(&self.host(n).join(""));
+            if found.is_empty() {
+                break;
+            }
+            for pid in found {
+                // It may have ended with its shim.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        let _ = self.agents[n].wait();
     }
 
     /// A client of its own connection, beginning at one of the replicas.
@@ -244,4 +318,16 @@ impl Cluster {
         ensure!(registered, "the host did not register");
         Ok(())
     }
+}
+
+/// Living processes whose command line or environment names a folder.
+fn processes_naming(folder: &Path) -> Vec<i32> {
+    let mark = folder.as_os_str().as_encoded_bytes();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
+    let holds = |pid: i32, file: &str| {
+        let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        bytes.windows(mark.len()).any(|part| part == mark)
+    };
+    pids.filter(|pid| holds(*pid, "cmdline") || holds(*pid, "environ")).collect()
 }

@@ -12,7 +12,7 @@ mod scenario;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use scenario::{disk, failover, read, restart, submit, watch};
+use scenario::{agents, disk, failover, launch, read, restart, submit, watch};
 use std::path::{Path, PathBuf};
 
 #[derive(Parser)]
@@ -37,6 +37,10 @@ enum Command {
     Restart(restart::RestartArgs),
     /// The leader killed again and again under load
     Failover(failover::FailoverArgs),
+    /// From a submission to the first instruction of its workers; agents' memory; hosts that die
+    Launch(launch::LaunchArgs),
+    /// Many simulated agents: what their heartbeats cost the leader
+    Agents(agents::AgentsArgs),
     /// Bytes on disk for a job, and after a purge
     Disk(disk::DiskArgs),
     /// The scheduler by itself, on one thread: placements, gangs, verdicts, growth, memory, peers' tests
@@ -121,6 +125,8 @@ fn main() -> Result<()> {
             Command::Restart(args) => restart::run(args).await,
             Command::Failover(args) => failover::run(args).await,
             Command::Disk(args) => disk::run(args).await,
+            Command::Launch(args) => launch::run(args).await,
+            Command::Agents(args) => agents::run(args).await,
             Command::Place(args) => run_place(&args),
             Command::Replay(args) => run_replay(&args),
         }

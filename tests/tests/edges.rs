@@ -39,6 +39,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("rustls", &["muster-transport"]),
     ("tokio-rustls", &["muster-transport"]),
     ("rcgen", &["muster-transport"]),
+    ("ring", &["muster-transport"]),
     ("x509-parser", &["muster-transport"]),
     ("openraft", &["muster-store", "muster-consensus"]),
     ("sled", &["muster-store"]),

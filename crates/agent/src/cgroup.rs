@@ -2,8 +2,8 @@
 //!
 //! It buys two things: `cgroup.kill` ends everything of a worker in one write, forks and daemons
 //! included, and the memory and CPU that were promised become limits where those controllers are
-//! delegated. Without it the shim still finds every process as their subreaper; so its absence is
-//! recorded and no error.
+//! delegated. Without it the shim still finds every process as their subreaper, and looks at their memory
+//! itself; so its absence is recorded and no error.
 //!
 //! **Invariant:** only groups that this module made are ever killed or removed.
 
@@ -43,7 +43,58 @@ fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
     if group.split('/').any(|part| part == "..") {
         return Err("the control group lies outside of this namespace".to_owned());
     }
+    // An agent that was started again by itself is where the one before moved to.
+    let group = Path::new(group);
+    let group = if group.ends_with(AGENT_GROUP) { group.parent().unwrap_or(group) } else { group };
     Ok(Path::new(mount).join(group))
+}
+
+/// The agent's own group where it had to make room for those of workers.
+const AGENT_GROUP: &str = "muster-agent";
+/// What workers are limited with.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// Processes and threads of one worker: far above any program, far below what a host has.
+const PIDS_MAX: u64 = 65_536;
+
+/// Gives the groups below `parent` those of its controllers that limit workers. A group with processes of
+/// its own can give none, so an agent that is alone in it moves into one below.
+///
+/// # Errors
+/// A sentence on why there will be no limits.
+pub fn delegate(parent: &Path) -> Result<(), String> {
+    let words = |file: &str| {
+        let text = fs::read_to_string(parent.join(file)).map_err(|e| format!("{file}: {e}"))?;
+        Ok::<Vec<String>, String>(text.split_ascii_whitespace().map(str::to_owned).collect())
+    };
+    let (there, given) = (words("cgroup.controllers")?, words("cgroup.subtree_control")?);
+    let has = |words: &[String], name: &str| words.iter().any(|word| word == name);
+    let lacking = CONTROLLERS.iter().filter(|name| has(&there, name) && !has(&given, name));
+    let wanted: Vec<String> = lacking.map(|name| format!("+{name}")).collect();
+    if !has(&there, "memory") {
+        return Err(format!("{} has no memory controller", parent.display()));
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let control = parent.join("cgroup.subtree_control");
+    let Err(first) = fs::write(&control, wanted.join(" ")) else { return Ok(()) };
+    let own = std::process::id().to_string();
+    if words("cgroup.procs")? != [own.clone()] {
+        return Err(format!("{}: {first}; other processes than this agent are in it", control.display()));
+    }
+    let leaf = parent.join(AGENT_GROUP);
+    match fs::create_dir(&leaf) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(format!("make {}: {error}", leaf.display()));
+        }
+        _ => {}
+    }
+    fs::write(leaf.join("cgroup.procs"), &own).map_err(|e| format!("move to {}: {e}", leaf.display()))?;
+    fs::write(&control, wanted.join(" ")).map_err(|error| {
+        // Back to where the supervisor put this process.
+        let _ = fs::write(parent.join("cgroup.procs"), &own);
+        format!("{}: {error}", control.display())
+    })
 }
 
 impl Cgroup {
@@ -57,7 +108,10 @@ impl Cgroup {
         let group = Cgroup { path };
         if memory_bytes > 0 {
             group.limit("memory.max", &memory_bytes.to_string());
+            // A worker that has lost one of its processes is not left half alive.
+            group.limit("memory.oom.group", "1");
         }
+        group.limit("pids.max", &PIDS_MAX.to_string());
         if cpu_milli > 0 {
             // A share, not a ceiling: 100 is the weight of an unlimited sibling; 1 CPU = 10.
             group.limit("cpu.weight", &(cpu_milli / 100).clamp(1, 10_000).to_string());
@@ -79,6 +133,19 @@ impl Cgroup {
         {
             tracing::warn!(path = %path.display(), %error, "a limit could not be set");
         }
+    }
+
+    /// Whether the kernel holds it to its memory.
+    #[must_use]
+    pub fn limits_memory(&self) -> bool {
+        fs::read_to_string(self.path.join("memory.max")).is_ok_and(|limit| limit.trim() != "max")
+    }
+
+    /// Whether the kernel has killed one of its processes for want of memory.
+    #[must_use]
+    pub fn ran_out_of_memory(&self) -> bool {
+        let text = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        oom_kills(&text) > 0
     }
 
     /// The folder.
@@ -110,6 +177,11 @@ impl Cgroup {
     }
 }
 
+fn oom_kills(events: &str) -> u64 {
+    let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+    events.lines().find_map(count).unwrap_or(0)
+}
+
 /// Puts the calling process into the group.
 ///
 /// # Errors
@@ -131,5 +203,40 @@ mod tests {
         assert!(locate("9:cpu:/x\n", mounts).is_err());
         assert!(locate("0::/x\n", "30 23 0:26 / /proc rw - proc proc rw\n").is_err());
         assert!(locate("0::/../x\n", mounts).is_err());
+        let moved = locate("0::/system.slice/muster.service/muster-agent\n", mounts).unwrap();
+        assert_eq!(moved, Path::new("/sys/fs/cgroup/system.slice/muster.service"));
+    }
+
+    #[test]
+    fn killed_for_want_of_memory_is_told_from_other_events() {
+        assert_eq!(oom_kills("low 0\nhigh 3\nmax 7\noom 2\noom_kill 2\noom_group_kill 1\n"), 2);
+        assert_eq!(oom_kills("oom 9\noom_kill 0\n"), 0);
+        assert_eq!(oom_kills(""), 0);
+    }
+
+    #[test]
+    fn controllers_are_asked_for_once_and_only_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        let control = || fs::read_to_string(dir.path().join("cgroup.subtree_control")).unwrap();
+        write("cgroup.controllers", "cpuset cpu\n");
+        write("cgroup.subtree_control", "");
+        assert!(delegate(dir.path()).unwrap_err().contains("no memory controller"));
+        write("cgroup.controllers", "cpuset cpu io memory pids\n");
+        write("cgroup.subtree_control", "cpu\n");
+        delegate(dir.path()).unwrap();
+        assert_eq!(control(), "+memory +pids");
+        write("cgroup.subtree_control", "cpu memory pids io\n");
+        delegate(dir.path()).unwrap();
+        assert_eq!(control(), "cpu memory pids io\n");
+        assert!(delegate(&dir.path().join("nowhere")).is_err());
+        // What a worker's group is made with, and what it says.
+        let group = Cgroup::create(dir.path(), "worker", 1 << 20, 100).unwrap();
+        assert!(!group.limits_memory() && !group.ran_out_of_memory());
+        fs::write(group.path().join("memory.max"), "max\n").unwrap();
+        assert!(!group.limits_memory());
+        fs::write(group.path().join("memory.max"), "1048576\n").unwrap();
+        fs::write(group.path().join("memory.events"), "oom_kill 1\n").unwrap();
+        assert!(group.limits_memory() && group.ran_out_of_memory());
     }
 }

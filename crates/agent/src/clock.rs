@@ -10,6 +10,18 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
+/// The number of the time namespace that a machine boots with: part of the kernel's interface.
+const FIRST_NAMESPACE: &str = "time:[4026531834]";
+
+/// Which clock this process reads, where it is not the machine's own: the clocks since boot of two time
+/// namespaces may be any time apart, so a deadline of the one means nothing in the other.
+#[must_use]
+pub fn foreign_clock() -> Option<String> {
+    // A kernel before 5.6 has no such thing, nor a second clock.
+    let own = std::fs::read_link("/proc/self/ns/time").ok()?.to_string_lossy().into_owned();
+    (own != FIRST_NAMESPACE).then_some(own)
+}
+
 /// A moment since boot, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(pub u64);

@@ -3,10 +3,13 @@
 //! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
 
 use crate::discovery;
+use crate::health::{HealthConfig, Inventory};
+use crate::slurm::SlurmConfig;
 use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// The agent's configuration, as written.
@@ -17,8 +20,12 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// Replicas to dial, any of them: `http://host:port` or `host:port`.
     pub endpoints: Vec<String>,
-    /// This host.
-    pub node: NodeConfig,
+    /// This host; absent where the agent stands for the nodes of another scheduler.
+    #[serde(default)]
+    pub node: Option<NodeConfig>,
+    /// The Slurm cluster whose nodes this agent stands for.
+    #[serde(default)]
+    pub slurm: Option<SlurmConfig>,
     /// Program and first arguments of a shim; the binary that mounts this crate fills it in.
     #[serde(default)]
     pub shim_command: Vec<String>,
@@ -31,9 +38,19 @@ pub struct AgentConfig {
     /// Whether and where workers get control groups.
     #[serde(default = "ControlGroups::auto")]
     pub control_groups: ControlGroups,
+    /// What holds workers to the memory they were promised.
+    #[serde(default)]
+    pub memory_limit: MemoryLimit,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
+    /// Where probes of the network reach this host, at `node.address`: an address of its own, and a port or 0
+    /// for any. It listens only while a probe lasts.
+    #[serde(default = "probe_listen")]
+    pub probe_listen: SocketAddr,
+    /// How the host's health is watched.
+    #[serde(default)]
+    pub health: HealthConfig,
     /// Where the kernel says which boot this is.
     #[serde(default = "boot_id_path")]
     pub boot_id_path: PathBuf,
@@ -111,9 +128,13 @@ pub enum AcceleratorConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogLimits {
-    /// Bytes of each stream of one worker; the newest half of it at least is kept.
+    /// Bytes of one worker's output, both streams together; the newest half of it at least is kept.
     #[serde(default = "worker_bytes")]
     pub worker_bytes_max: u64,
+    /// Free bytes that output leaves on the disk of the state directory: what would take more of it is
+    /// dropped, and counted. 0 for no such care.
+    #[serde(default = "free_bytes")]
+    pub free_bytes_min: u64,
     /// Ended workers whose folders are kept.
     #[serde(default = "ended_workers")]
     pub ended_workers_max: usize,
@@ -134,12 +155,30 @@ pub enum ControlGroups {
     Below(PathBuf),
 }
 
-fn first_block() -> String {
+/// What holds workers to the memory they were promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryLimit {
+    /// Their control groups where these have the controller, else their shims, which look at what they
+    /// use.
+    #[default]
+    Enforced,
+    /// Their control groups alone.
+    Group,
+    /// Nothing.
+    Off,
+}
+
+pub(crate) fn first_block() -> String {
     "block-0".to_owned()
 }
 
-fn first_rack() -> String {
+pub(crate) fn first_rack() -> String {
     "rack-0".to_owned()
+}
+
+fn probe_listen() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], 0))
 }
 
 fn boot_id_path() -> PathBuf {
@@ -148,6 +187,10 @@ fn boot_id_path() -> PathBuf {
 
 fn worker_bytes() -> u64 {
     64 << 20
+}
+
+fn free_bytes() -> u64 {
+    512 << 20
 }
 
 fn ended_workers() -> usize {
@@ -159,11 +202,12 @@ fn ended_bytes() -> u64 {
 }
 
 impl LogLimits {
-    /// 64 MiB a stream; 256 ended workers and 8 GiB of them.
+    /// 64 MiB a worker, with 512 MiB left free; 256 ended workers and 8 GiB of them.
     #[must_use]
     pub fn usual() -> LogLimits {
         LogLimits {
             worker_bytes_max: worker_bytes(),
+            free_bytes_min: free_bytes(),
             ended_workers_max: ended_workers(),
             ended_bytes_max: ended_bytes(),
         }
@@ -186,7 +230,7 @@ pub struct ConfigError {
     pub rule: String,
 }
 
-fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
+pub(crate) fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
     ConfigError { key: key.to_owned(), rule: rule.into() }
 }
 
@@ -196,6 +240,32 @@ impl AgentConfig {
     /// # Errors
     /// The first key that breaks its rule.
     pub fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+        self.check_with(root, None)
+    }
+
+    /// The same with what the driver's library lists: what it knows better than files do.
+    ///
+    /// # Errors
+    /// The first key that breaks its rule.
+    pub fn check_with(&self, root: &Path, listed: Option<&Inventory>) -> Result<NodeSpec, ConfigError> {
+        self.check_own()?;
+        match (&self.node, &self.slurm) {
+            (Some(node), None) => node.check(root, listed),
+            (Some(_), Some(_)) => {
+                Err(broken("slurm", "an agent is for a host or for a cluster: not beside node"))
+            }
+            (None, _) => Err(broken("node", "must describe this host")),
+        }
+    }
+
+    /// Checks the keys that every agent has.
+    ///
+    /// # Errors
+    /// The first key that breaks its rule.
+    pub(crate) fn check_own(&self) -> Result<(), ConfigError> {
+        if let Some((key, rule)) = self.health.violation() {
+            return Err(broken(key, rule));
+        }
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
         }
@@ -222,28 +292,31 @@ impl AgentConfig {
         {
             return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
         }
-        self.node.check(root)
+        Ok(())
     }
 
     /// PATH, HOME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
     #[must_use]
     pub(crate) fn base_environment(&self) -> BTreeMap<String, String> {
-        let usual = [
-            ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
-            ("HOME", Some("/")),
-            ("LANG", Some("C.UTF-8")),
-            ("TMPDIR", None),
-        ];
-        let usual = usual.into_iter().filter_map(|(name, otherwise)| {
-            let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
-            Some((name.to_owned(), value))
-        });
-        let passed = self
-            .pass_environment
-            .iter()
-            .filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
-        usual.chain(passed).collect()
+        base_environment(&self.pass_environment)
     }
+}
+
+/// PATH, HOME, LANG and TMPDIR as this process has them, and the variables named.
+#[must_use]
+pub(crate) fn base_environment(pass: &[String]) -> BTreeMap<String, String> {
+    let usual = [
+        ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+        ("HOME", Some("/")),
+        ("LANG", Some("C.UTF-8")),
+        ("TMPDIR", None),
+    ];
+    let usual = usual.into_iter().filter_map(|(name, otherwise)| {
+        let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
+        Some((name.to_owned(), value))
+    });
+    let passed = pass.iter().filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
+    usual.chain(passed).collect()
 }
 
 fn is_variable(name: &str) -> bool {
@@ -252,20 +325,23 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl NodeConfig {
-    fn check(&self, root: &Path) -> Result<NodeSpec, ConfigError> {
+    fn check(&self, root: &Path, listed: Option<&Inventory>) -> Result<NodeSpec, ConfigError> {
         let name = |key: &str, text: &str| {
             Name::new(text).ok_or_else(|| broken(key, format!("must be {}", muster_types::name::NAME_RULE)))
         };
         let accelerators = match &self.accelerators {
             AcceleratorConfig::None => None,
-            AcceleratorConfig::Discover => discovery::discover(root),
+            AcceleratorConfig::Discover => {
+                listed.and_then(discovery::listed).or_else(|| discovery::discover(root))
+            }
             AcceleratorConfig::Declared { r#type, count } => Some(Accelerators {
                 kind: name("node.accelerators.type", r#type)?,
                 count: u16::try_from(*count)
                     .map_err(|_| broken("node.accelerators.count", "must be 1 to 64"))?,
             }),
         };
-        let mut labels = BTreeMap::new();
+        // What an operator says goes before what was found.
+        let mut labels = listed.map(Inventory::labels).unwrap_or_default();
         for (key, value) in &self.labels {
             labels.insert(name("node.labels", key)?, value.clone());
         }

@@ -1,4 +1,4 @@
-//! Which accelerators this host has, from files alone: no driver library is loaded.
+//! Which accelerators this host has: as the driver's library lists them, where it could be loaded, else from files.
 //!
 //! NVIDIA's driver lists its devices below `/proc/driver/nvidia/gpus` by PCI bus, which is the order
 //! device numbers have here (`CUDA_DEVICE_ORDER=PCI_BUS_ID`). TPU chips show as `/dev/accel*` with a class
@@ -7,6 +7,7 @@
 //! **Invariant:** a device that cannot be opened later is not counted: the model list and the device
 //! nodes must agree, and of a disagreement the smaller number is taken.
 
+use crate::health::Inventory;
 use muster_types::{Accelerators, Name};
 use std::path::Path;
 
@@ -27,6 +28,22 @@ const TPU_CHIPS: [(&str, &str); 6] = [
 #[must_use]
 pub fn discover(root: &Path) -> Option<Accelerators> {
     nvidia(root).or_else(|| tpu(root))
+}
+
+/// What the driver's library lists, lost devices among them: they are counted, so that the others keep their numbers.
+#[must_use]
+pub fn listed(inventory: &Inventory) -> Option<Accelerators> {
+    let models: Vec<Name> =
+        inventory.devices.iter().flatten().filter_map(|device| nvidia_type(&device.model)).collect();
+    let kind = models.first()?.clone();
+    if models.iter().any(|other| *other != kind) {
+        tracing::error!(
+            ?models,
+            "accelerators of several types on one host; declare them in the configuration"
+        );
+        return None;
+    }
+    counted(kind, inventory.devices.len())
 }
 
 fn nvidia(root: &Path) -> Option<Accelerators> {

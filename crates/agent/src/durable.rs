@@ -1,4 +1,6 @@
-//! Small files that survive a power cut: written aside, synced, renamed, folder synced.
+//! Small files that survive a power cut: written aside, synced, renamed, folder synced. And such that have to
+//! survive only the processes that write them: written aside and renamed, with no flush that a launch would
+//! wait for.
 //!
 //! A record is one header line (`muster-record 1 <crc32> <length>`) and a JSON body, so that a
 //! person can read it and a torn or rotten one is told from a whole one.
@@ -53,6 +55,26 @@ pub enum DurableError {
 /// # Errors
 /// When any step fails; the old record, if there was one, is then still whole.
 pub fn write_record<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableError> {
+    record(path, value, Lasting::PowerCut)
+}
+
+/// Replaces the record at `path`. Every process sees the old one or the new one; after a power cut there may be
+/// neither, so it is for what means nothing in another boot.
+///
+/// # Errors
+/// When any step fails; the old record, if there was one, is then still whole.
+pub fn write_record_of_boot<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableError> {
+    record(path, value, Lasting::Boot)
+}
+
+/// What a file has to survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasting {
+    Boot,
+    PowerCut,
+}
+
+fn record<T: Serialize>(path: &Path, value: &T, lasting: Lasting) -> Result<(), DurableError> {
     let fail = |source| DurableError::Write { path: path.to_owned(), source };
     let body = serde_json::to_vec(value).map_err(|e| fail(io::Error::other(e)))?;
     if body.len() as u64 > RECORD_BYTES_MAX {
@@ -60,14 +82,18 @@ pub fn write_record<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableE
     }
     let mut bytes = format!("{MAGIC} {:08x} {}\n", crc32fast::hash(&body), body.len()).into_bytes();
     bytes.extend_from_slice(&body);
-    write_file(path, &bytes).map_err(fail)
+    replace(path, &bytes, lasting).map_err(fail)
 }
 
-/// Replaces a file through a synced sibling, and syncs the folder.
+/// Replaces a file through a sibling; not for what has to survive a power cut.
 ///
 /// # Errors
 /// When any step fails.
-pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_file_of_boot(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, Lasting::Boot)
+}
+
+fn replace(path: &Path, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
     let folder = path.parent().ok_or_else(|| io::Error::other("a file needs a folder"))?;
     let name = path.file_name().ok_or_else(|| io::Error::other("a file needs a name"))?;
     let mut aside = std::ffi::OsString::from(".");
@@ -77,10 +103,15 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = folder.join(aside);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
+    if lasting == Lasting::PowerCut {
+        file.sync_all()?;
+    }
     drop(file);
     std::fs::rename(&aside, path)?;
-    sync_folder(folder)
+    match lasting {
+        Lasting::PowerCut => sync_folder(folder),
+        Lasting::Boot => Ok(()),
+    }
 }
 
 /// Makes a folder's entries durable.

@@ -8,19 +8,20 @@
 //! tells an end only when nothing of the worker is left.
 
 use crate::order::{Placement, WorkerKey};
+use crate::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// What an executor tells by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecutorEvent {
     /// The worker is launched.
     Running(WorkerKey),
-    /// Nothing of the worker is left, and its end is durable.
+    /// Nothing of the worker is left, and its end is on record for an agent that is started anew.
     Ended(WorkerKey, ExitStatus),
 }
 
@@ -42,21 +43,27 @@ pub struct Adopted {
 pub struct OutputRequest {
     /// Of which worker.
     pub key: WorkerKey,
-    /// `stdout`, `stderr` or both.
-    pub streams: Vec<&'static str>,
+    /// One of them or both.
+    pub streams: Vec<OutputStream>,
     /// Go on until the worker has ended.
     pub follow: bool,
-    /// Only the last so many bytes of each stream; 0 for all.
+    /// Only the last so many bytes of what is asked for; 0 for all.
     pub tail_bytes: u64,
+    /// Bytes of output, of both streams, since the worker's start that are not wanted again; 0 for none.
+    pub from_position: u64,
 }
 
 /// A piece of output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputChunk {
-    /// `stdout` or `stderr`.
-    pub stream: &'static str,
+    /// None when there is no data.
+    pub stream: Option<OutputStream>,
     /// At most [`LOG_CHUNK_BYTES`](crate::limits::LOG_CHUNK_BYTES).
     pub data: Vec<u8>,
+    /// Bytes of output right before `data` that were not kept.
+    pub dropped_bytes: u64,
+    /// Bytes of output, of both streams, from the worker's start to the end of `data`.
+    pub position: u64,
 }
 
 /// What an executor could not do.
@@ -76,11 +83,35 @@ pub enum ExecutorError {
     Output(#[source] io::Error),
 }
 
+/// What others than Muster hold of a node, where another scheduler gives it out too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Foreign {
+    /// Nothing can be started there for now.
+    pub closed: bool,
+    /// How many devices.
+    pub devices: u16,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
 /// Runs workers.
 pub trait Executor: Send + Sync + 'static {
     /// Launches every worker of the placement that is not launched yet, in lease epoch `epoch`. What becomes
     /// of each is told as an event; a launch that fails is an end.
     fn start(&self, placement: Arc<Placement>, epoch: u64) -> impl Future<Output = ()> + Send;
+
+    /// Whether its workers run on the host of the agent: only then says a look at this host's network
+    /// something about theirs.
+    fn is_on_this_host(&self) -> bool {
+        true
+    }
+
+    /// What others hold of the node, as it changes; none where it is Muster's alone.
+    fn foreign(&self) -> Option<watch::Receiver<Foreign>> {
+        None
+    }
 
     /// Records that this worker will not be launched, and tells it as an end.
     fn refuse(&self, key: WorkerKey, reason: String) -> impl Future<Output = ()> + Send;

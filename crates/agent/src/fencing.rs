@@ -1,14 +1,15 @@
 //! The newest token this node has seen of each job, on disk before anything is launched with it.
 //!
-//! One record per job holds the token and the ranks it came with. The folder cannot grow without
-//! end: the lowest tokens are folded into one **floor** below which no unknown job starts. That is
+//! One record per job holds the token and the ranks it came with; they are appended to one file, which is
+//! written anew when most of it is outdated. What is remembered cannot grow without end: the lowest tokens are folded into one **floor** below which no unknown job starts. That is
 //! sound because tokens are log positions, ordered over all jobs: an order below the floor is older
 //! than 16,384 later placements on this node, and refusing a current one only costs a new placement.
 //!
 //! **Invariant:** a launch is permitted by a token strictly above everything persisted for its job
 //! and above the floor, and that token is durable before the launch.
 
-use crate::durable::{DurableError, read_record, write_record};
+use crate::durable::{DurableError, read_record};
+use crate::fence_log::FenceLog;
 use muster_types::{FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,10 +36,25 @@ pub enum Standing {
     Older,
 }
 
+/// Bytes of records from which on the file is written anew, when they are also twice what it has to hold.
+const LOG_BYTES_REWRITTEN: u64 = 1 << 20;
+
+/// What the file says, one after another.
+#[derive(Debug, Serialize, Deserialize)]
+enum Entry {
+    /// The newest token of a job.
+    Fence(JobId, Fence),
+    /// No job is known from below this token, except those that follow.
+    Floor(FencingToken),
+}
+
 /// The fences of this node.
 #[derive(Debug)]
 pub struct Fences {
-    folder: PathBuf,
+    path: PathBuf,
+    log: FenceLog,
+    /// Bytes of the log when it was last written anew.
+    rewritten_bytes: u64,
     jobs: BTreeMap<JobId, Fence>,
     floor: FencingToken,
     jobs_max: usize,
@@ -62,24 +78,41 @@ pub enum FencingError {
 }
 
 impl Fences {
-    /// Reads every fence below `folder`, keeping at most `jobs_max` of them one by one.
+    /// Reads every fence in `folder`, keeping at most `jobs_max` of them one by one.
     ///
     /// # Errors
     /// When anything there cannot be read whole.
     pub fn open(folder: &Path, jobs_max: usize) -> Result<Fences, FencingError> {
         let fail = |source| FencingError::Folder { path: folder.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(fail)?;
-        let floor = read_record(&folder.join("floor")).map_err(FencingError::Record)?.unwrap_or_default();
-        let mut jobs = BTreeMap::new();
-        for entry in std::fs::read_dir(folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let name = entry.file_name();
-            let Some(job) = name.to_str().and_then(|n| n.parse::<JobId>().ok()) else { continue };
-            if let Some(fence) = read_record(&entry.path().join("token")).map_err(FencingError::Record)? {
-                jobs.insert(job, fence);
+        let path = folder.join("log");
+        let opened = FenceLog::open::<Entry>(&path).map_err(FencingError::Record)?;
+        let (log, jobs, floor) = match opened {
+            Some((log, entries)) => {
+                let (mut jobs, mut floor) = (BTreeMap::new(), FencingToken::default());
+                for entry in entries {
+                    match entry {
+                        Entry::Fence(job, fence) => drop(jobs.insert(job, fence)),
+                        Entry::Floor(token) => {
+                            floor = token;
+                            jobs.retain(|_, fence: &mut Fence| fence.token > token);
+                        }
+                    }
+                }
+                (log, jobs, floor)
             }
+            None => {
+                let (jobs, floor) = earlier(folder)?;
+                let log = FenceLog::replace(&path, entries(&jobs, floor)).map_err(FencingError::Record)?;
+                (log, jobs, floor)
+            }
+        };
+        // In the one file by now; what cannot be removed is never looked at again.
+        for job in folders(folder)?.keys() {
+            let _ = std::fs::remove_dir_all(folder.join(job.to_string()));
         }
-        Ok(Fences { folder: folder.to_owned(), jobs, floor, jobs_max: jobs_max.max(1) })
+        let rewritten_bytes = log.bytes();
+        Ok(Fences { path, log, rewritten_bytes, jobs, floor, jobs_max: jobs_max.max(1) })
     }
 
     /// What `token` is for `job`.
@@ -113,23 +146,18 @@ impl Fences {
         if self.standing(job, token) != Standing::Newer {
             return Ok(());
         }
-        let folder = self.folder.join(job.to_string());
         let fence = Fence { token, ranks };
-        let fail = |source| DurableError::Write { path: folder.clone(), source };
-        if !folder.is_dir() {
-            std::fs::create_dir_all(&folder).map_err(fail)?;
-            crate::durable::sync_folder(&self.folder).map_err(fail)?;
-        }
-        write_record(&folder.join("token"), &fence)?;
+        self.log.append(&Entry::Fence(job, fence.clone()))?;
         self.jobs.insert(job, fence);
         self.prune(job)
     }
 
-    /// Folds the lowest tokens into the floor. The floor is durable before any record goes.
+    /// Folds the lowest tokens into the floor, and keeps the file small.
     fn prune(&mut self, keep: JobId) -> Result<(), DurableError> {
         // An eighth of slack, so that the sort is paid once in a while.
         if self.jobs.len() <= self.jobs_max + self.jobs_max / 8 {
-            return Ok(());
+            let outdated = self.log.bytes() > LOG_BYTES_REWRITTEN.max(2 * self.rewritten_bytes);
+            return if outdated { self.rewrite() } else { Ok(()) };
         }
         let mut by_token: Vec<(FencingToken, JobId)> =
             self.jobs.iter().filter(|(job, _)| **job != keep).map(|(job, f)| (f.token, *job)).collect();
@@ -137,19 +165,52 @@ impl Fences {
         let surplus = self.jobs.len() - self.jobs_max;
         let out = &by_token[..surplus.min(by_token.len())];
         if let Some((highest, _)) = out.last() {
-            let floor = self.floor.max(*highest);
-            write_record(&self.folder.join("floor"), &floor)?;
-            self.floor = floor;
+            self.floor = self.floor.max(*highest);
         }
         for (_, job) in out {
             self.jobs.remove(job);
-            // A folder that stays is read again at the next start: harmless, it only fences more.
-            if let Err(error) = std::fs::remove_dir_all(self.folder.join(job.to_string())) {
-                tracing::warn!(%job, %error, "an old fencing record could not be removed");
-            }
         }
+        self.rewrite()
+    }
+
+    /// Writes the file anew, with nothing in it that does not count.
+    fn rewrite(&mut self) -> Result<(), DurableError> {
+        self.log = FenceLog::replace(&self.path, entries(&self.jobs, self.floor))?;
+        self.rewritten_bytes = self.log.bytes();
         Ok(())
     }
+}
+
+/// What the file has to say: the floor first, for it takes back what is below it.
+fn entries(jobs: &BTreeMap<JobId, Fence>, floor: FencingToken) -> impl Iterator<Item = Entry> {
+    let fences = jobs.iter().map(|(job, fence)| Entry::Fence(*job, fence.clone()));
+    std::iter::once(Entry::Floor(floor)).chain(fences)
+}
+
+/// Folders of single jobs, as they were kept before there was one file.
+fn folders(folder: &Path) -> Result<BTreeMap<JobId, PathBuf>, FencingError> {
+    let fail = |source| FencingError::Folder { path: folder.to_owned(), source };
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let name = entry.file_name();
+        if let Some(job) = name.to_str().and_then(|name| name.parse::<JobId>().ok()) {
+            found.insert(job, entry.path());
+        }
+    }
+    Ok(found)
+}
+
+/// What an agent before this one has left in such folders.
+fn earlier(folder: &Path) -> Result<(BTreeMap<JobId, Fence>, FencingToken), FencingError> {
+    let floor = read_record(&folder.join("floor")).map_err(FencingError::Record)?.unwrap_or_default();
+    let mut jobs = BTreeMap::new();
+    for (job, path) in folders(folder)? {
+        if let Some(fence) = read_record(&path.join("token")).map_err(FencingError::Record)? {
+            jobs.insert(job, fence);
+        }
+    }
+    Ok((jobs, floor))
 }
 
 #[cfg(test)]
@@ -179,9 +240,47 @@ mod tests {
     #[test]
     fn a_damaged_record_is_an_error_and_not_a_missing_one() {
         let dir = tempfile::tempdir().unwrap();
-        Fences::open(dir.path(), 10).unwrap().raise(JobId(1), token(5), BTreeSet::new()).unwrap();
+        let mut fences = Fences::open(dir.path(), 10).unwrap();
+        for index in [5, 6] {
+            fences.raise(JobId(1), token(index), BTreeSet::new()).unwrap();
+        }
+        let path = dir.path().join("log");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[9] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(Fences::open(dir.path(), 10), Err(FencingError::Record(_))));
+    }
+
+    #[test]
+    fn what_an_earlier_release_kept_in_folders_is_taken_over_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fence = Fence { token: token(5), ranks: BTreeSet::from([3]) };
+        std::fs::create_dir(dir.path().join("job-1")).unwrap();
+        crate::durable::write_record(&dir.path().join("job-1/token"), &fence).unwrap();
+        crate::durable::write_record(&dir.path().join("floor"), &token(2)).unwrap();
+        for _ in 0..2 {
+            let fences = Fences::open(dir.path(), 10).unwrap();
+            assert_eq!(fences.of(JobId(1)), Some(&fence));
+            assert_eq!(fences.standing(JobId(9), token(2)), Standing::Older);
+            assert!(!dir.path().join("job-1").exists());
+        }
+        std::fs::create_dir(dir.path().join("job-1")).unwrap();
+        std::fs::remove_file(dir.path().join("log")).unwrap();
         std::fs::write(dir.path().join("job-1/token"), b"muster-record 1 00000000 2\n{}").unwrap();
         assert!(matches!(Fences::open(dir.path(), 10), Err(FencingError::Record(_))));
+    }
+
+    #[test]
+    fn the_file_stays_small_however_often_a_job_is_placed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut fences = Fences::open(dir.path(), 10).unwrap();
+        let ranks: BTreeSet<u32> = (0..16_384).collect();
+        for index in 1..=40 {
+            fences.raise(JobId(1), token(index), ranks.clone()).unwrap();
+        }
+        assert!(fences.log.bytes() <= LOG_BYTES_REWRITTEN + (128 << 10), "{}", fences.log.bytes());
+        let fences = Fences::open(dir.path(), 10).unwrap();
+        assert_eq!(fences.standing(JobId(1), token(40)), Standing::Same);
     }
 
     #[test]

@@ -14,21 +14,32 @@ pub mod contract;
 pub mod discovery;
 pub mod durable;
 pub mod executor;
+mod fence_log;
 pub mod fencing;
 mod follow;
+pub mod health;
+mod launch;
 pub mod lease;
 pub mod limits;
+mod memory;
 mod node;
+pub mod notice;
 pub mod order;
+pub mod probe;
 pub mod process;
 pub mod processes;
 mod session;
 mod shim;
+pub mod slurm;
+mod socket;
 pub mod state_dir;
 pub mod task;
+pub mod transcript;
 mod uploads;
 
-pub use config::{AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, NodeConfig};
+pub use config::{
+    AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, MemoryLimit, NodeConfig,
+};
 pub use node::WHOLE_PLACEMENT;
 pub use shim::shim_main;
 
@@ -41,7 +52,7 @@ use state_dir::StateDir;
 use std::future::Future;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Why an agent could not start. Once it runs, nothing ends it but its shutdown.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +66,9 @@ pub enum AgentError {
     /// The certificates cannot be used.
     #[error("configuration key tls")]
     Tls(#[source] TlsError),
+    /// The address for what runs inside another scheduler's allocations cannot be used.
+    #[error("listen for runners")]
+    Listen(#[source] std::io::Error),
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] state_dir::StateDirError),
@@ -75,13 +89,25 @@ pub enum AgentError {
 ///
 /// # Errors
 /// When it cannot start.
-pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let spec = config.check(Path::new("/"))?;
+pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    if let Some(slurm) = config.slurm.take() {
+        return slurm::run(config, slurm, shutdown).await;
+    }
+    let health = begin_health(&config).await;
+    let listed = health.inventory();
+    let spec = config.check_with(Path::new("/"), listed.as_ref())?;
     let security = security(&config, &spec).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
+    let notes = match socket::open(&state.socket()) {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::warn!(path = %state.socket().display(), %error, "no notes are taken of workers");
+            None
+        }
+    };
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
         tasks: state.tasks(),
         lease: state.lease(),
@@ -92,6 +118,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         environment: config.base_environment(),
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
+        memory_limit: config.memory_limit,
+        agent_socket: notes.as_ref().map(|_| state.socket()),
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -107,7 +135,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
-    let sessions = session::Sessions { endpoints, state, spec, lease, events };
+    let taking_notes = {
+        let events = events.clone();
+        async move {
+            match notes {
+                Some(listener) => socket::serve(listener, events).await,
+                None => std::future::pending().await,
+            }
+        }
+    };
+    let node = node.probing_at(config.probe_listen);
+    let (line, lines) = watch::channel(None);
+    let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
+    let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
+    let speaking = session::Speaking { line, of_health };
+    let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
     let fresh = async {
         match security {
             Security::Tls(tls) => tls.keep_fresh().await,
@@ -118,9 +160,30 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = fresh => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
+        () = taking_notes => {}
+        () = health => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
+}
+
+/// An error and what is behind it, as one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// Off the runtime: the first call of a driver's library may take seconds.
+async fn begin_health(config: &AgentConfig) -> health::Health {
+    let settings = config.health.clone();
+    let begun = tokio::task::spawn_blocking(move || health::Health::begin(&settings)).await;
+    // It does not panic; without it nothing is watched.
+    begun.unwrap_or_else(|_| health::Health::begin(&health::HealthConfig::off()))
 }
 
 /// The certificates of the configuration; they have to be this node's, or every session would be refused.

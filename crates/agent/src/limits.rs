@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const ORDERS_QUEUED_MAX: usize = 4_096;
 /// Messages on their way out, heartbeats apart.
 pub const OUTGOING_QUEUED_MAX: usize = 2_048;
+/// Words of the leader about health that wait.
+pub const HEALTH_QUEUED_MAX: usize = 64;
 /// Placements waiting for a confirmation, for devices or for the lease.
 pub const PENDING_PLACEMENTS_MAX: usize = 1_024;
 /// Workers of one start order that are launched here: a host has 64 devices at most, and some
@@ -35,7 +37,29 @@ pub const SHIM_START_MAX: Duration = Duration::from_secs(30);
 pub const LEASE_READ_MAX: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 /// What the shim gives its output threads to write what is in the pipes, once no process is left.
 pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
+/// No worker is held to less memory than this: who asks for less says that it needs next to nothing, and
+/// the first pages of an interpreter or of a program of a few MiB must not be its end.
+pub const WORKER_MEMORY_MIN: u64 = 64 << 20;
 /// First and longest wait between two attempts at a session.
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Connections of workers to the agent's socket at once; more wait to be taken.
+pub const SOCKET_CONNECTIONS_MAX: usize = 512;
+/// Bytes of one line there.
+pub const SOCKET_LINE_BYTES_MAX: usize = 4_096;
+/// Committed checkpoints that wait for the cluster's answer; more are refused.
+pub const NOTES_WAITING_MAX: usize = 512;
+/// Least time between two steps of one worker that are passed on.
+pub const STEP_NOTES_APART: Duration = Duration::from_secs(1);
 /// From the Register to the Registered.
 pub const REGISTER_MAX: Duration = Duration::from_secs(10);
+/// Turns of a probe's tournament: hosts that each one is measured against, however many take part. With
+/// the time of a pair at its bound they fit into the budget.
+pub const PROBE_TURNS_MAX: u32 = 31;
+/// Probes that one host takes part in at a time.
+pub const PROBES_MAX: usize = 4;
+/// How long a host listens for a probe before it begins.
+pub const PROBE_BEGINS_MAX: Duration = Duration::from_secs(15);
+/// Hosts of one probe.
+pub const PROBE_PEERS_MAX: usize = 1_024;
+/// Bytes in one direction of one pair, and of a ring.
+pub const PROBE_BYTES_MAX: u64 = 64 << 20;

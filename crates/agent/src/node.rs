@@ -11,20 +11,23 @@
 //! Orders of an earlier session are never acted on.
 
 use crate::clock::BootTime;
-use crate::executor::{Executor, ExecutorEvent, OutputRequest};
+use crate::executor::{Executor, ExecutorEvent, Foreign, OutputRequest};
 use crate::fencing::{Fences, Standing};
 use crate::lease::Lease;
 use crate::limits;
 use crate::order::{self, Placement, WorkerKey, state_message};
+use crate::probe::{self, Plan, Prober};
+use crate::socket::{Note, Said};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, NodeSpec};
-use muster_wire::convert::fencing_token_to_proto;
+use muster_types::{DeviceSet, ExitStatus, FencingToken, ForeignLoad, JobId, NodeSpec};
+use muster_wire::convert::{fencing_token_to_proto, foreign_load_to_proto};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// The rank of a report that no worker of a placement is here and none will start.
@@ -52,9 +55,19 @@ pub(crate) enum Order {
         current: bool,
     },
     ReportAck(u64),
+    /// What became of a note; the reason where it can never be taken.
+    NoteAck(u64, Option<String>),
     ReadLogs {
         read_id: u64,
         request: OutputRequest,
+    },
+    ProbeListen(u64),
+    ProbeRun(u64, Plan),
+    /// What came of the check of a placement's network; the fault of this node.
+    Verdict {
+        job: JobId,
+        token: FencingToken,
+        fault: Option<String>,
     },
 }
 
@@ -69,6 +82,8 @@ pub(crate) enum Event {
     Order(u64, Order),
     /// The lease moved.
     LeaseRenewed,
+    /// A worker said something.
+    Said(Said),
     /// The worker list for a registration.
     Holdings(oneshot::Sender<Vec<v1::WorkerState>>),
 }
@@ -83,6 +98,8 @@ pub(crate) struct SessionHandle {
     /// How it was reached.
     pub(crate) endpoints: muster_client::Endpoints,
     pub(crate) stop_grace: Duration,
+    /// Whether the leader can be told what others hold of the node.
+    pub(crate) takes_foreign_load: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,12 +143,23 @@ enum Wait {
     End,
     /// For a renewal.
     Lease,
+    /// For the verdict on the gang's network.
+    Preflight,
 }
 
 #[derive(Debug)]
 struct Pending {
     placement: Arc<Placement>,
     wait: Wait,
+    /// The gang's network was checked.
+    checked: bool,
+}
+
+/// A note that waits for the cluster's answer.
+#[derive(Debug)]
+struct Waiting {
+    message: v1::WorkerNote,
+    answer: oneshot::Sender<Result<(), String>>,
 }
 
 /// One report on its way.
@@ -163,6 +191,24 @@ pub(crate) struct Node<E> {
     /// States of workers that are not here, said once on the session that asked.
     extras: VecDeque<v1::WorkerState>,
     uploads: JoinSet<()>,
+    prober: Prober,
+    foreign: Option<watch::Receiver<Foreign>>,
+    /// What the leader was told of it, in this session.
+    foreign_said: Option<ForeignLoad>,
+    note_sequence: u64,
+    /// By sequence; sent again on every session until they are answered.
+    notes: BTreeMap<u64, Waiting>,
+    /// When a step of each worker was last passed on.
+    steps: BTreeMap<WorkerKey, Instant>,
+}
+
+/// The next change of what others hold; never where nobody else can.
+async fn changed(foreign: &mut Option<watch::Receiver<Foreign>>) {
+    let Some(receiver) = foreign else { return std::future::pending().await };
+    if receiver.changed().await.is_err() {
+        // Whoever told it is gone; what was told last stands.
+        *foreign = None;
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -178,6 +224,7 @@ impl<E: Executor> Node<E> {
         spec: NodeSpec,
         adopted: Vec<crate::executor::Adopted>,
     ) -> Node<E> {
+        let foreign = executor.foreign();
         let workers = adopted.into_iter().map(|found| {
             let phase = found.exit.map_or(Phase::Running, Phase::Ended);
             let devices = found.devices;
@@ -195,8 +242,21 @@ impl<E: Executor> Node<E> {
             report_sequence: 0,
             in_flight: None,
             extras: VecDeque::new(),
+            foreign,
+            foreign_said: None,
             uploads: JoinSet::new(),
+            prober: Prober::new(None),
+            note_sequence: 0,
+            notes: BTreeMap::new(),
+            steps: BTreeMap::new(),
         }
+    }
+
+    /// Where it listens for probes. Without, it takes no part in any: an agent that runs workers on other
+    /// machines would measure its own network.
+    pub(crate) fn probing_at(mut self, listen_at: SocketAddr) -> Node<E> {
+        self.prober = Prober::new(Some(listen_at));
+        self
     }
 
     /// Turns until both senders are gone.
@@ -213,8 +273,10 @@ impl<E: Executor> Node<E> {
                 },
                 Some(event) = told.recv() => self.on_executor(event).await,
                 Some(_) = self.uploads.join_next() => {}
+                () = changed(&mut self.foreign) => {}
             }
             self.send_report();
+            self.send_foreign();
         }
     }
 
@@ -234,6 +296,7 @@ impl<E: Executor> Node<E> {
                 }
             }
             Event::LeaseRenewed => self.reconfirm(Wait::Lease),
+            Event::Said(said) => self.on_said(said),
             Event::Holdings(answer) => {
                 let held = self.workers.iter().map(|(key, worker)| worker.message(*key)).collect();
                 // The session has given up waiting: it asks again.
@@ -247,7 +310,67 @@ impl<E: Executor> Node<E> {
         self.pending.clear();
         self.extras.clear();
         self.in_flight = None;
+        self.foreign_said = None;
         self.session = Some(session);
+        let notes: Vec<v1::WorkerNote> = self.notes.values().map(|waiting| waiting.message.clone()).collect();
+        for note in notes {
+            self.send(v1::session_request::Message::Note(note));
+        }
+    }
+
+    fn on_said(&mut self, said: Said) {
+        let Said { key, note, answer } = said;
+        let outcome = match self.workers.get(&key) {
+            None => Some(Err(format!("{key} does not run on this node"))),
+            Some(worker) if worker.has_ended() => Some(Err(format!("{key} has ended"))),
+            Some(_) => None,
+        };
+        if let Some(outcome) = outcome {
+            // Whoever asked has gone: nobody is to be told.
+            let _ = answer.send(outcome);
+            return;
+        }
+        let message = |sequence, note| v1::WorkerNote {
+            job_id: key.job.to_string(),
+            token: Some(fencing_token_to_proto(key.token)),
+            rank: key.rank,
+            sequence,
+            note: Some(note),
+        };
+        match note {
+            Note::Step { number, duration_ms } => {
+                let _ = answer.send(Ok(()));
+                let now = Instant::now();
+                let due = self.steps.get(&key).is_none_or(|last| now - *last >= limits::STEP_NOTES_APART);
+                if due && let Some(session) = &self.session {
+                    self.steps.insert(key, now);
+                    let step = v1::worker_note::Note::Step(v1::StepNote { number, duration_ms });
+                    let request = v1::session_request::Message::Note(message(0, step));
+                    // The next one will do where the queue is full.
+                    let _ = session.outgoing.try_send(v1::SessionRequest { message: Some(request) });
+                }
+            }
+            Note::CheckpointCommitted { step } => {
+                // Those whose asker gave up are the oldest, and make room first.
+                if self.notes.len() >= limits::NOTES_WAITING_MAX {
+                    self.notes.retain(|_, waiting| !waiting.answer.is_closed());
+                }
+                if self.notes.len() >= limits::NOTES_WAITING_MAX {
+                    let _ = answer.send(Err("too many checkpoints wait for the cluster's answer".to_owned()));
+                    return;
+                }
+                self.note_sequence += 1;
+                let note = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step });
+                let message = message(self.note_sequence, note);
+                self.notes.insert(self.note_sequence, Waiting { message: message.clone(), answer });
+                self.send(v1::session_request::Message::Note(message));
+            }
+        }
+    }
+
+    fn on_note_ack(&mut self, sequence: u64, refused: Option<String>) {
+        let Some(waiting) = self.notes.remove(&sequence) else { return };
+        let _ = waiting.answer.send(refused.map_or(Ok(()), Err));
     }
 
     async fn on_order(&mut self, order: Order) {
@@ -268,7 +391,15 @@ impl<E: Executor> Node<E> {
             }
             Order::Stop { job, token, grace } => self.on_stop(job, token, grace).await,
             Order::ReportAck(sequence) => self.on_report_ack(sequence),
+            Order::NoteAck(sequence, refused) => self.on_note_ack(sequence, refused),
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
+            Order::ProbeListen(probe) => {
+                if let Some(session) = &self.session {
+                    self.prober.listen(probe, session.outgoing.clone());
+                }
+            }
+            Order::ProbeRun(probe, plan) => self.prober.begin(probe, plan),
+            Order::Verdict { job, token, fault } => self.on_verdict(job, token, fault).await,
         }
     }
 
@@ -297,7 +428,7 @@ impl<E: Executor> Node<E> {
             tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
             return;
         }
-        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation };
+        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation, checked: false };
         self.pending.insert((job, token), pending);
         self.ask(job, token);
     }
@@ -339,7 +470,7 @@ impl<E: Executor> Node<E> {
         if pending.wait != Wait::Confirmation {
             return;
         }
-        let placement = Arc::clone(&pending.placement);
+        let (placement, checked) = (Arc::clone(&pending.placement), pending.checked);
         if !current {
             self.pending.remove(&(job, token));
             tracing::info!(%job, %token, "the placement is not current any more; not started");
@@ -358,11 +489,49 @@ impl<E: Executor> Node<E> {
                 tracing::warn!(%job, %token, reason, "the start is refused");
                 self.refuse(&placement, &reason).await;
             }
+            Fit::Go { .. } if placement.preflight && self.executor.is_on_this_host() && !checked => {
+                if let Some(pending) = self.pending.get_mut(&(job, token)) {
+                    pending.wait = Wait::Preflight;
+                }
+                self.wait_for_check(job, token);
+            }
             Fit::Go { epoch } => {
                 self.pending.remove(&(job, token));
                 self.launch(placement, epoch).await;
             }
         }
+    }
+
+    /// Says that nothing but the check of the gang's network is missing here.
+    fn wait_for_check(&mut self, job: JobId, token: FencingToken) {
+        let token = Some(fencing_token_to_proto(token));
+        let waiting = v1::PreflightWaiting { job_id: job.to_string(), token };
+        let step = Some(v1::preflight_report::Step::Waiting(waiting));
+        self.send(v1::session_request::Message::PreflightReport(v1::PreflightReport { step }));
+    }
+
+    /// Starts what waited for the check, by a new confirmation; or reports it as this node's fault.
+    async fn on_verdict(&mut self, job: JobId, token: FencingToken, fault: Option<String>) {
+        let Some(pending) = self.pending.get_mut(&(job, token)) else { return };
+        if pending.wait != Wait::Preflight {
+            return;
+        }
+        let Some(fault) = fault else {
+            (pending.checked, pending.wait) = (true, Wait::Confirmation);
+            return self.ask(job, token);
+        };
+        let placement = Arc::clone(&pending.placement);
+        self.pending.remove(&(job, token));
+        tracing::warn!(%job, %token, fault, "not started: the network of this node is at fault");
+        let ranks: BTreeSet<u32> = placement.ranks().collect();
+        if self.raise_fence(job, token, ranks.clone()).await.is_err() {
+            // Unfenced it could be started after all; the leader asks for it again.
+            return;
+        }
+        let status = ExitStatus::PreflightFailed(order::detail(&fault));
+        let states =
+            ranks.into_iter().map(|rank| state_message(WorkerKey { job, token, rank }, Some(&status)));
+        self.extras.extend(states);
     }
 
     /// A newer placement of a job is the end of its older ones, whether or not the order to stop them
@@ -555,6 +724,7 @@ impl<E: Executor> Node<E> {
                 tracing::info!(worker = %key, %status, "ended");
                 worker.phase = Phase::Ended(status);
                 worker.version += 1;
+                self.steps.remove(&key);
                 self.reconfirm(Wait::End);
             }
         }
@@ -569,6 +739,36 @@ impl<E: Executor> Node<E> {
         }
         for (job, token) in again {
             self.ask(job, token);
+        }
+    }
+
+    /// Says what others hold of the node, when that is news. Of devices only the number is known: those that
+    /// count as theirs are ones that no worker here has, the same ones as long as that is so.
+    fn send_foreign(&mut self) {
+        let Some(foreign) = self.foreign.as_ref().map(|receiver| *receiver.borrow()) else { return };
+        if !self.session.as_ref().is_some_and(|session| session.takes_foreign_load) {
+            return;
+        }
+        let live = self.workers.values().filter(|worker| !worker.has_ended());
+        let held = live.fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
+        let before = self.foreign_said.map_or(DeviceSet::EMPTY, |load| load.devices);
+        let kept = before.iter().count() == usize::from(foreign.devices) && before.is_disjoint(held);
+        let devices = if kept {
+            before
+        } else {
+            let left: Vec<u16> = DeviceSet::first(self.spec.device_count()).difference(held).iter().collect();
+            let theirs = left.into_iter().rev().take(usize::from(foreign.devices));
+            theirs.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)))
+        };
+        let load = ForeignLoad {
+            closed: foreign.closed,
+            devices,
+            cpu_milli: foreign.cpu_milli,
+            memory_bytes: foreign.memory_bytes,
+        };
+        if self.foreign_said != Some(load) {
+            self.foreign_said = Some(load);
+            self.send(v1::session_request::Message::ForeignLoad(foreign_load_to_proto(load)));
         }
     }
 
@@ -649,9 +849,34 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
             current: confirmed.current,
         },
         Message::ReportAck(ack) => Order::ReportAck(ack.sequence),
+        Message::NoteAck(ack) => {
+            Order::NoteAck(ack.sequence, (!ack.refused.is_empty()).then(|| order::detail(&ack.refused)))
+        }
         Message::ReadLogs(read) => {
             Order::ReadLogs { read_id: read.read_id, request: uploads::request(read)? }
         }
-        Message::Registered(_) | Message::HeartbeatAck(_) => return Ok(None),
+        Message::PreflightOrder(order) => return preflight_order(order),
+        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
+            return Ok(None);
+        }
+    }))
+}
+
+fn preflight_order(order: v1::PreflightOrder) -> Result<Option<Order>, order::OrderError> {
+    use v1::preflight_order::Step;
+    Ok(Some(match order.step {
+        Some(Step::Listen(listen)) => Order::ProbeListen(listen.probe_id),
+        Some(Step::Run(run)) => {
+            let (probe, broken) =
+                (run.probe_id, |rule| order::OrderError { field: "preflight_order.run", rule });
+            Order::ProbeRun(probe, probe::plan_of(run).map_err(broken)?)
+        }
+        Some(Step::Verdict(verdict)) => Order::Verdict {
+            job: order::job(&verdict.job_id)?,
+            token: order::token(verdict.token)?,
+            fault: (!verdict.fault.is_empty()).then_some(verdict.fault),
+        },
+        // A step that this version does not know.
+        None => return Ok(None),
     }))
 }

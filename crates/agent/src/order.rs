@@ -3,8 +3,10 @@
 //! **Invariant:** nothing here trusts a length, a number or a name; an order that breaks a rule
 //! becomes an [`OrderError`] that names the field.
 
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, Violation, limits as bounds};
+use muster_types::tpu::SliceShape;
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, Violation, limits as bounds};
 use muster_wire::{convert, v1};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use crate::limits;
 
 /// One worker of one placement: the unit that is launched, stopped and reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerKey {
     /// Its job.
     pub job: JobId,
@@ -29,16 +31,39 @@ impl fmt::Display for WorkerKey {
 }
 
 /// Where one rank of the gang is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// Unique in the Muster cluster.
     pub node_name: String,
     /// Without a port.
     pub address: String,
+    /// Devices of the rank's worker.
+    pub devices: u16,
+}
+
+/// Consecutive ranks that form TPU slices of one shape, one worker to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slices {
+    /// Of the first slice.
+    pub first_rank: u32,
+    /// Hosts of one slice, from 1.
+    pub hosts: u32,
+    /// Slices, from 1.
+    pub count: u32,
+    /// Chips of one slice along each axis.
+    pub shape: SliceShape,
+}
+
+impl Slices {
+    /// The ranks of all slices.
+    #[must_use]
+    pub fn ranks(&self) -> std::ops::Range<u32> {
+        self.first_rank..self.first_rank + self.hosts * self.count
+    }
 }
 
 /// One worker to launch here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Its rank in the gang.
     pub rank: u32,
@@ -59,7 +84,7 @@ pub struct Launch {
 }
 
 /// A start order, checked: this node's share of one placement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The job.
     pub job: JobId,
@@ -89,6 +114,40 @@ pub struct Placement {
     pub region: String,
     /// The fleet cluster in that region.
     pub cluster: String,
+    /// Whether the gang's network is checked before its workers start.
+    pub preflight: bool,
+    /// What the command is brought together with its framework by.
+    pub form: LaunchForm,
+    /// Fewest ranks that the gang can go on with; 0 for all.
+    pub world_size_min: u32,
+    /// The TPU slices of the gang.
+    pub slices: Vec<Slices>,
+    /// How its workers are told to stop, besides SIGTERM and a file.
+    pub notice: Option<HttpNotice>,
+    /// How it saves its work, and what is saved.
+    pub checkpoint: Checkpoint,
+}
+
+/// A call that tells a worker to stop.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct HttpNotice {
+    /// On the loopback address. Of the first worker of the gang on a node; the next one has the next port.
+    pub port: u16,
+    /// Begins with `/`.
+    pub path: String,
+}
+
+/// What a worker that starts is told of checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// The data set of policy that they are in; empty for a directory that every place can read.
+    pub place: String,
+    /// How long the job means to work from one to the next; 0 where it does not say.
+    pub interval_ms: u64,
+    /// When an attempt of the job last saved its work, milliseconds since the Unix epoch; 0 when none has.
+    pub saved_at_ms: u64,
+    /// Which attempt that was.
+    pub saved_attempt: u32,
 }
 
 impl Placement {
@@ -188,6 +247,8 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         .ok()
         .filter(|port| *port != 0)
         .ok_or_else(|| broken("rendezvous_port", "must be 1 to 65535"))?;
+    let notice = order.notice.map(http_notice).transpose()?.flatten();
+    let checkpoint = checkpoint(order.checkpoint.unwrap_or_default())?;
     Ok(Placement {
         job,
         token,
@@ -203,6 +264,12 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         array: order.array_index.zip(order.array_size),
         region: order.region,
         cluster: order.cluster,
+        preflight: order.preflight,
+        form: launch_form(&order.launch)?,
+        world_size_min: order.world_size_min,
+        slices: order.slices.iter().map(|slices| tpu_slices(slices, world)).collect::<Result<_, _>>()?,
+        notice,
+        checkpoint,
     })
 }
 
@@ -213,7 +280,54 @@ fn rank_place(place: v1::RankPlace) -> Result<RankPlace, OrderError> {
     if place.address.is_empty() || !place.address.bytes().all(form) {
         return Err(broken("rank_map.address", "must be an address or host name"));
     }
-    Ok(RankPlace { node_name: place.node_name, address: place.address })
+    let devices = u16::try_from(place.devices)
+        .ok()
+        .filter(|count| *count <= bounds::HOST_DEVICES_MAX)
+        .ok_or_else(|| broken("rank_map.devices", format!("must be at most {}", bounds::HOST_DEVICES_MAX)))?;
+    Ok(RankPlace { node_name: place.node_name, address: place.address, devices })
+}
+
+fn launch_form(text: &str) -> Result<LaunchForm, OrderError> {
+    if text.is_empty() {
+        return Ok(LaunchForm::Environment);
+    }
+    // A form of a later version: its command must not be started as if it were none.
+    LaunchForm::parse(text).ok_or_else(|| broken("launch", format!("{text:?} is no form this agent knows")))
+}
+
+/// None where there is no such call.
+fn http_notice(rules: v1::NoticeRules) -> Result<Option<HttpNotice>, OrderError> {
+    if rules.http_port == 0 {
+        return Ok(None);
+    }
+    let port =
+        u16::try_from(rules.http_port).map_err(|_| broken("notice.http_port", "must be 1 to 65535"))?;
+    let path = if rules.http_path.is_empty() { "/".to_owned() } else { rules.http_path };
+    let form = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
+    if !form || path.len() > bounds::NOTICE_PATH_BYTES_MAX {
+        return Err(broken("notice.http_path", "must begin with '/' and have no blanks"));
+    }
+    Ok(Some(HttpNotice { port, path }))
+}
+
+fn checkpoint(state: v1::CheckpointState) -> Result<Checkpoint, OrderError> {
+    short("checkpoint.place", &state.place, bounds::NAME_BYTES_MAX)?;
+    Ok(Checkpoint {
+        place: state.place,
+        interval_ms: state.interval_ms,
+        saved_at_ms: state.saved_at_ms,
+        saved_attempt: state.saved_attempt,
+    })
+}
+
+fn tpu_slices(slices: &v1::TpuSlices, world: usize) -> Result<Slices, OrderError> {
+    let shape = SliceShape::parse(&slices.shape)
+        .ok_or_else(|| broken("slices.shape", format!("must be {}", muster_types::tpu::SHAPE_RULE)))?;
+    let ranks = u64::from(slices.hosts) * u64::from(slices.count);
+    if ranks == 0 || u64::from(slices.first_rank) + ranks > world as u64 {
+        return Err(broken("slices", "must be ranks of the gang, one at least"));
+    }
+    Ok(Slices { first_rank: slices.first_rank, hosts: slices.hosts, count: slices.count, shape })
 }
 
 fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
@@ -289,7 +403,10 @@ pub(crate) mod tests {
         v1::StartOrder {
             job_id: "job-1".into(),
             token: Some(v1::FencingToken { generation: 1, log_index: 7 }),
-            rank_map: vec![v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into() }; 2],
+            rank_map: vec![
+                v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into(), devices: 2 };
+                2
+            ],
             workers: vec![v1::WorkerLaunch {
                 rank: 1,
                 command: vec!["true".into()],
@@ -321,6 +438,21 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.job_id = "../../etc".into()), "job_id");
         assert_eq!(refused(|o| o.rank_map.clear()), "rank_map");
         assert_eq!(refused(|o| o.rank_map[0].address = "a b".into()), "rank_map.address");
+        assert_eq!(refused(|o| o.rank_map[0].devices = 65), "rank_map.devices");
+        let slices = |first_rank, hosts, shape: &str| v1::TpuSlices {
+            first_rank,
+            hosts,
+            count: 1,
+            shape: shape.into(),
+        };
+        assert_eq!(refused(|o| o.slices = vec![slices(0, 1, "2x")]), "slices.shape");
+        assert_eq!(refused(|o| o.slices = vec![slices(0, 0, "2x4")]), "slices");
+        assert_eq!(refused(|o| o.slices = vec![slices(1, 2, "2x4")]), "slices");
+        assert_eq!(refused(|o| o.slices = vec![slices(u32::MAX, u32::MAX, "2x4")]), "slices");
+        assert_eq!(refused(|o| o.launch = "kubernetes".into()), "launch");
+        let notice = |http_port, path: &str| Some(v1::NoticeRules { http_port, http_path: path.into() });
+        assert_eq!(refused(|o| o.notice = notice(65_536, "/")), "notice.http_port");
+        assert_eq!(refused(|o| o.notice = notice(80, "/a\r\nb")), "notice.http_path");
         assert_eq!(refused(|o| o.workers.clear()), "workers");
         assert_eq!(refused(|o| o.workers[0].rank = 2), "workers.rank");
         assert_eq!(refused(|o| o.workers.push(o.workers[0].clone())), "workers.rank");

@@ -5,22 +5,24 @@
 //! process id alone.
 
 use crate::cgroup::{self, Cgroup};
-use crate::config::{ControlGroups, LogLimits};
+use crate::chain;
+use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
 use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
 use crate::limits;
-use crate::order::{Launch, Placement, WorkerKey, detail};
+use crate::notice;
+use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::shim;
-use crate::task::{TaskDir, TaskError, TaskSpec};
+use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{ExitStatus, HolderId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -48,6 +50,10 @@ pub struct ProcessSettings {
     pub logs: LogLimits,
     /// Whether and where control groups are made.
     pub control_groups: ControlGroups,
+    /// What holds workers to their memory.
+    pub memory_limit: MemoryLimit,
+    /// Where the agent takes notes of workers; none when it takes none.
+    pub agent_socket: Option<PathBuf>,
 }
 
 /// Runs workers as processes.
@@ -61,6 +67,37 @@ struct Shared {
     settings: ProcessSettings,
     cgroup_parent: Option<PathBuf>,
     events: mpsc::Sender<ExecutorEvent>,
+    /// Workers whose folder is being made.
+    beginning: Mutex<BTreeSet<WorkerKey>>,
+    kept: Mutex<Kept>,
+}
+
+/// Folders of acknowledged workers, oldest first, with their sizes. Read from the disk once: to look through all
+/// of them at every end would take longer than a launch.
+#[derive(Debug, Default)]
+struct Kept {
+    folders: VecDeque<(PathBuf, u64)>,
+    bytes: u64,
+}
+
+impl Kept {
+    fn add(&mut self, path: PathBuf, size: u64) {
+        self.folders.push_back((path, size));
+        self.bytes = self.bytes.saturating_add(size);
+    }
+
+    /// Removes the oldest until the limits are kept.
+    fn prune(&mut self, logs: &LogLimits) -> io::Result<()> {
+        while self.folders.len() > logs.ended_workers_max || self.bytes > logs.ended_bytes_max {
+            let Some((path, size)) = self.folders.pop_front() else { return Ok(()) };
+            self.bytes -= size;
+            match std::fs::remove_dir_all(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 impl ProcessExecutor {
@@ -75,7 +112,23 @@ impl ProcessExecutor {
                 .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
                 .ok(),
         };
-        (ProcessExecutor { shared: Arc::new(Shared { settings, cgroup_parent, events }) }, told)
+        if let Some(parent) = &cgroup_parent
+            && let Err(why) = cgroup::delegate(parent)
+        {
+            tracing::info!(why, "the control groups of workers have no limits of their own");
+        }
+        (
+            ProcessExecutor {
+                shared: Arc::new(Shared {
+                    settings,
+                    cgroup_parent,
+                    events,
+                    beginning: Mutex::default(),
+                    kept: Mutex::default(),
+                }),
+            },
+            told,
+        )
     }
 
     async fn tell(&self, event: ExecutorEvent) {
@@ -91,12 +144,20 @@ impl ProcessExecutor {
         let settings = &self.shared.settings;
         let key = placement.key(worker.rank);
         let task = self.task(key);
-        let rank_map = task.rank_map();
+        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let notice = task.notice();
+        let mut launcher = settings.shim_command.clone();
+        launcher.push(crate::launch::LAUNCH.to_owned());
         let here = Here {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
             base: &settings.environment,
             rank_map_path: &rank_map,
+            hostfile_path: &hostfile,
+            rank_hostfile_path: &rank_hostfile,
+            notice_path: &notice,
+            agent_socket: settings.agent_socket.as_deref(),
+            launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
@@ -107,7 +168,7 @@ impl ProcessExecutor {
         };
         TaskSpec {
             key,
-            command: worker.command.clone(),
+            command: contract::command(placement, worker, &here),
             environment,
             working_directory,
             devices: worker.devices,
@@ -117,23 +178,60 @@ impl ProcessExecutor {
             stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
             shim_arguments: settings.shim_command.iter().skip(1).cloned().collect(),
             log_bytes_max: settings.logs.worker_bytes_max,
+            log_free_min: settings.logs.free_bytes_min,
             cgroup_parent: self.shared.cgroup_parent.clone(),
-            memory_bytes: worker.memory_bytes,
+            memory_bytes: match settings.memory_limit {
+                MemoryLimit::Off => 0,
+                _ => worker.memory_bytes.max(limits::WORKER_MEMORY_MIN),
+            },
+            memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
+            notice: placement.notice.as_ref().and_then(|to| {
+                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
+                let port = contract::notice_port(to.port, local_rank)?;
+                Some(HttpNotice { port, path: to.path.clone() })
+            }),
         }
     }
 
-    async fn start_one(&self, spec: TaskSpec, rank_map_json: Arc<str>) {
+    /// Tells a worker that it has to stop, before the signal does.
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
+        let text = notice::text(key, grace);
+        let (file, words) = (task.clone(), text.clone());
+        let written = blocking(move || {
+            let written = notice::write(&file, &words);
+            (written, file.spec().ok().flatten().and_then(|spec| spec.notice))
+        });
+        match tokio::time::timeout(notice::FILE_MAX, written).await {
+            Ok((written, call)) => {
+                if let Err(error) = written {
+                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                }
+                if let Some(to) = call {
+                    tokio::spawn(notice::call(key, to, text));
+                }
+            }
+            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
+        }
+    }
+
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
         let key = spec.key;
+        let beginning = || self.shared.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        if !beginning().insert(key) {
+            // Another call makes the folder right now: it is that one's to launch.
+            return;
+        }
         let tasks = self.shared.settings.tasks.clone();
         let created = blocking(move || {
             // Launched before, or refused: never again.
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            TaskDir::create(&tasks, &spec, &rank_map_json).map(Some)
+            TaskDir::create(&tasks, &spec, &files).map(Some)
         })
         .await;
+        beginning().remove(&key);
         let task = match created {
             Ok(Some(task)) => task,
             Ok(None) => return,
@@ -204,8 +302,8 @@ impl ProcessExecutor {
         });
     }
 
-    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and makes
-    /// the end durable. `reason` is why a launch failed.
+    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records
+    /// the end. `reason` is why a launch failed.
     async fn conclude(&self, key: WorkerKey, task: &TaskDir, reason: Option<String>) {
         let holder = self.shared.settings.holder;
         let mut pause = Duration::from_millis(20);
@@ -245,12 +343,16 @@ impl ProcessExecutor {
 
 impl Executor for ProcessExecutor {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
-        let json: Arc<str> = contract::rank_map_json(&placement).into();
+        let files = Arc::new(GangFiles {
+            rank_map: contract::rank_map_json(&placement),
+            hostfile: contract::by_address(&placement),
+            rank_hostfile: contract::by_rank(&placement),
+        });
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
-            let (executor, json) = (self.clone(), Arc::clone(&json));
-            launches.spawn(async move { executor.start_one(spec, json).await });
+            let (executor, files) = (self.clone(), Arc::clone(&files));
+            launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
     }
@@ -283,6 +385,7 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
+        self.give_notice(key, task.clone(), grace).await;
         blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
     }
 
@@ -306,16 +409,17 @@ impl Executor for ProcessExecutor {
             }
             found.push(adopted);
         }
-        self.prune().await;
+        self.count_kept().await;
         Ok(found)
     }
 
     async fn acknowledge(&self, key: WorkerKey) {
         let task = self.task(key);
-        if let Err(error) = blocking(move || task.write_acked()).await {
+        let acked = task.clone();
+        if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        self.prune().await;
+        self.keep(task).await;
     }
 
     async fn read_output(
@@ -332,14 +436,44 @@ impl Executor for ProcessExecutor {
 }
 
 impl ProcessExecutor {
-    /// Keeps the folders of acknowledged workers within their limits, oldest first out.
-    async fn prune(&self) {
-        let settings = &self.shared.settings;
-        let (tasks, logs) = (settings.tasks.clone(), settings.logs.clone());
-        let pruned = blocking(move || prune(&tasks, &logs)).await;
-        if let Err(error) = pruned {
-            tracing::warn!(%error, "old workers' folders could not be removed");
-        }
+    /// Finds the folders of acknowledged workers that an earlier agent has left, and keeps them within their limits.
+    async fn count_kept(&self) {
+        let executor = self.clone();
+        let counted = blocking(move || {
+            let settings = &executor.shared.settings;
+            let mut kept = executor.kept();
+            *kept = Kept::default();
+            for (path, size) in acknowledged(&settings.tasks)? {
+                kept.add(path, size);
+            }
+            kept.prune(&settings.logs)
+        })
+        .await;
+        tell_unpruned(counted);
+    }
+
+    /// Keeps one more of them, and lets the oldest go.
+    async fn keep(&self, task: TaskDir) {
+        let executor = self.clone();
+        let pruned = blocking(move || {
+            let bytes = size(task.path());
+            let mut kept = executor.kept();
+            kept.add(task.path().to_owned(), bytes);
+            kept.prune(&executor.shared.settings.logs)
+        })
+        .await;
+        tell_unpruned(pruned);
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        // A panic while holding it leaves a count that is off by one folder at most.
+        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tell_unpruned(pruned: io::Result<()>) {
+    if let Err(error) = pruned {
+        tracing::warn!(%error, "old workers' folders could not be removed");
     }
 }
 
@@ -358,16 +492,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
             Err(_) => std::future::pending().await,
         },
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
 }
 
 /// The first line, of a bounded length; empty at the end of the stream.
@@ -456,7 +580,7 @@ fn conclude_once(
 }
 
 /// The workers that have a folder; removes folders that were never finished.
-fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
+pub(crate) fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     let mut keys = Vec::new();
     for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
         if count >= limits::TASK_FOLDERS_MAX {
@@ -476,23 +600,26 @@ fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
     Ok(keys)
 }
 
-fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
-    let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+/// Keeps the folders of acknowledged workers within their limits, looking through all of them.
+pub(crate) fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
+    let mut kept = Kept::default();
+    for (path, size) in acknowledged(tasks)? {
+        kept.add(path, size);
+    }
+    kept.prune(logs)
+}
+
+/// Folders of acknowledged workers with their sizes, oldest first.
+fn acknowledged(tasks: &std::path::Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
         let path = entry?.path();
         if let Ok(acked) = std::fs::metadata(path.join("acked")) {
-            kept.push((acked.modified()?, size(&path), path));
+            found.push((acked.modified()?, size(&path), path));
         }
     }
-    kept.sort_unstable_by(|a, b| b.cmp(a));
-    let mut bytes = 0u64;
-    for (at, (_, size, path)) in kept.into_iter().enumerate() {
-        bytes = bytes.saturating_add(size);
-        if at >= logs.ended_workers_max || bytes > logs.ended_bytes_max {
-            std::fs::remove_dir_all(path)?;
-        }
-    }
-    Ok(())
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, size, path)| (path, size)).collect())
 }
 
 /// Bytes of the agent's own files; what a worker left in its folder counts too.

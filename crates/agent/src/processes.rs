@@ -62,6 +62,28 @@ pub fn descendants(of: i32) -> BTreeSet<i32> {
     found
 }
 
+/// The same as [`descendants`] by a way that looks at nothing else of the machine, where the kernel lists
+/// children; dead ones that nobody has waited for may be among them.
+#[must_use]
+pub fn family(of: i32) -> BTreeSet<i32> {
+    let mut found = BTreeSet::new();
+    let mut queue = vec![of];
+    while let Some(parent) = queue.pop() {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{parent}/task")) else { continue };
+        for thread in threads.flatten() {
+            let Ok(children) = std::fs::read_to_string(thread.path().join("children")) else {
+                if thread.path().exists() {
+                    return descendants(of);
+                }
+                continue;
+            };
+            let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+            queue.extend(children.filter(|child| found.insert(*child)));
+        }
+    }
+    found
+}
+
 /// Living processes of the session `session` or with `mark` in their environment.
 #[must_use]
 pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<i32> {
@@ -119,5 +141,23 @@ mod tests {
     fn this_process_has_no_mark_and_init_no_parent_here() {
         assert!(descendants(i32::MAX).is_empty());
         assert!(left_behind(None, "no such mark").is_empty());
+        assert!(family(i32::MAX).is_empty());
+    }
+
+    #[test]
+    fn a_family_is_found_whole() {
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sh -c 'echo; exec sleep 600' & wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0u8; 1];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let pid = shell.id().cast_signed();
+        let found = family(pid);
+        assert_eq!((found.len(), &found), (1, &descendants(pid)));
+        assert!(family(std::process::id().cast_signed()).contains(&pid));
+        kill_all(&found);
+        shell.wait().unwrap();
     }
 }

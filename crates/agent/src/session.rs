@@ -8,6 +8,7 @@
 //! before it was sent. A reader that cannot pass an order on closes the session rather than wait.
 
 use crate::clock::BootTime;
+use crate::health::{FromLeader, Line};
 use crate::lease::{Lease, Renewal};
 use crate::limits;
 use crate::node::{Event, SessionHandle, order_of};
@@ -24,7 +25,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::Stream;
 use tonic::Streaming;
@@ -59,6 +60,13 @@ pub(crate) struct Sessions {
     pub(crate) spec: NodeSpec,
     pub(crate) lease: Arc<Mutex<Lease>>,
     pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) speaking: Speaking,
+}
+
+/// How sessions and the health of the host know of one another.
+pub(crate) struct Speaking {
+    pub(crate) line: watch::Sender<Option<Line>>,
+    pub(crate) of_health: mpsc::Sender<FromLeader>,
 }
 
 /// The terms of one session, checked.
@@ -104,6 +112,7 @@ impl Sessions {
             number += 1;
             let mut stood = false;
             let ended = self.one(number, &mut stood).await;
+            self.speaking.line.send_replace(None);
             if self.events.send(Event::Closed(number)).await.is_err() {
                 return;
             }
@@ -156,11 +165,22 @@ impl Sessions {
             "registered"
         );
         let endpoints = self.endpoints.clone();
-        let handle = SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace };
+        if registered.takes_health {
+            self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));
+        }
+        let handle = SessionHandle {
+            number,
+            outgoing,
+            endpoint,
+            endpoints,
+            stop_grace: terms.stop_grace,
+            // They came together.
+            takes_foreign_load: registered.takes_health,
+        };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {
-            end = read(answers, number, acks, self.events.clone()) => end,
+            end = read(answers, number, acks, self.events.clone(), self.speaking.of_health.clone()) => end,
             end = beat(terms, beats, acked, Arc::clone(&self.lease), self.events.clone()) => end,
         }
     }
@@ -289,6 +309,7 @@ async fn read(
     number: u64,
     acks: mpsc::Sender<u64>,
     events: mpsc::Sender<Event>,
+    of_health: mpsc::Sender<FromLeader>,
 ) -> Result<std::convert::Infallible, SessionError> {
     loop {
         let message = answers.message().await.map_err(refused)?.ok_or(SessionError::Ended)?;
@@ -299,6 +320,18 @@ async fn read(
             let _ = acks.try_send(ack.sequence);
             continue;
         }
+        let message = match message {
+            // What does not fit comes again: an acknowledgement that is missed lets the next session tell it anew.
+            Response::HealthAck(ack) => {
+                let _ = of_health.try_send(FromLeader::Ack(ack.sequence));
+                continue;
+            }
+            Response::Repair(order) => {
+                let _ = of_health.try_send(FromLeader::Repair(order));
+                continue;
+            }
+            other => other,
+        };
         match order_of(message) {
             Ok(None) => {}
             Ok(Some(order)) => {

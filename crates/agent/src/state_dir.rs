@@ -1,7 +1,8 @@
 //! The agent's folder: who holds this node, of which cluster, and one agent at a time.
 //!
 //! **Invariant:** two holders never share running workers: the holder id lives as long as the boot it
-//! was made in, and what an earlier holder left behind is set aside before anything starts.
+//! was made in and the clock it counts on, and what an earlier holder left behind is set aside before
+//! anything starts.
 
 use crate::durable::{DurableError, read_record, write_record};
 use crate::limits;
@@ -73,28 +74,30 @@ impl StateDir {
     /// # Errors
     /// When it is in use, or cannot be used.
     pub fn open(root: &Path, boot_id_path: &Path) -> Result<StateDir, StateDirError> {
+        StateDir::open_with(root, boot_id_path, settle_holder)
+    }
+
+    /// The same for a node that is another machine: what it runs outlives a reboot of this one, and so
+    /// does its holder. The lease does not: it was counted on this machine's clock.
+    ///
+    /// # Errors
+    /// When it is in use, or cannot be used.
+    pub fn open_for_remote(root: &Path, boot_id_path: &Path) -> Result<StateDir, StateDirError> {
+        StateDir::open_with(root, boot_id_path, settle_lasting_holder)
+    }
+
+    fn open_with(
+        root: &Path,
+        boot_id_path: &Path,
+        settle: fn(&Path, &Path) -> Result<HolderId, StateDirError>,
+    ) -> Result<StateDir, StateDirError> {
+        let lock = lock(root)?;
         let fail = |path: &Path| {
             let path = path.to_owned();
             move |source| StateDirError::Folder { path, source }
         };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(fail(root))?;
         let root = root.canonicalize().map_err(fail(root))?;
-        let lock_path = root.join("lock");
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&lock_path)
-            .map_err(fail(&lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StateDirError::Locked { path: lock_path }),
-            Err(TryLockError::Error(source)) => {
-                return Err(StateDirError::Folder { path: lock_path, source });
-            }
-        }
-        let holder = settle_holder(&root, boot_id_path)?;
+        let holder = settle(&root, boot_id_path)?;
         for folder in ["tasks", "jobs"] {
             let path = root.join(folder);
             std::fs::create_dir_all(&path).map_err(fail(&path))?;
@@ -114,16 +117,34 @@ impl StateDir {
         self.root.join("tasks")
     }
 
+    /// The folder of what another scheduler was asked for, where one is.
+    #[must_use]
+    pub fn shares(&self) -> PathBuf {
+        self.root.join("shares")
+    }
+
     /// The folder of the fencing tokens.
     #[must_use]
     pub fn jobs(&self) -> PathBuf {
         self.root.join("jobs")
     }
 
+    /// What was begun of repairs.
+    #[must_use]
+    pub fn repair(&self) -> PathBuf {
+        self.root.join("repair")
+    }
+
     /// The file that the shims watch.
     #[must_use]
     pub fn lease(&self) -> PathBuf {
         self.root.join("lease")
+    }
+
+    /// Where the agent takes notes of workers.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("agent.sock")
     }
 
     /// Binds the directory to the cluster it first registered with.
@@ -140,21 +161,77 @@ impl StateDir {
     }
 }
 
-fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
-    let boot_id = crate::durable::read_bounded(boot_id_path, 256)
+/// Makes the directory and locks it, for one agent at a time; until the file is dropped.
+///
+/// # Errors
+/// When it is in use, or cannot be used.
+pub fn lock(root: &Path) -> Result<File, StateDirError> {
+    let fail = |path: &Path| {
+        let path = path.to_owned();
+        move |source| StateDirError::Folder { path, source }
+    };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(fail(root))?;
+    let path = root.join("lock");
+    let lock = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(fail(&path))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(StateDirError::Locked { path }),
+        Err(TryLockError::Error(source)) => Err(StateDirError::Folder { path, source }),
+    }
+}
+
+fn boot_id(path: &Path) -> Result<String, StateDirError> {
+    crate::durable::read_bounded(path, 256)
         .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
         .and_then(|id| if id.is_empty() { Err(io::Error::other("it is empty")) } else { Ok(id) })
-        .map_err(|source| StateDirError::BootId { path: boot_id_path.to_owned(), source })?;
-    let path = root.join("holder");
-    let before = match read_record::<HolderRecord>(&path) {
-        Ok(record) => record,
+        .map_err(|source| StateDirError::BootId { path: path.to_owned(), source })
+        // On another clock nothing can be taken over: shims and agent would not mean the same by a deadline.
+        .map(|id| crate::clock::foreign_clock().map_or_else(|| id.clone(), |clock| format!("{id} {clock}")))
+}
+
+fn holder_before(path: &Path) -> Result<Option<HolderRecord>, StateDirError> {
+    match read_record::<HolderRecord>(path) {
+        Ok(record) => Ok(record),
         // Whose workers these were cannot be told: as after a reboot, nothing of them is taken over.
         Err(error @ DurableError::Corrupt { .. }) => {
             tracing::error!(%error, "the holder record is damaged; this node gets a new holder id");
-            None
+            Ok(None)
         }
-        Err(error) => return Err(StateDirError::Record(error)),
-    };
+        Err(error) => Err(StateDirError::Record(error)),
+    }
+}
+
+fn remove_lease(root: &Path) -> Result<(), StateDirError> {
+    let lease = root.join("lease");
+    match std::fs::remove_file(&lease) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StateDirError::Folder { path: lease, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
+    let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
+    let before = holder_before(&path)?;
+    if let Some(record) = before.as_ref().filter(|record| record.boot_id == boot_id) {
+        return Ok(record.holder);
+    }
+    remove_lease(root)?;
+    let holder = before.map_or_else(|| HolderId(rand::random()), |record| record.holder);
+    write_record(&path, &HolderRecord { holder, boot_id }).map_err(StateDirError::Record)?;
+    Ok(holder)
+}
+
+fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
+    let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
+    let before = holder_before(&path)?;
     if let Some(record) = before.filter(|record| record.boot_id == boot_id) {
         return Ok(record.holder);
     }
@@ -172,12 +249,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
         let path = path.to_owned();
         move |source| StateDirError::Folder { path, source }
     };
-    let lease = root.join("lease");
-    if let Err(source) = std::fs::remove_file(&lease)
-        && source.kind() != io::ErrorKind::NotFound
-    {
-        return Err(StateDirError::Folder { path: lease, source });
-    }
+    remove_lease(root)?;
     let tasks = root.join("tasks");
     let empty = match std::fs::read_dir(&tasks) {
         Ok(mut entries) => entries.next().is_none(),

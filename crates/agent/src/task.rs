@@ -4,23 +4,28 @@
 //! |---|---|---|
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
+//! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
 //! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
-//! | `stop` | agent | the same, durable, for a shim that was not listening yet |
+//! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
+//! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
-//! | `stdout`, `stdout.1`, `stderr`, `stderr.1` | shim | output, newest last |
+//! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
 //! | `acked` | agent | the leader knows the end |
+//!
+//! Nothing here is read after a reboot: then the folders are set aside, and who held the node holds it no
+//! more. So no file is flushed to the disk; a launch waits for the flush of its fencing token alone.
 //!
 //! A folder appears whole, by a rename. Shim and agent agree on who speaks last through `lock`: whoever
 //! holds it may write `exit`, and a shim that finds one does not launch.
 //!
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
-use crate::durable::{self, DurableError, read_record, write_record};
-use crate::order::WorkerKey;
+use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
+use crate::order::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
@@ -54,14 +59,23 @@ pub struct TaskSpec {
     pub stop_grace_ms: u64,
     /// What comes before the shim's own arguments when its binary is executed.
     pub shim_arguments: Vec<String>,
-    /// Bytes kept of each output stream, over two files.
+    /// Bytes kept of its output, over two files.
     pub log_bytes_max: u64,
+    /// Free bytes that its output leaves on the disk.
+    #[serde(default)]
+    pub log_free_min: u64,
     /// Where the worker's control group is made; none to do without.
     pub cgroup_parent: Option<PathBuf>,
-    /// Promised memory, for the control group.
+    /// Memory that it is held to; 0 for no limit.
     pub memory_bytes: u64,
+    /// Whether the shim holds it to that where no control group does.
+    #[serde(default)]
+    pub memory_watched: bool,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
+    /// The call that tells it to stop; launches of earlier versions have none.
+    #[serde(default)]
+    pub notice: Option<HttpNotice>,
 }
 
 /// The launched worker.
@@ -113,6 +127,17 @@ pub enum TaskError {
     Record(#[from] DurableError),
 }
 
+/// What every worker of a gang finds in its folder about the whole of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GangFiles {
+    /// `rank_map.json`.
+    pub rank_map: String,
+    /// `hostfile`.
+    pub hostfile: String,
+    /// `hostfile.ranks`.
+    pub rank_hostfile: String,
+}
+
 /// One worker's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
@@ -142,11 +167,11 @@ impl TaskDir {
         parts.next().is_none().then_some(WorkerKey { job, token, rank })
     }
 
-    /// Makes the folder, complete and durable.
+    /// Makes the folder, complete.
     ///
     /// # Errors
     /// When any step fails; then there is no folder under the final name.
-    pub fn create(tasks: &Path, spec: &TaskSpec, rank_map_json: &str) -> Result<TaskDir, TaskError> {
+    pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
         let task = TaskDir::of(tasks, spec.key);
         let aside = tasks.join(format!(".new_{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank));
         if let Err(source) = std::fs::remove_dir_all(&aside)
@@ -161,7 +186,13 @@ impl TaskDir {
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(io("make", &aside))?;
         let part = TaskDir { path: aside.clone() };
         std::fs::create_dir(part.work()).map_err(io("make", &aside))?;
-        std::fs::write(part.rank_map(), rank_map_json).map_err(io("write", &aside))?;
+        for (path, text) in [
+            (part.rank_map(), &files.rank_map),
+            (part.hostfile(), &files.hostfile),
+            (part.rank_hostfile(), &files.rank_hostfile),
+        ] {
+            std::fs::write(path, text).map_err(io("write", &aside))?;
+        }
         for fifo in [part.alive(), part.control()] {
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
                 .map_err(|e| io("make", &fifo)(e.into()))?;
@@ -169,7 +200,6 @@ impl TaskDir {
         File::create(part.lock_path()).map_err(io("make", &aside))?;
         write_record(&part.spec_path(), spec)?;
         std::fs::rename(&aside, &task.path).map_err(io("rename", &aside))?;
-        durable::sync_folder(tasks).map_err(io("sync", tasks))?;
         Ok(task)
     }
 
@@ -191,6 +221,24 @@ impl TaskDir {
         self.path.join("rank_map.json")
     }
 
+    /// The host file by addresses.
+    #[must_use]
+    pub fn hostfile(&self) -> PathBuf {
+        self.path.join("hostfile")
+    }
+
+    /// The host file by ranks.
+    #[must_use]
+    pub fn rank_hostfile(&self) -> PathBuf {
+        self.path.join("hostfile.ranks")
+    }
+
+    /// Where a notice to stop appears.
+    #[must_use]
+    pub fn notice(&self) -> PathBuf {
+        self.path.join("notice.json")
+    }
+
     /// The FIFO whose end tells that the shim is gone.
     #[must_use]
     pub fn alive(&self) -> PathBuf {
@@ -209,16 +257,16 @@ impl TaskDir {
         self.path.join("shim.log")
     }
 
-    /// An output file: `stdout` or `stderr`.
+    /// The newer file of its output.
     #[must_use]
-    pub fn output(&self, stream: &str) -> PathBuf {
-        self.path.join(stream)
+    pub fn output(&self) -> PathBuf {
+        self.path.join("output")
     }
 
-    /// The older output file.
+    /// The older one.
     #[must_use]
-    pub fn output_before(&self, stream: &str) -> PathBuf {
-        self.path.join(format!("{stream}.1"))
+    pub fn output_before(&self) -> PathBuf {
+        self.path.join("output.1")
     }
 
     /// Where a failed execution leaves its reason.
@@ -254,7 +302,7 @@ impl TaskDir {
     /// Records the launch.
     ///
     /// # Errors
-    /// When it cannot be made durable.
+    /// When it cannot be written.
     pub fn write_running(&self, running: &Running) -> Result<(), DurableError> {
         write_record(&self.path.join("running"), running)
     }
@@ -270,7 +318,7 @@ impl TaskDir {
     /// Records the end. Only for the holder of the lock.
     ///
     /// # Errors
-    /// When it cannot be made durable.
+    /// When it cannot be written.
     pub fn write_exit(&self, status: ExitStatus) -> Result<(), DurableError> {
         write_record(&self.path.join("exit"), &Exit { status })
     }
@@ -292,16 +340,16 @@ impl TaskDir {
     /// The leader knows the end.
     ///
     /// # Errors
-    /// When it cannot be made durable; the end is then reported again after a restart.
+    /// When it cannot be written; the end is then reported again after a restart.
     pub fn write_acked(&self) -> Result<(), DurableError> {
         write_record(&self.path.join("acked"), &())
     }
 
-    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then durably for a
+    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then on disk for a
     /// shim that does not listen yet.
     ///
     /// # Errors
-    /// When the durable half fails and the shim did not listen.
+    /// When the half on disk fails and the shim did not listen.
     pub fn request_stop(&self, grace: Duration) -> Result<(), TaskError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let told = OpenOptions::new()
@@ -312,7 +360,7 @@ impl TaskDir {
         let kept = write_record(&self.path.join("stop"), &Stop { grace_ms });
         match (told, kept) {
             (Ok(()), Err(error)) => {
-                tracing::warn!(%error, "a stop was delivered but could not be made durable");
+                tracing::warn!(%error, "a stop was delivered but could not be recorded");
                 Ok(())
             }
             (_, kept) => kept.map_err(TaskError::Record),

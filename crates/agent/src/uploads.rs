@@ -6,6 +6,7 @@
 use crate::executor::{Executor, OutputChunk, OutputRequest};
 use crate::limits;
 use crate::order::{self, OrderError, WorkerKey, detail};
+use crate::transcript::OutputStream;
 use muster_client::Endpoints;
 use muster_wire::v1;
 use muster_wire::v1::node_service_client::NodeServiceClient;
@@ -29,9 +30,9 @@ pub(crate) struct Upload {
 /// What is asked for.
 pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
     let streams = match read.stream.as_str() {
-        "" | "both" => vec!["stdout", "stderr"],
-        "stdout" => vec!["stdout"],
-        "stderr" => vec!["stderr"],
+        "" | "both" => vec![OutputStream::Stdout, OutputStream::Stderr],
+        "stdout" => vec![OutputStream::Stdout],
+        "stderr" => vec![OutputStream::Stderr],
         _ => {
             let rule = "must be stdout, stderr or empty".to_owned();
             return Err(OrderError { field: "stream", rule });
@@ -39,7 +40,8 @@ pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderErr
     };
     let (job, token) = (order::job(&read.job_id)?, order::token(read.token)?);
     let key = WorkerKey { job, token, rank: read.rank };
-    Ok(OutputRequest { key, streams, follow: read.follow, tail_bytes: read.tail_bytes })
+    let v1::ReadLogsOrder { follow, tail_bytes, from_position, .. } = read;
+    Ok(OutputRequest { key, streams, follow, tail_bytes, from_position })
 }
 
 /// Sends until the output ends or nobody takes it.
@@ -76,8 +78,10 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
             let forward = async {
                 while let Some(chunk) = chunks.recv().await {
                     let message = v1::UploadLogsRequest {
-                        stream: chunk.stream.to_owned(),
+                        stream: chunk.stream.map(OutputStream::name).unwrap_or_default().to_owned(),
                         data: chunk.data,
+                        position: chunk.position,
+                        dropped_bytes: chunk.dropped_bytes,
                         ..base.clone()
                     };
                     if messages.send(message).await.is_err() {

@@ -70,7 +70,54 @@ async fn an_order_that_is_not_current_never_starts() {
     leader.confirm_asked().await;
     leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
-    assert!(!host.state().join("jobs").join(JOB).exists());
+    let fences = muster_agent::fencing::Fences::open(&host.state().join("jobs"), 16).unwrap();
+    assert!(fences.of(JOB.parse().unwrap()).is_none(), "a token was kept of an order that was not current");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
+    use v1::preflight_order::Step;
+    use v1::preflight_report::Step as Said;
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    let waits = |h: Heard| match h {
+        Heard::Preflight(v1::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
+        _ => None,
+    };
+    let verdict = |waiting: &v1::PreflightWaiting, fault: &str| {
+        let v1::PreflightWaiting { job_id, token } = waiting.clone();
+        let verdict = v1::PreflightVerdict { job_id, token, fault: fault.into() };
+        Response::PreflightOrder(v1::PreflightOrder { step: Some(Step::Verdict(verdict)) })
+    };
+    let order = |token| v1::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
+
+    leader.send(Response::Start(order(7)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.quiet_for(2, |h| matches!(h, Heard::Report(_) | Heard::Confirm(_))).await;
+    assert!(!host.task(JOB, 7, 0).exists(), "nothing starts before the verdict");
+    leader.send(verdict(&waiting, ""));
+    leader.confirm_asked().await;
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(0));
+
+    // At fault: told as that, and a repetition of the order starts nothing.
+    leader.send(Response::Start(order(8)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.send(verdict(&waiting, "a slow link"));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::PreflightFailed("a slow link".into()));
+    leader.send(Response::Start(order(8)));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert!(!host.task(JOB, 8, 0).exists());
+
+    // A stop while it waits, and a verdict that comes too late.
+    leader.send(Response::Start(order(9)));
+    let waiting = leader.hear("that it waits", waits).await;
+    leader.send(stop(JOB, 9, 0));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(true));
+    leader.send(verdict(&waiting, ""));
+    leader.quiet_for(2, |h| matches!(h, Heard::Confirm(_))).await;
+    assert!(!host.task(JOB, 9, 0).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -312,6 +359,25 @@ async fn output_is_read_while_it_grows() {
     }
     assert_eq!(text["stdout"], "one\ntwo\n");
     assert_eq!(text["stderr"], "wrong\n");
+    // Both streams in the order in which they were written, and on from a position.
+    for (read_id, from_position, expected) in [(44, 0, "one\nwrong\ntwo\n"), (45, 4, "wrong\ntwo\n")] {
+        leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id, from_position, ..read.clone() }));
+        let (mut text, mut position) = (String::new(), 0);
+        loop {
+            let chunk = leader
+                .hear("output", |h| match h {
+                    Heard::Upload(chunk) if chunk.read_id == read_id => Some(chunk),
+                    _ => None,
+                })
+                .await;
+            if chunk.data.is_empty() {
+                break;
+            }
+            position = chunk.position;
+            text.push_str(std::str::from_utf8(&chunk.data).unwrap());
+        }
+        assert_eq!((text.as_str(), position), (expected, 14));
+    }
     // A worker that is not here is an error text, not silence.
     leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
     let error = leader
@@ -424,4 +490,71 @@ async fn an_order_of_an_earlier_session_is_dropped() {
     let confirm = leader.confirm_asked().await;
     leader.send(confirmed(&confirm, true));
     assert_eq!(leader.exit_of(7, 0).await, Kind::Code(0));
+}
+
+/// What the agent answers to one line on its socket; asked on a thread, because the answer may wait for the leader.
+fn say(host: &Host, line: String) -> tokio::task::JoinHandle<String> {
+    let path = host.state().join("agent.sock");
+    tokio::task::spawn_blocking(move || {
+        use std::io::{BufRead, BufReader, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+        stream.write_all(line.as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_committed_checkpoint_waits_for_the_log_through_a_lost_session() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    let ready = host.file("ready");
+    let script = stay(&host, "pids", &ready);
+    leader.send(Response::Start(start(JOB, 7, &[&script], &[])));
+    leader.running(7, 0).await;
+    read_fifo(ready).await;
+
+    let who = |token: &str, rank: u32, said: &str| {
+        format!("{{\"job_id\":\"{JOB}\",\"fencing_token\":\"{token}\",\"rank\":{rank},{said}}}\n")
+    };
+    let saved = r#""checkpoint_committed":{"step":12}"#;
+    // Another attempt's and another rank's word is refused here, and the leader never hears of it.
+    for (token, rank) in [("1.6", 0), ("1.7", 1)] {
+        let answer = say(&host, who(token, rank, saved)).await.unwrap();
+        assert!(answer.contains("does not run on this node"), "{answer}");
+    }
+    let step = r#""step":{"number":3,"duration_ms":40}"#;
+    assert_eq!(say(&host, who("1.7", 0, step)).await.unwrap(), r#"{"ok":true}"#);
+    let note = leader.note().await;
+    let wanted = v1::worker_note::Note::Step(v1::StepNote { number: 3, duration_ms: 40 });
+    assert_eq!((note.rank, note.note), (0, Some(wanted)));
+
+    let waiting = say(&host, who("1.7", 0, saved));
+    let first = leader.note().await;
+    let wanted = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step: 12 });
+    assert_eq!(first.note, Some(wanted));
+    leader.drop_session();
+    leader.registered().await;
+    let again = leader.note().await;
+    assert_eq!((again.sequence, &again.note), (first.sequence, &first.note));
+    assert!(!waiting.is_finished(), "answered before the leader did");
+    leader.send(Response::NoteAck(v1::NoteAck { sequence: again.sequence, refused: String::new() }));
+    assert_eq!(waiting.await.unwrap(), r#"{"ok":true}"#);
+
+    let refused = say(&host, who("1.7", 0, saved));
+    let note = leader.note().await;
+    let ack = v1::NoteAck { sequence: note.sequence, refused: "MS-3005 FENCED: gone".to_owned() };
+    leader.send(Response::NoteAck(ack));
+    assert_eq!(refused.await.unwrap(), r#"{"error":"MS-3005 FENCED: gone"}"#);
+
+    // A notice is there before the worker is gone, and names the grace.
+    leader.send(stop(JOB, 7, 20_000));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Signal(15));
+    let notice = std::fs::read_to_string(host.task(JOB, 7, 0).join("notice.json")).unwrap();
+    assert!(notice.contains("\"grace_ms\":20000"), "{notice}");
+    let answer = say(&host, who("1.7", 0, saved)).await.unwrap();
+    assert!(answer.contains("has ended") || answer.contains("does not run"), "{answer}");
 }

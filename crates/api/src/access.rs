@@ -1,7 +1,9 @@
 //! Who may call what. One table; whatever it does not name is not served.
 //!
-//! A certificate's kind decides; what a client may see or cancel of other tenants' jobs is not told apart
-//! yet. A replica calls in its own name only to look; what it passes on is judged by whom it is for.
+//! A certificate's kind decides. One that names a tenant opens the same calls as another client's, and its
+//! holder submits, cancels and reads output only for that tenant and those below it; what jobs, nodes and
+//! queues there are, every user of the cluster may see. A replica calls in its own name only to look; what it
+//! passes on is judged by whom it is for.
 
 use muster_transport::{Principal, Role};
 
@@ -44,7 +46,7 @@ impl Kinds {
             Principal::Named(name) => match name.role {
                 Role::Replica(_) => REPLICA,
                 Role::Agent(_) => AGENT,
-                Role::Client(_) => CLIENT,
+                Role::Client(_) | Role::TenantClient { .. } => CLIENT,
                 Role::Admin(_) => ADMIN,
             },
         };
@@ -86,9 +88,15 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
 
     rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
+    rule("/muster.v1.FleetService/ProbeNodes", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeDrain", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeQuarantine", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeRepair", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
 
     rule("/muster.v1.JobService/CancelJob", Class::Call, USERS),
@@ -189,6 +197,8 @@ mod tests {
                 "UploadLogs",
             ])
         );
+        let of_tenant = may(Role::TenantClient { tenant: short("vision"), user: short("ada") });
+        assert_eq!(of_tenant, may(Role::Client(short("ada"))));
         let (client, admin) = (may(Role::Client(short("ada"))), may(Role::Admin(short("ada"))));
         assert!(client.is_subset(&admin));
         assert_eq!(
@@ -198,12 +208,17 @@ mod tests {
                 "ChangeVoters",
                 "CreateBackup",
                 "ForgetNode",
+                "ProbeNodes",
                 "PromoteReplica",
                 "RaiseFormat",
                 "ReadRounds",
                 "RemoveReplica",
                 "ReplaceReplica",
+                "SetHealthPolicy",
                 "SetNodeCordon",
+                "SetNodeDrain",
+                "SetNodeQuarantine",
+                "SetNodeRepair",
                 "SetPolicy",
                 "TransferLeadership",
             ])

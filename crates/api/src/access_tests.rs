@@ -160,6 +160,12 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     };
     let status = session("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
+    for other in ["h10", "h", "x.h1", ""] {
+        let status = session(other).await.expect_err("another's node");
+        assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{other:?}: {status:?}");
+    }
+    let status = session("h1.n1").await.expect_err("the description is empty");
+    assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "one below it is its own: {status:?}");
     let status = session("h1").await.expect_err("the description is empty");
     assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "its own is looked at: {status:?}");
     let upload = |name: &str| {
@@ -219,4 +225,135 @@ async fn what_is_too_large_is_refused_in_our_words() {
     let request = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
     let status = guarded("an answer", JobServiceClient::new(channel).list_jobs(request)).await;
     assert_eq!(refused(&status.expect_err("more than 4 MiB")), Some(RefusalCode::MessageTooLarge));
+}
+
+fn host(name: &str) -> muster_types::NodeSpec {
+    let name_of = |text| muster_types::Name::new(text).expect("a name");
+    let draft = muster_types::NodeDraft {
+        name: name_of(name),
+        region: name_of("eu"),
+        cluster: name_of("eu-1"),
+        block: name_of("b"),
+        rack: name_of("k"),
+        address: "10.0.0.1".to_owned(),
+        accelerators: None,
+        cpu_milli: 64_000,
+        memory_bytes: 64 << 30,
+        labels: Default::default(),
+        taints: Default::default(),
+        pod: None,
+    };
+    draft.check().expect("it is a host")
+}
+
+fn submission(tenant: &str, number: u32) -> v1::SubmitJobRequest {
+    let group = v1::TaskGroup {
+        workers: 1,
+        command: vec!["true".to_owned()],
+        cpu_milli: 100,
+        memory_bytes: 1 << 20,
+        ..Default::default()
+    };
+    let spec = v1::JobSpec {
+        name: "a".to_owned(),
+        tenant: tenant.to_owned(),
+        groups: vec![group],
+        ..Default::default()
+    };
+    let request_id = format!("00000000-0000-4000-9000-{number:012}");
+    v1::SubmitJobRequest { request_id, spec: Some(spec), validate_only: false }
+}
+
+fn of_tenant(tenant: &str, user: &str) -> Role {
+    Role::TenantClient { tenant: short(tenant), user: short(user) }
+}
+
+/// Why a call was refused; none when it was not.
+fn code<T>(answer: Result<T, Status>) -> Option<RefusalCode> {
+    answer.err().as_ref().and_then(refused)
+}
+
+impl World {
+    /// `vision` with `video` below it, and `speech`.
+    async fn with_tenants() -> World {
+        use muster_wire::v1::policy_service_client::PolicyServiceClient;
+        let world = World::start(ApiConfig::DEFAULT).await;
+        let root = world.channel(Role::Admin(short("root"))).await;
+        let tenants = [("vision", ""), ("video", "vision"), ("speech", "")].map(|(name, parent)| {
+            let parent = parent.to_owned();
+            (name.to_owned(), v1::TenantPolicy { parent, ..Default::default() })
+        });
+        let policy = v1::SetPolicyRequest {
+            request_id: "00000000-0000-4000-8000-000000000001".to_owned(),
+            policy: Some(v1::Policy { tenants: tenants.into(), ..Default::default() }),
+            ..Default::default()
+        };
+        guarded("a policy", PolicyServiceClient::new(root).set_policy(policy)).await.expect("it is set");
+        world
+    }
+}
+
+/// By whichever way, and whichever replica passes the call on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenants_user_submits_for_that_tenant_and_those_below_it() {
+    let world = World::with_tenants().await;
+    let role = of_tenant("vision", "ada");
+    let mut direct = JobServiceClient::new(world.channel(role).await);
+    let replica = world.channel(Role::Replica(ReplicaId(1))).await;
+    let cases = [("vision", true), ("video", true), ("speech", false), ("", false), ("nobody", false)];
+    for (number, (tenant, may)) in cases.into_iter().enumerate() {
+        // A fleet without nodes refuses every job for what it asks, and the tenant is looked at before that.
+        let expected = Some(if may { RefusalCode::NeverFits } else { RefusalCode::PermissionDenied });
+        let request = submission(tenant, number as u32);
+        let answer = guarded("an answer", direct.submit_job(request.clone())).await;
+        assert_eq!(code(answer), expected, "{tenant}");
+        let check = v1::SubmitJobRequest { validate_only: true, ..request.clone() };
+        let answer = guarded("an answer", direct.submit_job(check)).await;
+        assert_eq!(code(answer), expected, "{tenant}, only checked");
+        let batch = v1::SubmitJobsRequest {
+            request_id: format!("00000000-0000-4000-a000-{number:012}"),
+            specs: submission("vision", 0).spec.into_iter().chain(request.spec.clone()).collect(),
+        };
+        let answer = guarded("an answer", direct.submit_jobs(batch)).await;
+        assert_eq!(code(answer), expected, "{tenant}, among others");
+        // Passed on by a replica, it is judged by whom it is for.
+        let mut onward = Request::new(request);
+        let name = muster_transport::PeerName { cluster: CLUSTER, role }.to_string();
+        onward.metadata_mut().insert("muster-principal", name.parse().expect("a name is ASCII"));
+        onward.metadata_mut().insert("muster-forwarded", "1".parse().expect("a digit is ASCII"));
+        let answer = guarded("an answer", JobServiceClient::new(replica.clone()).submit_job(onward)).await;
+        assert_eq!(code(answer), expected, "{tenant}, passed on");
+    }
+    assert_eq!(world.engine.view().jobs().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenants_user_sees_all_jobs_and_ends_and_reads_only_its_own() {
+    use muster_decider::{Answer, Command};
+    let world = World::with_tenants().await;
+    let register = Command::Register {
+        spec: host("h1"),
+        holder: muster_types::HolderId(1),
+        other_session_is_over: false,
+    };
+    world.engine.execute(register).await.expect("a host comes");
+    let jobs = muster_wire::convert::submissions_from_proto("spec", submission("speech", 0).spec);
+    let jobs = jobs.expect("it is a job").into();
+    let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+    let answer = world.engine.execute(submit).await.expect("it fits");
+    let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
+    let job_id = jobs[0].to_string();
+    let cancel = |number: u32| v1::CancelJobRequest {
+        request_id: format!("00000000-0000-4000-b000-{number:012}"),
+        job_id: job_id.clone(),
+    };
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let listed = guarded("a list", ada.list_jobs(v1::ListJobsRequest::default())).await;
+    assert_eq!(listed.expect("every user may look").into_inner().jobs.len(), 1);
+    let denied = Some(RefusalCode::PermissionDenied);
+    assert_eq!(code(guarded("an answer", ada.cancel_job(cancel(1))).await), denied);
+    let read = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
+    assert_eq!(code(guarded("an answer", ada.read_logs(read)).await), denied);
+    let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
+    guarded("an answer", bob.cancel_job(cancel(2))).await.expect("it is his tenant's");
 }

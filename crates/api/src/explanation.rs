@@ -5,7 +5,7 @@ use muster_journal::WorkerSlot;
 use muster_planner::{ClusterReport, NodeCounts, Plan, Score};
 use muster_state::quota::QuotaLimit;
 use muster_state::{JobRow, State};
-use muster_types::Name;
+use muster_types::{JobId, LogTime, Name};
 use muster_wire::v1;
 
 use crate::render;
@@ -46,8 +46,8 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
 }
 
 /// Where a job is that does not wait, or how it ended.
-pub(crate) fn placed(view: &State, row: &JobRow) -> v1::Explanation {
-    let (reason, sentence) = render::status_of(row);
+pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation {
+    let (reason, sentence) = render::status_of(view, job, row);
     let placement = row.placement.as_deref().map(|placement| v1::PlannedPlacement {
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
@@ -63,6 +63,21 @@ pub(crate) fn placed(view: &State, row: &JobRow) -> v1::Explanation {
         estimate: Some(render::estimate(&row.estimate)),
         ..Default::default()
     }
+}
+
+/// How often to save a job's work, when it says how long that takes.
+pub(crate) fn checkpoint_advice(view: &State, job: JobId, now: LogTime) -> Option<v1::CheckpointAdvice> {
+    let advice = muster_decider::checkpoint_advice(view, job, now)?;
+    Some(v1::CheckpointAdvice {
+        nodes: advice.nodes,
+        mttf_ms: advice.mttf_ms,
+        save_ms: advice.save_ms,
+        restart_ms: advice.restart_ms,
+        interval_ms: advice.interval_ms.unwrap_or(0),
+        ettr_milli: advice.ettr_milli,
+        advised_interval_ms: advice.advised_interval_ms,
+        advised_ettr_milli: advice.advised_ettr_milli,
+    })
 }
 
 fn planned(view: &State, plan: &Plan) -> v1::PlannedPlacement {

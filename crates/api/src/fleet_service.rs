@@ -1,14 +1,19 @@
 //! `muster.v1.FleetService`.
 
-use muster_decider::Command;
+use muster_decider::{Command, DrainOrder, RepairOrder};
+use muster_engine::PROBE_NODES_MAX;
 use muster_state::State;
-use muster_types::{Name, NodeId, Refusal, RefusalCode};
-use muster_wire::convert::request_id;
+use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, Violation};
+use muster_wire::convert::{
+    health_policy_from_proto, health_policy_to_proto, probe_finding_to_proto, probe_link_to_proto,
+    probe_ring_to_proto, repair_from_proto, request_id,
+};
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::fleet_service_server::FleetService;
+use std::collections::BTreeSet;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
@@ -36,6 +41,22 @@ fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
         let shown: String = text.chars().take(80).collect();
         Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}"))
     })
+}
+
+/// What is wanted of a repair.
+fn repair_order(step: Option<&v1::set_node_repair_request::Step>) -> Result<RepairOrder, Status> {
+    use v1::set_node_repair_request::Step;
+    match step {
+        Some(Step::Begin(begin)) => {
+            let (action, devices, deadline_ms) = repair_from_proto("begin", begin).map_err(invalid)?;
+            Ok(RepairOrder::Begin { action, devices, deadline_ms })
+        }
+        Some(Step::Done(true)) => Ok(RepairOrder::Done),
+        Some(Step::Failed(detail)) => Ok(RepairOrder::Failed { detail: detail.clone() }),
+        Some(Step::Done(false)) | None => {
+            Err(invalid(vec![Violation::new("step", "must be one of begin, done, failed")]))
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -139,6 +160,153 @@ impl FleetService for Fleet {
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(FleetServiceClient::new(channel).forget_node(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<v1::ProbeNodesRequest>,
+    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let count = message.nodes.len();
+        if !(2..=PROBE_NODES_MAX).contains(&count) {
+            return Err(invalid(vec![Violation::limit("nodes", count as u64, 2, PROBE_NODES_MAX as u64)]));
+        }
+        let engine = self.router.engine();
+        let local = || async {
+            let view = engine.view();
+            let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
+            if nodes.iter().collect::<BTreeSet<_>>().len() < count {
+                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
+            }
+            let result = engine.probe(&nodes).await?;
+            let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());
+            let node_names: Vec<String> = nodes.iter().map(|node| name(node).unwrap_or_default()).collect();
+            let finding = |finding| probe_finding_to_proto(finding, &node_names);
+            Ok(v1::ProbeNodesResponse {
+                links: result.links.iter().map(probe_link_to_proto).collect(),
+                rings: result.rings.iter().map(probe_ring_to_proto).collect(),
+                findings: result.findings.iter().map(finding).collect(),
+                node_names,
+            })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).probe_nodes(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn set_node_drain(
+        &self,
+        request: Request<v1::SetNodeDrainRequest>,
+    ) -> Result<Response<v1::SetNodeDrainResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
+        let deadline_ms = message.deadline_ms;
+        let order = if message.drained { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
+        let engine = self.router.engine();
+        let local = || async {
+            let node = find(&engine.view(), &message.node)?;
+            let answer = engine.execute(Command::SetDrain { request: id, node, order }).await?;
+            let view = engine.view();
+            let node = view.node(node).map(|row| render::node(&view, node, row));
+            Ok(v1::SetNodeDrainResponse { node, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_drain(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn set_node_quarantine(
+        &self,
+        request: Request<v1::SetNodeQuarantineRequest>,
+    ) -> Result<Response<v1::SetNodeQuarantineResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
+        let engine = self.router.engine();
+        let local = || async {
+            let node = find(&engine.view(), &message.node)?;
+            let answer = engine
+                .execute(Command::SetQuarantine { request: id, node, reason: message.reason.clone() })
+                .await?;
+            let view = engine.view();
+            let node = view.node(node).map(|row| render::node(&view, node, row));
+            Ok(v1::SetNodeQuarantineResponse { node, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_quarantine(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn set_node_repair(
+        &self,
+        request: Request<v1::SetNodeRepairRequest>,
+    ) -> Result<Response<v1::SetNodeRepairResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
+        let order = repair_order(message.step.as_ref())?;
+        let engine = self.router.engine();
+        let local = || async {
+            let node = find(&engine.view(), &message.node)?;
+            let answer =
+                engine.execute(Command::SetRepair { request: id, node, order: order.clone() }).await?;
+            let view = engine.view();
+            let node = view.node(node).map(|row| render::node(&view, node, row));
+            Ok(v1::SetNodeRepairResponse { node, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_repair(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn get_health_policy(
+        &self,
+        request: Request<v1::GetHealthPolicyRequest>,
+    ) -> Result<Response<v1::GetHealthPolicyResponse>, Status> {
+        let deadline = self.router.read_deadline(&request);
+        let message = request.into_inner();
+        let engine = self.router.engine();
+        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let row = view.health_policy();
+        Ok(Response::new(v1::GetHealthPolicyResponse {
+            policy: Some(health_policy_to_proto(&row.policy)),
+            version: row.version.0,
+            set_at_ms: row.set_at.0,
+            freshness: Some(freshness(engine, &view)),
+        }))
+    }
+
+    async fn set_health_policy(
+        &self,
+        request: Request<v1::SetHealthPolicyRequest>,
+    ) -> Result<Response<v1::SetHealthPolicyResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
+        let policy = health_policy_from_proto("policy", message.policy.as_ref()).map_err(invalid)?;
+        let expected_version = message.expected_version.map(LogIndex);
+        let engine = self.router.engine();
+        let local = || async {
+            let policy = Box::new(policy.clone());
+            let command = Command::SetHealthPolicy { request: id, policy, expected_version };
+            let at = engine.execute(command).await?.at();
+            Ok(v1::SetHealthPolicyResponse { version: at.0, freshness: written(engine, at) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_health_policy(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }

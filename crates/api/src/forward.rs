@@ -1,8 +1,9 @@
 //! Passing writes on to the leader.
 
 use muster_engine::Engine;
+use muster_state::State;
 use muster_transport::{Expect, PeerName, Principal, Role, Security};
-use muster_types::{Refusal, RefusalCode, ReplicaId};
+use muster_types::{JobId, Name, Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,13 +80,14 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether the caller is this node's agent, as far as that is known.
+    /// Whether the caller is this node's agent, as far as that is known. The agent of a cluster of another
+    /// scheduler speaks for all nodes below its own name: `slurm-a` for `slurm-a.n1`.
     ///
     /// # Errors
     /// When it is another's.
     pub(crate) fn speaks_for(&self, node: &str) -> Result<(), Status> {
         match self.principal {
-            Principal::Named(PeerName { role: Role::Agent(own), .. }) if own.as_str() != node => {
+            Principal::Named(PeerName { role: Role::Agent(own), .. }) if !is_below(own.as_str(), node) => {
                 let text = format!("{} does not speak for another node", self.principal);
                 let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
                 Err(to_status(&refusal.with("principal", self.principal)))
@@ -93,6 +95,33 @@ impl Caller {
             _ => Ok(()),
         }
     }
+}
+
+impl Caller {
+    /// Whether the caller may do something to jobs of a tenant, or for it: not one of another tenant, unless
+    /// that one is above it.
+    pub(crate) fn check_tenant(&self, view: &State, tenant: &Name) -> Result<(), Refusal> {
+        let Principal::Named(PeerName { role: Role::TenantClient { tenant: own, .. }, .. }) = self.principal
+        else {
+            return Ok(());
+        };
+        if view.policy().policy.ancestry(tenant).any(|above| above.as_str() == own.as_str()) {
+            return Ok(());
+        }
+        let text = format!("{} acts for tenant {own} and those below it, not for {tenant}", self.principal);
+        let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
+        Err(refusal.with("principal", self.principal).with("tenant", tenant))
+    }
+
+    /// The same of the tenant that a job is of; nothing is said of a job that is not there.
+    pub(crate) fn check_job(&self, view: &State, job: JobId) -> Result<(), Refusal> {
+        view.spec(job).map_or(Ok(()), |spec| self.check_tenant(view, &spec.tenant))
+    }
+}
+
+/// Whether a node is the agent's own, or below it.
+fn is_below(own: &str, node: &str) -> bool {
+    node.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Router {

@@ -4,11 +4,12 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::{LogRequest, Reading};
+use muster_engine::{Attempt, LogRequest, Reading};
+use muster_state::State;
 use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, job_id, jobs_from_proto, request_id, submission_to_proto,
-    submissions_from_proto,
+    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
+    submission_to_proto, submissions_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -52,6 +53,7 @@ impl Jobs {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
+            check_tenants(caller, &view, jobs)?;
             engine.check_submission(&view, jobs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
@@ -75,6 +77,7 @@ impl Jobs {
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
+            check_tenants(caller, &engine.view(), jobs)?;
             let answer = engine.execute(Command::Submit { request, jobs: Arc::clone(jobs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
@@ -222,6 +225,7 @@ impl JobService for Jobs {
         let (Some(id), Some(job)) = (id, job) else { return Err(invalid(violations)) };
         let engine = self.router.engine();
         let local = || async {
+            caller.check_job(&engine.view(), job)?;
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
             let message = render::job_explained(engine, &engine.view(), job).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
@@ -278,10 +282,14 @@ impl JobService for Jobs {
         let explained = engine.explain_job(Arc::clone(view.state()), id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
-            None => explanation::placed(&view, row),
+            None => explanation::placed(&view, id, row),
         };
-        let freshness = Some(freshness(engine, &view));
-        Ok(Response::new(v1::ExplainJobResponse { explanation: Some(explanation), freshness }))
+        Ok(Response::new(v1::ExplainJobResponse {
+            explanation: Some(explanation),
+            freshness: Some(freshness(engine, &view)),
+            recovery: render::recovery(&view, id, Detail::Full),
+            checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
+        }))
     }
 
     async fn commit_checkpoint(
@@ -342,13 +350,14 @@ impl JobService for Jobs {
         if !matches!(message.stream.as_str(), "" | "stdout" | "stderr") {
             return Err(invalid(vec![Violation::new("stream", "must be stdout, stderr or empty for both")]));
         }
+        let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
         match self.router.route(caller).await? {
             Route::Remote(channel) => {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
                 let stream = onward_client(channel).read_logs(onward).await?.into_inner();
-                Ok(Response::new(stream.boxed()))
+                Ok(Response::new(stream.map_err(of_leader).boxed()))
             }
             Route::Local => {
                 let request = LogRequest {
@@ -359,17 +368,57 @@ impl JobService for Jobs {
                     follow: message.follow,
                     stream: message.stream,
                     tail_bytes: message.tail_bytes,
+                    from_position: message.from_position,
                 };
                 let engine = self.router.engine();
-                let chunks = engine.read_logs(job, message.rank, message.previous, request).await;
-                let chunks = chunks.map_err(|refusal| to_status(&refusal))?;
+                caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+                let reading = engine.read_logs(job, message.rank, attempt, request).await;
+                let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
-                    .map_ok(|chunk| v1::ReadLogsResponse { stream: chunk.stream, data: chunk.data.into() })
+                    .map_ok(move |chunk| v1::ReadLogsResponse {
+                        stream: chunk.stream,
+                        data: chunk.data.into(),
+                        position: chunk.position,
+                        dropped_bytes: chunk.dropped_bytes,
+                        token: Some(fencing_token_to_proto(token)),
+                    })
                     .map_err(|refusal| to_status(&refusal));
                 Ok(Response::new(stream.boxed()))
             }
         }
     }
+}
+
+/// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
+/// is not what the caller's own connection did, and reading goes on elsewhere.
+fn of_leader(status: Status) -> Status {
+    use std::error::Error as _;
+    if status.source().is_none() {
+        return status;
+    }
+    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
+}
+
+/// Which placement's output is meant.
+fn attempt(message: &v1::ReadLogsRequest) -> Result<Attempt, Violation> {
+    match &message.token {
+        Some(_) if message.previous => {
+            Err(Violation::new("previous", "cannot be asked for beside a token, which names the attempt"))
+        }
+        Some(token) => fencing_token_from_proto("token", Some(token)).map(Attempt::Token),
+        None if message.from_position > 0 => {
+            Err(Violation::new("from_position", "needs the token of the attempt that it is a position of"))
+        }
+        None if message.previous => Ok(Attempt::Previous),
+        None => Ok(Attempt::Current),
+    }
+}
+
+/// Whether the caller may submit these; neighbours are nearly always of one tenant.
+fn check_tenants(caller: Caller, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+    jobs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant).try_for_each(|of_one| {
+        of_one.first().map_or(Ok(()), |job| caller.check_tenant(view, &job.spec.tenant))
+    })
 }
 
 fn no_such_job(id: JobId) -> Refusal {

@@ -3,12 +3,15 @@
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use muster_engine::{Inbound, LogChunk, Opening, Order, Outbound, Session, WorkerReport};
+use muster_engine::{
+    Inbound, LogChunk, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
+};
 use muster_state::State;
 use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, holder_id_from_text, job_id, node_spec_from_proto,
-    worker_report_from_proto,
+    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto,
+    health_report_from_proto, holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto,
+    probe_ring_from_proto, worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -254,9 +257,95 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
                 .map_err(|v| vec![v])?;
             Ok(Inbound::ConfirmStart { job, token })
         }
+        Some(session_request::Message::PreflightReport(report)) => probe_report(report).map(Inbound::Probe),
+        Some(session_request::Message::Health(health)) => {
+            let report = health_report_from_proto("health", &health)?;
+            Ok(Inbound::Health { sequence: health.sequence, report: Box::new(report) })
+        }
+        Some(session_request::Message::ForeignLoad(load)) => {
+            foreign_load_from_proto("foreign_load", &load).map(Inbound::ForeignLoad).map_err(|v| vec![v])
+        }
+        Some(session_request::Message::Note(note)) => inbound_note(note),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
-        None => refuse("message", "must be one of register, heartbeat, report, confirm_start"),
+        None => refuse(
+            "message",
+            "must be one of register, heartbeat, report, confirm_start, health, note, preflight_report, foreign_load",
+        ),
     }
+}
+
+fn inbound_note(note: v1::WorkerNote) -> Result<Inbound, Vec<Violation>> {
+    let job = job_id("note.job_id", &note.job_id).map_err(|v| vec![v])?;
+    let token = fencing_token_from_proto("note.token", note.token.as_ref()).map_err(|v| vec![v])?;
+    match note.note {
+        Some(v1::worker_note::Note::CheckpointCommitted(_)) => {
+            Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token })
+        }
+        Some(v1::worker_note::Note::Step(step)) => {
+            let v1::StepNote { number, duration_ms } = step;
+            Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
+        }
+        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
+    }
+}
+
+fn probe_report(report: v1::PreflightReport) -> Result<ProbeReport, Vec<Violation>> {
+    use v1::preflight_report::Step;
+    match report.step {
+        Some(Step::Waiting(waiting)) => {
+            let job = job_id("preflight_report.waiting.job_id", &waiting.job_id).map_err(|v| vec![v])?;
+            let token = fencing_token_from_proto("preflight_report.waiting.token", waiting.token.as_ref());
+            Ok(ProbeReport::Waiting { job, token: token.map_err(|v| vec![v])? })
+        }
+        Some(Step::Listening(listening)) => {
+            let v1::ProbeListening { probe_id, port, failure } = listening;
+            let checked = u16::try_from(port).ok().filter(|port| *port > 0);
+            let port = match checked {
+                Some(port) if failure.is_empty() => Ok(port),
+                _ if !failure.is_empty() => Err(failure.chars().take(limits::TEXT_BYTES_MAX / 4).collect()),
+                _ => {
+                    let field = "preflight_report.listening.port";
+                    return Err(vec![Violation::limit(field, port.into(), 1, u16::MAX.into())]);
+                }
+            };
+            Ok(ProbeReport::Listening { probe: probe_id, port })
+        }
+        Some(Step::Measured(measured)) => {
+            let links = probe_links_from_proto("preflight_report.measured.links", &measured.links)?;
+            let ring = measured.ring.as_ref().map(probe_ring_from_proto);
+            Ok(ProbeReport::Measured { probe: measured.probe_id, links, ring })
+        }
+        None => Err(vec![Violation::new("preflight_report.step", "must be waiting, listening or measured")]),
+    }
+}
+
+fn preflight_order(order: ProbeOrder) -> v1::PreflightOrder {
+    use v1::preflight_order::Step;
+    let step = match order {
+        ProbeOrder::Listen { probe } => Step::Listen(v1::ProbeListen { probe_id: probe }),
+        ProbeOrder::Run { probe, key, own, peers, pair_bytes, pair_ms, ring_bytes, budget_ms } => {
+            let peer = |(address, port): &(String, u16)| v1::ProbePeer {
+                address: address.clone(),
+                port: u32::from(*port),
+            };
+            Step::Run(v1::ProbeRun {
+                probe_id: probe,
+                key: key.to_be_bytes().to_vec(),
+                own,
+                peers: peers.iter().map(peer).collect(),
+                pair_bytes,
+                pair_ms,
+                ring_bytes,
+                budget_ms,
+            })
+        }
+        ProbeOrder::Verdict { job, token, fault } => Step::Verdict(v1::PreflightVerdict {
+            job_id: job.to_string(),
+            token: Some(fencing_token_to_proto(token)),
+            fault: fault.unwrap_or_default(),
+        }),
+    };
+    v1::PreflightOrder { step: Some(step) }
 }
 
 fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionResponse {
@@ -270,10 +359,21 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
                 lease_ttl_ms: parameters.lease_ttl_ms,
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
+                takes_health: true,
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }
         Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
+        Outbound::NoteAck { sequence, refused } => Message::NoteAck(v1::NoteAck {
+            sequence,
+            refused: refused.map(|refusal| refusal.to_string()).unwrap_or_default(),
+        }),
+        Outbound::HealthAck { sequence } => Message::HealthAck(v1::HealthAck { sequence }),
+        Outbound::Repair(repair) => Message::Repair(v1::RepairOrder {
+            number: repair.number,
+            action: repair.action.name().to_owned(),
+            devices: device_set_to_proto(repair.devices),
+        }),
         Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
         Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {
             job_id: job.to_string(),
@@ -286,6 +386,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             token: Some(fencing_token_to_proto(stop.token)),
             grace_ms: stop.grace_ms,
         }),
+        Outbound::Probe(order) => Message::PreflightOrder(preflight_order(order)),
         Outbound::ReadLogs(read) => Message::ReadLogs(v1::ReadLogsOrder {
             read_id: read.read_id,
             job_id: read.job.to_string(),
@@ -294,6 +395,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             follow: read.follow,
             stream: read.stream,
             tail_bytes: read.tail_bytes,
+            from_position: read.from_position,
         }),
     };
     v1::SessionResponse { message: Some(message) }
@@ -325,7 +427,8 @@ async fn take_upload(
         }
         let Some(to_reader) = &reader else { return Err(nobody()) };
         let piece = if upload.error.is_empty() {
-            Ok(LogChunk { stream: upload.stream, data: Bytes::from(upload.data) })
+            let v1::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
+            Ok(LogChunk { stream, data: Bytes::from(data), position, dropped_bytes })
         } else {
             Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
         };

@@ -5,12 +5,12 @@ use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
-    RecoveryRow, State,
+    RestrictionRow, State, Straggler,
 };
 use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
-    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, job_spec_to_proto,
-    node_spec_to_proto, notice_to_proto,
+    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
+    foreign_load_to_proto, job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) enum Detail {
 
 pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let (status_reason, status_detail) = status_of(row);
+    let (status_reason, status_detail) = status_of(view, id, row);
     v1::Job {
         id: id.to_string(),
         spec: full.then(|| described(view, id, spec)),
@@ -48,7 +48,10 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         started_at_ms: row.started_at.map_or(0, |t| t.0),
         finished_at_ms: row.finished_at.map_or(0, |t| t.0),
         changed_at_index: row.changed_at.0,
-        placement: row.placement.as_deref().map(|p| placement(view, p, detail)),
+        placement: row
+            .placement
+            .as_deref()
+            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
         worker_count: spec.worker_count(),
@@ -59,7 +62,7 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         checkpointed_at_ms: row.checkpointed_at.map_or(0, |t| t.0),
         released: row.released,
         promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
-        recovery: view.recovery(id).map(|row| recovery(view, row, detail)),
+        recovery: recovery(view, id, detail),
     }
 }
 
@@ -69,7 +72,19 @@ fn described(view: &State, id: JobId, spec: &JobSpec) -> v1::JobSpec {
     v1::JobSpec { contract, ..job_spec_to_proto(spec) }
 }
 
-fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
+/// What became of a job's attempts; none when nothing has.
+pub(crate) fn recovery(view: &State, job: JobId, detail: Detail) -> Option<v1::Recovery> {
+    let row = view.recovery(job)?;
+    let placement = view.job(job).and_then(|row| row.placement.as_deref());
+    let straggler = |(rank, slow): (&u32, &Straggler)| v1::Straggler {
+        rank: *rank,
+        slow_milli: slow.slow_milli,
+        since_ms: slow.since.0,
+        node_name: placement
+            .and_then(|placement| placement.slots.get(*rank as usize))
+            .map(|slot| node_name(view, slot.node))
+            .unwrap_or_default(),
+    };
     let count = |(class, count): (&muster_types::FailureClass, &u32)| v1::FailureCount {
         failure_class: class.to_string(),
         count: *count,
@@ -80,7 +95,7 @@ fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
         until_ms: until.0,
     };
     let full = detail == Detail::Full;
-    v1::Recovery {
+    Some(v1::Recovery {
         last_failure: row.last.as_ref().map(|last| failure(view, last)),
         failures: if full { row.counts.iter().map(count).collect() } else { Vec::new() },
         streak: row.streak,
@@ -88,7 +103,8 @@ fn recovery(view: &State, row: &RecoveryRow, detail: Detail) -> v1::Recovery {
         avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
         saved_at_ms: row.saved.map_or(0, |saved| saved.at.0),
         saved_attempt: row.saved.map_or(0, |saved| saved.attempt),
-    }
+        stragglers: row.stragglers.iter().map(straggler).collect(),
+    })
 }
 
 fn failure(view: &State, failure: &Failure) -> v1::Failure {
@@ -137,8 +153,36 @@ pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
     }
 }
 
-pub(crate) fn status_of(row: &JobRow) -> (String, String) {
-    let (code, text) = match &row.phase {
+/// How an attempt failed, in one sentence.
+fn failed_so(view: &State, last: &Failure) -> String {
+    let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+    let node = last.node.map(|node| format!(" on {}", node_name(view, node))).unwrap_or_default();
+    format!("attempt {} failed ({}{rank}{node}: {})", last.attempt, last.class, last.detail)
+}
+
+fn straggles((rank, slow): (&u32, &Straggler)) -> String {
+    let (whole, tenths) = (slow.slow_milli / 1_000, slow.slow_milli % 1_000 / 100);
+    format!("runs; rank {rank} takes {whole}.{tenths} times as long for a step as its gang")
+}
+
+/// Reason and sentence of where a job is in its life, without asking the planner.
+pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, String) {
+    let recovery = view.recovery(id);
+    let failed = recovery.and_then(|known| known.last.as_ref()).map(|last| failed_so(view, last));
+    let slow = recovery.and_then(|known| known.stragglers.iter().next());
+    let (code, text) = match (&row.phase, failed, slow) {
+        (Phase::Pending, Some(so), _) if !row.released => {
+            ("RETRY_BACKOFF", format!("waits for another attempt: {so}"))
+        }
+        (Phase::Pending, Some(so), _) if row.promise.is_none() => ("REQUEUED", format!("waits again: {so}")),
+        (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
+        (phase, ..) => return status_of_row(row, phase),
+    };
+    (code.to_owned(), text)
+}
+
+fn status_of_row(row: &JobRow, phase: &Phase) -> (String, String) {
+    let (code, text) = match phase {
         Phase::Pending if row.promise.is_some() => {
             ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
         }
@@ -151,7 +195,7 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
             ("STOPPING_FAILED", format!("rank {rank}: {exit}"))
         }
         Phase::Stopping(StopCause::Evicted { node }) => {
-            ("STOPPING_EVICTED", format!("{node} was lost under it"))
+            ("STOPPING_EVICTED", format!("{node} was lost under it, or had to be empty by now"))
         }
         Phase::Stopping(StopCause::Fault { class, node, detail }) => {
             ("STOPPING_FAULT", format!("{node}: {class}: {detail}"))
@@ -167,6 +211,9 @@ pub(crate) fn status_of(row: &JobRow) -> (String, String) {
         }
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Resized)) => {
             ("STOPPING_RESIZED", "it goes on with another number of workers".to_owned())
+        }
+        Phase::Stopping(StopCause::Rearranged(RearrangeCause::Drained { node })) => {
+            ("STOPPING_DRAINED", format!("it goes on elsewhere, because {node} is drained"))
         }
         Phase::Finished(Outcome::Succeeded) => ("SUCCEEDED", String::new()),
         Phase::Finished(Outcome::Failed { detail }) => ("FAILED", detail.clone()),
@@ -198,18 +245,27 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
         cluster: placement.cluster.to_string(),
         placed_at_ms: placement.placed_at.0,
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
+        spares: Vec::new(),
+    }
+}
+
+fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::PromisedWorker> {
+    let spares = if detail == Detail::Full { view.spares(job) } else { &[] };
+    spares.iter().enumerate().map(|place| place_of(view, place)).collect()
+}
+
+fn place_of(view: &State, (number, slot): (usize, &WorkerSlot)) -> v1::PromisedWorker {
+    v1::PromisedWorker {
+        rank: number as u32,
+        node_name: node_name(view, slot.node),
+        node_id: slot.node.to_string(),
+        devices: device_set_to_proto(slot.devices),
     }
 }
 
 fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
     let first = promise.slots.first().and_then(|slot| view.node(slot.node));
-    let worker = |(rank, slot): (usize, &WorkerSlot)| v1::PromisedWorker {
-        rank: rank as u32,
-        node_name: node_name(view, slot.node),
-        node_id: slot.node.to_string(),
-        devices: device_set_to_proto(slot.devices),
-    };
-    let workers = promise.slots.iter().enumerate().map(worker);
+    let workers = promise.slots.iter().enumerate().map(|place| place_of(view, place));
     v1::Promise {
         promised_at_index: promise.since.0,
         region: promise.region.to_string(),
@@ -223,29 +279,45 @@ pub(crate) fn node_name(view: &State, node: NodeId) -> String {
 }
 
 pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
-    node_with(id, row, view.gangs_on(id))
+    node_with(id, row, view.restriction(id), view.gangs_on(id))
 }
 
-/// A node with these gangs on it.
-pub(crate) fn node_with(id: NodeId, row: &NodeRow, gangs: impl Iterator<Item = JobId>) -> v1::Node {
+fn restriction_message(row: &RestrictionRow) -> v1::NodeRestriction {
+    let (drain, quarantine) = (row.drain.as_ref(), row.quarantine.as_ref());
+    restriction_to_proto(drain, quarantine, row.repair.as_ref(), &row.health)
+}
+
+/// A node with what restricts it and these gangs on it.
+pub(crate) fn node_with(
+    id: NodeId,
+    row: &NodeRow,
+    restriction: Option<&RestrictionRow>,
+    gangs: impl Iterator<Item = JobId>,
+) -> v1::Node {
     let status = match row.status {
         NodeStatus::Up => v1::NodeStatus::Up,
         NodeStatus::Lost => v1::NodeStatus::Lost,
     };
     // Nothing of a lost node can be had, whatever is not leased there.
     let up = row.status == NodeStatus::Up;
+    let usable = row.usable();
     v1::Node {
         id: id.to_string(),
         description: Some(node_spec_to_proto(&row.spec)),
         status: status.into(),
         cordoned: row.cordoned,
         incarnation: row.incarnation,
-        free_devices: if up { row.free.devices.count().into() } else { 0 },
-        free_cpu_milli: if up { row.free.cpu_milli } else { 0 },
-        free_memory_bytes: if up { row.free.memory_bytes } else { 0 },
+        free_devices: if up { usable.devices.count().into() } else { 0 },
+        free_cpu_milli: if up { usable.cpu_milli } else { 0 },
+        free_memory_bytes: if up { usable.memory_bytes } else { 0 },
         changed_at_ms: row.changed_at.0,
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
+        restriction: restriction.map(restriction_message),
+        foreign_load: restriction
+            .map(|row| row.foreign)
+            .filter(|load| !load.is_none())
+            .map(foreign_load_to_proto),
     }
 }
 
@@ -309,10 +381,12 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let rank_map = placement.slots.iter().map(|slot| v1::RankPlace {
+    let rank_place = |slot: &WorkerSlot| v1::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
-    });
+        devices: slot.devices.count().into(),
+    };
+    let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32)?;
@@ -343,7 +417,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         rank_map: rank_map.collect(),
         workers: workers.collect(),
         rendezvous_port: rendezvous_port(placement.token),
-        stop_grace_ms: spec.stop_grace_ms,
+        stop_grace_ms: contract.stop_grace_ms(spec),
         checkpoint_directory: checkpoint.map(|at| format!("{at}/{}", order.job)).unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_index: spec.array.map(|a| a.index),
@@ -354,6 +428,27 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         notice: notice_to_proto(&contract.notice),
         checkpoint: Some(checkpoint_state(view, order.job, &contract.checkpoint)),
         preflight: contract.preflight.applies_to(nodes.len()),
-        spares: Vec::new(),
+        spares: view.spares(order.job).iter().map(rank_place).collect(),
+        slices: tpu_slices(spec, placement.slots.len()),
+        world_size_min: spec.worker_count_min(),
     }
+}
+
+/// The slices of a gang's groups, by rank.
+fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
+    let mut first_rank = 0;
+    let mut found = Vec::new();
+    for group in &spec.groups {
+        if let Some(slice) = group.slice {
+            let count = u32::from(slice.count);
+            // The workers of a group with slices are as many as their hosts; a gang is never placed without
+            // some of them.
+            let hosts = group.workers / count.max(1);
+            if hosts > 0 && (first_rank + hosts * count) as usize <= world {
+                found.push(v1::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
+            }
+        }
+        first_rank += group.workers;
+    }
+    found
 }

@@ -215,8 +215,9 @@ impl Topic for NodeTopic {
 
     fn body(&self, _engine: &Engine, change: &Change) -> Option<Body<v1::Node>> {
         match change {
-            Change::Node { id, row, gangs, .. } => {
-                Some(Body::Changed(render::node_with(*id, row, gangs.iter().copied())))
+            Change::Node { id, row, restriction, gangs, .. } => {
+                let gangs = gangs.iter().copied();
+                Some(Body::Changed(render::node_with(*id, row, restriction.as_deref(), gangs)))
             }
             Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
             Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => None,

@@ -14,10 +14,10 @@ use v1::job_service_client::JobServiceClient;
 use v1::policy_service_client::PolicyServiceClient;
 use v1::queue_service_client::QueueServiceClient;
 
-use crate::Client;
 use crate::error::{AttemptError, CallError};
 use crate::read::is_past;
 use crate::repeat::Subject;
+use crate::{Client, Options};
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
 /// policy about 4.
@@ -321,6 +321,100 @@ impl Client {
         Ok(answer)
     }
 
+    /// Empties a node, or ends that.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_drain(
+        &self,
+        mut request: v1::SetNodeDrainRequest,
+    ) -> Result<v1::SetNodeDrainResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node drain", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_drain(request).await }
+        };
+        let answer: v1::SetNodeDrainResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Keeps a node away from work, or lets it back.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_quarantine(
+        &self,
+        mut request: v1::SetNodeQuarantineRequest,
+    ) -> Result<v1::SetNodeQuarantineResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node quarantine", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_quarantine(request).await }
+        };
+        let answer: v1::SetNodeQuarantineResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Begins or ends a node's repair.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_node_repair(
+        &self,
+        mut request: v1::SetNodeRepairRequest,
+    ) -> Result<v1::SetNodeRepairResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set node repair", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_node_repair(request).await }
+        };
+        let answer: v1::SetNodeRepairResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Sets what is made of what agents see.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn set_health_policy(
+        &self,
+        mut request: v1::SetHealthPolicyRequest,
+    ) -> Result<v1::SetHealthPolicyResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "set health policy", request_id, names_log_index: false };
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).set_health_policy(request).await }
+        };
+        let answer: v1::SetHealthPolicyResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// What is made of what agents see of their hosts' health.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_health_policy(
+        &self,
+        mut request: v1::GetHealthPolicyRequest,
+    ) -> Result<v1::GetHealthPolicyResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let subject = reading("get health policy", &read);
+        let send = |channel| async move { fleet(channel).get_health_policy(within(limit, request)).await };
+        let answer: v1::GetHealthPolicyResponse = self.repeat(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// Drops a lost node that will not come back.
     ///
     /// # Errors
@@ -336,6 +430,23 @@ impl Client {
         let answer: v1::ForgetNodeResponse = self.repeat(repeatable("forget node"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
+    }
+
+    /// Measures the network between some nodes; takes some seconds.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn probe_nodes(
+        &self,
+        request: v1::ProbeNodesRequest,
+    ) -> Result<v1::ProbeNodesResponse, CallError> {
+        let send = |channel| {
+            let request = request.clone();
+            async move { fleet(channel).probe_nodes(request).await }
+        };
+        // Longer than any other call: one that is given up is begun again elsewhere, beside itself.
+        let options = Options { attempt_timeout: self.options.deadline, ..self.options.clone() };
+        self.with_options(options).repeat(repeatable("probe nodes"), send).await
     }
 
     /// How some replica stands. Does not wait for what this client has seen: how far a replica lags

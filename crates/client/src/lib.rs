@@ -15,6 +15,7 @@ mod calls;
 pub mod endpoint;
 mod error;
 mod log;
+mod output;
 mod read;
 mod repeat;
 mod submitter;
@@ -31,11 +32,11 @@ pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use log::{LogItem, LogReader, oldest_kept};
 pub use muster_wire::status::Refused;
+pub use output::LogStream;
 pub use read::Read;
 pub use submitter::Submitter;
 pub use watch::{
-    LogStream, NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem,
-    Watched,
+    NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
 };
 
 use repeat::Connection;

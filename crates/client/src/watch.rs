@@ -1,13 +1,11 @@
-//! Streams: the changes of jobs, nodes and queues, and the output of workers.
+//! Streams: the changes of jobs, nodes and queues.
 //!
 //! A watch outlives the replica that serves it: each event carries a token, and a new stream opened
-//! with the last token goes on exactly behind that event. Output has no such token, so a read of it
-//! ends where its stream breaks.
+//! with the last token goes on exactly behind that event.
 //!
 //! **Invariant:** between two `Restarted` every change is delivered once and in log order.
 
 use muster_types::RefusalCode;
-use muster_wire::status::Refused;
 use muster_wire::v1;
 use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
@@ -297,21 +295,6 @@ impl Client {
     pub fn watch_queues(&self, request: v1::WatchQueuesRequest) -> QueueWatch {
         Watch::new(self, request)
     }
-
-    /// Reads the output of one worker. Opening the stream is repeated like any call; once output has
-    /// begun, its loss is an error: output has no position to go on from.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn read_logs(&self, request: v1::ReadLogsRequest) -> Result<LogStream, CallError> {
-        let subject = Subject { operation: "read logs", request_id: None, names_log_index: false };
-        let send = |channel| {
-            let request = request.clone();
-            async move { jobs(channel).read_logs(request).await }
-        };
-        let (endpoint, stream) = self.repeat_from(subject, send).await?;
-        Ok(LogStream { endpoint, stream, bytes: 0 })
-    }
 }
 
 impl<W: Watched> Watch<W> {
@@ -416,40 +399,4 @@ fn subject<W: Watched>(names_log_index: bool) -> Subject {
 
 fn is_compacted(error: &AttemptError) -> bool {
     matches!(error, AttemptError::Answer { refused, .. } if refused.code == Some(RefusalCode::ResumeTokenCompacted))
-}
-
-/// Output of one worker, as it was written.
-pub struct LogStream {
-    endpoint: String,
-    stream: Streaming<v1::ReadLogsResponse>,
-    bytes: u64,
-}
-
-impl LogStream {
-    /// The next piece; none at the end.
-    ///
-    /// # Errors
-    /// When the stream breaks; what was delivered before is good.
-    pub async fn next(&mut self) -> Result<Option<v1::ReadLogsResponse>, CallError> {
-        match self.stream.message().await {
-            Ok(Some(piece)) => {
-                self.bytes += piece.data.len() as u64;
-                Ok(Some(piece))
-            }
-            Ok(None) => Ok(None),
-            Err(status) => Err(self.broken(&status)),
-        }
-    }
-
-    fn broken(&self, status: &Status) -> CallError {
-        let operation = "read logs";
-        let refused = Refused::from_status(status);
-        let endpoint = self.endpoint.clone();
-        // Servers may have to look before they can refuse; then it comes in place of the first piece.
-        if self.bytes == 0 && refused.code.is_some() {
-            return CallError::Refuse { operation, endpoint, refused };
-        }
-        let last = AttemptError::Answer { endpoint, refused };
-        CallError::BreakOff { operation, bytes: self.bytes, last }
-    }
 }

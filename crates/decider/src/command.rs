@@ -3,20 +3,23 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
 use muster_policy::estimates;
 use muster_state::{GangClass, Phase, RequestAnswer, State};
+use muster_types::health::{HealthPolicy, HealthReport};
 use muster_types::policy::Policy;
 use muster_types::{
-    FencingToken, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal, RefusalCode,
-    RequestId, Submission, Violation, limits,
+    FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal,
+    RefusalCode, RequestId, Submission, Violation, limits,
 };
 
+use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::{cluster, job, node};
+use crate::{cluster, health, job, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -69,6 +72,17 @@ pub enum Command {
         /// Which placement.
         token: FencingToken,
     },
+    /// A rank takes much longer for its steps than its gang, or keeps up again.
+    NoteStraggler {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which rank.
+        rank: u32,
+        /// In thousandths of what they take the gang's median rank; none when it keeps up again.
+        slow_milli: Option<u32>,
+    },
     /// An agent opens a session.
     Register {
         /// Its host.
@@ -94,6 +108,60 @@ pub enum Command {
     ForgetNode {
         /// Which.
         node: NodeId,
+    },
+    /// An agent says how its host is.
+    ReportHealth {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
+    /// An agent says what others hold of its host.
+    ReportForeignLoad {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All of it.
+        load: ForeignLoad,
+    },
+    /// Drain a node, or end that.
+    SetDrain {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: DrainOrder,
+    },
+    /// Keep a node away from work, or let it back.
+    SetQuarantine {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Why; none lets it back.
+        reason: Option<String>,
+    },
+    /// Begin or end a node's repair.
+    SetRepair {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: RepairOrder,
+    },
+    /// Set the health policy.
+    SetHealthPolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        policy: Box<HealthPolicy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
     },
     /// A session has run out by the leader's clock.
     SessionOver {
@@ -177,7 +245,26 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::SetPolicy { request, policy, expected_version } => {
             set_policy(speculation, *request, policy, *expected_version)
         }
+        Command::ReportHealth { node, incarnation, report } => {
+            health::report(speculation, *node, *incarnation, report)
+        }
+        Command::ReportForeignLoad { node, incarnation, load } => {
+            node::foreign_load(speculation, *node, *incarnation, *load)
+        }
+        Command::SetDrain { request, node, order } => health::set_drain(speculation, *request, *node, *order),
+        Command::SetQuarantine { request, node, reason } => {
+            health::set_quarantine(speculation, *request, *node, reason.as_deref())
+        }
+        Command::SetRepair { request, node, order } => {
+            health::set_repair(speculation, *request, *node, order)
+        }
+        Command::SetHealthPolicy { request, policy, expected_version } => {
+            health::set_policy(speculation, *request, policy, *expected_version)
+        }
         Command::CommitCheckpoint { job, token } => commit_checkpoint(speculation, *job, *token),
+        Command::NoteStraggler { job, token, rank, slow_milli } => {
+            Ok(note_straggler(speculation, *job, *token, *rank, *slow_milli))
+        }
         Command::Register { spec, holder, other_session_is_over } => {
             node::register(speculation, spec, *holder, *other_session_is_over)
         }
@@ -191,7 +278,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
 }
 
 /// The answer given before under this request id, if there was one.
-fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>, Refusal> {
+pub(crate) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>, Refusal> {
     let Some(row) = speculation.state().request(key.id) else { return Ok(None) };
     if row.fingerprint != key.fingerprint {
         let text = format!("request id {} was used before for a different request; make a new one", key.id);
@@ -204,6 +291,8 @@ fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Option<Answer>
         }
         RequestAnswer::CancelRequested { .. }
         | RequestAnswer::CordonSet { .. }
+        | RequestAnswer::RestrictionSet { .. }
+        | RequestAnswer::HealthPolicySet
         | RequestAnswer::PolicySet => Answer::Done { at },
     }))
 }
@@ -276,12 +365,16 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         found.truncate(VIOLATIONS_MAX);
         return Err(Refusal::fields(found));
     }
+    contracts_sayable(state.format(), specs)
+}
+
+/// A format that is raised in a round is that of the next: `format` is the one in force where the round began.
+fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
     let needed = CONTRACTS_FORMAT;
-    if state.format() < needed && specs.iter().any(|job| !job.contract.is_default()) {
+    if format < needed && specs.iter().any(|job| !job.contract.is_default()) {
         let text = format!(
-            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {} is in force; \
-             upgrade every replica first",
-            state.format()
+            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {format} is in force; \
+             upgrade every replica first"
         );
         return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
     }
@@ -332,6 +425,7 @@ fn submit(
     }
     check_room(speculation.state(), specs.len())?;
     check_submission(speculation.state(), submitted)?;
+    contracts_sayable(speculation.format(), submitted)?;
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
@@ -431,6 +525,21 @@ fn set_policy(
         speculation.leave_turns_stale();
     }
     Ok(Answer::Done { at })
+}
+
+/// What comes too late, or the format cannot say yet, is not worth a refusal: it is said again if it stays so.
+fn note_straggler(
+    speculation: &mut Speculation,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    slow_milli: Option<u32>,
+) -> Answer {
+    let decision = Decision::StragglerNoted { job, token, rank, slow_milli };
+    if !speculation.can_say(&decision) || speculation.state().check(&decision).is_err() {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    Answer::Done { at: speculation.push(decision) }
 }
 
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.

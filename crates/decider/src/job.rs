@@ -8,19 +8,28 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
 use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
+use crate::quarantine;
 use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
+use crate::spares;
 use crate::speculation::Speculation;
 
 /// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
 /// for its end to be settled.
 pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
-    // A job moves at most: stop requested, failure recorded, waiting again, released, promise dropped or taken. More
-    // would be a loop.
+    // A job moves at most: stop requested, spares taken, failure recorded, waiting again, released, promise dropped or
+    // taken. More would be a loop.
     for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
         let over = matches!(decision, Decision::JobFinished { .. });
+        let blamed = match &decision {
+            Decision::AttemptFailed { class, node, .. } if class.is_of_node() => *node,
+            _ => None,
+        };
         speculation.push(decision);
+        if let Some(node) = blamed {
+            quarantine::consider(speculation, node);
+        }
         if over {
             let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
             speculation.leave_unsettled(dependents);
@@ -84,6 +93,9 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
         }
         Phase::Stopping(cause) => {
             let placement = row.placement.as_deref()?;
+            if let Some(swap) = spares::swap(speculation, job, row, placement, cause) {
+                return Some(swap);
+            }
             if placement.live > 0 {
                 return None;
             }
@@ -130,10 +142,11 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Deci
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
-        if !node.is_placeable() || node.incarnation != slot.incarnation {
+        let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
+        if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
-        let (group, _) = spec.group_of(rank as u32)?;
+        let group = spec.group_of_slot(rank as u32)?;
         let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
         if free.admits(&group.request, slot.devices) {
             free.take(&group.request, slot.devices);

@@ -16,12 +16,16 @@ mod cluster;
 mod command;
 mod explain;
 mod future;
+mod goodput;
+mod health;
 mod job;
 mod node;
 mod planned;
+mod quarantine;
 mod rearrange;
 mod recovery;
 mod schedule;
+mod spares;
 mod speculation;
 mod tick;
 
@@ -29,7 +33,10 @@ pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handl
 pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
+pub use goodput::{CheckpointAdvice, checkpoint_advice};
+pub use health::{DrainOrder, RepairOrder};
 pub use job::settle_all;
+pub use quarantine::fails_more_often;
 pub use schedule::{Pass, schedule};
 pub use speculation::{Founding, Speculation};
 pub use tick::tick;

@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, NodeId, NodeSpec, Refusal, RefusalCode, Violation, limits,
+    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Refusal,
+    RefusalCode, Violation, limits,
 };
 
 use crate::command::Answer;
@@ -39,7 +40,8 @@ pub(crate) fn register(
             let text = format!("another agent holds {}, and its lease has not run out", spec.name);
             return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
         }
-        let is_busy = speculation.state().gangs_on(id).next().is_some();
+        let state = speculation.state();
+        let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
         if row.holder != holder {
             lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
         } else if is_busy {
@@ -77,6 +79,36 @@ pub(crate) fn lost(
     let at = speculation.push(Decision::NodeLost { node, incarnation, cause });
     settle_many(speculation, gangs);
     Answer::Done { at }
+}
+
+/// Takes over what others hold of a host; what cannot be true of it is refused, what is known changes nothing.
+pub(crate) fn foreign_load(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    load: ForeignLoad,
+) -> Result<Answer, Refusal> {
+    let state = speculation.state();
+    let row = state.node(node).filter(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    let Some(row) = row else {
+        let text = format!("{node} is not in incarnation {incarnation} any more");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    };
+    // More than the host has is all that it has.
+    let all = DeviceSet::first(row.spec.device_count());
+    let load = ForeignLoad {
+        devices: load.devices.difference(load.devices.difference(all)),
+        cpu_milli: load.cpu_milli.min(row.spec.cpu_milli),
+        memory_bytes: load.memory_bytes.min(row.spec.memory_bytes),
+        ..load
+    };
+    let decision = Decision::ForeignLoadSet { node, incarnation, load };
+    // Until the format can say so, what does not fit is found out by trying.
+    if state.foreign_load(node) == load || !speculation.can_say(&decision) {
+        return Ok(Answer::Done { at: speculation.last_index() });
+    }
+    let at = speculation.push(decision);
+    Ok(Answer::Done { at })
 }
 
 /// Drops a lost node. Saying it again changes nothing: its id is not given again.
@@ -169,6 +201,7 @@ fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
         ExitStatus::LaunchFailed(text) => ExitStatus::LaunchFailed(cut(text)),
         ExitStatus::NodeFault(text) => ExitStatus::NodeFault(cut(text)),
         ExitStatus::BackendLost(text) => ExitStatus::BackendLost(cut(text)),
+        ExitStatus::PreflightFailed(text) => ExitStatus::PreflightFailed(cut(text)),
         other => other,
     };
     RankUpdate::Exited(bounded.in_format(format))

@@ -134,7 +134,9 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     match cause {
         StopCause::Cancelled
         | StopCause::RunTimeLimit
-        | StopCause::Rearranged(RearrangeCause::Moved { .. } | RearrangeCause::Resized) => return None,
+        | StopCause::Rearranged(
+            RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. },
+        ) => return None,
         StopCause::Fault { class, node, detail } => {
             return Some(Found { class: *class, rank: None, node: Some(*node), detail: detail.clone() });
         }
@@ -148,7 +150,11 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     });
     if let Some((_, rank, class)) = of_place.min_by_key(|(weight, rank, _)| (*weight, *rank)) {
         let detail = match &placement.ranks[rank] {
-            RankState::Exited(ExitStatus::NodeFault(text) | ExitStatus::BackendLost(text)) => text.clone(),
+            RankState::Exited(
+                ExitStatus::NodeFault(text)
+                | ExitStatus::BackendLost(text)
+                | ExitStatus::PreflightFailed(text),
+            ) => text.clone(),
             RankState::Exited(exit) => exit.to_string(),
             _ => String::from("the session of its node ran out"),
         };
@@ -182,10 +188,21 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     })
 }
 
+/// The class that explains the end of a gang, as far as it is known now.
+pub(crate) fn class_of_end(placement: &Placement, cause: &StopCause) -> Option<FailureClass> {
+    failure_of(placement, cause).map(|found| found.class)
+}
+
+/// Whether a rank ended by the fault of its place.
+pub(crate) fn is_fault_of_place(rank: &RankState) -> bool {
+    fault_of_place(rank).is_some()
+}
+
 /// The class of a rank's end that its place is to blame for; what says most comes first.
 fn fault_of_place(rank: &RankState) -> Option<(FailureClass, u8)> {
     match rank {
         RankState::Exited(ExitStatus::NodeFault(_)) => Some((FailureClass::NodeFault, 0)),
+        RankState::Exited(ExitStatus::PreflightFailed(_)) => Some((FailureClass::Preflight, 0)),
         RankState::Exited(ExitStatus::BackendLost(_)) => Some((FailureClass::BackendLost, 1)),
         RankState::Lost => Some((FailureClass::Lost, 2)),
         RankState::Exited(ExitStatus::Vanished | ExitStatus::LeaseExpired) => Some((FailureClass::Lost, 3)),

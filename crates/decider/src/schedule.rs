@@ -10,9 +10,11 @@ use muster_state::{JobRow, PoolKey, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
 use crate::future::Future;
+use crate::health;
 use crate::job::settle_left_over;
 use crate::planned::{planned_spec, with_avoided};
 use crate::rearrange;
+use crate::spares::with_spares;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -74,6 +76,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         speculation.keep_pass(pass);
         return Pass::Interrupted { placed };
     }
+    health::move_drained(speculation, &pass.future, budget);
     // Nobody waits for what is free: running gangs that asked for more may have it.
     if pass.waits == 0 {
         rearrange::grow(speculation, &pass.future, budget);
@@ -167,19 +170,32 @@ fn offer(
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     let holds = pass.future.holds_for(state, &spec.tenant);
-    let mut place = |holds: &Holds| {
-        with_terms(state, speculation.now(), &spec, &row, holds, |terms| {
+    let mut place = |spec: &JobSpec, holds: &Holds| {
+        with_terms(state, speculation.now(), spec, &row, holds, |terms| {
             let terms = Terms { valuation: Some(valuation), ..*terms };
-            plan(state, &spec, &terms, budget)
+            plan(state, spec, &terms, budget)
         })
     };
+    let wanted = state.contract(job).map_or(0, |contract| contract.spares);
+    if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten() {
+        let elsewhere = with_avoided(state, job, &holds, speculation.now());
+        if let Verdict::Fits(found) = place(&larger, &elsewhere) {
+            let decision = Decision::GangPlaced { job, workers: found.workers };
+            // With spares among them, ranks may lie otherwise than its topology rule asks for.
+            if state.check(&decision).is_ok() {
+                pass.future.changed(&found.region, &found.cluster);
+                speculation.push(decision);
+                return Outcome::Placed;
+            }
+        }
+    }
     let mut found = Verdict::Waits;
     // Away from nodes that failed under it, as long as there are others.
     if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.now()) {
-        found = place(&elsewhere);
+        found = place(&spec, &elsewhere);
     }
     if found == Verdict::Waits {
-        found = place(&holds);
+        found = place(&spec, &holds);
     }
     match found {
         Verdict::Fits(found) => {

@@ -8,6 +8,7 @@ use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Leadership, State};
+use muster_types::health::RepairStep;
 use muster_types::{
     ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits,
 };
@@ -346,6 +347,11 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         Decision::JobsSubmitted { .. }
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
+        | Decision::NodeHealthChanged { .. }
+        | Decision::ForeignLoadSet { .. }
+        | Decision::NodeDrainSet { .. }
+        | Decision::NodeQuarantineSet { .. }
+        | Decision::NodeRepairSet { .. }
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }
@@ -358,6 +364,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::LeaderStarted
         | Decision::FormatRaised { .. }
         | Decision::NodeForgotten { .. }
+        | Decision::HealthPolicySet { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::GangPlaced { .. }
         | Decision::GangStopRequested { .. }
@@ -365,6 +372,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::CheckpointCommitted { .. }
         | Decision::JobContractsSet { .. }
         | Decision::AttemptFailed { .. }
+        | Decision::SparesTaken { .. }
+        | Decision::StragglerNoted { .. }
         | Decision::HistoryPruned { .. }
         | Decision::DigestRecorded { .. } => false,
     }
@@ -381,6 +390,14 @@ fn bytes_max(decision: &Decision) -> usize {
             64 + stops.len() * 48 + promises.iter().map(|p| 32 + p.workers.len() * 20).sum::<usize>()
         }
         Decision::TurnsChanged { bursts } => 32 + bursts.len() * 20,
+        Decision::NodeHealthChanged { health, events, .. } => {
+            let conditions = health.conditions.iter().chain(&health.recent).chain(events);
+            let texts: usize = conditions.map(|c| 56 + c.observation.detail.len()).sum();
+            128 + texts + health.reboots.len() * 24
+        }
+        Decision::NodeQuarantineSet { reason: Some(reason), .. } => 64 + reason.len(),
+        Decision::NodeRepairSet { step: RepairStep::Fail(detail), .. } => 64 + detail.len(),
+        Decision::HealthPolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
         Decision::PolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
         Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
         Decision::WorkersReported { updates, .. } => {
@@ -399,6 +416,7 @@ fn bytes_max(decision: &Decision) -> usize {
             32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
         }
         Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
+        Decision::SparesTaken { ranks, .. } => 64 + ranks.len() * 26,
         Decision::NodeRegistered { spec, .. } => {
             let labels: usize = spec.labels.iter().map(|(key, value)| key.len() + value.len() + 10).sum();
             let taints: usize = spec.taints.iter().map(|taint| taint.len() + 5).sum();

@@ -6,6 +6,7 @@ use muster_state::Phase;
 use muster_types::policy::{Window, WindowPurpose};
 use muster_types::{JobId, LogTime, NodeId, Parameters, limits};
 
+use crate::health;
 use crate::job::{has_next_step, settle};
 use crate::schedule::renew_turns;
 use crate::speculation::Speculation;
@@ -26,7 +27,8 @@ const NODES_FORGOTTEN_PER_TICK: usize = 256;
 /// Jobs released in one tick.
 const RELEASES_PER_TICK: usize = 1_000;
 
-/// Stops gangs that have run for their limit or are in the way of maintenance, releases jobs whose time has
+/// Stops gangs that have run for their limit, are in the way of maintenance or on nodes that had to be empty by
+/// now, releases jobs whose time has
 /// come, and drops history and lost nodes that have been kept for their time.
 pub fn tick(speculation: &mut Speculation) {
     if speculation.is_recovering() {
@@ -34,6 +36,7 @@ pub fn tick(speculation: &mut Speculation) {
     }
     stop_overdue(speculation);
     clear_windows(speculation);
+    health::advance(speculation);
     release(speculation);
     prune(speculation);
     forget_nodes(speculation);
@@ -45,7 +48,8 @@ pub fn tick(speculation: &mut Speculation) {
 fn reconsider(speculation: &mut Speculation) {
     renew_turns(speculation);
     let state = speculation.state();
-    let waits = state.classes_in_line() > 0 || state.growable().next().is_some();
+    let waits =
+        state.classes_in_line() > 0 || state.growable().next().is_some() || state.draining().next().is_some();
     if waits && speculation.now().since_ms(speculation.last_pass()) >= RECONSIDER_MS {
         speculation.want_schedule();
     }

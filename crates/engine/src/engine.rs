@@ -3,10 +3,10 @@
 use muster_consensus::{Consensus, Leader, LeadershipView, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_planner::WaitReason;
-use muster_state::{NodeStatus, State};
+use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
-    Submission,
+    Submission, Violation,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,10 +18,12 @@ use crate::clock;
 use crate::history::History;
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
-use crate::logs::{LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
+use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
+use crate::probe::Probes;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
+use crate::steps::Steps;
 use crate::watch::{Subscription, WatchPosition};
 
 /// What an engine is started with.
@@ -75,6 +77,8 @@ pub(crate) struct Inner {
     client_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) probes: Probes,
+    pub(crate) steps: Arc<Steps>,
     info: ReplicaInfo,
     format_max: u16,
     /// The life of the cluster that the replica's folder is of.
@@ -101,7 +105,9 @@ impl Engine {
         let liveness = Arc::new(Liveness::default());
         let sessions = Arc::new(Sessions::default());
         let shutdown = CancellationToken::new();
+        let steps = Arc::new(Steps::default());
         let decisions = DecisionLoop {
+            steps: Arc::clone(&steps),
             consensus: consensus.clone(),
             shared: Arc::clone(&view.shared),
             liveness: Arc::clone(&liveness),
@@ -122,6 +128,8 @@ impl Engine {
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                probes: Probes::default(),
+                steps,
                 info,
                 format_max: config.founding.format_max,
                 generation: config.founding.generation,
@@ -272,6 +280,34 @@ impl Engine {
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
+    /// A worker of a node says that it has done a step, in so much time of its own work: without waiting for the
+    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is said in the log. What a node
+    /// says of ranks that are not on it counts nothing.
+    pub async fn note_step(
+        &self,
+        node: NodeId,
+        (job, token): (JobId, FencingToken),
+        rank: u32,
+        (step, duration_ms): (u64, u64),
+    ) {
+        let view = self.view();
+        let runs = |job: JobId, token: FencingToken| {
+            let row = view.job(job).filter(|row| row.phase == Phase::Running);
+            row.and_then(|row| row.placement.as_ref()).filter(|placement| placement.token == token).is_some()
+        };
+        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+        if !runs(job, token) || slot.is_none_or(|slot| slot.node != node) {
+            return;
+        }
+        for change in self.inner.steps.note((job, token), rank, (step, duration_ms), runs) {
+            let (rank, slow_milli) = (change.rank, change.slow_milli);
+            tracing::info!(%job, rank, slow_milli, "a rank's pace against its gang's has changed");
+            // Who does not lead any more has nothing to say; the next leader sees for itself.
+            let _ = self.execute_for_node(Command::NoteStraggler { job, token, rank, slow_milli }).await;
+        }
+    }
+
     /// Waits until this replica has applied the log up to `index`.
     ///
     /// # Errors
@@ -372,7 +408,8 @@ impl Engine {
         })
     }
 
-    /// Asks the agent of a worker for its output. This replica must lead: sessions are here.
+    /// Asks the agent of a worker for its output; also says which placement's it is. This replica must lead:
+    /// sessions are here.
     ///
     /// # Errors
     /// When there is no such worker, or its node has no session.
@@ -380,22 +417,27 @@ impl Engine {
         &self,
         job: JobId,
         rank: u32,
-        previous: bool,
+        attempt: Attempt,
         request: LogRequest,
-    ) -> Result<mpsc::Receiver<Result<LogChunk, Refusal>>, Refusal> {
+    ) -> Result<(FencingToken, mpsc::Receiver<Result<LogChunk, Refusal>>), Refusal> {
         let view = self.view();
         let row = view
             .job(job)
             .ok_or_else(|| Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")))?;
-        let placement = if previous { &row.previous } else { &row.placement };
         let gone = |text: String| Refusal::new(RefusalCode::LogsUnavailable, text);
-        let placement =
-            placement.as_ref().ok_or_else(|| gone(format!("{job} has not been placed so far")))?;
+        let placement = match attempt {
+            Attempt::Current => row.placement.as_ref(),
+            Attempt::Previous => row.previous.as_ref(),
+            Attempt::Token(token) => [&row.placement, &row.previous]
+                .into_iter()
+                .flatten()
+                .find(|placement| placement.token == token),
+        };
+        let placement = placement.ok_or_else(|| gone(not_placed(job, attempt, row.previous.is_some())))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {
-            gone(format!(
-                "{job} has no rank {rank}; its ranks are 0 to {}",
-                placement.slots.len().saturating_sub(1)
-            ))
+            let last = placement.slots.len().saturating_sub(1);
+            let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
+            Refusal::fields(vec![Violation::new("rank", text)])
         })?;
         let token: FencingToken = placement.token;
         let outbound = self.session_of(slot.node).await?;
@@ -403,7 +445,7 @@ impl Engine {
         let request = LogRequest { read_id, job, token, rank, ..request };
         if outbound.try_send(Outbound::ReadLogs(request)).is_err() {
             self.inner.logs.give_up(read_id, "the node's session takes no order at present");
-            return Ok(chunks);
+            return Ok((token, chunks));
         }
         let engine = self.clone();
         tokio::spawn(async move {
@@ -415,11 +457,11 @@ impl Engine {
             }
             engine.inner.logs.give_up(read_id, "the node's agent did not send the output");
         });
-        Ok(chunks)
+        Ok((token, chunks))
     }
 
     /// The session of a node, waiting a moment for that of a node that is up.
-    async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
+    pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
         let deadline = Instant::now() + SESSION_RETURNS_MAX;
         let mut opened = self.inner.sessions.opened();
         loop {
@@ -449,6 +491,18 @@ impl Engine {
     #[must_use]
     pub fn log_reader(&self, read_id: u64) -> Option<mpsc::Sender<Result<LogChunk, Refusal>>> {
         self.inner.logs.take(read_id)
+    }
+}
+
+/// Why there is no output to read.
+fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
+    match attempt {
+        Attempt::Current if has_previous => {
+            format!("{job} waits for its next attempt; the one before has output (--previous)")
+        }
+        Attempt::Current => format!("{job} has not been placed so far"),
+        Attempt::Previous => format!("{job} has had no attempt before the current one"),
+        Attempt::Token(token) => format!("{job} has had newer attempts since that of token {token}"),
     }
 }
 

@@ -53,6 +53,7 @@ impl EventMaker {
         match effect {
             Effect::ClusterChanged
             | Effect::PolicyChanged
+            | Effect::HealthPolicyChanged
             | Effect::OrdersChanged(_)
             | Effect::Diverged { .. } => None,
             Effect::JobChanged(id) => {
@@ -63,6 +64,7 @@ impl EventMaker {
             Effect::NodeChanged(id) => Some(Change::Node {
                 id: *id,
                 row: Arc::new(state.node(*id)?.clone()),
+                restriction: state.restriction(*id).cloned().map(Arc::new),
                 gangs: state.gangs_on(*id).collect(),
                 before: self.node_before.clone(),
             }),

@@ -380,7 +380,7 @@ async fn changes_that_are_not_in_memory_any_more_come_from_the_archive_as_they_w
 async fn without_an_archive_a_place_that_is_not_kept_is_refused() {
     let replica = Replica::new();
     let running = replica.start(10, None).await;
-    running.work(1..30, &mut BTreeMap::new()).await;
+    running.work(1..150, &mut BTreeMap::new()).await;
     running.purged().await;
     running.stop().await;
     let running = replica.start(10, None).await;

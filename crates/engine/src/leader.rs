@@ -24,6 +24,7 @@ use crate::clock::{self, LogClock};
 use crate::liveness::Liveness;
 use crate::replicated::Shared;
 use crate::session::Sessions;
+use crate::steps::Steps;
 use crate::waiters::Reply;
 
 /// Rounds on their way to the quorum at once: covers a round trip of 140 ms at 2 ms a round.
@@ -61,6 +62,7 @@ pub(crate) struct DecisionLoop {
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) steps: Arc<Steps>,
     pub(crate) founding: Founding,
     pub(crate) clients: mpsc::Receiver<Intake>,
     pub(crate) nodes: mpsc::Receiver<Intake>,
@@ -119,6 +121,7 @@ impl DecisionLoop {
             };
             let end = self.lead(mine, &mut leadership).await;
             self.liveness.end();
+            self.steps.forget();
             self.sessions.close_all();
             self.shared.waiters.fail(mine);
             self.shared.own_rounds.clear();

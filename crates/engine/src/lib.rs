@@ -32,11 +32,13 @@ mod orders;
 mod own_rounds;
 mod past;
 mod past_changes;
+mod probe;
 mod reads;
 mod replicated;
 #[cfg(test)]
 mod sample;
 mod session;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -56,11 +58,12 @@ pub mod parts {
 pub use archiver::{HistorySettings, PeerHistory, open_archive, purge_up_to};
 pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
-pub use logs::{LogChunk, LogRequest};
+pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
 };
 pub use orders::{Order, StartOrder, StopOrder};
+pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};
 pub use reads::{Reading, staleness_ms};
 pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};

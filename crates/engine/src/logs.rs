@@ -38,15 +38,32 @@ pub struct LogRequest {
     pub stream: String,
     /// Only the last so many bytes; 0 for all.
     pub tail_bytes: u64,
+    /// Bytes of output since the worker's start that are not wanted again.
+    pub from_position: u64,
+}
+
+/// Which placement of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// The one that stands or stood last.
+    Current,
+    /// The one before that.
+    Previous,
+    /// The one with this token, as long as it is one of the two.
+    Token(FencingToken),
 }
 
 /// A piece of output.
 #[derive(Clone, Debug)]
 pub struct LogChunk {
-    /// `stdout` or `stderr`.
+    /// `stdout` or `stderr`; empty without data.
     pub stream: String,
     /// The bytes.
     pub data: Bytes,
+    /// Bytes of output from the worker's start to the end of these.
+    pub position: u64,
+    /// Bytes right before these that were not kept.
+    pub dropped_bytes: u64,
 }
 
 pub(crate) type Chunks = mpsc::Receiver<Result<LogChunk, Refusal>>;

@@ -36,8 +36,8 @@ struct Run {
     rounds: std::vec::IntoIter<ArchivedRound>,
     /// The entry to go on with once these are replayed.
     behind: u64,
-    /// The last record of them that counts.
-    to: LogIndex,
+    /// The last record of them that counts, where a later life of the cluster goes on from there.
+    cut: Option<At>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -120,8 +120,8 @@ impl PastChanges {
         };
         let maker = EventMaker::behind(replay.state());
         let behind = replay.next_raft();
-        let (rounds, to) = (Vec::new().into_iter(), LogIndex(u64::MAX));
-        Ok(Run { replay, maker, rounds, behind, to, _place: place })
+        let rounds = Vec::new().into_iter();
+        Ok(Run { replay, maker, rounds, behind, cut: None, _place: place })
     }
 
     /// Reads rounds behind what is replayed; whether there are any.
@@ -133,7 +133,7 @@ impl PastChanges {
             generation: generation_of(state),
         };
         let Some(slice) = self.history.read(place).await? else { return Ok(false) };
-        run.to = slice.to;
+        run.cut = (slice.to < slice.end.sequence.log_index).then_some(At::Index(slice.to));
         (run.rounds, run.behind) = (slice.rounds.into_iter(), slice.end.next_raft);
         Ok(true)
     }
@@ -144,7 +144,7 @@ impl Run {
     fn step(&mut self) -> Result<(), muster_archive::ArchiveError> {
         while self.maker.waiting() < EVENTS_AT_ONCE {
             let Some(round) = self.rounds.next() else { break };
-            if self.replay.apply_observed(&round, Some(At::Index(self.to)), &mut self.maker)? {
+            if self.replay.apply_observed(&round, self.cut, &mut self.maker)? {
                 // A later life of the cluster goes on from here: the rest of these never was.
                 self.rounds = Vec::new().into_iter();
                 break;

@@ -10,9 +10,10 @@ use muster_consensus::Consensus;
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_state::{Leadership, Phase, RankState, State};
+use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
-    limits,
+    ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal,
+    RefusalCode, limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +25,12 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
+use crate::probe::{ProbeOrder, ProbeReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
+/// Steps of one session that are being looked at.
+const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
 
@@ -69,6 +73,13 @@ pub enum Inbound {
         /// What happened.
         workers: Vec<WorkerReport>,
     },
+    /// How the host is.
+    Health {
+        /// To be repeated in the acknowledgement.
+        sequence: u64,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
     /// Is this token still the current one?
     ConfirmStart {
         /// Which job.
@@ -76,6 +87,32 @@ pub enum Inbound {
         /// Which placement.
         token: FencingToken,
     },
+    /// A worker on the node says that its work is saved.
+    CheckpointCommitted {
+        /// To be repeated in the answer.
+        sequence: u64,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
+    /// A worker on the node has done a step.
+    Step {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// Which step, from 1.
+        number: u64,
+        /// How long it took.
+        duration_ms: u64,
+    },
+    /// Of a probe of the network, or of the check before a start.
+    Probe(ProbeReport),
+    /// What others hold of the node.
+    ForeignLoad(ForeignLoad),
 }
 
 /// To the agent.
@@ -102,6 +139,20 @@ pub enum Outbound {
         /// The report's.
         sequence: u64,
     },
+    /// What became of a note: in the log, or why it never will be.
+    NoteAck {
+        /// The note's.
+        sequence: u64,
+        /// None when it is in the log.
+        refused: Option<Refusal>,
+    },
+    /// The report of the host's health was taken over.
+    HealthAck {
+        /// The report's.
+        sequence: u64,
+    },
+    /// The node is empty and may be repaired.
+    Repair(Repair),
     /// The answer to `ConfirmStart`.
     StartConfirmed {
         /// Which job.
@@ -115,6 +166,8 @@ pub enum Outbound {
     Order(Order),
     /// Output to upload.
     ReadLogs(LogRequest),
+    /// Something to do for a probe of the network.
+    Probe(ProbeOrder),
 }
 
 struct Standing {
@@ -244,7 +297,9 @@ impl Engine {
         let (reports, to_report) = mpsc::channel(MESSAGES_WAITING_MAX);
         let out = Outlet { messages: to_agent, end: end.clone() };
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
-        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports };
+        let (foreign, load) = watch::channel(None);
+        tokio::spawn(report_foreign(self.clone(), node, incarnation, load));
+        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports, foreign };
         tokio::spawn(reporter.run(to_report));
         tokio::spawn({
             let (end, sessions) = (end.clone(), Arc::clone(&self.inner.sessions));
@@ -302,7 +357,33 @@ struct Work {
     incarnation: u32,
     leadership: Leadership,
     out: Outlet,
-    reports: mpsc::Sender<(Option<u64>, Vec<WorkerReport>)>,
+    reports: mpsc::Sender<Said>,
+    foreign: watch::Sender<Option<ForeignLoad>>,
+}
+
+/// What an agent says that is to reach the log.
+enum Said {
+    /// Of workers; acknowledged by the number, if it has one.
+    Workers(Option<u64>, Vec<WorkerReport>),
+    /// Of its host.
+    Health(u64, Box<HealthReport>),
+}
+
+/// Takes what others hold of a node to the log, the newest word first, until the session is over.
+async fn report_foreign(
+    engine: Engine,
+    node: NodeId,
+    incarnation: u32,
+    mut load: watch::Receiver<Option<ForeignLoad>>,
+) {
+    while load.changed().await.is_ok() {
+        let Some(load) = *load.borrow_and_update() else { continue };
+        let command = Command::ReportForeignLoad { node, incarnation, load };
+        if let Err(refusal) = engine.execute_for_node(command).await {
+            // The next word, or the next session, says it again.
+            tracing::info!(%node, %refusal, "what others hold of a node was not taken over");
+        }
+    }
 }
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
@@ -318,14 +399,18 @@ impl Work {
 
     async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
+        let mut repairing = None;
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
+        let mut steps = FuturesUnordered::new();
         loop {
-            if self.send_orders(&mut sent).await.is_none() {
+            let sent_all = self.send_orders(&mut sent).await.is_some();
+            if !sent_all || self.send_repair(&mut repairing).await.is_none() {
                 return;
             }
             tokio::select! {
                 () = self.out.end.cancelled() => return,
                 () = self.out.messages.closed() => return,
+                Some(()) = steps.next() => {}
                 Some(answer) = waiting.next() => match answer {
                     Some(message) => if self.out.send(message).await.is_none() { return },
                     // The lease could not be renewed: the agent is to look for the leader.
@@ -334,9 +419,28 @@ impl Work {
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
+                    Some(Inbound::Step { job, token, rank, number, duration_ms }) => {
+                        // A heartbeat of the work: beyond the bound it is dropped, and the next one heard.
+                        if steps.len() < STEPS_MAX {
+                            let (engine, node) = (self.engine.clone(), self.node);
+                            steps.push(async move {
+                                engine.note_step(node, (job, token), rank, (number, duration_ms)).await;
+                            });
+                        }
+                    }
+                    Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
+                        waiting.push(self.commit_checkpoint(sequence, job, token));
+                    }
+                    Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
+                    // Only the newest counts.
+                    Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
                     Some(Inbound::Report { sequence, workers }) => {
-                        if self.reports.try_send((Some(sequence), workers)).is_err() {
-                            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+                        if !self.pass_on(Said::Workers(Some(sequence), workers)) {
+                            return;
+                        }
+                    }
+                    Some(Inbound::Health { sequence, report }) => {
+                        if !self.pass_on(Said::Health(sequence, report)) {
                             return;
                         }
                     }
@@ -347,6 +451,28 @@ impl Work {
         }
     }
 
+    /// Hands a report on; whether there was room.
+    fn pass_on(&self, said: Said) -> bool {
+        let has_room = self.reports.try_send(said).is_ok();
+        if !has_room {
+            tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
+        }
+        has_room
+    }
+
+    /// Sends the order to repair the node, once a session.
+    async fn send_repair(&self, sent: &mut Option<u64>) -> Option<()> {
+        let view = self.engine.view();
+        let repair = view.restriction(self.node).and_then(|row| row.repair.clone());
+        let due =
+            repair.filter(|repair| repair.phase == RepairPhase::Working && *sent != Some(repair.number));
+        if let Some(repair) = due {
+            *sent = Some(repair.number);
+            self.out.send(Outbound::Repair(repair)).await?;
+        }
+        Some(())
+    }
+
     /// Squares what the agent has with the state.
     async fn open(&self, workers: Vec<WorkerReport>) -> Option<()> {
         let (reports, stops) = square(&self.engine.view(), self.node, self.incarnation, &workers);
@@ -354,7 +480,7 @@ impl Work {
             self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
         if !reports.is_empty() {
-            self.reports.try_send((None, reports)).ok()?;
+            self.reports.try_send(Said::Workers(None, reports)).ok()?;
         }
         Some(())
     }
@@ -381,6 +507,31 @@ impl Work {
             let renewed = confirmed == leadership
                 && engine.inner.liveness.renew(Instant::now(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })
+        })
+    }
+
+    /// Logs that a gang with a worker on this node has saved its work. Ends the session where this replica cannot
+    /// say: the agent asks again on its next one.
+    fn commit_checkpoint(&self, sequence: u64, job: JobId, token: FencingToken) -> Confirmation {
+        let engine = self.engine.clone();
+        let (node, incarnation) = (self.node, self.incarnation);
+        Box::pin(async move {
+            let placed = engine.view().job(job).and_then(|row| row.placement.clone()).is_some_and(|p| {
+                p.token == token && p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation)
+            });
+            if !placed {
+                let text = format!("{job} is not placed on this node with token {token}");
+                let refused = Some(Refusal::new(RefusalCode::Fenced, text));
+                return Some(Outbound::NoteAck { sequence, refused });
+            }
+            match engine.execute_for_node(Command::CommitCheckpoint { job, token }).await {
+                Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
+                Err(Refusal {
+                    code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,
+                    ..
+                }) => None,
+                Err(refusal) => Some(Outbound::NoteAck { sequence, refused: Some(refusal) }),
+            }
         })
     }
 
@@ -420,9 +571,8 @@ pub fn square(
         let placement = placement.filter(|p| p.token == worker.token && p.live > 0);
         // What this node ran in an earlier incarnation was given up with it, even while peers of
         // the gang go on elsewhere.
-        let current = placement.is_some_and(|p| {
-            p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation)
-        });
+        let current =
+            placement.is_some_and(|p| p.slots.iter().any(|s| s.node == node && s.incarnation == incarnation));
         if let Some(rank) = worker.rank {
             held.insert((worker.job, worker.token, rank));
         }
@@ -456,24 +606,39 @@ struct Reporter {
 }
 
 impl Reporter {
-    async fn run(self, mut reports: mpsc::Receiver<(Option<u64>, Vec<WorkerReport>)>) {
+    async fn run(self, mut reports: mpsc::Receiver<Said>) {
         loop {
             let next = tokio::select! {
                 () = self.out.end.cancelled() => None,
                 next = reports.recv() => next,
             };
-            let Some((sequence, workers)) = next else { return };
-            if let Err(refusal) = self.carry_out(workers).await {
+            let (taken, answer) = match next {
+                None => return,
+                Some(Said::Workers(sequence, workers)) => {
+                    let answer = sequence.map(|sequence| Outbound::ReportAck { sequence });
+                    (self.carry_out(workers).await, answer)
+                }
+                Some(Said::Health(sequence, report)) => {
+                    (self.take_over(report).await, Some(Outbound::HealthAck { sequence }))
+                }
+            };
+            if let Err(refusal) = taken {
                 tracing::info!(node = %self.node, %refusal, "a report was refused; session ends");
                 self.out.end.cancel();
                 return;
             }
-            if let Some(sequence) = sequence
-                && self.out.send(Outbound::ReportAck { sequence }).await.is_none()
+            if let Some(answer) = answer
+                && self.out.send(answer).await.is_none()
             {
                 return;
             }
         }
+    }
+
+    async fn take_over(&self, report: Box<HealthReport>) -> Result<(), Refusal> {
+        let (node, incarnation) = (self.node, self.incarnation);
+        self.engine.execute_for_node(Command::ReportHealth { node, incarnation, report }).await?;
+        Ok(())
     }
 
     async fn carry_out(&self, workers: Vec<WorkerReport>) -> Result<(), Refusal> {

@@ -5,6 +5,7 @@ use muster_decider::{Answer, Command, Founding};
 use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId, Parameters, Refusal,
     RefusalCode, ReplicaId, RequestId,
@@ -14,10 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::orders::outstanding;
+use crate::probe::{ProbeOrder, ProbeReport};
 use crate::sample::{host, job, name};
 use crate::session::{Inbound, Opening, Outbound, Session, WorkerReport};
 use crate::watch::{Change, WatchPosition};
-use crate::{Engine, EngineConfig, LogRequest, Order, ReplicaInfo, replicated};
+use crate::{Attempt, Engine, EngineConfig, LogRequest, Order, ReplicaInfo, replicated};
 
 const CLUSTER: ClusterId = ClusterId(0xe6);
 const REPLICA: ReplicaId = ReplicaId(1);
@@ -178,8 +180,11 @@ async fn a_watch_goes_on_exactly_inside_a_batch_of_a_thousand() {
     let mut watch = engine.watch(start).expect("the place is kept");
     while places.len() < 1_000 {
         let (events, _) = guarded("changes", watch.next()).await.expect("they are kept");
-        places.extend(events.into_iter().filter(|e| e.position.log_index == at).map(|e| match e.change {
-            Change::Job { id, .. } => (e.position, id),
+        let of_batch = events.into_iter().filter(|e| e.position.log_index == at);
+        places.extend(of_batch.filter_map(|e| match e.change {
+            Change::Job { id, .. } => Some((e.position, id)),
+            // What became of the queue, behind all of them.
+            Change::Queues(_) => None,
             other => panic!("{other:?}"),
         }));
     }
@@ -300,6 +305,21 @@ async fn a_gang_is_started_confirmed_and_reported() {
     // The acknowledgement came after the records: they can be read now.
     assert_eq!(engine.view().job(id).map(|row| row.phase.clone()), Some(Phase::Running));
     assert!(outstanding(&engine.view(), session.node).is_empty(), "nothing is left to start");
+
+    // A step is not answered; a committed checkpoint is, once it is in the log, and never for another token.
+    say(&session, Inbound::Step { job: id, token, rank: 1, number: 1, duration_ms: 5 }).await;
+    for (sequence, asked, expected) in [(1, token, true), (2, stale, false)] {
+        say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked }).await;
+        let taken = told(&mut session, "an answer to the note", |message| match message {
+            Outbound::NoteAck { sequence: answered, refused } => {
+                (answered == sequence).then_some(refused.is_none())
+            }
+            _ => None,
+        })
+        .await;
+        assert_eq!(taken, expected);
+    }
+    assert!(engine.view().job(id).is_some_and(|row| row.checkpointed_at.is_some()));
 
     let cancel = Command::Cancel { request: RequestId(2), job: id };
     guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
@@ -488,9 +508,10 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
             follow: false,
             stream: String::new(),
             tail_bytes: 0,
+            from_position: 0,
         };
         let engine = engine.clone();
-        tokio::spawn(async move { engine.read_logs(id, 0, false, request).await })
+        tokio::spawn(async move { engine.read_logs(id, 0, Attempt::Current, request).await })
     };
     drop(session);
     let gone = |engine: &Engine| engine.inner.sessions.outbound(NodeId(1)).is_none();
@@ -500,6 +521,25 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         }
     })
     .await;
+    // Only the placements that are known have output.
+    for (attempt, text) in [
+        (Attempt::Previous, "no attempt before"),
+        (Attempt::Token(FencingToken { generation: 1, log_index: LogIndex(u64::MAX) }), "newer attempts"),
+    ] {
+        let request = LogRequest {
+            read_id: 0,
+            job: id,
+            token: FencingToken::default(),
+            rank: 0,
+            follow: false,
+            stream: String::new(),
+            tail_bytes: 0,
+            from_position: 0,
+        };
+        let refusal = engine.read_logs(id, 0, attempt, request).await.expect_err("there is none");
+        assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
+        assert!(refusal.message.contains(text), "{refusal}");
+    }
     // The node is up and its session is not back: the read waits, and goes on with the next one.
     let waiting = read(&engine);
     let mut session = open(&engine, opening("h1", 1)).await;
@@ -508,7 +548,9 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
         _ => None,
     })
     .await;
-    let mut chunks = guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
+    let (token, mut chunks) = guarded("the read", waiting).await.expect("it ran").expect("it is on its way");
+    let placed = engine.view().job(id).and_then(|row| row.placement.as_ref().map(|p| p.token));
+    assert_eq!(Some(token), placed);
     // The agent goes away before it has sent anything.
     drop(session);
     let refusal = guarded("the read ends", chunks.recv()).await.expect("with a word").expect_err("no output");
@@ -695,4 +737,103 @@ async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
     assert_eq!(view.nodes_up(), 0);
     let session = open(&engine, opening("n1", 1)).await;
     assert_eq!(session.incarnation, 2, "registered anew");
+}
+
+/// Heartbeats of a session, until it is aborted.
+fn beating(session: &Session) -> tokio::task::JoinHandle<()> {
+    let inbound = session.inbound();
+    tokio::spawn(async move {
+        for sequence in 1.. {
+            if inbound.send(Inbound::Heartbeat { sequence }).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+}
+
+/// Plays one probe of two nodes: the link from the first to the second carries `rate`.
+async fn probed(sessions: &mut [Session; 2], rate: u64) {
+    for (at, session) in sessions.iter_mut().enumerate() {
+        let probe = told(session, "an order to listen", |message| match message {
+            Outbound::Probe(ProbeOrder::Listen { probe }) => Some(probe),
+            _ => None,
+        })
+        .await;
+        let port = Ok(5_000 + at as u16);
+        say(session, Inbound::Probe(ProbeReport::Listening { probe, port })).await;
+    }
+    for session in sessions.iter_mut() {
+        let (probe, own, peers) = told(session, "an order to measure", |message| match message {
+            Outbound::Probe(ProbeOrder::Run { probe, own, peers, .. }) => Some((probe, own, peers)),
+            _ => None,
+        })
+        .await;
+        assert_eq!((peers.len(), peers[own as usize].1 > 0), (2, true), "{peers:?}");
+        let link =
+            |from, to, rate| Link { from, to, outcome: LinkOutcome::Measured { rate, round_trip_us: 9 } };
+        // Whoever speaks of what it did not lead is not heard.
+        let links = if own == 0 { vec![link(0, 1, rate), link(1, 0, 1 << 30)] } else { vec![link(0, 1, 1)] };
+        say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None })).await;
+    }
+}
+
+async fn verdict(session: &mut Session) -> Option<String> {
+    told(session, "a verdict", |message| match message {
+        Outbound::Probe(ProbeOrder::Verdict { fault, .. }) => Some(fault),
+        _ => None,
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_is_found_at_fault() {
+    let engine = leader().await;
+    let mut sessions = [open(&engine, opening("h1", 1)).await, open(&engine, opening("h2", 2)).await];
+    let beats = sessions.each_ref().map(beating);
+    for (request, rate) in [(1, 1 << 30), (2, 1_000_000)] {
+        let id = submitted(&engine, request, 16).await;
+        let placed = |view: &State| view.job(id).is_some_and(|row| row.phase == Phase::Starting);
+        let token = token_of(&*until(&engine, "it is placed on both", placed).await, id);
+        let waiting = ProbeReport::Waiting { job: id, token };
+        for session in &sessions {
+            say(session, Inbound::Probe(waiting.clone())).await;
+        }
+        probed(&mut sessions, rate).await;
+        let at_fault = rate < 1 << 30;
+        if at_fault {
+            // Nobody is blamed by one probe.
+            probed(&mut sessions, rate).await;
+        }
+        // The order of the nodes is that of their ids.
+        let [first, second] = &mut sessions;
+        let fault = verdict(second).await;
+        assert_eq!(fault.is_some_and(|fault| fault.contains("slow link from h1 to h2: 1 MB/s")), at_fault);
+        // Who comes back is told what was found out, and nothing is measured again.
+        if !at_fault {
+            assert_eq!(verdict(first).await, None);
+            say(first, Inbound::Probe(waiting)).await;
+            assert_eq!(verdict(first).await, None);
+        } else {
+            say(second, Inbound::Probe(waiting)).await;
+            assert!(verdict(second).await.is_some());
+        }
+        let cancel = Command::Cancel { request: RequestId(10 + request), job: id };
+        guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
+        for (session, sequence) in sessions.iter().zip(1..) {
+            let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };
+            say(session, Inbound::Report { sequence, workers: vec![none_here] }).await;
+        }
+        let over = |view: &State| view.job(id).is_some_and(|row| matches!(row.phase, Phase::Finished(_)));
+        until(&engine, "the cancelled job is over", over).await;
+    }
+    let nodes = [sessions[0].node, sessions[1].node];
+    let (probing, played) = tokio::join!(engine.probe(&nodes), probed(&mut sessions, 1 << 30));
+    assert_eq!((probing.expect("both take part").findings, played), (Vec::new(), ()));
+    for beat in beats {
+        beat.abort();
+    }
+    drop(sessions);
+    let refused = guarded("a refusal", engine.probe(&nodes)).await;
+    assert_eq!(code(refused), Some(RefusalCode::ProbeUnavailable));
 }

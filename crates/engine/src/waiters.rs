@@ -46,13 +46,7 @@ impl Waiters {
     }
 
     /// Sends the answer once everything up to `at` is applied.
-    pub fn add(
-        &self,
-        at: LogIndex,
-        leadership: Leadership,
-        reply: Reply,
-        answer: Result<Answer, Refusal>,
-    ) {
+    pub fn add(&self, at: LogIndex, leadership: Leadership, reply: Reply, answer: Result<Answer, Refusal>) {
         let mut inner = self.lock();
         let applied = inner.applied;
         if at > applied.index {

@@ -1,6 +1,6 @@
 //! The watch hub: recent changes by log index, for any number of followers of the log.
 
-use muster_state::{JobRow, NodeRow, QueueRow};
+use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
 use muster_types::{JobId, JobSpec, LogIndex, Name, NodeId, NodeSpec, Refusal, RefusalCode};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -19,6 +19,8 @@ const NODE_WEIGHT: usize = 16;
 /// Weight of a queue without its quotas, and of a quota.
 const QUEUE_WEIGHT: usize = 8;
 const QUOTA_WEIGHT: usize = 2;
+/// Weight of one thing that is wrong with a node.
+const CONDITION_WEIGHT: usize = 6;
 /// Weight of one label or taint: a key and a value of at most 63 bytes each.
 const LABEL_WEIGHT: usize = 4;
 /// Changes handed out at once.
@@ -61,6 +63,8 @@ pub enum Change {
         id: NodeId,
         /// Its row then.
         row: Arc<NodeRow>,
+        /// What restricted it then.
+        restriction: Option<Arc<RestrictionRow>>,
         /// The gangs with workers on it then, by id.
         gangs: Arc<[JobId]>,
         /// What it said of itself before, where the record is its registration anew.
@@ -91,8 +95,10 @@ impl Event {
     fn weight(&self) -> usize {
         match &self.change {
             Change::Job { row, .. } => row.placement.as_ref().map_or(0, |placement| placement.slots.len()),
-            Change::Node { row, gangs, before, .. } => {
-                description_weight(&row.spec)
+            Change::Node { row, restriction, gangs, before, .. } => {
+                let restriction = restriction.as_ref().map_or(0, |row| restriction_weight(row));
+                restriction
+                    + description_weight(&row.spec)
                     + before.as_ref().map_or(0, |spec| description_weight(spec))
                     + gangs.len()
             }
@@ -104,6 +110,10 @@ impl Event {
             }
         }
     }
+}
+
+fn restriction_weight(row: &RestrictionRow) -> usize {
+    CONDITION_WEIGHT * (row.health.conditions.len() + row.health.recent.len())
 }
 
 fn description_weight(spec: &NodeSpec) -> usize {

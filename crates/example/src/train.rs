@@ -9,6 +9,7 @@ use crate::model::{self, WEIGHTS_MAX, descend};
 use crate::process::{Exit, StopSignal, complain, say};
 use crate::rank_map::RankMap;
 use crate::rendezvous;
+use muster_worker::Worker;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ const STEPS_MAX: u64 = 1_000_000_000;
 const SAMPLES_MAX: u64 = 1 << 24;
 /// Over all ranks; 512 MiB of numbers.
 const INPUTS_MAX: u64 = 1 << 26;
+/// What a run stands still at most to have a checkpoint known.
+const COMMIT_MAX: Duration = Duration::from_secs(3);
 const WAIT_MAX_S: u64 = 24 * 3600;
 
 /// Train a small model over all ranks of a gang, with checkpoints and resume.
@@ -148,7 +151,8 @@ fn run(args: &TrainArgs) -> Result<Exit, Error> {
         step => format!("resumed from step {step}"),
     });
     let shard = shape.generate(shape.range_of(map.rank, map.world_size));
-    Run { args, shape, shard, gang, checkpoints, stop, talks: map.rank == 0 }.run(start)
+    Run { args, shape, shard, gang, checkpoints, stop, talks: map.rank == 0, worker: Worker::from_env() }
+        .run(start)
 }
 
 /// Rank 0 decides where all start; the others learn it from rank 0.
@@ -190,6 +194,8 @@ struct Run<'a> {
     stop: StopSignal,
     /// Rank 0 speaks for all of them while the steps go by.
     talks: bool,
+    /// Who this is to the agent of the host; none outside of Muster.
+    worker: Option<Worker>,
 }
 
 impl Run<'_> {
@@ -203,6 +209,9 @@ impl Run<'_> {
             let last = step == self.args.steps;
             if self.talks && (step.is_multiple_of(self.args.log_every) || last) {
                 say(&format!("step {step} loss {:e}", self.mean(verdict.sum.loss)));
+            }
+            if let Some(worker) = &self.worker {
+                worker.step(step, began.elapsed());
             }
             if last || verdict.stop || step.is_multiple_of(self.args.checkpoint_every) {
                 self.save(step, &weights)?;
@@ -238,6 +247,13 @@ impl Run<'_> {
         };
         let path = checkpoints.save(step, weights)?;
         say(&format!("checkpoint of step {step} saved to {}", path.display()));
+        if let Some(worker) = &self.worker {
+            // The file is what a resume goes by: a cluster that does not know of it only prices a stop too high.
+            match worker.checkpoint_committed_within(step, COMMIT_MAX) {
+                Ok(()) => say(&format!("checkpoint of step {step} is known to the cluster")),
+                Err(error) => complain(&format!("the cluster does not know of the checkpoint: {error}")),
+            }
+        }
         Ok(())
     }
 }

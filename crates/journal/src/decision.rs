@@ -8,10 +8,11 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobId, JobSpec,
-    LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobId,
+    JobSpec, LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,8 @@ pub const FORMAT_MIN: u16 = 1;
 /// |---|---|
 /// | 1 | the beginning |
 /// | 2 | [`Decision::NodeForgotten`] |
-/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`StopCause::Fault`], more ways for a worker to end |
+/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
+/// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
 pub const FORMAT_MAX: u16 = 3;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -96,6 +98,12 @@ pub struct Stop {
     pub cause: RearrangeCause,
 }
 
+impl Stop {
+    fn is_drained(&self) -> bool {
+        self.cause.is_drained()
+    }
+}
+
 /// Why a running gang has to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RearrangeCause {
@@ -111,6 +119,17 @@ pub enum RearrangeCause {
     },
     /// It goes on with more or fewer workers.
     Resized,
+    /// Since format 3: it goes on elsewhere, because everything is to go from a node.
+    Drained {
+        /// That node.
+        node: NodeId,
+    },
+}
+
+impl RearrangeCause {
+    fn is_drained(self) -> bool {
+        matches!(self, RearrangeCause::Drained { .. })
+    }
 }
 
 /// Room that is kept for a job until what runs there has ended.
@@ -384,6 +403,83 @@ pub enum Decision {
         /// The node is avoided until then; none for not at all.
         avoid: Option<LogTime>,
     },
+    /// Decision, since format 3: ranks of a gang that is being stopped, on nodes that failed, go on in its spares; the
+    /// room of the others is kept for them. The next placement is that.
+    SparesTaken {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Rank and its new place, one of the spares; ranks ascending.
+        ranks: Vec<(u32, WorkerSlot)>,
+    },
+    /// Decision, since format 3: a rank takes much longer for its steps than its gang, or does so no more.
+    StragglerNoted {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which rank.
+        rank: u32,
+        /// How long its steps take, in thousandths of what they take the gang's median rank; none when it keeps up
+        /// again.
+        slow_milli: Option<u32>,
+    },
+    /// Decision, since format 3: what is known of a node's health is this now. What stops because of it stands
+    /// in records of its own behind it.
+    NodeHealthChanged {
+        /// Which.
+        node: NodeId,
+        /// The version of the health policy that it was concluded by; zero for the one every cluster has.
+        policy: LogIndex,
+        /// All that is known.
+        health: Box<NodeHealth>,
+        /// What happened, with what was concluded from each: the evidence.
+        events: Vec<Condition>,
+    },
+    /// Since format 3: everything is to go from a node, or may come back to it.
+    NodeDrainSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// How; none ends it.
+        drain: Option<Drain>,
+    },
+    /// Since format 3: a node is kept away from work, or let back. What runs on it goes on.
+    NodeQuarantineSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// Why; none ends it.
+        reason: Option<String>,
+    },
+    /// Since format 3: a step of a node's repair.
+    NodeRepairSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Which.
+        node: NodeId,
+        /// Which step.
+        step: RepairStep,
+    },
+    /// Input, since format 3: an operator set the health policy; the record's index is its version.
+    HealthPolicySet {
+        /// By which request.
+        request: RequestKey,
+        /// All of it.
+        policy: Box<HealthPolicy>,
+    },
+    /// Input, since format 3: what others hold of a node is this now.
+    ForeignLoadSet {
+        /// Which.
+        node: NodeId,
+        /// In which incarnation.
+        incarnation: u32,
+        /// All of it.
+        load: ForeignLoad,
+    },
 }
 
 impl StopCause {
@@ -393,6 +489,7 @@ impl StopCause {
         match self {
             StopCause::Fault { .. } => 3,
             StopCause::WorkerFailed { exit, .. } => exit.since_format(),
+            StopCause::Rearranged(cause) if cause.is_drained() => 3,
             _ => FORMAT_MIN,
         }
     }
@@ -404,7 +501,10 @@ impl Decision {
     pub fn since_format(&self) -> u16 {
         match self {
             Decision::NodeForgotten { .. } => 2,
-            Decision::JobContractsSet { .. } | Decision::AttemptFailed { .. } => 3,
+            Decision::JobContractsSet { .. }
+            | Decision::AttemptFailed { .. }
+            | Decision::SparesTaken { .. }
+            | Decision::StragglerNoted { .. } => 3,
             Decision::GangStopRequested { cause, .. } => cause.since_format(),
             Decision::WorkersReported { updates, .. } => {
                 let exits = updates.iter().filter_map(|(_, update)| match update {
@@ -413,6 +513,13 @@ impl Decision {
                 });
                 exits.max().unwrap_or(FORMAT_MIN)
             }
+            Decision::NodeHealthChanged { .. }
+            | Decision::NodeDrainSet { .. }
+            | Decision::NodeQuarantineSet { .. }
+            | Decision::NodeRepairSet { .. }
+            | Decision::HealthPolicySet { .. }
+            | Decision::ForeignLoadSet { .. } => 3,
+            Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
     }
@@ -446,6 +553,14 @@ impl Decision {
             Decision::NodeForgotten { .. } => "node_forgotten",
             Decision::JobContractsSet { .. } => "job_contracts_set",
             Decision::AttemptFailed { .. } => "attempt_failed",
+            Decision::SparesTaken { .. } => "spares_taken",
+            Decision::StragglerNoted { .. } => "straggler_noted",
+            Decision::NodeHealthChanged { .. } => "node_health_changed",
+            Decision::NodeDrainSet { .. } => "node_drain_set",
+            Decision::NodeQuarantineSet { .. } => "node_quarantine_set",
+            Decision::NodeRepairSet { .. } => "node_repair_set",
+            Decision::HealthPolicySet { .. } => "health_policy_set",
+            Decision::ForeignLoadSet { .. } => "foreign_load_set",
         }
     }
 }

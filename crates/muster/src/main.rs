@@ -49,7 +49,19 @@ enum ExampleCommand {
     Work(muster_example::WorkArgs),
 }
 
+/// Threads of an agent: one that may be held up, and one that is not. A host for training has hundreds of
+/// processors, and a thread for each would take memory from those whom the host is for.
+const AGENT_THREADS: usize = 2;
+/// The first word of a shim's command line.
+const SHIM: &str = "shim";
+
 fn main() -> ExitCode {
+    // Two of these start for every worker, and one whose job has just been submitted waits for them: the
+    // description of all commands, which parsing begins with, would cost more than everything they do.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|first| first == SHIM) {
+        return shim(words);
+    }
     let arguments = Arguments::parse();
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
@@ -57,7 +69,7 @@ fn main() -> ExitCode {
             // The protocol's own steps are for those who look for a fault in it.
             process::log_to_stderr("info,openraft=warn");
             process::die_with_parent();
-            process::run(|shutdown| async {
+            process::run(None, |shutdown| async {
                 match server::run(args, shutdown).await {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(error) => process::complain(&error),
@@ -67,11 +79,11 @@ fn main() -> ExitCode {
         Command::Agent(args) => {
             process::log_to_stderr("info");
             process::die_with_parent();
-            process::run(|shutdown| agent::run(args, shutdown))
+            process::run(Some(AGENT_THREADS), |shutdown| agent::run(args, shutdown))
         }
         Command::Quickstart(args) => {
             process::log_to_stderr("error");
-            process::run(|shutdown| async {
+            process::run(None, |shutdown| async {
                 match quickstart::run(args, shutdown).await {
                     Ok(code) => code,
                     Err(error) => process::complain(error.as_ref()),
@@ -80,9 +92,12 @@ fn main() -> ExitCode {
         }
         Command::Example(ExampleCommand::Train(args)) => muster_example::train(args).into(),
         Command::Example(ExampleCommand::Work(args)) => muster_example::work(args).into(),
-        Command::Shim { arguments } => {
-            let code = muster_agent::shim_main(arguments);
-            ExitCode::from(u8::try_from(code).unwrap_or(1))
-        }
+        Command::Shim { arguments } => shim(arguments),
     }
+}
+
+/// Guards one worker, or becomes it.
+fn shim(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+    let code = muster_agent::shim_main(arguments);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

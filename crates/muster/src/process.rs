@@ -32,9 +32,16 @@ pub fn die_with_parent() {
     }
 }
 
-/// A runtime with a token that SIGINT and SIGTERM cancel.
-pub fn run<F: Future<Output = ExitCode>>(work: impl FnOnce(CancellationToken) -> F) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+/// A runtime with a token that SIGINT and SIGTERM cancel; with so many threads, or one for each processor.
+pub fn run<F: Future<Output = ExitCode>>(
+    threads: Option<usize>,
+    work: impl FnOnce(CancellationToken) -> F,
+) -> ExitCode {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = threads {
+        builder.worker_threads(threads);
+    }
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return complain(&error),
     };

@@ -224,8 +224,8 @@ impl Outlook {
         self.nodes.push(Node { id, spec: row.spec.clone(), kind, rack, block });
         self.idle.push(Amount {
             devices: i64::from(row.offer().devices.count()),
-            cpu_milli: signed(row.free.cpu_milli) - signed(row.promised.cpu_milli),
-            memory_bytes: signed(row.free.memory_bytes) - signed(row.promised.memory_bytes),
+            cpu_milli: signed(row.usable().cpu_milli) - signed(row.promised.cpu_milli),
+            memory_bytes: signed(row.usable().memory_bytes) - signed(row.promised.memory_bytes),
         });
     }
 

@@ -414,6 +414,6 @@ impl<'a> Driver<'a> {
 fn why_rearranged(cause: RearrangeCause) -> Why {
     match cause {
         RearrangeCause::Preempted { .. } => Why::Preempted,
-        RearrangeCause::Moved { .. } | RearrangeCause::Resized => Why::Moved,
+        RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. } => Why::Moved,
     }
 }

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
-use muster_journal::{Decision, FORMAT_MIN, Round, hash};
+use muster_journal::{Decision, FORMAT_MIN, Round, WorkerSlot, hash};
 use muster_types::{
     JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
 };
@@ -17,7 +17,10 @@ use crate::history::{HistoryKey, HistoryRow};
 use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
 use crate::recovery::RecoveryRow;
-use crate::rows::{ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{
+    ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow,
+    RestrictionRow,
+};
 use crate::table::Table;
 use crate::usage::TenantUsage;
 
@@ -72,6 +75,8 @@ pub enum Effect {
     OrdersChanged(NodeId),
     /// The policy was set.
     PolicyChanged,
+    /// The health policy was set.
+    HealthPolicyChanged,
     /// This replica's state is not the leader's: stop serving.
     Diverged {
         /// The digest in the log.
@@ -113,7 +118,15 @@ pub struct State {
     pub(crate) contracts: Table<JobId, Arc<JobContract>>,
     /// What became of attempts. Since format 3.
     pub(crate) recoveries: Table<JobId, RecoveryRow>,
+    /// Room held beside gangs. Since format 3.
+    pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
+    /// Faults of nodes that jobs met. Since format 3.
+    pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
     pub(crate) policy: PolicyRow,
+    /// What restricts nodes, since format 3.
+    pub(crate) restrictions: Table<NodeId, RestrictionRow>,
+    /// The health policy, once one was set; since format 3.
+    pub(crate) health_policy: Table<(), HealthPolicyRow>,
     pub(crate) indexes: Indexes,
 }
 
@@ -312,6 +325,33 @@ impl State {
     #[must_use]
     pub fn policy(&self) -> &PolicyRow {
         &self.policy
+    }
+
+    /// What restricts a node; none when nothing does.
+    #[must_use]
+    pub fn restriction(&self, node: NodeId) -> Option<&RestrictionRow> {
+        self.restrictions.get(&node)
+    }
+
+    /// Nodes that something is known against, in the order of their ids.
+    pub fn restrictions(&self) -> impl Iterator<Item = (NodeId, &RestrictionRow)> {
+        self.restrictions.iter().map(|(id, row)| (*id, row))
+    }
+
+    /// Nodes that everything is to go from.
+    pub fn draining(&self) -> impl Iterator<Item = NodeId> {
+        self.indexes.draining.iter().copied()
+    }
+
+    /// Nodes whose provider has announced maintenance, by the time it begins.
+    pub fn maintenance(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.maintenance.iter().copied()
+    }
+
+    /// The health policy in force.
+    #[must_use]
+    pub fn health_policy(&self) -> HealthPolicyRow {
+        self.health_policy.get(&()).cloned().unwrap_or_default()
     }
 
     /// Tenants with jobs of a tier in line, with the first turn of each.

@@ -1,21 +1,24 @@
 //! The fold: what each record changes. Runs only behind the guard; an assertion here is an
 //! invariant that the guard has made true.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{
     Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
 };
+use muster_types::health::Quarantine;
 use muster_types::policy::Policy;
-use muster_types::{FencingToken, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
+use muster_types::{FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, Meta, State};
 use crate::free::{Free, Promised};
 use crate::index::Standing;
+use crate::restrict::repair;
 use crate::rows::{
     Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    PromiseRow, RankState, RequestAnswer, RequestRow, Restricted,
 };
 
 impl State {
@@ -57,6 +60,7 @@ impl State {
                 self.gang_effects(*job)
             }
             Decision::JobRequeued { job, failed } => {
+                self.drop_spares(*job);
                 let waits = self.retry_wait(*job).is_some_and(|until| until > self.meta.log_time);
                 self.change_job(*job, |row| {
                     row.released = !waits;
@@ -105,6 +109,32 @@ impl State {
             Decision::NodeForgotten { node } => self.fold_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
             Decision::AttemptFailed { .. } => self.fold_failed(decision),
+            Decision::SparesTaken { job, ranks, .. } => self.fold_taken(*job, ranks),
+            Decision::StragglerNoted { job, rank, slow_milli, .. } => {
+                self.fold_straggler(*job, *rank, *slow_milli)
+            }
+            Decision::NodeHealthChanged { node, health, .. } => {
+                self.change_restriction(*node, |row, _| row.health = (**health).clone())
+            }
+            Decision::ForeignLoadSet { node, load, .. } => {
+                self.change_restriction(*node, |row, _| row.foreign = *load)
+            }
+            Decision::NodeDrainSet { request, node, drain } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, _| row.drain = *drain)
+            }
+            Decision::NodeQuarantineSet { request, node, reason } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, now| {
+                    let set = |reason: &String| Quarantine { since: now.time, reason: reason.clone() };
+                    row.quarantine = reason.as_ref().map(set);
+                })
+            }
+            Decision::NodeRepairSet { request, node, step } => {
+                self.remember_restriction(*request, *node);
+                self.change_restriction(*node, |row, now| repair(row, step, now))
+            }
+            Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
         }
     }
 
@@ -128,7 +158,7 @@ impl State {
         first.wrapping_add(self.later_digest())
     }
 
-    fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
+    pub(crate) fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
         let row = RequestRow {
             fingerprint: request.fingerprint,
             log_index: self.meta.log_index,
@@ -263,7 +293,7 @@ impl State {
         let promise = promise.expect("the guard has seen the promise");
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
         for (rank, slot) in promise.slots.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("a promised rank has a group");
+            let group = spec.group_of_slot(rank as u32).expect("a promised place has a group");
             self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
         }
         self.change_job(job, |row| row.promise = None);
@@ -278,7 +308,7 @@ impl State {
     pub(crate) fn charge_for(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Charge {
         let mut charge = Charge::default();
         for (rank, slot) in workers.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+            let group = spec.group_of_slot(rank as u32).expect("the guard has counted the workers");
             charge.cpu_milli += group.request.cpu_milli;
             charge.memory_bytes += group.request.memory_bytes;
             let milli = group.request.device_milli();
@@ -312,6 +342,8 @@ impl State {
                     row.incarnation += 1;
                     row.status = NodeStatus::Up;
                 });
+                // The new session says what it sees.
+                self.change_restriction(id, |row, _| row.foreign = ForeignLoad::default());
                 id
             }
             None => {
@@ -328,6 +360,7 @@ impl State {
                     promised: Promised::default(),
                     changed_at: self.meta.log_time,
                     changed_index: self.meta.log_index,
+                    restricted: Restricted::default(),
                     spec,
                 };
                 self.indexes.add_status(id, &row);
@@ -343,6 +376,7 @@ impl State {
     fn fold_lost(&mut self, node: NodeId, _cause: NodeLostCause) -> Vec<Effect> {
         let gangs: Vec<JobId> = self.gangs_on(node).collect();
         let mut effects = vec![Effect::NodeChanged(node), Effect::OrdersChanged(node)];
+        effects.extend(self.drop_spares_on(node));
         for job in gangs {
             let over: Vec<(u32, RankState)> = {
                 let placement = self.placement_of(job);
@@ -378,7 +412,12 @@ impl State {
         self.indexes.nodes_by_name.remove(&row.spec.name);
         self.indexes.remove_status(node, &row);
         self.indexes.remove_shape(&row.spec);
+        if let Some(restriction) = self.restrictions.get(&node) {
+            self.indexes.remove_restriction(node, restriction);
+            self.restrictions.remove(&node);
+        }
         self.nodes.remove(&node);
+        self.node_faults.remove(&node);
         vec![Effect::NodeForgotten(node)]
     }
 
@@ -433,12 +472,16 @@ impl State {
         }
     }
 
-    fn fold_placed(&mut self, job: JobId, workers: &[WorkerSlot]) -> Vec<Effect> {
+    /// What is behind the last worker are spares.
+    fn fold_placed(&mut self, job: JobId, placed: &[WorkerSlot]) -> Vec<Effect> {
         // Promised room is what it is placed in.
         if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
             self.drop_promise(job);
         }
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
+        let charge = self.charge_for(&spec, placed);
+        let (workers, spares) = placed.split_at(placed.len().min(spec.worker_count() as usize));
+        self.forget_stragglers(job);
         let generation = self.meta.cluster.expect("the guard has seen the cluster").generation;
         let first = workers.first().expect("a gang has a worker");
         let first_spec = self.nodes.get(&first.node).expect("the guard has seen the node").spec.clone();
@@ -465,8 +508,9 @@ impl State {
             ranks: vec![RankState::Assigned; workers.len()],
             live: count,
             unstarted: count,
-            charge: self.charge_for(&spec, workers),
+            charge,
         };
+        self.hold_spares(job, &spec, spares);
         self.change_job(job, |row| {
             row.previous = row.placement.take();
             row.placement = Some(Arc::new(placement));
@@ -481,6 +525,7 @@ impl State {
         if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
             self.drop_promise(job);
         }
+        self.drop_spares(job);
         let run_ms = self.learn(job);
         self.change_job(job, |row| {
             // The attempt that the job failed by counts like those before it.

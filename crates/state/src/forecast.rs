@@ -29,6 +29,11 @@ impl Forecast {
                 self.0.change_node(slot.node, false, |row| row.free.give(&group.request, slot.devices));
             }
         }
+        let spares = self.0.spares(job).to_vec();
+        for slot in &spares {
+            let request = &spec.groups.first().expect("a job has a group").request;
+            self.0.change_node(slot.node, false, |row| row.free.give(request, slot.devices));
+        }
         if let Some((region, charge)) = row_charge(&self.0, job) {
             self.0.change_charge(&spec.tenant, Some((region, charge)), None);
         }

@@ -5,6 +5,8 @@ use core::cmp::Reverse;
 use muster_types::{DeviceAmount, DeviceSet, NodeSpec, WorkerRequest};
 use serde::{Deserialize, Serialize};
 
+use crate::rows::Restricted;
+
 /// Thousandths of one device.
 const DEVICE_MILLI: u16 = 1_000;
 
@@ -207,6 +209,18 @@ impl Free {
             }
         }
         free.shares.sort_unstable();
+        free
+    }
+
+    /// What is left without devices that may not be used, and without what others hold. The CPU and memory
+    /// of unusable devices stay: a worker without devices may still have them.
+    #[must_use]
+    pub fn without(&self, restricted: &Restricted) -> Free {
+        let mut free = self.clone();
+        free.devices = free.devices.difference(restricted.unusable);
+        free.shares.retain(|share| !restricted.unusable.contains(DeviceSet(1 << share.device)));
+        free.cpu_milli = free.cpu_milli.saturating_sub(restricted.cpu_milli);
+        free.memory_bytes = free.memory_bytes.saturating_sub(restricted.memory_bytes);
         free
     }
 

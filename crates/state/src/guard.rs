@@ -68,7 +68,7 @@ fn is_bounded(exit: &ExitStatus) -> bool {
     exit.text().is_none_or(|text| text.len() <= limits::DETAIL_BYTES_MAX)
 }
 
-fn require(condition: bool, error: GuardError) -> Check {
+pub(crate) fn require(condition: bool, error: GuardError) -> Check {
     if condition { Ok(()) } else { Err(error) }
 }
 
@@ -156,6 +156,30 @@ impl State {
             Decision::NodeForgotten { node } => self.check_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.check_contracts(contracts),
             Decision::AttemptFailed { .. } => self.check_failed(decision),
+            Decision::SparesTaken { job, token, ranks } => self.check_taken(*job, *token, ranks),
+            Decision::StragglerNoted { job, token, rank, slow_milli } => {
+                self.check_straggler(*job, *token, *rank, *slow_milli)
+            }
+            Decision::NodeHealthChanged { node, health, events, .. } => {
+                self.check_health(*node, health, events)
+            }
+            Decision::ForeignLoadSet { node, incarnation, load } => {
+                self.check_foreign(*node, *incarnation, load)
+            }
+            Decision::NodeDrainSet { request, node, .. } => self.check_restriction(*request, *node),
+            Decision::NodeQuarantineSet { request, node, reason } => {
+                let length = reason.as_ref().map_or(0, |reason| reason.len());
+                require(length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
+                self.check_restriction(*request, *node)
+            }
+            Decision::NodeRepairSet { request, node, step } => {
+                self.check_restriction(*request, *node)?;
+                self.check_repair(*node, step, request.is_some())
+            }
+            Decision::HealthPolicySet { request, policy } => {
+                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+                require(policy.violations().is_empty(), GuardError::Limit)
+            }
         }
     }
 
@@ -192,7 +216,7 @@ impl State {
             return require(has_room && self.meta.nodes_registered < u32::MAX, GuardError::Limit);
         };
         let row = self.nodes.get(&id).ok_or(GuardError::NodeUnknown)?;
-        let is_idle = self.gangs_on(id).next().is_none();
+        let is_idle = self.gangs_on(id).next().is_none() && self.spares_on(id).next().is_none();
         match row.status {
             // Everything on it was given up when it was lost.
             NodeStatus::Lost => require(is_idle, GuardError::NodeNotCurrent),
@@ -247,13 +271,15 @@ impl State {
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
         let may_start = row.phase == Phase::Pending && row.released && !row.cancel_requested;
         require(may_start, GuardError::JobPhase)?;
-        self.check_gang(spec, workers)?;
+        let (gang, spares) = workers.split_at(workers.len().min(spec.worker_count() as usize));
+        self.check_gang(spec, gang)?;
+        self.check_spares(job, spec, gang, spares)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
             Some(promise) => {
                 require(promise.slots == workers, GuardError::DoesNotFit)?;
-                self.take_all(spec, workers, &mut left, |node| node.free.clone())
+                self.take_all(spec, workers, &mut left, NodeRow::usable)
             }
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
@@ -263,7 +289,7 @@ impl State {
     }
 
     /// The workers are the gang that was asked for, on nodes that take new work.
-    fn check_gang(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
+    pub(crate) fn check_gang(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
         let count = u32::try_from(workers.len()).map_err(|_| GuardError::Limit)?;
         require((spec.worker_count_min()..=spec.worker_count()).contains(&count), GuardError::Limit)?;
         let mut nodes: Vec<&NodeSpec> = Vec::with_capacity(workers.len());
@@ -277,7 +303,7 @@ impl State {
 
     /// Takes the workers from what is left of their nodes. Workers of one gang may share a node: each is
     /// checked against what the ones before left.
-    fn take_all(
+    pub(crate) fn take_all(
         &self,
         spec: &JobSpec,
         workers: &[WorkerSlot],
@@ -285,7 +311,7 @@ impl State {
         free_of: impl Fn(&NodeRow) -> Free,
     ) -> Check {
         for (rank, slot) in workers.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).ok_or(GuardError::Limit)?;
+            let group = spec.group_of_slot(rank as u32).ok_or(GuardError::Limit)?;
             let free = match left.entry(slot.node) {
                 Entry::Occupied(free) => free.into_mut(),
                 Entry::Vacant(place) => {
@@ -323,22 +349,18 @@ impl State {
                     by != stop.job && promises.iter().any(|promise| promise.job == by)
                 }
                 RearrangeCause::Resized => moves,
+                RearrangeCause::Drained { node } => {
+                    let is_there = placement.slots.iter().any(|slot| slot.node == node);
+                    moves && is_there && self.restrictions.get(&node).is_some_and(|row| row.drain.is_some())
+                }
             };
             require(so && spec.preemptible, GuardError::JobPhase)?;
-            for (rank, slot) in placement.slots.iter().enumerate() {
-                let (group, _) = spec.group_of(rank as u32).ok_or(GuardError::Limit)?;
-                if placement.ranks.get(rank).is_none_or(RankState::is_over) {
-                    continue;
-                }
-                let node = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
-                let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
-                free.give(&group.request, slot.devices);
-            }
+            self.give_all(stop.job, spec, placement, &mut left)?;
         }
-        // Less what others were promised before.
+        // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.beside(&row.promised);
+            *free = free.beside(&row.promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         let jobs: Vec<JobId> = stopped.into_iter().collect();

@@ -16,7 +16,7 @@ use crate::free::FreeKey;
 use crate::history::{HistoryKey, bucket_of};
 use crate::queue::QueueLoad;
 use crate::quota::QuotaUsage;
-use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow};
+use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow, RestrictionRow};
 use crate::table::Facts;
 
 /// Nodes of one fleet cluster with the same accelerator type.
@@ -315,12 +315,18 @@ pub(crate) struct Indexes {
     pub(crate) nodes_by_name: Map<Name, NodeId>,
     /// Gangs with workers that are not over, by node.
     pub(crate) gangs_by_node: Set<(NodeId, JobId)>,
+    /// Jobs with spares, by node.
+    pub(crate) spares_by_node: Set<(NodeId, JobId)>,
     /// Capacity.
     pub(crate) pools: Map<PoolKey, Pool>,
     /// Nodes whose session stands.
     pub(crate) nodes_up: u64,
     /// The others, by the time of their last change.
     pub(crate) lost_nodes: Set<(LogTime, NodeId)>,
+    /// Nodes that everything is to go from.
+    pub(crate) draining: Set<NodeId>,
+    /// Nodes whose provider has announced maintenance, by the time it begins.
+    pub(crate) maintenance: Set<(LogTime, NodeId)>,
     /// Rows of the history by the time they were touched last.
     pub(crate) history_by_time: Set<(LogTime, HistoryKey)>,
     /// What is charged against quotas.
@@ -504,6 +510,26 @@ impl Indexes {
             NodeStatus::Lost => {
                 assert!(self.lost_nodes.remove(&(row.changed_at, id)), "a lost node is known as one");
             }
+        }
+    }
+
+    /// Knows a node by what restricts it.
+    pub(crate) fn add_restriction(&mut self, id: NodeId, row: &RestrictionRow) {
+        if row.drain.is_some() {
+            self.draining.insert(id);
+        }
+        if let Some(at) = row.health.maintenance_at {
+            self.maintenance.insert((at, id));
+        }
+    }
+
+    /// The inverse of `add_restriction`.
+    pub(crate) fn remove_restriction(&mut self, id: NodeId, row: &RestrictionRow) {
+        if row.drain.is_some() {
+            self.draining.remove(&id);
+        }
+        if let Some(at) = row.health.maintenance_at {
+            self.maintenance.remove(&(at, id));
         }
     }
 

@@ -26,9 +26,11 @@ mod history;
 mod index;
 mod queue;
 mod recovery;
+mod restrict;
 mod rows;
 mod sequence;
 mod snapshot;
+mod spares;
 mod table;
 pub mod tree;
 mod verify;
@@ -49,10 +51,10 @@ pub use history::{
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
 pub use queue::{QueueLoad, QueueRow, QuotaUse};
-pub use recovery::{Failure, RecoveryRow, Saved};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
-    Charge, ClusterMeta, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow,
+    Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,
+    Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

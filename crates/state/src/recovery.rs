@@ -10,7 +10,7 @@ use muster_types::{FailureClass, FencingToken, JobContract, JobId, LogTime, Node
 use serde::{Deserialize, Serialize};
 
 use crate::apply::{Effect, State};
-use crate::guard::GuardError;
+use crate::guard::{GuardError, require};
 use crate::rows::Phase;
 
 /// How an attempt came to its end before its work was done.
@@ -56,6 +56,17 @@ pub struct RecoveryRow {
     pub avoided: BTreeMap<NodeId, LogTime>,
     /// When it last saved its work.
     pub saved: Option<Saved>,
+    /// Ranks of the present placement that take much longer than their gang; at most [`limits::STRAGGLERS_MAX`].
+    pub stragglers: BTreeMap<u32, Straggler>,
+}
+
+/// A rank that takes much longer for its steps than its gang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Straggler {
+    /// How long, in thousandths of what they take the median rank.
+    pub slow_milli: u32,
+    /// Since when.
+    pub since: LogTime,
 }
 
 impl RecoveryRow {
@@ -74,10 +85,6 @@ impl RecoveryRow {
             self.avoided.remove(&first);
         }
     }
-}
-
-fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {
-    if condition { Ok(()) } else { Err(error) }
 }
 
 impl State {
@@ -162,8 +169,80 @@ impl State {
             token: *token,
         });
         self.recoveries.insert(*job, row);
+        if let Some(node) = node.filter(|_| class.is_of_node()) {
+            self.note_fault(node);
+        }
         self.change_job(*job, |_| {});
         vec![Effect::JobChanged(*job)]
+    }
+
+    /// Faults of a node that jobs met, oldest first; the last [`limits::NODE_FAULTS_KEPT`].
+    #[must_use]
+    pub fn faults_of(&self, node: NodeId) -> &[LogTime] {
+        self.node_faults.get(&node).map_or(&[], Vec::as_slice)
+    }
+
+    /// Nodes on which jobs met a fault, with the times.
+    pub fn node_faults(&self) -> impl Iterator<Item = (NodeId, &[LogTime])> {
+        self.node_faults.iter().map(|(node, times)| (*node, times.as_slice()))
+    }
+
+    fn note_fault(&mut self, node: NodeId) {
+        if !self.nodes.contains(&node) {
+            return;
+        }
+        let mut times = self.faults_of(node).to_vec();
+        let now = self.meta.log_time;
+        if times.last().is_some_and(|last| now.since_ms(*last) < limits::NODE_FAULT_APART_MS) {
+            return;
+        }
+        times.push(now);
+        let excess = times.len().saturating_sub(limits::NODE_FAULTS_KEPT);
+        times.drain(..excess);
+        self.node_faults.insert(node, times);
+    }
+
+    /// A rank is slow, or it was and is not any more.
+    pub(crate) fn check_straggler(
+        &self,
+        job: JobId,
+        token: FencingToken,
+        rank: u32,
+        slow_milli: Option<u32>,
+    ) -> Result<(), GuardError> {
+        let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
+        let placement = row.placement.as_deref().ok_or(GuardError::JobPhase)?;
+        require(row.phase == Phase::Running, GuardError::JobPhase)?;
+        require(placement.token == token, GuardError::TokenNotCurrent)?;
+        require((rank as usize) < placement.slots.len(), GuardError::RankNotCurrent)?;
+        let known = self.recoveries.get(&job).map(|row| &row.stragglers);
+        let is_known = known.is_some_and(|known| known.contains_key(&rank));
+        let has_room = is_known || known.is_none_or(|known| known.len() < limits::STRAGGLERS_MAX);
+        require(if slow_milli.is_some() { has_room } else { is_known }, GuardError::NothingToDo)
+    }
+
+    pub(crate) fn fold_straggler(&mut self, job: JobId, rank: u32, slow_milli: Option<u32>) -> Vec<Effect> {
+        let now = self.meta.log_time;
+        let mut row = self.recoveries.get(&job).cloned().unwrap_or_default();
+        match slow_milli {
+            Some(slow_milli) => {
+                let since = row.stragglers.get(&rank).map_or(now, |known| known.since);
+                row.stragglers.insert(rank, Straggler { slow_milli, since });
+            }
+            None => _ = row.stragglers.remove(&rank),
+        }
+        self.recoveries.insert(job, row);
+        self.change_job(job, |_| {});
+        vec![Effect::JobChanged(job)]
+    }
+
+    /// Another placement has other ranks.
+    pub(crate) fn forget_stragglers(&mut self, job: JobId) {
+        if self.recoveries.get(&job).is_some_and(|row| !row.stragglers.is_empty()) {
+            let mut row = self.recoveries.get(&job).cloned().unwrap_or_default();
+            row.stragglers.clear();
+            self.recoveries.insert(job, row);
+        }
     }
 
     /// What is known of a job besides its row goes with it.
@@ -189,6 +268,10 @@ impl State {
         let tables = [
             ("contracts", self.contracts.is_empty(), self.contracts.digest()),
             ("recoveries", self.recoveries.is_empty(), self.recoveries.digest()),
+            ("spares", self.spares.is_empty(), self.spares.digest()),
+            ("node_faults", self.node_faults.is_empty(), self.node_faults.digest()),
+            ("restrictions", self.restrictions.is_empty(), self.restrictions.digest()),
+            ("health_policy", self.health_policy.is_empty(), self.health_policy.digest()),
         ];
         let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
         weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)

@@ -4,10 +4,11 @@ use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
+use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
-    ClusterId, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
-    Parameters, ReplicaId,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime,
+    Name, NodeId, NodeSpec, Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,84 @@ pub struct NodeRow {
     pub changed_at: LogTime,
     /// Record of the last change of status or cordon.
     pub changed_index: LogIndex,
+    /// What the node's row of restrictions comes to. Derived from that row, so that it is neither written nor
+    /// hashed; kept here because every question about capacity begins with the node.
+    #[serde(skip)]
+    pub restricted: Restricted,
+}
+
+/// What restrictions keep away from a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restricted {
+    /// Nothing new is placed on it.
+    pub blocked: bool,
+    /// Nothing new is placed on these of its devices.
+    pub unusable: DeviceSet,
+    /// Milli-CPUs that others hold.
+    pub cpu_milli: u64,
+    /// Bytes of memory that others hold.
+    pub memory_bytes: u64,
+}
+
+impl Restricted {
+    /// Whether all that is free may be used.
+    #[must_use]
+    pub fn takes_nothing(&self) -> bool {
+        self.unusable.is_empty() && self.cpu_milli == 0 && self.memory_bytes == 0
+    }
+}
+
+/// Why less, or nothing, is placed on a node than it could hold. A node without any has no row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestrictionRow {
+    /// Everything is to go from it.
+    pub drain: Option<Drain>,
+    /// It is kept away from work.
+    pub quarantine: Option<Quarantine>,
+    /// It is being repaired.
+    pub repair: Option<Repair>,
+    /// What is known of its health.
+    pub health: NodeHealth,
+    /// What others than Muster hold of it.
+    pub foreign: ForeignLoad,
+}
+
+impl RestrictionRow {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.drain.is_none()
+            && self.quarantine.is_none()
+            && self.repair.is_none()
+            && self.health.is_blank()
+            && self.foreign.is_none()
+    }
+
+    /// What it comes to.
+    #[must_use]
+    pub fn restricted(&self) -> Restricted {
+        Restricted {
+            blocked: self.drain.is_some()
+                || self.quarantine.is_some()
+                || self.repair.is_some()
+                || self.health.out_of_service
+                || self.foreign.closed,
+            unusable: self.health.unusable.union(self.foreign.devices),
+            cpu_milli: self.foreign.cpu_milli,
+            memory_bytes: self.foreign.memory_bytes,
+        }
+    }
+}
+
+/// The health policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthPolicyRow {
+    /// The record that set it; zero for the one every cluster begins with.
+    pub version: LogIndex,
+    /// When.
+    pub set_at: LogTime,
+    /// All of it.
+    pub policy: Arc<HealthPolicy>,
 }
 
 /// The hash of a node's description, which is most of its row and hardly ever changes.
@@ -95,6 +174,7 @@ impl Facts<NodeId, NodeRow> for NodeFacts {
             promised,
             changed_at,
             changed_index,
+            restricted: _,
         } = row;
         let session = (holder, incarnation, status, cordoned);
         hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
@@ -105,17 +185,23 @@ impl NodeRow {
     /// Whether something new may be placed on it.
     #[must_use]
     pub fn is_placeable(&self) -> bool {
-        self.status == NodeStatus::Up && !self.cordoned
+        self.status == NodeStatus::Up && !self.cordoned && !self.restricted.blocked
     }
 
     /// What a new gang could have of it.
     #[must_use]
     pub fn offer(&self) -> Cow<'_, Free> {
-        if self.promised.is_empty() {
-            Cow::Borrowed(&self.free)
-        } else {
-            Cow::Owned(self.free.beside(&self.promised))
+        match (self.promised.is_empty(), self.restricted.takes_nothing()) {
+            (true, true) => Cow::Borrowed(&self.free),
+            (false, true) => Cow::Owned(self.free.beside(&self.promised)),
+            (_, false) => Cow::Owned(self.free.beside(&self.promised).without(&self.restricted)),
         }
+    }
+
+    /// What nobody holds of what may be used, whether or not it is promised.
+    #[must_use]
+    pub fn usable(&self) -> Free {
+        self.free.without(&self.restricted)
     }
 }
 
@@ -391,6 +477,13 @@ pub enum RequestAnswer {
         /// Which.
         node: NodeId,
     },
+    /// A node's drain, quarantine or repair was set or ended.
+    RestrictionSet {
+        /// Which.
+        node: NodeId,
+    },
+    /// The health policy was set.
+    HealthPolicySet,
 }
 
 /// A request that was carried out.

@@ -10,8 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
-use muster_journal::{FORMAT_MAX, FORMAT_MIN, canonical, from_canonical};
-use muster_types::{JobContract, JobId, JobSpec, Name, NodeId, RequestId};
+use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
+use muster_types::{JobContract, JobId, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
 use crate::recovery::RecoveryRow;
-use crate::rows::{JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow};
+use crate::rows::{HealthPolicyRow, JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
@@ -37,6 +37,11 @@ const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
 const CONTRACTS: u8 = 11;
 const RECOVERIES: u8 = 12;
+const SPARES: u8 = 13;
+const NODE_FAULTS: u8 = 14;
+/// Since format 3, like every frame of a table that may be empty: one that is has no frame.
+const RESTRICTIONS: u8 = 15;
+const HEALTH_POLICY: u8 = 16;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -105,6 +110,10 @@ enum Step {
     Demand(Option<u16>),
     Contracts(Option<JobId>),
     Recoveries(Option<JobId>),
+    Spares(Option<JobId>),
+    NodeFaults(Option<NodeId>),
+    Restrictions(Option<NodeId>),
+    HealthPolicy(Option<()>),
     Tail,
     Done,
 }
@@ -220,8 +229,42 @@ impl Iterator for SnapshotChunks {
                         *after = Some(last);
                         return Some(frame);
                     }
-                    None => self.step = Step::Tail,
+                    None => self.step = Step::Spares(None),
                 },
+                Step::Spares(after) => match batch(SPARES, &self.state.spares, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::NodeFaults(None),
+                },
+                Step::NodeFaults(after) => {
+                    match batch(NODE_FAULTS, &self.state.node_faults, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Restrictions(None),
+                    }
+                }
+                Step::Restrictions(after) => {
+                    match batch(RESTRICTIONS, &self.state.restrictions, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::HealthPolicy(None),
+                    }
+                }
+                Step::HealthPolicy(after) => {
+                    match batch(HEALTH_POLICY, &self.state.health_policy, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Tail,
+                    }
+                }
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));
@@ -271,6 +314,10 @@ struct Tables {
     demand: TableBuilder<u16, WorkerDemand, ()>,
     contracts: TableBuilder<JobId, Arc<JobContract>, ()>,
     recoveries: TableBuilder<JobId, RecoveryRow, ()>,
+    spares: TableBuilder<JobId, Vec<WorkerSlot>, ()>,
+    node_faults: TableBuilder<NodeId, Vec<LogTime>, ()>,
+    restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
+    health_policy: TableBuilder<(), HealthPolicyRow, ()>,
 }
 
 impl Tables {
@@ -286,9 +333,14 @@ impl Tables {
             bursts: self.bursts.finish(),
             contracts: self.contracts.finish(),
             recoveries: self.recoveries.finish(),
+            spares: self.spares.finish(),
+            node_faults: self.node_faults.finish(),
+            restrictions: self.restrictions.finish(),
+            health_policy: self.health_policy.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
+        state.set_restricted();
         state
     }
 }
@@ -338,6 +390,10 @@ impl State {
                     DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
                     CONTRACTS => load(&payload, &mut tables.contracts, "job contract")?,
                     RECOVERIES => load(&payload, &mut tables.recoveries, "row of recoveries")?,
+                    SPARES => load(&payload, &mut tables.spares, "spare")?,
+                    NODE_FAULTS => load(&payload, &mut tables.node_faults, "fault of a node")?,
+                    RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
+                    HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -359,6 +415,15 @@ impl State {
         // The indexes were made from the rows just now.
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
+    }
+
+    /// Nodes learn from the rows of restrictions what those come to. A row of a node that is not there is found
+    /// by the check of the invariants.
+    fn set_restricted(&mut self) {
+        for (id, row) in self.restrictions.iter() {
+            let restricted = row.restricted();
+            self.nodes.change(id, |node, _| node.restricted = restricted);
+        }
     }
 
     /// What the rebuild of the indexes takes for granted.

@@ -29,6 +29,7 @@ impl State {
     /// What must hold of the rows, whatever the indexes say.
     pub(crate) fn verify_rows(&self) -> Result<(), BrokenInvariant> {
         self.verify_cluster()?;
+        self.verify_restrictions()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_bursts()?;
@@ -52,6 +53,22 @@ impl State {
                 if given > generation || (is_live && given != generation) {
                     return Err(broken(format!("{id} holds token {} in {generation}", placement.token)));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A row of restrictions says something, of a node that is there, and the node's row knows what it comes to.
+    fn verify_restrictions(&self) -> Result<(), BrokenInvariant> {
+        for (id, row) in self.restrictions.iter() {
+            if row.is_blank() || !self.nodes.contains(id) {
+                return Err(broken(format!("{id} has a row of restrictions without a meaning")));
+            }
+        }
+        for (id, node) in self.nodes.iter() {
+            let restricted = self.restrictions.get(id).map(|row| row.restricted()).unwrap_or_default();
+            if node.restricted != restricted {
+                return Err(broken(format!("{id} does not know what restricts it")));
             }
         }
         Ok(())
@@ -101,6 +118,7 @@ impl State {
                 return Err(broken(format!("{id} counts {} live ranks, has {live}", placement.live)));
             }
         }
+        self.verify_spares(&mut held)?;
         for (id, row) in self.nodes.iter() {
             let free = held.remove(id).unwrap_or_else(|| Free::all_of(&row.spec));
             if row.free != free {
@@ -108,6 +126,33 @@ impl State {
             }
         }
         self.verify_promises()
+    }
+
+    /// Spares are of jobs that hold devices, on nodes that are there, and nobody else holds them.
+    fn verify_spares(
+        &self,
+        held: &mut alloc::collections::BTreeMap<NodeId, Free>,
+    ) -> Result<(), BrokenInvariant> {
+        for (id, slots) in self.spares.iter() {
+            let wrong = || broken(format!("{id} has spares and holds nothing else, or not there"));
+            let row = self.jobs.get(id).ok_or_else(wrong)?;
+            let spec = self.specs.get(id).ok_or_else(wrong)?;
+            let holds = matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_));
+            let request = &spec.groups.first().ok_or_else(wrong)?.request;
+            if slots.is_empty() || !holds {
+                return Err(wrong());
+            }
+            for slot in slots {
+                let node = self.nodes.get(&slot.node).ok_or_else(wrong)?;
+                let free = held.entry(slot.node).or_insert_with(|| Free::all_of(&node.spec));
+                let current = node.status == NodeStatus::Up && node.incarnation == slot.incarnation;
+                if !current || !free.admits(request, slot.devices) {
+                    return Err(wrong());
+                }
+                free.take(request, slot.devices);
+            }
+        }
+        Ok(())
     }
 
     /// What is promised on every node is what the promises say, nothing is promised twice, and only to
@@ -121,8 +166,9 @@ impl State {
                 return Err(broken(format!("{id} has a promise and is {:?}", row.phase)));
             }
             for (rank, slot) in promise.slots.iter().enumerate() {
-                let (group, _) =
-                    spec.group_of(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
+                let group = spec
+                    .group_of_slot(rank as u32)
+                    .ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
                 let sum = sums.entry(slot.node).or_default();
                 let twice = group.request.accelerators.as_ref().is_some_and(|a| {
                     matches!(a.amount, muster_types::DeviceAmount::Whole(_))
@@ -236,8 +282,11 @@ impl State {
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),
             ("gangs_by_node", fresh.gangs_by_node == ours.gangs_by_node),
+            ("spares_by_node", fresh.spares_by_node == ours.spares_by_node),
             ("nodes_up", fresh.nodes_up == ours.nodes_up),
             ("lost_nodes", fresh.lost_nodes == ours.lost_nodes),
+            ("draining", fresh.draining == ours.draining),
+            ("maintenance", fresh.maintenance == ours.maintenance),
             ("pools", same_pools(&fresh, ours)),
         ];
         wrong.extend(checks.iter().filter(|(_, good)| !good).map(|(name, _)| *name));
@@ -259,6 +308,9 @@ impl State {
             }
             fresh.add_free(*id, row);
         }
+        for (id, row) in self.restrictions.iter() {
+            fresh.add_restriction(*id, row);
+        }
         for (key, row) in self.history.iter() {
             fresh.history_by_time.insert((row.last, *key));
         }
@@ -276,6 +328,11 @@ impl State {
                 if !state.is_over() {
                     fresh.gangs_by_node.insert((slot.node, *id));
                 }
+            }
+        }
+        for (id, slots) in self.spares.iter() {
+            for slot in slots {
+                fresh.spares_by_node.insert((slot.node, *id));
             }
         }
         for (burst, row) in self.bursts.iter() {

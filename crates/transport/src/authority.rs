@@ -102,6 +102,10 @@ pub struct Issued {
     pub ca: PathBuf,
 }
 
+/// In the certificates of all replicas of a cluster, and of nobody else: what clients ask for that verify host
+/// names and know nothing of ours.
+const REPLICA_HOST: &str = "replica.muster.internal";
+
 fn make(error: rcgen::Error) -> AuthorityError {
     AuthorityError::Make { detail: error.to_string() }
 }
@@ -271,13 +275,19 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_pem(&text(&authority)?, signing)
             .map_err(|error| content(&authority, error.to_string()))?;
         let mut params = params(&name.to_string(), &role.to_string(), days)?;
+        if matches!(role, Role::Replica(_)) {
+            let host = Ia5String::try_from(REPLICA_HOST).map_err(make)?;
+            params.subject_alt_names.push(SanType::DnsName(host));
+        }
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match role {
             Role::Replica(_) => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth]
+            }
         };
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().map_err(make)?;

@@ -4,12 +4,13 @@
 //! `/agent/<node>`, `/client/<user>`, `/admin/<user>`), signed by the cluster's own authority. Both ends
 //! of every connection show theirs; host names and addresses prove nothing and are not looked at.
 //! [`Security`] is the one way in and out: with certificates, or plaintext for a single machine, with the
-//! same types for callers.
+//! same types for callers. What has no certificate, a runner inside another scheduler's allocation, speaks over
+//! [sealed connections](dial) keyed by a secret of its own.
 //!
 //! **Invariant:** a connection exists only after its peer's chain *and* name were verified, and ends when
 //! that certificate ends or its authority is dropped.
 //! **Invariant:** a broken file never replaces a good one; what is in force is swapped as a whole.
-//! **Invariant:** only room that names rustls, rcgen and x509-parser.
+//! **Invariant:** only room that names rustls, ring, rcgen and x509-parser.
 #![deny(missing_docs)]
 
 mod address;
@@ -19,6 +20,7 @@ mod error;
 mod files;
 mod material;
 mod name;
+mod sealed;
 mod security;
 mod server;
 mod validity;
@@ -30,5 +32,9 @@ pub use client::{Connector, Expect};
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
 pub use name::{NameError, PeerName, Principal, Role, ShortName};
+pub use sealed::{
+    FRAME_BYTES_MAX, Greeted, SEALED_NAME_BYTES_MAX, SealedError, SealedReader, SealedWriter, Secret, dial,
+    greet,
+};
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};

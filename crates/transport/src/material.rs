@@ -80,7 +80,7 @@ impl Material {
         let now = UnixTime::now();
         let as_server = match self.own.name.role {
             Role::Replica(id) => self.trust.server(chain, Expect::Replica(id), now).map(drop),
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) => Ok(()),
+            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => Ok(()),
         };
         self.trust.client(chain, now).map(drop).and(as_server).map_err(|error| TlsError::Chain {
             path: files.cert.clone(),

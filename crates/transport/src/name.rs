@@ -4,8 +4,8 @@ use muster_types::{ClusterId, Name, ReplicaId};
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of the longest name: `spiffe://`, 32 digits, the longest kind and the longest short name.
-const NAME_TEXT_BYTES_MAX: usize = 128;
+/// Bytes of the longest name: `spiffe://`, 32 digits, the longest kind and two short names.
+const NAME_TEXT_BYTES_MAX: usize = 192;
 /// Bytes of a [`ShortName`], as of every name in the cluster.
 const SHORT_BYTES_MAX: usize = 63;
 
@@ -59,6 +59,13 @@ pub enum Role {
     Client(ShortName),
     /// An operator.
     Admin(ShortName),
+    /// A user of one tenant and those below it, or a program of one.
+    TenantClient {
+        /// The tenant.
+        tenant: ShortName,
+        /// Who of it.
+        user: ShortName,
+    },
 }
 
 impl Role {
@@ -70,6 +77,7 @@ impl Role {
             Role::Agent(_) => "agent",
             Role::Client(_) => "client",
             Role::Admin(_) => "admin",
+            Role::TenantClient { .. } => "tenant",
         }
     }
 
@@ -90,6 +98,13 @@ impl Role {
             "agent" => short().map(Role::Agent),
             "client" => short().map(Role::Client),
             "admin" => short().map(Role::Admin),
+            "tenant" => {
+                let (tenant, user) = which.split_once('/').ok_or(NameError::Tenant)?;
+                match (ShortName::new(tenant), ShortName::new(user)) {
+                    (Some(tenant), Some(user)) => Ok(Role::TenantClient { tenant, user }),
+                    _ => Err(NameError::Which),
+                }
+            }
             _ => Err(NameError::Kind),
         }
     }
@@ -102,11 +117,13 @@ impl fmt::Display for Role {
             Role::Agent(name) => write!(f, "agent/{name}"),
             Role::Client(name) => write!(f, "client/{name}"),
             Role::Admin(name) => write!(f, "admin/{name}"),
+            Role::TenantClient { tenant, user } => write!(f, "tenant/{tenant}/{user}"),
         }
     }
 }
 
-/// The name in a certificate: `spiffe://<cluster-id>/<kind>/<which>`.
+/// The name in a certificate: `spiffe://<cluster-id>/<kind>/<which>`; of a tenant's user
+/// `spiffe://<cluster-id>/tenant/<tenant>/<user>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerName {
     /// The cluster that its holder belongs to.
@@ -131,8 +148,11 @@ pub enum NameError {
     #[error("the cluster of a name is 32 lower-case hexadecimal digits")]
     Cluster,
     /// The kind.
-    #[error("the kind of a name is replica, agent, client or admin")]
+    #[error("the kind of a name is replica, agent, client, admin or tenant")]
     Kind,
+    /// A tenant's user.
+    #[error("a tenant's user is named <tenant>/<user>")]
+    Tenant,
     /// A replica's number.
     #[error("a replica is named by its number, from 1, without leading zeros")]
     Replica,
@@ -150,12 +170,8 @@ impl FromStr for PeerName {
             return Err(NameError::Form);
         }
         let rest = text.strip_prefix("spiffe://").ok_or(NameError::Form)?;
-        let mut parts = rest.split('/');
-        let (Some(cluster), Some(kind), Some(which), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(NameError::Form);
-        };
+        let (cluster, role) = rest.split_once('/').ok_or(NameError::Form)?;
+        let (kind, which) = role.split_once('/').ok_or(NameError::Form)?;
         let digits = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         if cluster.len() != 32 || !cluster.bytes().all(digits) {
             return Err(NameError::Cluster);
@@ -202,9 +218,14 @@ mod tests {
 
     #[test]
     fn names_go_there_and_back() {
-        for end in
-            ["replica/1", "replica/18446744073709551615", "agent/gpu-a.rack-1", "client/ada", "admin/x"]
-        {
+        for end in [
+            "replica/1",
+            "replica/18446744073709551615",
+            "agent/gpu-a.rack-1",
+            "client/ada",
+            "admin/x",
+            "tenant/vision/ada",
+        ] {
             let text = format!("spiffe://{CLUSTER}/{end}");
             let name: PeerName = text.parse().expect("it is a name");
             assert_eq!(name.to_string(), text);
@@ -235,6 +256,11 @@ mod tests {
             "client/a?x",
             "client/a#x",
             "client/%61",
+            "tenant/vision",
+            "tenant/vision/",
+            "tenant//ada",
+            "tenant/vision/ada/x",
+            "tenant/Vision/ada",
             "client/a\n",
             &long,
         ] {

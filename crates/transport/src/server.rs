@@ -239,7 +239,9 @@ impl Gate {
         let max = match facts.name.role {
             // A replica carries what its own clients and agents send on; it bounds them itself.
             Role::Replica(_) => usize::MAX,
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) => self.limits.connections_per_principal_max,
+            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => {
+                self.limits.connections_per_principal_max
+            }
         };
         let of_principal = self.principals.enter(principal, max).ok_or_else(|| {
             io::Error::new(io::ErrorKind::QuotaExceeded, format!("{principal} has too many connections"))

@@ -399,3 +399,19 @@ fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     assert!(world.authority.issue(client(), 0, &out, true).is_err());
     assert!(Authority::open(world.folder.path()).is_err());
 }
+
+#[test]
+fn certificates_of_replicas_alone_name_the_host_that_other_clients_verify() {
+    let world = World::new(CLUSTER);
+    let host = b"replica.muster.internal";
+    let ada = || ShortName::new("ada").unwrap();
+    for (role, has_it) in [
+        (Role::Replica(ReplicaId(1)), true),
+        (Role::Agent(ada()), false),
+        (Role::Client(ada()), false),
+        (Role::Admin(ada()), false),
+    ] {
+        let certificate = CertificateDer::from_pem_file(world.issue(role).join("tls.crt")).unwrap();
+        assert_eq!(certificate.windows(host.len()).any(|part| part == host), has_it, "{role}");
+    }
+}

@@ -118,14 +118,16 @@ pub enum LaunchForm {
     /// Nothing: the command finds the variables of every framework in its environment.
     #[default]
     Environment,
-    /// PyTorch's launcher.
+    /// PyTorch's launcher in every worker, with the ranks of the placement.
     Torchrun,
-    /// A Ray cluster of the gang; the command runs on its head.
+    /// A Ray cluster of the workers; the command is its driver, run once, beside the head.
     Ray,
-    /// `mpirun` on rank 0, daemons on the others.
+    /// `mpirun` in rank 0, its daemons in the workers; the command is the program.
     Mpi,
-    /// DeepSpeed's launcher on rank 0, with a host file.
+    /// DeepSpeed's launcher in every worker.
     DeepSpeed,
+    /// PyTorch's launcher with its own rendezvous, which goes on with fewer workers.
+    TorchrunElastic,
 }
 
 texts!(LaunchForm:
@@ -134,6 +136,7 @@ texts!(LaunchForm:
     Ray = "ray",
     Mpi = "mpi",
     DeepSpeed = "deepspeed",
+    TorchrunElastic = "torchrun_elastic",
 );
 
 /// Whether the nodes of a gang are checked before its workers start.

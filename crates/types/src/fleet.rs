@@ -261,3 +261,26 @@ pub fn checked_name(field: &str, text: &str) -> Result<Name, Violation> {
         Violation::new(field, format!("must be {NAME_RULE}, got {shown:?}"))
     })
 }
+
+/// What others than Muster hold of a node, where others may use it too: another scheduler's jobs. None of it
+/// is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ForeignLoad {
+    /// Nothing can be started there for now: the other scheduler has taken the node out of use, or is down.
+    pub closed: bool,
+    /// As many devices as others hold, of those that Muster's workers do not. Which ones means nothing where
+    /// the other scheduler gives them out.
+    pub devices: DeviceSet,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+    /// Bytes.
+    pub memory_bytes: u64,
+}
+
+impl ForeignLoad {
+    /// Whether others hold nothing.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == ForeignLoad::default()
+    }
+}

@@ -245,6 +245,15 @@ impl JobSpec {
         None
     }
 
+    /// The group of a worker's place: that of its rank, and behind the last rank that of a spare.
+    #[must_use]
+    pub fn group_of_slot(&self, place: u32) -> Option<&TaskGroup> {
+        match self.groups.as_slice() {
+            [only] => Some(only),
+            _ => self.group_of(place).map(|(group, _)| group),
+        }
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {

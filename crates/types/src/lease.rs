@@ -67,6 +67,9 @@ pub enum ExitStatus {
     NodeFault(String),
     /// The cluster below, another scheduler, lost it; the text says how. Since format 3.
     BackendLost(String),
+    /// It never started: the check of its gang's network found its node at fault; the text says how. Since
+    /// format 3.
+    PreflightFailed(String),
 }
 
 impl ExitStatus {
@@ -97,6 +100,7 @@ impl ExitStatus {
                 | ExitStatus::Vanished
                 | ExitStatus::NodeFault(_)
                 | ExitStatus::BackendLost(_)
+                | ExitStatus::PreflightFailed(_)
         )
     }
 
@@ -104,9 +108,10 @@ impl ExitStatus {
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {
-            ExitStatus::LaunchFailed(text) | ExitStatus::NodeFault(text) | ExitStatus::BackendLost(text) => {
-                Some(text)
-            }
+            ExitStatus::LaunchFailed(text)
+            | ExitStatus::NodeFault(text)
+            | ExitStatus::BackendLost(text)
+            | ExitStatus::PreflightFailed(text) => Some(text),
             _ => None,
         }
     }
@@ -115,7 +120,10 @@ impl ExitStatus {
     #[must_use]
     pub fn since_format(&self) -> u16 {
         match self {
-            ExitStatus::OutOfMemory | ExitStatus::NodeFault(_) | ExitStatus::BackendLost(_) => 3,
+            ExitStatus::OutOfMemory
+            | ExitStatus::NodeFault(_)
+            | ExitStatus::BackendLost(_)
+            | ExitStatus::PreflightFailed(_) => 3,
             _ => 1,
         }
     }
@@ -146,6 +154,7 @@ impl fmt::Display for ExitStatus {
             ExitStatus::OutOfMemory => f.write_str("used more memory than it had asked for"),
             ExitStatus::NodeFault(how) => write!(f, "its node failed: {how}"),
             ExitStatus::BackendLost(how) => write!(f, "lost by the cluster below: {how}"),
+            ExitStatus::PreflightFailed(how) => write!(f, "not started: {how}"),
         }
     }
 }

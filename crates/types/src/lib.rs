@@ -14,12 +14,14 @@ extern crate alloc;
 pub mod contract;
 pub mod demand;
 pub mod fleet;
+pub mod health;
 pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod name;
 pub mod policy;
+pub mod probe;
 pub mod read;
 pub mod reason;
 pub mod time;
@@ -30,7 +32,7 @@ pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
-pub use fleet::{Accelerators, DeviceSet, HolderId, NodeDraft, NodeSpec};
+pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
 pub use lease::{ExitStatus, FencingToken, Parameters};

@@ -65,6 +65,12 @@ pub const BACKOFF_MS_MAX: u64 = 24 * 3_600 * 1_000;
 pub const AVOID_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
 /// Longest step, save, and time between two checkpoints: a week.
 pub const CHECKPOINT_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
+/// Slow ranks that are remembered of one gang.
+pub const STRAGGLERS_MAX: usize = 64;
+/// Faults of one node nearer to one another than this are one: many gangs may meet it.
+pub const NODE_FAULT_APART_MS: u64 = 60_000;
+/// Faults that are remembered of one node.
+pub const NODE_FAULTS_KEPT: usize = 32;
 /// Bytes of the path that a notice is posted to.
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
 /// Spares of one gang.
@@ -79,6 +85,20 @@ pub const OUTCOME_BYTES_MAX: usize = 1_024;
 pub const REPORT_RANKS_MAX: usize = 1_024;
 /// Rows that one pruning record removes.
 pub const PRUNE_ROWS_MAX: u32 = 1_000;
+/// Things that are wrong with one node at once: four for each device that a host may have.
+pub const HEALTH_CONDITIONS_MAX: usize = 256;
+/// Events in one health report.
+pub const HEALTH_EVENTS_MAX: usize = 64;
+/// Events of a node that are remembered though they ask for nothing.
+pub const HEALTH_RECENT_MAX: usize = 8;
+/// Bytes of the sentence of one observation.
+pub const HEALTH_DETAIL_BYTES_MAX: usize = 160;
+/// XIDs that a health policy may have lines for.
+pub const HEALTH_XIDS_MAX: usize = 1_024;
+/// Most reboots after which a finding asks for a person.
+pub const HEALTH_REBOOTS_MAX: u16 = 100;
+/// Longest time that a drain may leave to what runs: thirty days.
+pub const DRAIN_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 
 const _: () = assert!(BATCH_JOBS_MAX < crate::ids::JobId::PER_RECORD as usize);
 const _: () = assert!(HOST_DEVICES_MAX as u32 <= u64::BITS);

@@ -140,6 +140,14 @@ refusal_codes! {
     PermissionDenied = "MS-8001", "PERMISSION_DENIED";
     /// The message is larger than this service takes.
     MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
+    /// The node is being repaired.
+    RepairUnderWay = "MS-9050", "REPAIR_UNDER_WAY";
+    /// The node is not being repaired, and nothing is known against it.
+    RepairNotBegun = "MS-9051", "REPAIR_NOT_BEGUN";
+    /// The node is drained because its provider is about to take the host away.
+    MaintenanceDue = "MS-9052", "MAINTENANCE_DUE";
+    /// A node cannot take part in a probe of the network at present.
+    ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE";
 }
 
 impl fmt::Display for RefusalCode {

@@ -122,6 +122,13 @@ impl Generation {
         }
     }
 
+    /// The accelerator type of a slice of so many chips, as Cloud TPU writes it; [`chips_of_alias`] reads it back.
+    #[must_use]
+    pub fn alias(self, chips: u32) -> String {
+        let kind = if self == Generation::V5e { "v5litepod" } else { self.as_str() };
+        format!("{kind}-{}", chips * self.alias_units_per_chip())
+    }
+
     /// What one chip counts for in an accelerator type: the number there counts TensorCores where a
     /// chip has two of them, and chips elsewhere.
     fn alias_units_per_chip(self) -> u32 {

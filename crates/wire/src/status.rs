@@ -59,11 +59,15 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
+        | RefusalCode::RepairUnderWay
+        | RefusalCode::RepairNotBegun
+        | RefusalCode::MaintenanceDue
         | RefusalCode::FormatNotActive
         | RefusalCode::WouldLoseQuorum
         | RefusalCode::ReplicaNotCaughtUp
         | RefusalCode::MembershipRefused
         | RefusalCode::FormatNotReady
+        | RefusalCode::ProbeUnavailable
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over is right.
@@ -113,6 +117,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeInUse
+        | RefusalCode::RepairUnderWay
+        | RefusalCode::RepairNotBegun
+        | RefusalCode::MaintenanceDue
         | RefusalCode::FormatNotActive
         | RefusalCode::FleetFull
         | RefusalCode::Fenced
@@ -126,6 +133,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::FormatNotReady
         | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable
+        | RefusalCode::ProbeUnavailable
         | RefusalCode::PermissionDenied
         | RefusalCode::MessageTooLarge => None,
     }

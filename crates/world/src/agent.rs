@@ -162,7 +162,10 @@ impl Machine {
 
     fn reports(&self, all: bool) -> Vec<WorkerReport> {
         let inner = lock(&self.inner);
-        let due = inner.workers.iter().filter(|(_, worker)| all || worker.exit.is_some() || worker.told == Told::Nothing);
+        let due = inner
+            .workers
+            .iter()
+            .filter(|(_, worker)| all || worker.exit.is_some() || worker.told == Told::Nothing);
         let of_worker = |((job, token, rank), worker): (&WorkerKey, &Worker)| WorkerReport {
             job: *job,
             token: *token,
@@ -312,9 +315,10 @@ impl Agent {
             sleep_ms(interval).await;
             let sent = local_ns();
             let ttl = Duration::from_millis(interval * 3 / 2);
-            let beat = self.cluster.call(self.machine.agent, replica, ttl, "heartbeat", move |replica| async move {
-                replica.heartbeat(session).await
-            });
+            let beat =
+                self.cluster.call(self.machine.agent, replica, ttl, "heartbeat", move |replica| async move {
+                    replica.heartbeat(session).await
+                });
             match beat.await {
                 Some(true) => {
                     missed = 0;
@@ -465,9 +469,10 @@ impl Agent {
                 break;
             }
             let ttl = Duration::from_millis(1_500);
-            let confirm = self.cluster.call(self.machine.agent, replica, ttl, "confirm", move |replica| async move {
-                replica.confirm_start(session, job, token).await
-            });
+            let confirm =
+                self.cluster.call(self.machine.agent, replica, ttl, "confirm", move |replica| async move {
+                    replica.confirm_start(session, job, token).await
+                });
             current = confirm.await.flatten();
         }
         let epoch = self.machine.live_epoch().or(ignores.then_some(0));
@@ -490,10 +495,15 @@ impl Agent {
                 }
                 let key = (job, token, rank as u32);
                 let stop = Arc::new(Notify::new());
-                let worker =
-                    Worker { exit: None, told: Told::Nothing, stop: Arc::clone(&stop), devices: slot.devices };
+                let worker = Worker {
+                    exit: None,
+                    told: Told::Nothing,
+                    stop: Arc::clone(&stop),
+                    devices: slot.devices,
+                };
                 inner.workers.insert(key, worker);
-                let grace_ns = parameters.lease_stop_grace_ms().min(order.spec.stop_grace_ms.max(1)) * 1_000_000;
+                let grace_ns =
+                    parameters.lease_stop_grace_ms().min(order.spec.stop_grace_ms.max(1)) * 1_000_000;
                 guards.push(Guard {
                     machine: Arc::clone(&self.machine),
                     cluster: Arc::clone(&self.cluster),
@@ -505,7 +515,8 @@ impl Agent {
             }
         }
         for guard in guards {
-            let devices = lock(&self.machine.inner).workers.get(&guard.key).map_or(DeviceSet::EMPTY, |w| w.devices);
+            let devices =
+                lock(&self.machine.inner).workers.get(&guard.key).map_or(DeviceSet::EMPTY, |w| w.devices);
             self.cluster.checks.process_started(guard.key, self.machine.machine, devices);
             spawn_on(self.machine.machine, guard.run());
         }

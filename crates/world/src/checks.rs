@@ -149,7 +149,9 @@ impl Checks {
                 truth.fail(format!("log matching: n{host} holds another entry at {id:?}"));
             }
             if before != after {
-                truth.fail(format!("log matching: n{host} has {id:?} behind {after:?}, others behind {before:?}"));
+                truth.fail(format!(
+                    "log matching: n{host} has {id:?} behind {after:?}, others behind {before:?}"
+                ));
             }
             return;
         }
@@ -241,7 +243,8 @@ impl Checks {
         truth.counts.changes += events.len() as u64;
         let got = listed(events);
         let range = truth.events.range(from.log_index..=reached.log_index);
-        let all = range.flat_map(|(index, list)| list.iter().map(|(ordinal, hash)| (*index, *ordinal, *hash)));
+        let all =
+            range.flat_map(|(index, list)| list.iter().map(|(ordinal, hash)| (*index, *ordinal, *hash)));
         let inside = |(index, ordinal, _): &(LogIndex, u32, u64)| {
             let place = WatchPosition { log_index: *index, ordinal: *ordinal };
             place > from && place <= reached
@@ -283,7 +286,9 @@ impl Checks {
         let mut truth = self.lock();
         truth.counts.reads += 1;
         if log_index < floor {
-            truth.fail(format!("stale read: {who} was answered at {log_index}, though {floor} was known before"));
+            truth.fail(format!(
+                "stale read: {who} was answered at {log_index}, though {floor} was known before"
+            ));
         }
         if truth.digests.get(&digest) != Some(&log_index) {
             truth.fail(format!("{who} read a state at {log_index} that no prefix of the log makes"));

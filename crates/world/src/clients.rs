@@ -63,7 +63,12 @@ fn job(text: &str) -> JobSpec {
     let workers = 1 + below(if devices == 4 { 2 } else { 4 }) as u32;
     let group = TaskGroup::new(Name::literal("main"), workers, vec!["work".to_owned()], request);
     let tenant = if chance(400) { BOUND_TENANT } else { FREE_TENANT };
-    let tier = pick(&[PriorityTier::Standard, PriorityTier::Standard, PriorityTier::Batch, PriorityTier::Production]);
+    let tier = pick(&[
+        PriorityTier::Standard,
+        PriorityTier::Standard,
+        PriorityTier::Batch,
+        PriorityTier::Production,
+    ]);
     let draft = JobDraft {
         tier: tier.unwrap_or_default(),
         stop_grace_ms: 300,
@@ -243,9 +248,9 @@ impl Client {
             sleep_ms(below(250)).await;
             let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
             let floor = self.cluster.checks.floor();
-            let read = self.cluster.call(self.host, replica, PATIENCE, "read", |replica| async move {
-                replica.read().await
-            });
+            let read = self
+                .cluster
+                .call(self.host, replica, PATIENCE, "read", |replica| async move { replica.read().await });
             if let Some(Some((log_index, digest))) = read.await {
                 self.cluster.checks.read(self.host, floor, log_index, digest);
             }
@@ -258,21 +263,24 @@ impl Client {
             let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
             match place {
                 None => {
-                    let end = self.cluster.call(self.host, replica, PATIENCE, "list", |replica| async move {
-                        replica.end()
-                    });
+                    let end = self
+                        .cluster
+                        .call(self.host, replica, PATIENCE, "list", |replica| async move { replica.end() });
                     place = end.await;
                 }
                 Some(from) => {
-                    let news = self.cluster.call(self.host, replica, PATIENCE, "watch", move |replica| async move {
-                        replica.changes(from).await
-                    });
+                    let news =
+                        self.cluster.call(self.host, replica, PATIENCE, "watch", move |replica| async move {
+                            replica.changes(from).await
+                        });
                     match news.await {
                         Some(Ok((events, reached))) => {
                             self.cluster.checks.watched(self.host, from, reached, &events);
                             place = Some(reached);
                         }
-                        Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenCompacted => place = None,
+                        Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenCompacted => {
+                            place = None
+                        }
                         Some(Err(refusal)) => {
                             self.cluster.checks.fail(format!("a watch was refused: {refusal}"));
                         }

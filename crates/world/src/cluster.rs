@@ -127,11 +127,7 @@ impl Cluster {
     /// A member as the protocol knows it.
     pub fn node(host: Host) -> ReplicaNode {
         let endpoint = format!("replica-{host}");
-        ReplicaNode {
-            region: "eu".to_owned(),
-            peer_endpoint: endpoint.clone(),
-            client_endpoint: endpoint,
-        }
+        ReplicaNode { region: "eu".to_owned(), peer_endpoint: endpoint.clone(), client_endpoint: endpoint }
     }
 
     /// The protocol's settings: those of production, with what a run of a minute needs.

@@ -2,7 +2,7 @@
 //! liveness and the waiters of the product.
 
 use crate::replica::{Replica, Standing, instant, local_of};
-use crate::runtime::{Sleep, event, local_ns, sleep_ms, spawn, JoinHandle};
+use crate::runtime::{JoinHandle, Sleep, event, local_ns, sleep_ms, spawn};
 use crate::settings::PlantedBug;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -160,7 +160,8 @@ impl Term<'_> {
         let parameters = self.speculation.state().parameters();
         let lease = Duration::from_millis(parameters.lease_ttl_ms + parameters.lease_margin_ms);
         let nodes = self.speculation.state().nodes().iter();
-        let up = nodes.filter(|(_, row)| row.status == NodeStatus::Up).map(|(id, row)| (*id, row.incarnation));
+        let up =
+            nodes.filter(|(_, row)| row.status == NodeStatus::Up).map(|(id, row)| (*id, row.incarnation));
         let mine = self.speculation.leadership();
         self.replica.liveness.begin(mine, instant(), lease, up);
         event("leads", format_args!("n{} term {}", self.replica.host, mine.term));

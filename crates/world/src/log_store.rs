@@ -11,9 +11,7 @@ use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, sleep_ms};
 use crate::settings::PlantedBug;
 use bytes::Bytes;
-use muster_store::{
-    Entry, EntryPayload, LeaderId, LogId, Vote, decode_entry, encode_entry,
-};
+use muster_store::{Entry, EntryPayload, LeaderId, LogId, Vote, decode_entry, encode_entry};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::vote::RaftLeaderId;
 use openraft::{OptionalSend, RaftLogReader};
@@ -128,7 +126,8 @@ fn replay(bytes: &[u8], inner: &mut Inner) -> usize {
             }
             KIND_VOTE => {
                 let [term, node, committed] = words(body)[..] else { break };
-                let vote = if committed == 1 { Vote::new_committed(term, node) } else { Vote::new(term, node) };
+                let vote =
+                    if committed == 1 { Vote::new_committed(term, node) } else { Vote::new(term, node) };
                 inner.vote = Some(vote);
             }
             KIND_TRUNCATE => {

@@ -94,12 +94,7 @@ impl SimMachine {
     /// With the snapshot that the disk has, if it has one; none when that is damaged.
     pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Option<SimMachine> {
         let (application, view) = replicated(FORMAT_MAX);
-        let inner = Inner {
-            application,
-            last: None,
-            membership: StoredMembership::default(),
-            changes: None,
-        };
+        let inner = Inner { application, last: None, membership: StoredMembership::default(), changes: None };
         let machine = SimMachine {
             cluster: Arc::clone(cluster),
             host,
@@ -303,9 +298,9 @@ impl RaftSnapshotBuilder<SimConfig> for SimMachine {
             // Without room the newest that there is stands for it, and the log stays.
             Err(_full) => match self.snapshots.current() {
                 Some(current) => current,
-                None => SnapshotStore::memory(&StoreOptions::small())
-                    .create(SnapshotMeta::default())?
-                    .finish()?,
+                None => {
+                    SnapshotStore::memory(&StoreOptions::small()).create(SnapshotMeta::default())?.finish()?
+                }
             },
         };
         event("snapshot", format_args!("n{} {:?}", self.host, built.meta().last_log_id));

@@ -89,7 +89,12 @@ impl Operator {
         replicas.len() == all && replicas.iter().all(knows_all)
     }
 
-    async fn change(&self, leader: &Arc<Replica>, what: &str, change: ChangeMembers<u64, muster_store::ReplicaNode>) {
+    async fn change(
+        &self,
+        leader: &Arc<Replica>,
+        what: &str,
+        change: ChangeMembers<u64, muster_store::ReplicaNode>,
+    ) {
         event("membership", format_args!("n{} {what}: {change:?}", leader.host));
         let raft = leader.raft.clone();
         let task = spawn_on(leader.host, async move { raft.change_membership(change, false).await.is_ok() });

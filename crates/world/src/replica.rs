@@ -148,7 +148,8 @@ fn standing_of(metrics: &RaftMetrics<SimConfig>, leading_since: LocalTime, lease
         && metrics.vote.leader_id.node_id == metrics.id;
     let mine = (elected && !deaf && !stopped)
         .then_some(Leadership { term: metrics.vote.leader_id.term, replica: ReplicaId(metrics.id) });
-    let leader = metrics.current_leader.filter(|leader| !stopped && (*leader != metrics.id || mine.is_some()));
+    let leader =
+        metrics.current_leader.filter(|leader| !stopped && (*leader != metrics.id || mine.is_some()));
     Standing { term: metrics.current_term, leader, mine }
 }
 

@@ -452,8 +452,9 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             // At the end of a run everything goes at once.
-            let _waker = WORLD
-                .try_with(|world| world.try_borrow_mut().ok().and_then(|mut world| world.timers.remove(&key)));
+            let _waker = WORLD.try_with(|world| {
+                world.try_borrow_mut().ok().and_then(|mut world| world.timers.remove(&key))
+            });
         }
     }
 }

@@ -134,7 +134,10 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
     }
     clients.finish().await;
     if !until(LEVEL_MS_MAX, || is_level(&cluster, &operator)).await {
-        cluster.checks.fail(format!("the replicas are not level {LEVEL_MS_MAX} ms after the heal: {}", places(&cluster)));
+        cluster.checks.fail(format!(
+            "the replicas are not level {LEVEL_MS_MAX} ms after the heal: {}",
+            places(&cluster)
+        ));
     }
     if !until(DRAIN_MS_MAX, || is_drained(&cluster)).await {
         cluster.checks.fail(format!("jobs are left {DRAIN_MS_MAX} ms after the heal: {}", left(&cluster)));
@@ -146,7 +149,9 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
 }
 
 fn fleet_is_up(cluster: &Arc<Cluster>) -> bool {
-    cluster.leader().is_some_and(|leader| leader.view.state().nodes_up() == u64::from(cluster.settings.agents))
+    cluster
+        .leader()
+        .is_some_and(|leader| leader.view.state().nodes_up() == u64::from(cluster.settings.agents))
 }
 
 async fn until(ms: u64, mut holds: impl FnMut() -> bool) -> bool {
@@ -165,7 +170,12 @@ fn applied(cluster: &Cluster) -> Vec<u64> {
 }
 
 fn places(cluster: &Cluster) -> String {
-    format!("{:?} of {} replicas, damaged {:?}", applied(cluster), cluster.replica_hosts().len(), cluster.damaged())
+    format!(
+        "{:?} of {} replicas, damaged {:?}",
+        applied(cluster),
+        cluster.replica_hosts().len(),
+        cluster.damaged()
+    )
 }
 
 fn is_level(cluster: &Arc<Cluster>, operator: &Operator) -> bool {
@@ -188,7 +198,12 @@ fn left(cluster: &Arc<Cluster>) -> String {
     let state = leader.view.state();
     let open = state.jobs().iter().filter(|(_, row)| !matches!(row.phase, Phase::Finished(_)));
     let open: Vec<String> = open.take(4).map(|(id, row)| format!("{id} {:?}", row.phase)).collect();
-    format!("{open:?}, {} processes, nodes up {}, applied {:?}", cluster.checks.running(), state.nodes_up(), applied(cluster))
+    format!(
+        "{open:?}, {} processes, nodes up {}, applied {:?}",
+        cluster.checks.running(),
+        state.nodes_up(),
+        applied(cluster)
+    )
 }
 
 fn last_look(cluster: &Arc<Cluster>, clients: &Clients) {

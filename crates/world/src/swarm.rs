@@ -130,7 +130,8 @@ pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
 /// Breaks a rule, and runs seeds until somebody notices.
 #[must_use]
 pub fn catch(bug: PlantedBug, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
-    let all = (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
+    let all =
+        (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
     all.map(|settings| simulate(settings, false)).find(|report| !report.violations.is_empty())
 }
 

@@ -41,7 +41,12 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
     for case in corpus().expect("the corpus can be read") {
         let report = simulate(case.settings, false);
         if !report.violations.is_empty() {
-            failed.push(format!("{} ({})\n  {}", report.replay_line(), case.why, report.violations.join("\n  ")));
+            failed.push(format!(
+                "{} ({})\n  {}",
+                report.replay_line(),
+                case.why,
+                report.violations.join("\n  ")
+            ));
         }
     }
     let extent = Extent {
@@ -80,7 +85,9 @@ fn every_planted_bug_is_caught() {
     let mut missed = Vec::new();
     for bug in PlantedBug::ALL {
         match catch(bug, 1, SEEDS_PER_BUG, LONG_MS) {
-            Some(report) => println!("{:<26} seed {:<5} {}", bug.name(), report.settings.seed, report.violations[0]),
+            Some(report) => {
+                println!("{:<26} seed {:<5} {}", bug.name(), report.settings.seed, report.violations[0])
+            }
             None => missed.push(bug.name()),
         }
     }

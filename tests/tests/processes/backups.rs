@@ -38,6 +38,8 @@ impl Cluster {
 
 /// A segment of the archive every moment, so that history is there within a test.
 const EAGER: &str = "\n[archive]\nsegment_age_ms = 200\n";
+/// Generations in a history through two lives; the records before the cluster's founding are of none.
+const LIVES: [u32; 3] = [0, 1, 2];
 
 impl Cluster {
     /// Waits until the archive of a replica reaches so far.
@@ -49,12 +51,17 @@ impl Cluster {
         .await;
     }
 
-    /// Reads every record that a replica has, from the first one on; the generations they are of.
-    async fn whole_history(&self, at: usize) -> Vec<u32> {
-        let end = eventually("it has no position", || async {
+    /// Where a replica is in the log.
+    async fn position(&self, at: usize) -> u64 {
+        eventually("it has no position", || async {
             self.status_of(at).await.ok()?.freshness.map(|fresh| fresh.log_index)
         })
-        .await;
+        .await
+    }
+
+    /// Reads every record that a replica has, from the first one on; the generations they are of.
+    async fn whole_history(&self, at: usize) -> Vec<u32> {
+        let end = self.position(at).await;
         let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
         let mut reader = self.client_of(at).read_log(request);
         let (mut next, mut generations) = (1, Vec::new());
@@ -123,7 +130,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
 
     // What comes behind the backup is in an archive, and lost all the same.
     cluster.fill(5).await;
-    let lost = cluster.client().seen_log_index();
+    let lost = cluster.position(cluster.leader().await).await;
     cluster.caught_up(follower, lost).await;
     cluster.archived(follower, lost).await;
 
@@ -152,12 +159,12 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     // History from the first record on, through both lives, in the archive as well.
     let seen = client.seen_log_index();
     cluster.archived(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, [1, 2]);
+    assert_eq!(cluster.whole_history(3).await, LIVES);
     cluster.stop(3).await;
     cluster.assert_archive_is_whole(3).await;
     cluster.start_replica(3);
     cluster.caught_up(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, [1, 2], "after a restart");
+    assert_eq!(cluster.whole_history(3).await, LIVES, "after a restart");
     cluster.assert_digests_agree().await;
     say(&format!("backup and restore: {jobs} jobs, {} bytes", genuine.len()));
 }
@@ -214,7 +221,7 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     assert!((new.generation, new.log_index) > (old.generation, old.log_index));
 
     // What was decided before is known here, down to the first record.
-    assert_eq!(cluster.whole_history(survivor).await, [1, 2]);
+    assert_eq!(cluster.whole_history(survivor).await, LIVES);
 
     // One of before comes back with its disk: it is of another generation.
     let other = (0..3).find(|at| *at != survivor).unwrap();

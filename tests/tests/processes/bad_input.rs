@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::support::{
-    Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session,
+    Agents, Cluster, PATIENCE, Ran, accelerators, job, node, registration, run_to_end, session, session_end,
 };
 
 type Jobs = JobServiceClient<Channel>;
@@ -96,6 +96,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody, stream: "stdlog".to_owned(), ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
+
+    let token = Some(v1::FencingToken { generation: 1, log_index: 7 });
+    let request = v1::ReadLogsRequest { job_id: "job-1".to_owned(), token, ..Default::default() };
+    let wrong = [
+        ("previous", v1::ReadLogsRequest { previous: true, ..request.clone() }),
+        ("from_position", v1::ReadLogsRequest { token: None, from_position: 9, ..request.clone() }),
+    ];
+    for (field, request) in wrong {
+        assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, field);
+    }
 
     let request = v1::ListJobsRequest { page_size: 1_001, ..Default::default() };
     assert_refused(jobs.list_jobs(request).await, InvalidField, "page_size");
@@ -260,6 +270,14 @@ async fn wrong_fleet_calls(endpoint: &str) {
     let request =
         v1::SetNodeCordonRequest { request_id: "x".to_owned(), node: "h1".to_owned(), cordoned: true };
     assert_refused(fleet.set_node_cordon(request).await, InvalidField, "request_id");
+    let probe = |nodes: &[&str]| v1::ProbeNodesRequest {
+        nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+    };
+    for wrong in [probe(&[]), probe(&["h1"]), probe(&["h1"; 257])] {
+        assert_refused(fleet.probe_nodes(wrong).await, InvalidField, "nodes");
+    }
+    assert_refused(fleet.probe_nodes(probe(&["h1", "h1"])).await, InvalidField, "nodes");
+    assert_refused(fleet.probe_nodes(probe(&["h1", "nobody"])).await, NodeNotFound, "");
     let request = v1::ListNodesRequest { page_token: "x".to_owned(), ..Default::default() };
     assert_refused(fleet.list_nodes(request).await, PageTokenInvalid, "");
     let request = v1::ListNodesRequest { page_size: 1_001, ..Default::default() };
@@ -280,6 +298,25 @@ async fn wrong_fleet_calls(endpoint: &str) {
     for (field, code, message) in cases {
         let answer = session(endpoint, vec![message]).await;
         assert_refused(answer.map(Response::new), code, field);
+    }
+}
+
+/// What an agent could pass on of workers, on a session that stands: it ends with the field that is wrong.
+async fn notes(endpoint: &str) {
+    let token = Some(v1::FencingToken { generation: 1, log_index: 1 });
+    let note =
+        |job_id: &str, token| v1::WorkerNote { job_id: job_id.to_owned(), token, ..Default::default() };
+    let cases = [
+        ("note.job_id", note("../job", token)),
+        ("note.token", note("job-1", None)),
+        ("note.note", note("job-1", token)),
+    ];
+    for (field, note) in cases {
+        let holder = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
+        let note = v1::SessionRequest { message: Some(v1::session_request::Message::Note(note)) };
+        let opening = vec![registration(node(&field.replace('.', "-").replace('_', "-")), &holder), note];
+        let ended = session_end(endpoint, opening).await;
+        assert_refused(Err::<Response<()>, _>(ended), RefusalCode::InvalidField, field);
     }
 }
 
@@ -386,5 +423,7 @@ async fn bad_input() {
     assert_eq!(cluster.leader().await, leader, "nonsense moved the leadership");
     let after = cluster.status_of(leader).await.unwrap().freshness.unwrap().log_index;
     assert_eq!(after, before, "a refused request moved the log");
+    // These come on sessions that stand, of nodes that are registered for it.
+    notes(&cluster.replicas[leader].endpoint()).await;
     cluster.assert_digests_agree().await;
 }

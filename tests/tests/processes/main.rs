@@ -6,10 +6,15 @@
 
 mod backups;
 mod bad_input;
+mod contracts;
 mod durability;
 mod failover;
+mod frameworks;
 mod history;
+mod hostile_workers;
+mod leases;
 mod members;
+mod probe;
 mod quickstart;
 mod reads;
 mod rebuild;
@@ -17,6 +22,8 @@ mod reflection;
 mod run_once;
 mod runbooks;
 mod server_refusals;
+mod shell;
+mod slurm;
 mod support;
 mod tls;
 mod upgrade;

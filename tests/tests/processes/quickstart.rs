@@ -38,6 +38,7 @@ async fn quickstart_keeps_its_promises() {
     assert!(summary["acknowledged"].as_u64().unwrap() > 0, "{line}");
     assert_eq!(summary["finished"], summary["acknowledged"], "{line}");
     assert_eq!((&summary["lost"], &summary["overlaps"]), (&0.into(), &0.into()), "{line}");
+    assert!(summary["preemption"]["jobs"].as_u64().unwrap() > 0, "{line}");
     assert!(summary["resumed_jobs"].as_u64().unwrap() > 0, "{line}");
     assert_eq!((&summary["losses_agree"], &summary["digests_agree"]), (&true.into(), &true.into()), "{line}");
     assert!(marked(scratch.path()).is_empty(), "processes are left");

@@ -65,6 +65,7 @@ async fn reflection_and_health() {
         "muster.v1.LogService",
         "muster.v1.NodeService",
         "muster.v1.PolicyService",
+        "muster.v1.QueueService",
     ]
     .into();
     for at in 0..3 {

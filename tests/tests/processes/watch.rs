@@ -10,8 +10,10 @@ use muster_wire::v1::watch_jobs_response::Event;
 use crate::support::{Cluster, PATIENCE, eventually, heavy, job, node, register, say};
 
 /// Changes that a replica keeps in memory, and some more.
-const MORE_THAN_KEPT: usize = 66_000;
+const MORE_THAN_KEPT: usize = 70_000;
 const BATCH: usize = 1_000;
+/// Bytes of a stream that its reader has not taken.
+const WINDOW_BYTES: u32 = 65_535;
 /// Snapshots and segments every moment, so that the log is purged within a test.
 const EAGER: &str =
     "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age_ms = 200\n";
@@ -56,6 +58,9 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     let client = cluster.client();
     let channel =
         tonic::transport::Endpoint::from_shared(cluster.replicas[0].endpoint()).expect("an address");
+    // Little on the way: what is not taken waits at the replica.
+    let channel =
+        channel.initial_stream_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
     let mut jobs = JobServiceClient::new(channel.connect().await.expect("it listens"));
     let watch = jobs.watch_jobs(v1::WatchJobsRequest::default()).await.expect("it opens");
     let mut slow = watch.into_inner();
@@ -72,6 +77,10 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
         let request = v1::SubmitJobsRequest { specs, ..Default::default() };
         submitted += client.submit_jobs(request).await.expect("they are taken").job_ids.len();
     }
+    // A record with one change: a reader that has come to it has come to the end.
+    let last = v1::SubmitJobRequest { spec: Some(job("last", &["true"])), ..Default::default() };
+    client.submit_job(last).await.expect("it is taken");
+    submitted += 1;
     let end = client.seen_log_index();
     let (mut told, token, ended) = read(&mut slow, end).await;
     let ended = ended.expect("what it has not read is not kept for it");

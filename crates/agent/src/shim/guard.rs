@@ -7,6 +7,7 @@ use crate::cgroup::Cgroup;
 use crate::clock::BootTime;
 use crate::lease::{LeaseSlot, read_path};
 use crate::limits;
+use crate::memory;
 use crate::processes;
 use crate::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
 use muster_types::ExitStatus;
@@ -19,7 +20,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::fs::File;
-use std::io::Read;
+use std::io::{PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -27,6 +28,17 @@ use std::time::Duration;
 /// When the killing is repeated while something is left: a process may fork between the look and the
 /// kill. At first soon, then ever more rarely, for what is left then is stuck in the kernel.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Between two looks at the worker's memory, of which no event tells: usually, and near its limit.
+const MEMORY_LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(100));
+/// What of its limit is near, in percent.
+const MEMORY_NEAR_PERCENT: u64 = 75;
+
+/// Holds the worker to its memory where the kernel does not.
+struct MemoryWatch {
+    max: u64,
+    look_at: BootTime,
+}
 
 /// Reads the lease file on a thread of its own, so that a hanging disk cannot hold up the deadline.
 pub(super) struct LeaseWatch {
@@ -141,6 +153,10 @@ pub(super) struct Guard<'a> {
     /// The worker's own end; its descendants may still be there.
     ended: Option<ExitStatus>,
     kill_again: Duration,
+    memory: Option<MemoryWatch>,
+    out_of_memory: bool,
+    /// Into the worker's output.
+    note: Option<PipeWriter>,
 }
 
 impl<'a> Guard<'a> {
@@ -162,7 +178,16 @@ impl<'a> Guard<'a> {
             kill_at: None,
             ended: None,
             kill_again: KILL_AGAIN.0,
+            memory: None,
+            out_of_memory: false,
+            note: None,
         }
+    }
+
+    /// Holds the worker to `max` bytes, if any; what is to be said of it goes into its output.
+    pub(super) fn with_memory(self, max: Option<u64>, note: Option<PipeWriter>) -> Guard<'a> {
+        let memory = max.map(|max| MemoryWatch { max, look_at: BootTime::now().after(MEMORY_LOOK.1) });
+        Guard { memory, note, ..self }
     }
 
     /// Until nothing of the worker is left.
@@ -178,6 +203,7 @@ impl<'a> Guard<'a> {
             if let Some(grace_ms) = asked {
                 self.begin_stop(BootTime::now().after(Duration::from_millis(grace_ms)));
             }
+            self.check_memory();
             self.kill_if_due();
             let until = self.next_wake();
             self.events.sleep(until);
@@ -197,12 +223,49 @@ impl<'a> Guard<'a> {
         self.begin_stop(deadline.after(Duration::from_millis(grace_ms)));
     }
 
+    fn check_memory(&mut self) {
+        let Some(watch) = &mut self.memory else { return };
+        let now = BootTime::now();
+        if self.ended.is_some() || now < watch.look_at {
+            return;
+        }
+        let pids = match self.cgroup {
+            Some(group) => group.processes().into_iter().collect(),
+            None => processes::family(std::process::id().cast_signed()),
+        };
+        let near = watch.max / 100 * MEMORY_NEAR_PERCENT;
+        let used = memory::used_above(near, &pids);
+        watch.look_at = now.after(if used.is_some() { MEMORY_LOOK.1 } else { MEMORY_LOOK.0 });
+        let max = watch.max;
+        if let Some(used) = used.filter(|used| *used > max) {
+            self.memory = None;
+            self.out_of_memory = true;
+            self.say(&format!("the worker used {used} bytes of memory, of {max} that it has; it is killed"));
+            // Like the kernel's own: there is no time to lose for whoever shares the host.
+            self.kill_at = Some(now);
+        }
+    }
+
+    /// A line in the worker's output.
+    fn say(&mut self, line: &str) {
+        super::complain(line);
+        if let Some(note) = &mut self.note {
+            // A pipe that nobody empties any more has no reader to tell.
+            let _ = writeln!(note, "muster: {line}");
+        }
+    }
+
     fn begin_stop(&mut self, kill_at: BootTime) {
         self.kill_at = Some(self.kill_at.map_or(kill_at, |before| before.min(kill_at)));
         if self.term_sent || self.ended.is_some() {
             return;
         }
         self.term_sent = true;
+        // No time left to answer: a worker that stands still is killed as it stands, for between being
+        // woken and being killed it would run on.
+        if kill_at <= BootTime::now() {
+            return;
+        }
         // The group's number cannot have been given out anew: its leader is not reaped yet. A stopped
         // worker must wake to see the request.
         for signal in [Signal::SIGTERM, Signal::SIGCONT] {
@@ -259,7 +322,22 @@ impl<'a> Guard<'a> {
     /// What the worker made of SIGTERM is not its result: a program that saves and returns 0 when it is
     /// told to stop has not finished its job. So the lease's end overrides whatever comes after it.
     fn end_with(&mut self, status: ExitStatus) {
-        self.ended = Some(if self.lease_expired { ExitStatus::LeaseExpired } else { status });
+        let by_kernel = || {
+            // What a worker that was stopped lost before says nothing of its end.
+            let failed = !self.term_sent && status != ExitStatus::Code(0);
+            failed && self.cgroup.is_some_and(Cgroup::ran_out_of_memory)
+        };
+        let end = if self.lease_expired {
+            ExitStatus::LeaseExpired
+        } else if self.out_of_memory || by_kernel() {
+            ExitStatus::OutOfMemory
+        } else {
+            status
+        };
+        if end == ExitStatus::OutOfMemory && !self.out_of_memory {
+            self.say("the kernel killed a process of the worker for want of memory");
+        }
+        self.ended = Some(end);
     }
 
     fn verdict(self) -> ExitStatus {
@@ -280,6 +358,9 @@ impl<'a> Guard<'a> {
         }
         if let Some(at) = self.kill_at.filter(|at| *at > now) {
             next = next.min(at);
+        }
+        if let Some(watch) = self.memory.as_ref().filter(|_| self.ended.is_none()) {
+            next = next.min(watch.look_at);
         }
         next
     }

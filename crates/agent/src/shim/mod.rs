@@ -16,12 +16,14 @@ use crate::cgroup::Cgroup;
 use crate::limits;
 use crate::order::detail;
 use crate::task::{Running, TaskDir, TaskSpec};
+use crate::transcript::{OutputStream, Writer};
 use muster_types::ExitStatus;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{PipeReader, PipeWriter, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,8 @@ use std::process::{Child, Command, Stdio};
 pub(crate) const RUN: &str = "run";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
+/// First argument of the runner inside an allocation of Slurm.
+pub(crate) const SLURM: &str = "slurm";
 /// What the shim writes to its standard output once the worker is launched.
 pub(crate) const RUNNING_LINE: &str = "running";
 /// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
@@ -55,6 +59,8 @@ pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let cgroup = (!cgroup.is_empty()).then(|| Path::new(*cgroup));
             stage::main(&stage::Arguments { task: Path::new(task), shim_pid, oom_score, cgroup })
         }
+        [SLURM] if args.len() == 1 => crate::slurm::runner_main(),
+        [crate::launch::LAUNCH, rest @ ..] if words.len() == args.len() => crate::launch::main(rest),
         _ => usage(),
     }
 }
@@ -150,7 +156,7 @@ fn worker_life(task: &TaskDir, spec: &TaskSpec, control: File, oom_score: &str) 
             return failed(why);
         }
     };
-    let copying = copy_output(task, spec, &mut child);
+    let (copying, note) = copy_output(task, spec, &mut child);
     let worker_pid = child.id().cast_signed();
     let running = Running {
         shim_pid: std::process::id().cast_signed(),
@@ -164,7 +170,10 @@ fn worker_life(task: &TaskDir, spec: &TaskSpec, control: File, oom_score: &str) 
         complain(&format!("{error}: {}", chain(&error)));
     }
     announce();
-    let end = guard::Guard::new(lease, watch, worker_pid, cgroup.as_ref(), spec.stop_grace_ms).watch();
+    let memory_max = memory_max(spec, cgroup.as_ref());
+    let end = guard::Guard::new(lease, watch, worker_pid, cgroup.as_ref(), spec.stop_grace_ms)
+        .with_memory(memory_max, note)
+        .watch();
     copying.finish(limits::OUTPUT_DRAIN_MAX);
     remove_cgroup(cgroup.as_ref());
     match crate::durable::read_bounded(&task.launch_error(), 64 << 10) {
@@ -173,6 +182,12 @@ fn worker_life(task: &TaskDir, spec: &TaskSpec, control: File, oom_score: &str) 
         }
         _ => end,
     }
+}
+
+/// What the shim holds the worker to itself; none where the kernel does or nobody should.
+fn memory_max(spec: &TaskSpec, cgroup: Option<&Cgroup>) -> Option<u64> {
+    let by_kernel = cgroup.is_some_and(Cgroup::limits_memory);
+    (spec.memory_watched && spec.memory_bytes > 0 && !by_kernel).then_some(spec.memory_bytes)
 }
 
 fn make_cgroup(spec: &TaskSpec) -> (Option<Cgroup>, Option<String>) {
@@ -216,20 +231,16 @@ fn launch(task: &TaskDir, spec: &TaskSpec, cgroup: Option<&Cgroup>, oom: &str) -
         .map_err(|e| format!("start the worker's process: {e}"))
 }
 
-fn copy_output(task: &TaskDir, spec: &TaskSpec, child: &mut Child) -> output::Copying {
-    let mut streams: Vec<(Box<dyn Read + Send>, output::Rotated)> = Vec::new();
-    let mut add = |pipe: Option<Box<dyn Read + Send>>, name: &str| {
-        let mut files = output::Rotated::new(task.output(name), task.output_before(name), spec.log_bytes_max);
-        if let Err(error) = files.open() {
-            complain(&format!("open {name}: {error}"));
-        }
-        if let Some(pipe) = pipe {
-            streams.push((pipe, files));
-        }
-    };
-    add(child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>), "stdout");
-    add(child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>), "stderr");
-    output::Copying::start(streams)
+/// What is kept of the worker's output, and where the shim adds a line of its own to it.
+fn copy_output(task: &TaskDir, spec: &TaskSpec, child: &mut Child) -> (output::Copying, Option<PipeWriter>) {
+    let writer = Writer::new(task.output(), task.output_before(), spec.log_bytes_max, spec.log_free_min);
+    let stdout = child.stdout.take().map(|pipe| (OwnedFd::from(pipe), OutputStream::Stdout));
+    let stderr = child.stderr.take().map(|pipe| (OwnedFd::from(pipe), OutputStream::Stderr));
+    // Without it the worker's output only lacks the reason of its end.
+    let (said, note) = std::io::pipe().ok().unzip();
+    let said = said.map(|pipe: PipeReader| (OwnedFd::from(pipe), OutputStream::Stderr));
+    let pipes = [stdout, stderr, said].into_iter().flatten().collect();
+    (output::Copying::start(pipes, writer), note)
 }
 
 /// Tells the agent that started this shim, if it is still there.

@@ -34,7 +34,7 @@ pub(super) fn main(arguments: &Arguments<'_>) -> i32 {
         Ok(never) => match never {},
         Err(reason) => reason,
     };
-    if let Err(error) = crate::durable::write_file(&task.launch_error(), reason.as_bytes()) {
+    if let Err(error) = crate::durable::write_file_of_boot(&task.launch_error(), reason.as_bytes()) {
         super::complain(&format!("{reason}; and that could not be recorded: {error}"));
     }
     NOT_EXECUTED

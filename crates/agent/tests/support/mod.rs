@@ -29,6 +29,9 @@ pub enum Heard {
     Heartbeat(u64),
     Report(v1::Report),
     Confirm(v1::ConfirmStart),
+    Note(v1::WorkerNote),
+    Health(v1::HealthReport),
+    Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
     SessionEnded,
@@ -48,6 +51,7 @@ pub struct Manner {
     pub heartbeat_ms: u64,
     pub stop_grace_ms: u64,
     pub cluster_id: String,
+    pub takes_health: bool,
 }
 
 impl Manner {
@@ -62,6 +66,7 @@ impl Manner {
             heartbeat_ms: 200,
             stop_grace_ms: 500,
             cluster_id: CLUSTER.to_owned(),
+            takes_health: false,
         }
     }
 
@@ -154,6 +159,7 @@ impl Shared {
                     heartbeat_interval_ms: manner.heartbeat_ms,
                     lease_stop_grace_ms: manner.stop_grace_ms,
                     cluster_id: manner.cluster_id,
+                    takes_health: manner.takes_health,
                 }));
                 Heard::Register(register)
             }
@@ -170,12 +176,20 @@ impl Shared {
                 }
                 Heard::Report(report)
             }
+            Request::Health(report) => {
+                reply(Response::HealthAck(v1::HealthAck { sequence: report.sequence }));
+                Heard::Health(report)
+            }
             Request::ConfirmStart(confirm) => {
                 if let Some(current) = manner.confirm {
                     reply(confirmed(&confirm, current));
                 }
                 Heard::Confirm(confirm)
             }
+            Request::Note(note) => Heard::Note(note),
+            Request::PreflightReport(report) => Heard::Preflight(report),
+            // Only a cluster agent tells of it, and its own tests listen.
+            Request::ForeignLoad(_) => return,
         };
         let _ = self.heard.send(heard);
     }
@@ -252,6 +266,14 @@ impl Leader {
         .await;
     }
 
+    pub async fn note(&mut self) -> v1::WorkerNote {
+        self.hear("a note", |h| match h {
+            Heard::Note(note) => Some(note),
+            _ => None,
+        })
+        .await
+    }
+
     pub async fn confirm_asked(&mut self) -> v1::ConfirmStart {
         self.hear("a confirmation", |h| match h {
             Heard::Confirm(confirm) => Some(confirm),
@@ -301,7 +323,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         tenant: "default".into(),
         attempt: 1,
         rank_map: vec![
-            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into() };
+            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into(), devices: 0 };
             scripts.len()
         ],
         workers: workers.collect(),
@@ -322,13 +344,22 @@ pub struct Host {
     pub dir: tempfile::TempDir,
     pub endpoint: String,
     pub control_groups: &'static str,
+    /// How its health is watched, and what it has.
+    pub health: serde_json::Value,
+    pub accelerators: serde_json::Value,
 }
 
 impl Host {
     pub fn new(leader: &Leader) -> Host {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("boot_id"), "boot-one").unwrap();
-        Host { dir, endpoint: leader.address.clone(), control_groups: "off" }
+        Host {
+            dir,
+            endpoint: leader.address.clone(),
+            control_groups: "off",
+            health: serde_json::json!({"nvml": "off", "kernel_log": "off"}),
+            accelerators: serde_json::json!({"type": "h100", "count": 4}),
+        }
     }
 
     pub fn state(&self) -> PathBuf {
@@ -355,9 +386,10 @@ impl Host {
             "shim_command": [binary, "shim"],
             "boot_id_path": self.file("boot_id"),
             "control_groups": self.control_groups,
+            "health": self.health,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
-                "accelerators": {"type": "h100", "count": 4}, "cpu_milli": 4000, "memory_bytes": 1u64 << 32,
+                "accelerators": self.accelerators, "cpu_milli": 4000, "memory_bytes": 1u64 << 32,
             },
         });
         let path = self.file("agent.json");

@@ -146,3 +146,88 @@ async fn tokens_of_another_watch_and_of_the_future_are_refused() {
     assert_eq!(refused(served.watch_nodes("", &ahead).await).code, Some(RefusalCode::ResumeTokenInvalid));
     served.watch_nodes("", &of_nodes).await.expect("it is a place in this log");
 }
+
+#[tokio::test]
+async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let mut fleet = FleetServiceClient::new(served.channel.clone());
+    let id = |n: u32| format!("00000000-0000-4000-9100-{n:012}");
+    let drain = |n, node: &str, deadline_ms| v1::SetNodeDrainRequest {
+        request_id: id(n),
+        node: node.into(),
+        drained: true,
+        deadline_ms,
+    };
+    let reason = |answer: Status| Refused::from_status(&answer).code;
+    let early = fleet.set_node_drain(drain(1, "h1", None)).await.unwrap_err();
+    assert_eq!(reason(early), Some(RefusalCode::FormatNotActive));
+    served.run(Command::RaiseFormat { format: 3 }).await;
+
+    for (request, expected) in [
+        (drain(2, "h9", None), RefusalCode::NodeNotFound),
+        (drain(3, "h1", Some(u64::MAX)), RefusalCode::InvalidField),
+        (
+            v1::SetNodeDrainRequest { request_id: "x".into(), ..drain(4, "h1", None) },
+            RefusalCode::InvalidField,
+        ),
+    ] {
+        let refused = fleet.set_node_drain(request).await.unwrap_err();
+        assert_eq!(reason(refused), Some(expected));
+    }
+    let drained = fleet.set_node_drain(drain(5, "h1", Some(60_000))).await.unwrap().into_inner();
+    let restriction = drained.node.unwrap().restriction.unwrap();
+    let drain = restriction.drain.unwrap();
+    assert_eq!((drain.cause.as_str(), drain.deadline_ms), ("operator", Some(drain.since_ms + 60_000)));
+
+    let quarantine = |n, reason: &str| v1::SetNodeQuarantineRequest {
+        request_id: id(n),
+        node: "h1".into(),
+        reason: Some(reason.into()),
+    };
+    for (n, bad) in [(6, String::new()), (7, "x".repeat(513))] {
+        let refused = fleet.set_node_quarantine(quarantine(n, &bad)).await.unwrap_err();
+        assert_eq!(reason(refused), Some(RefusalCode::InvalidField));
+    }
+    assert!(fleet.set_node_quarantine(quarantine(8, "odd")).await.is_ok());
+
+    use v1::set_node_repair_request::Step;
+    let repair = |n, step| v1::SetNodeRepairRequest { request_id: id(n), node: "h1".into(), step };
+    let begin = |action: &str, devices| {
+        Some(Step::Begin(v1::BeginNodeRepair { action: action.into(), devices, deadline_ms: None }))
+    };
+    for (n, step, expected) in [
+        (10, None, RefusalCode::InvalidField),
+        (11, Some(Step::Done(false)), RefusalCode::InvalidField),
+        (12, begin("dance", vec![]), RefusalCode::InvalidField),
+        (13, begin("cordon", vec![]), RefusalCode::InvalidField),
+        (14, begin("", vec![64]), RefusalCode::InvalidField),
+        (15, begin("", vec![63]), RefusalCode::InvalidField),
+        (16, Some(Step::Failed("why".into())), RefusalCode::RepairNotBegun),
+    ] {
+        let refused = fleet.set_node_repair(repair(n, step)).await.unwrap_err();
+        assert_eq!(reason(refused), Some(expected), "request {n}");
+    }
+    let begun = fleet.set_node_repair(repair(17, begin("reset-gpu", vec![3]))).await.unwrap().into_inner();
+    let repairing = begun.node.unwrap().restriction.unwrap().repair.unwrap();
+    assert_eq!((repairing.action.as_str(), repairing.devices.as_slice()), ("reset-gpu", [3].as_slice()));
+    assert!(fleet.set_node_repair(repair(18, Some(Step::Done(true)))).await.is_ok());
+
+    let policy = fleet.get_health_policy(v1::GetHealthPolicyRequest::default()).await.unwrap().into_inner();
+    assert_eq!((policy.version, policy.policy.as_ref().unwrap().xids[&79].as_str()), (0, "reboot-node"));
+    let set = |n, policy, expected_version| v1::SetHealthPolicyRequest {
+        request_id: id(n),
+        policy,
+        expected_version,
+    };
+    let bad = v1::HealthPolicy { xid_unlisted: "explode".into(), ..Default::default() };
+    for (request, expected) in [
+        (set(20, None, None), RefusalCode::InvalidField),
+        (set(21, Some(bad), None), RefusalCode::InvalidField),
+        (set(22, policy.policy.clone(), Some(9)), RefusalCode::PolicyChanged),
+    ] {
+        let refused = fleet.set_health_policy(request).await.unwrap_err();
+        assert_eq!(reason(refused), Some(expected));
+    }
+    assert!(fleet.set_health_policy(set(23, policy.policy, Some(0))).await.is_ok());
+}

@@ -34,7 +34,13 @@ pub struct Script {
     pub leader: Option<String>,
     pub gets: Vec<v1::GetJobRequest>,
     pub watches: Vec<v1::WatchJobsRequest>,
+    pub logs: Vec<v1::ReadLogsRequest>,
+    /// Whether pieces of output say where they end.
+    pub names_positions: bool,
 }
+
+/// What a worker has written.
+pub const OUTPUT: &[u8] = b"step 1\nstep 2\nthe end\n";
 
 /// One fake replica; dies with this handle.
 pub struct Fake {
@@ -254,11 +260,25 @@ impl JobService for Service {
 
     async fn read_logs(
         &self,
-        _: Request<v1::ReadLogsRequest>,
+        request: Request<v1::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         self.step().await?;
-        let piece = v1::ReadLogsResponse { stream: "stdout".into(), data: b"step 1\n".to_vec() };
-        let end = Status::unavailable("the agent went away");
-        Ok(Response::new(Box::pin(futures::stream::iter([Ok(piece), Err(end)]))))
+        let request = request.into_inner();
+        let from = usize::try_from(request.from_position).unwrap_or(OUTPUT.len());
+        let script = &mut *self.script.lock().unwrap();
+        script.logs.push(request);
+        // One line a stream, and a break behind each but the last.
+        let rest = OUTPUT.get(from..).unwrap_or_default();
+        let length = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
+        let token = script.names_positions.then_some(v1::FencingToken { generation: 1, log_index: 7 });
+        let piece = v1::ReadLogsResponse {
+            stream: "stdout".into(),
+            data: rest[..length].to_vec(),
+            position: if script.names_positions { (from + length) as u64 } else { 0 },
+            dropped_bytes: 0,
+            token,
+        };
+        let end = (from + length < OUTPUT.len()).then(|| Err(Status::unavailable("the agent went away")));
+        Ok(Response::new(Box::pin(futures::stream::iter([Ok(piece)].into_iter().chain(end)))))
     }
 }

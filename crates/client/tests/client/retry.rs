@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fake::{Fake, Step, dead_endpoint, endpoints, options};
+use crate::fake::{Fake, OUTPUT, Step, dead_endpoint, endpoints, options};
 use muster_client::{AttemptError, CallError, Client, Options, Read};
 use muster_types::{Refusal, RefusalCode, Violation};
 use muster_wire::status::{METADATA_LEADER_ENDPOINT, METADATA_RETRY_AFTER_MS, to_status};
@@ -177,7 +177,41 @@ async fn a_replica_behind_the_wanted_index_is_left_for_the_next() {
 }
 
 #[tokio::test]
-async fn broken_output_says_how_much_was_read() {
+async fn output_goes_on_behind_what_was_read() {
+    let first = Fake::start([]);
+    let second = Fake::start([Step::Answer, refuse(RefusalCode::LogsUnavailable)]);
+    for fake in [&first, &second] {
+        fake.script.lock().unwrap().names_positions = true;
+    }
+    let client = client(&[first.endpoint(), second.endpoint()], options()).await;
+    let request = v1::ReadLogsRequest { previous: true, tail_bytes: 99, ..Default::default() };
+    let mut logs = client.read_logs(request).await.unwrap();
+    let mut read = Vec::new();
+    while let Some(piece) = logs.next().await.unwrap() {
+        read.extend(piece.data);
+    }
+    assert_eq!(read, OUTPUT);
+    let asked: Vec<_> =
+        [&first, &second].iter().flat_map(|f| f.script.lock().unwrap().logs.clone()).collect();
+    assert_eq!(asked.len(), 3);
+    let again: Vec<_> = asked.iter().filter(|request| request.from_position > 0).collect();
+    assert_eq!(again.len(), 2);
+    for request in again {
+        assert_eq!(request.token, Some(v1::FencingToken { generation: 1, log_index: 7 }));
+        assert!(!request.previous && request.tail_bytes == 0);
+    }
+}
+
+#[tokio::test]
+async fn output_that_is_refused_before_it_begins_is_refused() {
+    let fake = Fake::start([refuse(RefusalCode::LogsUnavailable)]);
+    let client = client(&[fake.endpoint()], options()).await;
+    let error = client.read_logs(v1::ReadLogsRequest::default()).await.err().unwrap();
+    assert!(matches!(error, CallError::Refuse { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn broken_output_without_a_position_says_how_much_was_read() {
     let fake = Fake::start([]);
     let client = client(&[fake.endpoint()], options()).await;
     let mut logs = client.read_logs(v1::ReadLogsRequest::default()).await.unwrap();

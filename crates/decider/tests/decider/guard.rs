@@ -8,6 +8,9 @@ use muster_journal::{
 use muster_planner::Budget;
 use muster_state::fit::GangFault;
 use muster_state::{Effect, GuardError, State};
+use muster_types::health::{
+    Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
+};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, limits,
 };
@@ -389,6 +392,68 @@ fn a_digest_that_is_not_ours_is_an_effect() {
 }
 
 /// A node goes from the state only when nothing counts on it.
+#[test]
+fn what_restricts_a_node_is_checked() {
+    let mut scene = scene();
+    let drain = Drain { since: LogTime(0), deadline: None, cause: DrainCause::Operator };
+    let drained = |node, request| Decision::NodeDrainSet { request, node: NodeId(node), drain: Some(drain) };
+    assert_eq!(scene.state.check(&drained(0, None)), Err(GuardError::Format));
+    handle(&mut scene.speculation, &Command::RaiseFormat { format: 3 }).unwrap();
+    commit(&mut scene.speculation, &mut scene.state);
+    let quarantine = |reason: &str| {
+        let reason = Some(reason.to_owned());
+        Decision::NodeQuarantineSet { request: None, node: NodeId(0), reason }
+    };
+    let health = |health: NodeHealth, events: Vec<Condition>| {
+        let (node, policy) = (NodeId(0), muster_types::LogIndex::ZERO);
+        Decision::NodeHealthChanged { node, policy, health: Box::new(health), events }
+    };
+    let repair = |step| Decision::NodeRepairSet { request: None, node: NodeId(0), step };
+    let mut observation = Observation::of(Finding::Xid(13), Some(0));
+    let event = |observation: &Observation| Condition {
+        observation: observation.clone(),
+        action: HealthAction::RestartApp,
+        since: LogTime(0),
+        boot: 1,
+    };
+    let small = event(&observation);
+    observation.detail = "x".repeat(limits::HEALTH_DETAIL_BYTES_MAX + 1);
+    let long = event(&observation);
+    let many = vec![small.clone(); limits::HEALTH_CONDITIONS_MAX + 1];
+    let begin = |action| RepairStep::Begin { action, devices: DeviceSet::EMPTY };
+    let bad_policy = HealthPolicy { reboots_max: u16::MAX, ..HealthPolicy::default() };
+    use GuardError as E;
+    let refused = [
+        (E::NodeUnknown, drained(9, None)),
+        (E::RequestRepeated, drained(0, Some(key(1)))),
+        (E::Limit, quarantine(&"x".repeat(limits::DETAIL_BYTES_MAX + 1))),
+        (E::NothingToDo, health(NodeHealth::default(), vec![])),
+        (E::Limit, health(NodeHealth { unusable: DeviceSet(1 << 63), ..NodeHealth::default() }, vec![])),
+        (E::Limit, health(NodeHealth { conditions: many, ..NodeHealth::default() }, vec![])),
+        (E::Limit, health(NodeHealth { conditions: vec![long.clone()], ..NodeHealth::default() }, vec![])),
+        (E::Limit, health(NodeHealth::default(), vec![long])),
+        (E::Limit, health(NodeHealth::default(), vec![small; limits::HEALTH_EVENTS_MAX + 1])),
+        (E::NothingToDo, repair(RepairStep::Work)),
+        (E::NothingToDo, repair(RepairStep::End)),
+        (E::NothingToDo, repair(RepairStep::Fail(String::new()))),
+        (E::NothingToDo, repair(begin(HealthAction::Cordon))),
+        (E::Limit, Decision::HealthPolicySet { request: key(99), policy: Box::new(bad_policy) }),
+        (E::RequestRepeated, Decision::HealthPolicySet { request: key(1), policy: Box::default() }),
+    ];
+    for (error, decision) in refused {
+        assert_eq!(scene.state.check(&decision), Err(error), "{decision:?}");
+    }
+    let before = scene.state.rows_digest();
+    let good = vec![repair(begin(HealthAction::Inspect)), drained(0, None), quarantine("why")];
+    for applied in scene.state.apply_round(&round(&scene, good)) {
+        assert_eq!((applied.rejection, applied.effects.len()), (None, 2));
+    }
+    assert_eq!(scene.state.check(&repair(begin(HealthAction::Inspect))), Err(E::NothingToDo));
+    assert_ne!(scene.state.rows_digest(), before);
+    assert!(!scene.state.node(NodeId(0)).unwrap().is_placeable());
+    scene.state.verify().unwrap();
+}
+
 #[test]
 fn a_node_that_is_counted_with_is_not_forgotten() {
     let mut scene = scene();

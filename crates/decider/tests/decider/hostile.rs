@@ -4,10 +4,13 @@
 use muster_journal::{
     Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
 };
-use muster_state::State;
+use muster_state::{NodeRow, Phase, State};
+use muster_types::health::{
+    Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
+};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, ReplicaId,
-    limits,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId, LogIndex,
+    LogTime, NodeId, Parameters, ReplicaId, limits,
 };
 
 use crate::random::Random;
@@ -16,11 +19,13 @@ use crate::support::{
 };
 
 const SEEDS: u64 = 16;
-const STEPS: u64 = 300;
+const STEPS: u64 = 900;
+/// Decisions that are tried here.
+const VARIANTS: usize = 26;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
-    let mut accepted = [0u64; 17];
+    let mut accepted = [0u64; VARIANTS];
     for seed in 0..SEEDS {
         let result = std::panic::catch_unwind(|| run(seed));
         match result {
@@ -35,17 +40,17 @@ fn whatever_is_accepted_keeps_every_invariant() {
     assert!(accepted.iter().all(|count| *count >= 3), "{accepted:?}");
 }
 
-fn run(seed: u64) -> [u64; 17] {
+fn run(seed: u64) -> [u64; VARIANTS] {
     let mut random = Random::new(seed);
     let mut state = State::default();
     let mut follower = State::default();
-    let mut accepted = [0u64; 17];
+    let mut accepted = [0u64; VARIANTS];
     for _ in 0..STEPS {
         let decision = decision(&mut random, &state);
         let leads = state.leadership();
         let is_start = matches!(decision, Decision::LeaderStarted);
         let round = Round {
-            format: 2,
+            format: 3,
             term: leads.map_or(1, |l| l.term + u64::from(is_start)),
             replica: leads.map_or(ReplicaId(1), |l| l.replica),
             first_index: state.log_index().next(),
@@ -93,6 +98,15 @@ fn variant(decision: &Decision) -> usize {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
+        "job_contracts_set",
+        "attempt_failed",
+        "spares_taken",
+        "straggler_noted",
+        "node_health_changed",
+        "node_drain_set",
+        "node_quarantine_set",
+        "node_repair_set",
+        "health_policy_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -128,7 +142,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         incarnation = random.next() as u32;
     }
     let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
-    match random.below(44) {
+    match random.below(80) {
         0 => Decision::LeaderStarted,
         1 => {
             Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
@@ -163,9 +177,19 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             }
             Decision::WorkersReported { node, incarnation, job, token, updates }
         }
-        25..31 => Decision::GangPlaced { job, workers: workers(random, state, job) },
+        25..31 => {
+            let with: Vec<JobId> =
+                jobs.iter().copied().filter(|job| state.contract(*job).is_some()).collect();
+            let job = random.pick(&with).filter(|_| random.once_in(2)).unwrap_or(job);
+            Decision::GangPlaced { job, workers: workers(random, state, job) }
+        }
         31..34 => {
-            let cause = match random.below(4) {
+            let with: Vec<JobId> =
+                active.iter().copied().filter(|job| !state.spares(*job).is_empty()).collect();
+            let job = random.pick(&with).filter(|_| random.once_in(2)).unwrap_or(job);
+            let placement = state.job(job).and_then(|row| row.placement.clone());
+            let token = placement.as_ref().map_or(token, |p| p.token);
+            let cause = match random.below(5) {
                 0 => StopCause::Cancelled,
                 1 => {
                     let failed = placement.as_ref().and_then(|p| {
@@ -181,6 +205,11 @@ fn decision(random: &mut Random, state: &State) -> Decision {
                     let slot = placement.as_ref().and_then(|p| p.slots.first().copied());
                     StopCause::Evicted { node: slot.map_or(node, |slot| slot.node) }
                 }
+                3 => StopCause::Fault {
+                    class: FailureClass::Preflight,
+                    node,
+                    detail: "x".repeat(random.below(600) as usize),
+                },
                 _ => StopCause::RunTimeLimit,
             };
             Decision::GangStopRequested { job, token, cause }
@@ -199,11 +228,111 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(3) as u16 },
+        40 => Decision::FormatRaised { format: random.below(4) as u16 },
+        44..48 => {
+            let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
+            let is_new = |job: &JobId| state.job(*job).is_some_and(|row| row.attempt == 0);
+            let new: Vec<JobId> = jobs.iter().copied().filter(is_new).collect();
+            let mut contracts = Vec::new();
+            for _ in 0..random.below(3) {
+                contracts.extend(random.pick(&new).map(|job| (job, contract.clone().into())));
+            }
+            Decision::JobContractsSet { contracts }
+        }
+        48..54 => Decision::AttemptFailed {
+            job,
+            token,
+            class: FailureClass::ALL[random.below(9) as usize],
+            rank: random.once_in(2).then(|| random.below(4) as u32),
+            node: random.once_in(2).then_some(node),
+            detail: "x".repeat(random.below(600) as usize),
+            streak: random.next() as u32,
+            wait_until: random.once_in(2).then(|| state.log_time().plus_ms(random.below(5_000))),
+            avoid: random.once_in(2).then(|| state.log_time().plus_ms(random.below(5_000))),
+        },
+        54..66 => {
+            let with: Vec<JobId> = state.stopping().filter(|job| !state.spares(*job).is_empty()).collect();
+            let job = random.pick(&with).unwrap_or(job);
+            let placed = state.job(job).and_then(|row| row.placement.as_ref());
+            let token = placed.map_or(token, |placement| placement.token);
+            let spares = state.spares(job).to_vec();
+            let mut ranks: Vec<(u32, WorkerSlot)> = Vec::new();
+            for rank in 0..random.below(3) as u32 {
+                ranks.extend(random.pick(&spares).map(|slot| (rank, slot)));
+            }
+            Decision::SparesTaken { job, token, ranks }
+        }
+        66..70 => {
+            let is_running = |job: &JobId| state.job(*job).is_some_and(|row| row.phase == Phase::Running);
+            let running: Vec<JobId> = active.iter().copied().filter(is_running).collect();
+            let job = random.pick(&running).unwrap_or(job);
+            let placed = state.job(job).and_then(|row| row.placement.as_ref());
+            let token = placed.map_or(token, |placement| placement.token);
+            let slow_milli = random.once_in(2).then(|| random.next() as u32);
+            Decision::StragglerNoted { job, token, rank: random.below(4) as u32, slow_milli }
+        }
+        70.. => restriction(random, state, node, key),
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
         _ => Decision::NodeForgotten { node },
+    }
+}
+
+/// What restricts a node, often beyond its bounds or out of order.
+fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey) -> Decision {
+    let request = random.once_in(2).then_some(key);
+    let action = HealthAction::ALL[random.below(6) as usize];
+    let devices = DeviceSet(random.next() & if random.once_in(8) { 0x1ff } else { 0xff });
+    match random.below(5) {
+        0 => {
+            let detail = "x".repeat(random.below(limits::HEALTH_DETAIL_BYTES_MAX as u64 + 10) as usize);
+            let mut observation = Observation::of(Finding::Xid(79), Some(0));
+            observation.detail = detail;
+            let condition = Condition { observation, action, since: state.log_time(), boot: 1 };
+            let conditions = vec![condition; random.below(3) as usize];
+            let health = NodeHealth {
+                unusable: if random.once_in(2) { devices } else { DeviceSet::EMPTY },
+                out_of_service: random.once_in(3),
+                maintenance_at: random.once_in(3).then(|| state.log_time().plus_ms(random.below(90_000))),
+                conditions: conditions.clone(),
+                ..NodeHealth::default()
+            };
+            let policy = state.health_policy().version;
+            Decision::NodeHealthChanged { node, policy, health: Box::new(health), events: conditions }
+        }
+        1 if random.once_in(2) => {
+            let load = ForeignLoad {
+                closed: random.once_in(3),
+                devices: if random.once_in(2) { devices } else { DeviceSet::EMPTY },
+                cpu_milli: random.below(20_000),
+                memory_bytes: random.below(1 << 40),
+            };
+            Decision::ForeignLoadSet { node, incarnation: random.below(3) as u32, load }
+        }
+        1 => {
+            let since = state.log_time();
+            let drain = Drain { since, deadline: None, cause: DrainCause::Operator };
+            Decision::NodeDrainSet { request, node, drain: random.once_in(2).then_some(drain) }
+        }
+        2 => {
+            let reason = "x".repeat(random.below(2 * limits::DETAIL_BYTES_MAX as u64) as usize);
+            Decision::NodeQuarantineSet { request, node, reason: random.once_in(2).then_some(reason) }
+        }
+        3 => {
+            let step = match random.below(4) {
+                0 => RepairStep::Begin { action, devices },
+                1 => RepairStep::Work,
+                2 => RepairStep::Fail("x".into()),
+                _ => RepairStep::End,
+            };
+            Decision::NodeRepairSet { request, node, step }
+        }
+        _ => {
+            let reboots_max = random.below(150) as u16;
+            let policy = HealthPolicy { reboots_max, ..HealthPolicy::default() };
+            Decision::HealthPolicySet { request: key, policy: Box::new(policy) }
+        }
     }
 }
 
@@ -223,18 +352,32 @@ fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
     let Some(spec) = state.spec(job) else { return Vec::new() };
     let mut workers = Vec::new();
     let count = state.nodes().len() as u64;
-    for rank in 0..spec.worker_count() {
-        let wanted = spec.group_of(rank).expect("a rank").0.request.device_count();
-        let node = NodeId(random.below(count.max(1)) as u32);
+    let spares = state.contract(job).filter(|_| random.once_in(2)).map_or(0, |contract| contract.spares);
+    let is_honest = random.once_in(2);
+    let mut taken: std::collections::BTreeMap<NodeId, DeviceSet> = Default::default();
+    for rank in 0..spec.worker_count() + spares {
+        let wanted = spec.group_of_slot(rank).expect("a place").request.device_count();
+        let mut node = NodeId(random.below(count.max(1)) as u32);
+        // An honest planner's choice, half of the time.
+        let fits = |row: &NodeRow, taken: Option<&DeviceSet>| {
+            let free = row.free.devices.difference(taken.copied().unwrap_or(DeviceSet::EMPTY));
+            row.is_placeable() && free.lowest(wanted).is_some()
+        };
+        let fitting = state.nodes().iter().find(|(id, row)| fits(row, taken.get(id)));
+        if let Some((id, _)) = fitting.filter(|_| is_honest) {
+            node = *id;
+        }
         let row = state.node(node);
-        let free = row.map_or(DeviceSet::EMPTY, |row| row.free.devices);
+        let taken = taken.entry(node).or_insert(DeviceSet::EMPTY);
+        let free = row.map_or(DeviceSet::EMPTY, |row| row.free.devices.difference(*taken));
         let mut devices = free.lowest(wanted).unwrap_or_default();
-        if random.once_in(8) {
+        *taken = DeviceSet(taken.0 | devices.0);
+        if !is_honest && random.once_in(8) {
             devices = DeviceSet(random.next() & 0x1ff);
         }
         workers.push(WorkerSlot { node, incarnation: row.map_or(1, |row| row.incarnation), devices });
     }
-    if random.once_in(10) {
+    if !is_honest && random.once_in(10) {
         workers.pop();
     }
     workers

@@ -3,14 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use muster_decider::{Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{
+    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+};
 use muster_journal::{RankUpdate, Round};
 use muster_planner::Budget;
-use muster_state::{NodeStatus, State};
+use muster_state::{NodeStatus, Phase, State};
+use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, ExitStatus, JobDraft, JobId, JobSpec, Level,
-    LogTime, NodeId, NodeSpec, PriorityTier, Spread, TaskGroup,
+    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
+    JobContract, JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread,
+    Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -20,7 +24,7 @@ use crate::support::{
 };
 
 const SEEDS: u64 = 40;
-const STEPS: u64 = 250;
+const STEPS: u64 = 300;
 
 struct Model {
     random: Random,
@@ -34,6 +38,8 @@ struct Model {
     requests: u128,
     term: u64,
     founding: Founding,
+    /// What the format is raised to.
+    format: u16,
     /// Names of decisions that were made.
     made: BTreeSet<&'static str>,
 }
@@ -80,6 +86,10 @@ fn random_commands_keep_every_invariant() {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
+        "job_contracts_set",
+        "attempt_failed",
+        "spares_taken",
+        "straggler_noted",
     ];
     for rare in rare {
         assert!(made.contains(rare), "{rare} never came about: {made:?}");
@@ -113,6 +123,8 @@ impl Model {
             requests: 0,
             term: 1,
             founding: FOUNDING,
+            // In every other run nobody ever knows more than format 2.
+            format: if seed.is_multiple_of(2) { 3 } else { 2 },
             made: BTreeSet::new(),
         }
     }
@@ -134,8 +146,9 @@ impl Model {
             15..25 => self.register(),
             25..29 => self.lose_node(),
             29..34 => self.cancel(),
-            34..38 => self.cordon(),
-            38..70 => self.report(),
+            34..36 => self.cordon(),
+            36..42 => self.restrict(),
+            42..70 => self.report(),
             70..82 => self.schedule(),
             82..87 => self.tick(),
             87..96 => self.commit_some(),
@@ -367,16 +380,50 @@ impl Model {
         let job = active[self.random.below(active.len() as u64) as usize];
         let token = state.job(job).and_then(|row| row.placement.as_ref()).expect("a placed job").token;
         let _ = handle(&mut self.speculation, &Command::CommitCheckpoint { job, token });
+        self.straggler();
+        self.straggler();
     }
 
     fn submit(&mut self) {
         let count = 1 + self.random.below(3);
         let specs: Vec<_> = (0..count).map(|_| self.spec()).collect();
+        let jobs =
+            specs.into_iter().map(|spec| Submission { contract: self.contract(&spec), spec }).collect();
         let request = self.request();
-        let _ = handle(
-            &mut self.speculation,
-            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
-        );
+        let _ = handle(&mut self.speculation, &Command::Submit { request, jobs });
+    }
+
+    /// Refused while the format cannot say it, and where the job's form does not allow for it.
+    fn contract(&mut self, spec: &JobSpec) -> JobContract {
+        let mut contract = JobContract::default();
+        let can_say = self.speculation.state().format() >= 3;
+        if self.random.once_in(2) || !(can_say || self.random.once_in(20)) {
+            return contract;
+        }
+        let is_one_group = spec.groups.len() == 1 && spec.groups[0].slice.is_none();
+        if is_one_group || self.random.once_in(20) {
+            contract.spares = self.random.below(4) as u32;
+        }
+        contract.retry.backoff_ms = self.random.once_in(2).then(|| self.random.below(3_000));
+        contract.retry.avoid_ms = self.random.once_in(2).then(|| self.random.below(20_000));
+        if self.random.once_in(3) {
+            let class = FailureClass::ALL[self.random.below(9) as usize];
+            contract.retry.limits.insert(class, self.random.below(3) as u32);
+        }
+        contract
+    }
+
+    fn straggler(&mut self) {
+        let state = self.speculation.state();
+        let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.phase == Phase::Running);
+        let running: Vec<JobId> = state.active().filter(runs).collect();
+        let Some(job) = self.random.pick(&running) else { return };
+        let state = self.speculation.state();
+        let token = state.job(job).and_then(|row| row.placement.as_ref()).expect("a placed job").token;
+        let slow_milli = self.random.once_in(2).then_some(1_700);
+        let rank = self.random.below(3) as u32;
+        let command = Command::NoteStraggler { job, token, rank, slow_milli };
+        handle(&mut self.speculation, &command).expect("what a rank does is never refused");
     }
 
     fn host(&mut self) -> NodeSpec {
@@ -430,7 +477,8 @@ impl Model {
     /// Forgetting a node, in a format that can say it or not yet.
     fn forget(&mut self) {
         if self.random.once_in(3) {
-            handle(&mut self.speculation, &Command::RaiseFormat { format: 2 }).expect("a known format");
+            let format = self.format;
+            handle(&mut self.speculation, &Command::RaiseFormat { format }).expect("a known format");
         }
         let Some(node) = self.any_node() else { return };
         let answer = handle(&mut self.speculation, &Command::ForgetNode { node });
@@ -478,6 +526,64 @@ impl Model {
         let _ = handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned });
     }
 
+    /// Health, drains, quarantine and repairs of nodes; the format is raised on the way, now and then.
+    fn restrict(&mut self) {
+        let Some(node) = self.any_node() else { return };
+        if self.random.once_in(10) {
+            let format = self.format;
+            let _ = handle(&mut self.speculation, &Command::RaiseFormat { format });
+            return;
+        }
+        let request = self.request();
+        let command = match self.random.below(6) {
+            0..3 => self.health(node),
+            3 => {
+                let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
+                let begin = DrainOrder::Begin { deadline_ms };
+                let order = if self.random.once_in(2) { begin } else { DrainOrder::End };
+                Command::SetDrain { request, node, order }
+            }
+            4 => {
+                let reason = self.random.once_in(3).then(|| "fails too often".to_owned());
+                Command::SetQuarantine { request, node, reason }
+            }
+            _ => {
+                let deadline_ms = Some(self.random.below(20_000));
+                let begin = RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms };
+                let order = match self.random.below(4) {
+                    0 => begin,
+                    1 => RepairOrder::Failed { detail: "no spare".into() },
+                    _ => RepairOrder::Done,
+                };
+                Command::SetRepair { request, node, order }
+            }
+        };
+        let _ = handle(&mut self.speculation, &command);
+    }
+
+    fn health(&mut self, node: NodeId) -> Command {
+        let incarnation = self.speculation.state().node(node).map_or(1, |row| row.incarnation);
+        let mut report = HealthReport { boot: self.random.below(4), ..HealthReport::default() };
+        for _ in 0..self.random.below(3) {
+            let device = self.random.once_in(5).then_some(0).or(Some(self.random.below(8) as u16));
+            let code = [13, 43, 74, 79, 95][self.random.below(5) as usize];
+            report.events.push(Observation::of(Finding::Xid(code), device));
+        }
+        if self.random.once_in(3) {
+            let finding = Finding::KINDS[self.random.below(7) as usize];
+            report.findings.push(Observation::of(finding, None));
+        }
+        if self.random.once_in(6) {
+            let now = self.speculation.now();
+            report.maintenance_at = Some(now.plus_ms(self.random.below(1_200_000)));
+        }
+        if self.random.once_in(6) {
+            report.reset = DeviceSet(self.random.next() & 0xff);
+            report.repair = Some(RepairEnd::Done);
+        }
+        Command::ReportHealth { node, incarnation, report: Box::new(report) }
+    }
+
     /// A node says something of a job that is placed, mostly true things.
     fn report(&mut self) {
         let active: Vec<JobId> = self.speculation.state().active().collect();
@@ -511,12 +617,15 @@ impl Model {
         match kind {
             0..5 => RankUpdate::Running,
             5..8 => RankUpdate::Exited(ExitStatus::Code(i32::from(self.random.once_in(6)))),
-            _ => RankUpdate::Exited(match self.random.below(6) {
+            _ => RankUpdate::Exited(match self.random.below(9) {
                 0 => ExitStatus::Code(0),
                 1 => ExitStatus::Signal(9),
                 2 => ExitStatus::LeaseExpired,
                 3 => ExitStatus::LaunchFailed("é".repeat(self.random.below(600) as usize)),
                 4 => ExitStatus::Vanished,
+                5 => ExitStatus::OutOfMemory,
+                6 => ExitStatus::NodeFault("é".repeat(self.random.below(600) as usize)),
+                7 => ExitStatus::BackendLost("gone".into()),
                 _ => ExitStatus::NotStarted,
             }),
         }

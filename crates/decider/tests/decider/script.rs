@@ -9,16 +9,21 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use muster_decider::{
-    Answer, Command, Founding, Pass, Speculation, explain_job, handle, schedule, settle_all, tick,
+    Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, checkpoint_advice, explain_job,
+    fails_more_often, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, RankState, State};
+use muster_types::health::{Finding, HealthAction, HealthReport, Observation, RepairEnd, XidRule};
 use muster_types::job::ArrayMember;
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::policy::{
+    Dataset, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope,
+};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount,
-    ExitStatus, JobId, LogTime, NodeId, PriorityTier, RefusalCode, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode, Submission,
+    TaskGroup,
 };
 
 use crate::support::{
@@ -134,6 +139,57 @@ impl World {
                 let request = self.request(rest);
                 self.carry_out(&Command::SetCordon { request, node, cordoned: *verb == "cordon" })
             }
+            "health" => {
+                let command = self.health(rest);
+                self.carry_out(&command)
+            }
+            "drain" | "undrain" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let deadline_ms = self.number(rest, "deadline=").map(duration_ms);
+                let order =
+                    if *verb == "drain" { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
+                self.carry_out(&Command::SetDrain { request, node, order })
+            }
+            "quarantine" | "release" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let words: Vec<&str> = rest[1..].iter().filter(|w| !w.contains('=')).copied().collect();
+                let reason = (*verb == "quarantine").then(|| words.join(" "));
+                self.carry_out(&Command::SetQuarantine { request, node, reason })
+            }
+            "repair" => {
+                let node = self.node_id(rest[0]);
+                let request = self.request(rest);
+                let order = match rest.get(1) {
+                    Some(&"done") => RepairOrder::Done,
+                    Some(&"failed") => RepairOrder::Failed { detail: rest[2..].join(" ") },
+                    _ => RepairOrder::Begin {
+                        action: self.number(rest, "action=").and_then(HealthAction::of_name),
+                        devices: DeviceSet::EMPTY,
+                        deadline_ms: self.number(rest, "deadline=").map(duration_ms),
+                    },
+                };
+                self.carry_out(&Command::SetRepair { request, node, order })
+            }
+            "health-policy" => {
+                let mut policy = (*self.state().health_policy().policy).clone();
+                for word in rest {
+                    let Some((finding, action)) = word.split_once('=') else { continue };
+                    match finding.parse().expect("a finding") {
+                        Finding::Xid(code) => {
+                            policy.xids.insert(code, XidRule::of_name(action).expect("a rule"));
+                        }
+                        other => {
+                            policy.findings.insert(other, HealthAction::of_name(action).expect("an action"));
+                        }
+                    }
+                }
+                let request = self.request(&[]);
+                let expected_version = None;
+                let policy = Box::new(policy);
+                self.carry_out(&Command::SetHealthPolicy { request, policy, expected_version })
+            }
             "submit" => self.submit(rest),
             "cancel" => {
                 let job = self.job_id(rest[0]);
@@ -145,6 +201,13 @@ impl World {
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
                 self.carry_out(&Command::CommitCheckpoint { job, token })
+            }
+            "straggler" => {
+                let job = self.job_id(rest[0]);
+                let token =
+                    self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                let (rank, slow_milli) = (rest[1].parse().unwrap(), rest[2].parse().ok());
+                self.carry_out(&Command::NoteStraggler { job, token, rank, slow_milli })
             }
             "policy" => self.policy(rest),
             "report" => {
@@ -158,6 +221,9 @@ impl World {
             "show" => match rest[0] {
                 "jobs" => self.show_jobs(),
                 "nodes" => self.show_nodes(),
+                "recoveries" => self.show_recoveries(),
+                "spares" => self.show_spares(),
+                "advice" => self.show_advice(rest[1]),
                 other => panic!("cannot show {other}"),
             },
             other => panic!("unknown command {other}"),
@@ -255,6 +321,8 @@ impl World {
             };
             draft.dependencies.push(Dependency { job: self.job_id(job), rule });
         }
+        let contract = self.contract(words);
+        draft.datasets.extend(contract.checkpoint.place.clone());
         let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
         let mut specs = Vec::new();
         if size == 0 {
@@ -270,11 +338,9 @@ impl World {
             .map(|n| if size == 0 { words[0].to_string() } else { format!("{}[{n}]", words[0]) })
             .collect();
         let request = self.request(words);
+        let jobs = specs.into_iter().map(|spec| Submission { spec, contract: contract.clone() }).collect();
         let before = self.state().log_index();
-        let answer = handle(
-            &mut self.speculation,
-            &Command::Submit { request, jobs: muster_types::Submission::plain(specs) },
-        );
+        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs });
         if let Ok(Answer::Submitted { jobs, at }) = &answer
             && *at > before
         {
@@ -284,6 +350,38 @@ impl World {
             }
         }
         self.finish(answer.map(Some))
+    }
+
+    /// `health NODE boot=N xid-79@0 slowdown@2 monitor-hung maintenance=+20m reset=3 repair=done`.
+    fn health(&mut self, words: &[&str]) -> Command {
+        let node = self.node_id(words[0]);
+        let incarnation = self.state().node(node).map_or(0, |row| row.incarnation);
+        let mut report = HealthReport {
+            boot: self.number(words, "boot=").map_or(1, |text| text.parse().unwrap()),
+            maintenance_at: self
+                .number(words, "maintenance=+")
+                .map(|after| self.now.plus_ms(duration_ms(after))),
+            ..HealthReport::default()
+        };
+        if let Some(device) = self.number(words, "reset=") {
+            report.reset = DeviceSet(1 << device.parse::<u32>().unwrap());
+        }
+        report.repair = self.number(words, "repair=").map(|how| match how {
+            "done" => RepairEnd::Done,
+            why => RepairEnd::Failed(why.into()),
+        });
+        for word in words[1..].iter().filter(|word| !word.contains('=')) {
+            let (finding, device) = match word.split_once('@') {
+                Some((finding, device)) => (finding, Some(device.parse().unwrap())),
+                None => (*word, None),
+            };
+            let observation = Observation::of(finding.parse().expect("a finding"), device);
+            match observation.finding {
+                Finding::Xid(_) => report.events.push(observation),
+                _ => report.findings.push(observation),
+            }
+        }
+        Command::ReportHealth { node, incarnation, report: Box::new(report) }
     }
 
     /// `report NODE JOB RANKS WHAT`: ranks are `all`, `3` or `0..4`.
@@ -315,6 +413,9 @@ impl World {
             "vanished" => RankUpdate::Exited(ExitStatus::Vanished),
             "lease-expired" => RankUpdate::Exited(ExitStatus::LeaseExpired),
             "not-started" => RankUpdate::Exited(ExitStatus::NotStarted),
+            "out-of-memory" => RankUpdate::Exited(ExitStatus::OutOfMemory),
+            "node-fault" => RankUpdate::Exited(ExitStatus::NodeFault(words[4..].join(" "))),
+            "backend-lost" => RankUpdate::Exited(ExitStatus::BackendLost(words[4..].join(" "))),
             "launch-failed" => RankUpdate::Exited(ExitStatus::LaunchFailed(words[4..].join(" "))),
             other => panic!("nobody reports {other}"),
         };
@@ -370,6 +471,10 @@ impl World {
                 "reserved" => {
                     let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
                     draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
+                }
+                "dataset" => {
+                    let regions = parts[1..].iter().map(|region| name(region)).collect();
+                    draft.datasets.insert(name(parts[0]), Dataset { bytes: 1 << 30, regions });
                 }
                 "tenant" => {
                     let mut tenant = TenantPolicy::default();
@@ -528,6 +633,62 @@ impl World {
             Decision::FormatRaised { format } => format!(" {format}"),
             Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
             Decision::NodeForgotten { node } => format!(" {node}"),
+            Decision::JobContractsSet { contracts } => {
+                contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
+            }
+            Decision::AttemptFailed { job, class, rank, node, detail, streak, wait_until, avoid, .. } => {
+                let mut text = format!(" {}: {class}", self.label(*job));
+                rank.inspect(|rank| write!(text, " of rank {rank}").unwrap());
+                node.inspect(|node| write!(text, " on {}", self.node_label(*node)).unwrap());
+                write!(text, " ({detail}); {streak} in a row").unwrap();
+                wait_until.inspect(|at| write!(text, ", waits {} ms", at.since_ms(self.now)).unwrap());
+                avoid.inspect(|at| write!(text, ", avoids it {} s", at.since_ms(self.now) / 1_000).unwrap());
+                text
+            }
+            Decision::SparesTaken { job, ranks, .. } => {
+                let ranks: Vec<String> =
+                    ranks.iter().map(|(rank, slot)| format!("{rank} to {}", self.slots(&[*slot]))).collect();
+                format!(" {}: {}", self.label(*job), ranks.join(", "))
+            }
+            Decision::StragglerNoted { job, rank, slow_milli, .. } => match slow_milli {
+                Some(milli) => format!(" {}: rank {rank} takes {milli} thousandths", self.label(*job)),
+                None => format!(" {}: rank {rank} keeps up", self.label(*job)),
+            },
+            Decision::NodeHealthChanged { node, health, events, .. } => {
+                let mut text = format!(" {}", self.node_label(*node));
+                for event in events {
+                    write!(text, " {} {};", seen(&event.observation), event.action).unwrap();
+                }
+                let conditions: Vec<String> = health
+                    .conditions
+                    .iter()
+                    .map(|c| format!("{}={}", seen(&c.observation), c.action))
+                    .collect();
+                format!("{text} now [{}]", conditions.join(" "))
+            }
+            Decision::ForeignLoadSet { node, load, .. } => format!(
+                " {} closed={} devices={} cpu={} memory={}",
+                self.node_label(*node),
+                load.closed,
+                load.devices.count(),
+                load.cpu_milli,
+                load.memory_bytes
+            ),
+            Decision::NodeDrainSet { node, drain, .. } => match drain {
+                None => format!(" {} ended", self.node_label(*node)),
+                Some(drain) => {
+                    let deadline = drain.deadline.map(|at| at.since_ms(self.now) / 1_000);
+                    let deadline = deadline.map_or("none".to_string(), |s| format!("+{s}s"));
+                    format!(" {} {} deadline={deadline}", self.node_label(*node), drain.cause.name())
+                }
+            },
+            Decision::NodeQuarantineSet { node, reason, .. } => {
+                format!(" {} {}", self.node_label(*node), reason.as_deref().unwrap_or("ended"))
+            }
+            Decision::NodeRepairSet { node, step, .. } => {
+                format!(" {} {}", self.node_label(*node), step.name())
+            }
+            Decision::HealthPolicySet { .. } => String::new(),
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
             }
@@ -550,12 +711,18 @@ impl World {
             StopCause::Cancelled => "cancelled".into(),
             StopCause::WorkerFailed { rank, exit } => format!("rank {rank} failed ({exit})"),
             StopCause::Evicted { node } => format!("evicted from {}", self.node_label(*node)),
+            StopCause::Fault { class, node, detail } => {
+                format!("{class} on {}: {detail}", self.node_label(*node))
+            }
             StopCause::RunTimeLimit => "run-time limit".into(),
             StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
                 format!("preempted by {}", self.label(*by))
             }
             StopCause::Rearranged(RearrangeCause::Moved { by }) => format!("moved for {}", self.label(*by)),
             StopCause::Rearranged(RearrangeCause::Resized) => "resized".into(),
+            StopCause::Rearranged(RearrangeCause::Drained { node }) => {
+                format!("{} is drained", self.node_label(*node))
+            }
         }
     }
 
@@ -612,6 +779,68 @@ impl World {
         if text.is_empty() { "no jobs\n".into() } else { text }
     }
 
+    /// What jobs ask of whoever runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
+    /// `save=D`, `interval=D`, `spares=N`.
+    fn contract(&self, words: &[&str]) -> JobContract {
+        let mut contract = JobContract::default();
+        for limit in words.iter().filter_map(|word| word.strip_prefix("on=")) {
+            let (class, retries) = limit.split_once(':').expect("on=CLASS:N");
+            let class = FailureClass::parse(class).expect("a class");
+            contract.retry.limits.insert(class, retries.parse().unwrap());
+        }
+        contract.retry.backoff_ms = self.number(words, "backoff=").map(duration_ms);
+        contract.retry.backoff_max_ms = self.number(words, "backoff-max=").map(duration_ms);
+        contract.retry.avoid_ms = self.number(words, "avoid=").map(duration_ms);
+        contract.checkpoint.place = self.number(words, "place=").map(name);
+        contract.checkpoint.save_ms = self.number(words, "save=").map(duration_ms);
+        contract.checkpoint.interval_ms = self.number(words, "interval=").map(duration_ms);
+        contract.spares = self.number(words, "spares=").map_or(0, |text| text.parse().unwrap());
+        contract
+    }
+
+    fn show_recoveries(&self) -> String {
+        let mut text = String::new();
+        for (id, _) in self.state().jobs().iter() {
+            let Some(row) = self.state().recovery(*id) else { continue };
+            let counts: Vec<String> = row.counts.iter().map(|(class, n)| format!("{class} {n}")).collect();
+            write!(text, "{}: {}; {} in a row", self.label(*id), counts.join(", "), row.streak).unwrap();
+            for node in row.avoided_at(self.now) {
+                write!(text, "; avoids {}", self.node_label(node)).unwrap();
+            }
+            if let Some(saved) = row.saved {
+                write!(text, "; saved in attempt {}", saved.attempt).unwrap();
+            }
+            for (rank, slow) in &row.stragglers {
+                write!(text, "; rank {rank} slow by {}", slow.slow_milli).unwrap();
+            }
+            text.push('\n');
+        }
+        for (node, times) in self.state().node_faults() {
+            writeln!(text, "{}: {} faults", self.node_label(node), times.len()).unwrap();
+            if let Some(why) = fails_more_often(self.state(), node, self.now, |_| false) {
+                writeln!(text, "  more often than others: {why}").unwrap();
+            }
+        }
+        if text.is_empty() { "nothing\n".into() } else { text }
+    }
+
+    fn show_spares(&self) -> String {
+        let mut text = String::new();
+        for (id, _) in self.state().jobs().iter() {
+            let spares = self.state().spares(*id);
+            if !spares.is_empty() {
+                writeln!(text, "{}: {}", self.label(*id), self.slots(spares)).unwrap();
+            }
+        }
+        if text.is_empty() { "no spares\n".into() } else { text }
+    }
+
+    fn show_advice(&self, job: &str) -> String {
+        let advice =
+            checkpoint_advice(self.state(), self.job_id(job), self.now).expect("it says how long it saves");
+        format!("{advice:?}\n")
+    }
+
     fn show_nodes(&self) -> String {
         let mut text = String::new();
         for (_, row) in self.state().nodes().iter() {
@@ -620,6 +849,12 @@ impl World {
                 NodeStatus::Lost => "lost",
             };
             let cordoned = if row.cordoned { ", cordoned" } else { "" };
+            let restricted = match (row.restricted.blocked, row.restricted.unusable) {
+                (true, _) => ", out of service".to_string(),
+                (false, devices) if devices.is_empty() => String::new(),
+                (false, devices) => format!(", not to be used {devices:?}"),
+            };
+            let cordoned = format!("{cordoned}{restricted}");
             writeln!(
                 text,
                 "{}: {status}{cordoned}; holder {}, incarnation {}, {} of {} devices free",
@@ -632,6 +867,13 @@ impl World {
             .unwrap();
         }
         text
+    }
+}
+
+fn seen(observation: &Observation) -> String {
+    match observation.device {
+        Some(device) => format!("{}@{device}", observation.finding),
+        None => observation.finding.to_string(),
     }
 }
 

@@ -124,10 +124,11 @@ pub fn check(state: &State) {
         let spec = state.spec(*id).expect("a job has a spec");
         let regions = &spec.regions;
         assert!(regions.is_empty() || regions.contains(&placement.region), "{id} is out of its regions");
-        for (rank, (slot, state_of_rank)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
-            if state_of_rank.is_over() {
-                continue;
-            }
+        let workers = placement.slots.iter().zip(&placement.ranks).enumerate();
+        let workers =
+            workers.filter(|(_, (_, state))| !state.is_over()).map(|(rank, (slot, _))| (rank, slot));
+        let spares = state.spares(*id).iter().map(|slot| (0, slot));
+        for (rank, slot) in workers.chain(spares) {
             let node = state.node(slot.node).expect("a leased node exists");
             assert_eq!(node.status, NodeStatus::Up, "{id} holds devices of a lost node");
             assert_eq!(node.incarnation, slot.incarnation);

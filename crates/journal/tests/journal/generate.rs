@@ -7,13 +7,17 @@ use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
     Round, Stop, StopCause, WorkerSlot,
 };
+use muster_types::health::{
+    Condition, Drain, DrainCause, Finding, HealthAction, NodeHealth, Observation, RebootCount,
+    RecoveryAction, RepairStep,
+};
 use muster_types::job::ArrayMember;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
-    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract,
-    JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec,
-    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread, TaskGroup,
-    TopologyRule, WorkerRequest, limits,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId,
+    JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId,
+    NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread,
+    TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -164,6 +168,7 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         Just(ExitStatus::OutOfMemory),
         "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
         "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
+        "[ -~é]{0,20}".prop_map(ExitStatus::PreflightFailed),
     ]
 }
 
@@ -261,6 +266,7 @@ fn rearrange_cause() -> impl Strategy<Value = RearrangeCause> {
         any::<u64>().prop_map(|by| RearrangeCause::Preempted { by: JobId(by) }),
         any::<u64>().prop_map(|by| RearrangeCause::Moved { by: JobId(by) }),
         Just(RearrangeCause::Resized),
+        any::<u32>().prop_map(|node| RearrangeCause::Drained { node: NodeId(node) }),
     ]
 }
 
@@ -347,11 +353,95 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         failed(),
+        (job(), token(), vec((any::<u32>(), slot()), 0..3))
+            .prop_map(|(job, token, ranks)| Decision::SparesTaken { job, token, ranks }),
+        (job(), token(), any::<u32>(), option::of(any::<u32>())).prop_map(
+            |(job, token, rank, slow_milli)| { Decision::StragglerNoted { job, token, rank, slow_milli } }
+        ),
+    ]
+}
+
+fn condition() -> impl Strategy<Value = Condition> {
+    let finding = prop_oneof![
+        any::<u16>().prop_map(Finding::Xid),
+        prop::sample::select(RecoveryAction::ALL.to_vec()).prop_map(Finding::Recovery),
+        prop::sample::select(Finding::KINDS.to_vec()),
+    ];
+    let seen = (finding, option::of(any::<u16>()), any::<u64>(), any::<u32>(), "[ -~é]{0,20}");
+    let action = prop::sample::select(HealthAction::ALL.to_vec());
+    let recovery = option::of(prop::sample::select(RecoveryAction::ALL.to_vec()));
+    (seen, recovery, action, any::<[u64; 2]>()).prop_map(|(seen, recovery, action, n)| Condition {
+        observation: Observation {
+            finding: seen.0,
+            device: seen.1,
+            group: DeviceSet(seen.2),
+            recovery,
+            count: seen.3,
+            detail: seen.4,
+        },
+        action,
+        since: LogTime(n[0]),
+        boot: n[1],
+    })
+}
+
+/// What restricts nodes.
+fn restrictions() -> impl Strategy<Value = Decision> {
+    let node = || any::<u32>().prop_map(NodeId);
+    let text = || "[ -~é]{0,20}";
+    let cause = prop::sample::select(vec![DrainCause::Operator, DrainCause::Maintenance, DrainCause::Repair]);
+    let drain = (any::<u64>(), option::of(any::<u64>()), cause).prop_map(|(since, deadline, cause)| Drain {
+        since: LogTime(since),
+        deadline: deadline.map(LogTime),
+        cause,
+    });
+    let health = (vec(condition(), 0..3), vec(condition(), 0..2), any::<[u64; 2]>(), any::<bool>()).prop_map(
+        |(conditions, recent, n, out_of_service)| NodeHealth {
+            reboots: conditions
+                .iter()
+                .map(|c| RebootCount { finding: c.observation.finding, device: None, boot: n[1], reboots: 1 })
+                .collect(),
+            conditions,
+            recent,
+            maintenance_at: out_of_service.then_some(LogTime(n[0])),
+            unusable: DeviceSet(n[1]),
+            out_of_service,
+        },
+    );
+    let action = prop::sample::select(HealthAction::ALL.to_vec());
+    let step = prop_oneof![
+        (action, any::<u64>()).prop_map(|(action, d)| RepairStep::Begin { action, devices: DeviceSet(d) }),
+        Just(RepairStep::Work),
+        text().prop_map(RepairStep::Fail),
+        Just(RepairStep::End),
+    ];
+    prop_oneof![
+        (node(), any::<u64>(), health, vec(condition(), 0..3)).prop_map(|(node, policy, health, events)| {
+            let policy = LogIndex(policy);
+            Decision::NodeHealthChanged { node, policy, health: Box::new(health), events }
+        }),
+        (node(), any::<u32>(), any::<bool>(), any::<[u64; 3]>()).prop_map(
+            |(node, incarnation, closed, n)| {
+                let load =
+                    ForeignLoad { closed, devices: DeviceSet(n[0]), cpu_milli: n[1], memory_bytes: n[2] };
+                Decision::ForeignLoadSet { node, incarnation, load }
+            }
+        ),
+        (option::of(request()), node(), option::of(drain))
+            .prop_map(|(request, node, drain)| Decision::NodeDrainSet { request, node, drain }),
+        (option::of(request()), node(), option::of(text()))
+            .prop_map(|(request, node, reason)| Decision::NodeQuarantineSet { request, node, reason }),
+        (option::of(request()), node(), step).prop_map(|(request, node, step)| Decision::NodeRepairSet {
+            request,
+            node,
+            step
+        }),
+        request().prop_map(|request| Decision::HealthPolicySet { request, policy: Box::default() }),
     ]
 }
 
 pub fn decision() -> impl Strategy<Value = Decision> {
-    prop_oneof![inputs(), decisions()]
+    prop_oneof![inputs(), decisions(), restrictions()]
 }
 
 pub fn round() -> impl Strategy<Value = Round> {

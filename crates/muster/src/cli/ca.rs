@@ -25,6 +25,7 @@ Examples:
   muster ca issue ./authority replica 1 --out /etc/muster/tls
   muster ca issue ./authority agent gpu-a --out ./gpu-a
   muster ca issue ./authority client ada --out ~/.config/muster/tls
+  muster ca issue ./authority client bob --tenant vision --out ./bob
   muster ca issue ./authority admin root --out ./root --days 7
 
 A running process takes over files that were replaced (--force) by itself, within seconds.")]
@@ -85,6 +86,9 @@ pub struct IssueArgs {
     kind: Kind,
     /// Which one: a replica's number, a node's or a user's name
     name: String,
+    /// Of a client: it submits, cancels and reads output only for this tenant and those below it
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
     /// Folder for tls.crt, tls.key and ca.crt
     #[arg(long)]
     out: PathBuf,
@@ -172,7 +176,16 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
         Kind::Client => "client",
         Kind::Admin => "admin",
     };
-    let role = Role::parse(kind, &args.name).map_err(|error| Failure::usage(error.to_string()))?;
+    let role = match (&args.tenant, args.kind) {
+        (None, _) => Role::parse(kind, &args.name),
+        (Some(tenant), Kind::Client) => Role::parse("tenant", &format!("{tenant}/{}", args.name)),
+        (Some(_), _) => {
+            return Err(Failure::usage(format!(
+                "--tenant goes with a client, not with a certificate of kind {kind}"
+            )));
+        }
+    };
+    let role = role.map_err(|error| Failure::usage(error.to_string()))?;
     let issued = Authority::open(&args.dir)?.issue(role, args.days, &args.out, args.force)?;
     let certificate = describe(&issued.cert)?;
     if console.is_structured() {

@@ -57,6 +57,14 @@ impl Console {
         Ok(())
     }
 
+    /// What others said on their stderr, as it is.
+    pub fn error_bytes(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let mut out = io::stderr().lock();
+        out.write_all(bytes)?;
+        out.flush()?;
+        Ok(())
+    }
+
     /// A line of data.
     pub fn line(&self, line: &str) -> Result<(), Failure> {
         self.bytes(format!("{line}\n").as_bytes())

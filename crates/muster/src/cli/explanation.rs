@@ -9,6 +9,7 @@ use super::Global;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::reading::ReadArgs;
+use super::recovery::{self, Advice, Recovery};
 use super::submit::{now_ms, read_manifests, refused};
 use super::view::{Decimal, Document, Estimate, time};
 use crate::manifest::Overrides;
@@ -70,6 +71,37 @@ struct Explanation {
     would_help: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     estimate: Option<Estimate>,
+    #[serde(flatten)]
+    known: Known,
+}
+
+/// What is known of a job besides: what became of its attempts, and how often to save its work.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Known {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovery: Option<Recovery>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint_advice: Option<Advice>,
+}
+
+impl Known {
+    fn tree(&self) -> String {
+        let mut tree = Tree(String::new());
+        if let Some(recovery) = &self.recovery {
+            tree.line(0, "attempts");
+            for (name, text) in recovery::lines(recovery) {
+                tree.line(1, &format!("{name}: {text}"));
+            }
+        }
+        if let Some(advice) = &self.checkpoint_advice {
+            tree.line(0, "checkpoints");
+            for line in recovery::advice_lines(advice) {
+                tree.line(1, &line);
+            }
+        }
+        tree.0
+    }
 }
 
 #[derive(Serialize)]
@@ -216,6 +248,7 @@ impl Explanation {
             }),
             would_help: message.would_help,
             estimate: message.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            known: Known::default(),
         }
     }
 }
@@ -306,7 +339,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
         }
         let name = manifest.message.name.clone();
         let explanation = answer.explanation.unwrap_or_default();
-        print(console, name, answer.freshness, explanation, manifests.len() > 1)?;
+        print(console, name, answer.freshness, (explanation, Known::default()), manifests.len() > 1)?;
         args.read.tell_age(console, answer.freshness.as_ref());
     }
     Ok(Exit::Ok)
@@ -320,7 +353,12 @@ pub async fn explain(
 ) -> Result<Exit, Failure> {
     let request = v1::ExplainJobRequest { job_id: job_id.clone(), read: None };
     let answer = client.explain_job(request).await?;
-    print(console, job_id, answer.freshness, answer.explanation.unwrap_or_default(), false)?;
+    let known = Known {
+        recovery: answer.recovery.map(Recovery::from),
+        checkpoint_advice: answer.checkpoint_advice.map(Advice::from),
+    };
+    let explanation = answer.explanation.unwrap_or_default();
+    print(console, job_id, answer.freshness, (explanation, known), false)?;
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
 }
@@ -329,16 +367,21 @@ fn print(
     console: &Console,
     job: String,
     freshness: Option<v1::Freshness>,
-    message: v1::Explanation,
+    (message, known): (v1::Explanation, Known),
     is_one_of_many: bool,
 ) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
-            let document = Document::new("Explanation", freshness, Explanation::new(job, message));
+            let explanation = Explanation { known, ..Explanation::new(job, message) };
+            let document = Document::new("Explanation", freshness, explanation);
             if is_one_of_many { console.event(&document) } else { console.object(&document) }
         }
         Format::Name => console.line(&message.reason),
-        Format::Table | Format::Wide => console.bytes(tree(&job, &message, now_ms()).as_bytes()),
+        Format::Table | Format::Wide => {
+            let mut text = tree(&job, &message, now_ms());
+            text.push_str(&known.tree());
+            console.bytes(text.as_bytes())
+        }
     }
 }
 

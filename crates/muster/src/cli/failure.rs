@@ -14,29 +14,42 @@ use super::console::{Console, one_line};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// It was done.
-    Ok = 0,
+    Ok,
     /// It failed, or the job did.
-    Failed = 1,
+    Failed,
     /// The command line or the job file is wrong.
-    Usage = 2,
+    Usage,
     /// No such job or node.
-    NotFound = 3,
+    NotFound,
     /// Not allowed.
-    Denied = 4,
+    Denied,
     /// The state of things does not permit it.
-    Conflict = 5,
+    Conflict,
     /// No replica could be reached, or none could decide.
-    Unavailable = 6,
+    Unavailable,
     /// No answer in time.
-    Timeout = 7,
+    Timeout,
     /// Ctrl-C.
-    Interrupted = 130,
+    Interrupted,
+    /// Of `muster run`: what the job ended with.
+    Job(u8),
 }
 
 impl Exit {
     /// For the operating system.
     pub fn code(self) -> ExitCode {
-        ExitCode::from(self as u8)
+        ExitCode::from(match self {
+            Exit::Ok => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::NotFound => 3,
+            Exit::Denied => 4,
+            Exit::Conflict => 5,
+            Exit::Unavailable => 6,
+            Exit::Timeout => 7,
+            Exit::Interrupted => 130,
+            Exit::Job(code) => code,
+        })
     }
 }
 
@@ -145,6 +158,13 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
         RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
+        RefusalCode::RepairUnderWay => {
+            "`muster node health NODE` shows it; `muster node repair NODE --done` ends it"
+        }
+        RefusalCode::RepairNotBegun => "`muster node health NODE` shows what is known of it",
+        RefusalCode::MaintenanceDue => {
+            "wait until the maintenance is over; `muster node health NODE` shows it"
+        }
         RefusalCode::FormatNotActive => {
             "upgrade the replicas that are behind; `muster cluster status` shows them"
         }
@@ -196,6 +216,7 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::StorageFull => {
             "free space on the replicas' data disks; `muster cluster status` shows which of them are low"
         }
+        RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
         }

@@ -18,6 +18,10 @@ pub enum Until {
     Finished,
     /// Every worker of every job has started (or the job has ended)
     Running,
+    /// Every job has ended well; at once when one has ended otherwise
+    Succeeded,
+    /// Every job has saved its work in its present attempt (or has ended)
+    Checkpointed,
 }
 
 /// What to follow and for how long.
@@ -31,15 +35,25 @@ pub struct Subject {
 }
 
 /// Whether a job in this phase has ended.
-fn has_ended(phase: i32) -> bool {
+pub fn has_ended(phase: i32) -> bool {
     use v1::JobPhase::{Cancelled, Failed, Succeeded};
     [Succeeded, Failed, Cancelled].into_iter().any(|end| phase == i32::from(end))
 }
 
-fn has_reached(until: Until, phase: i32) -> bool {
+fn has_reached(until: Until, job: &v1::Job) -> bool {
+    let so = match until {
+        Until::Finished | Until::Succeeded => false,
+        Until::Running => job.phase == i32::from(v1::JobPhase::Running),
+        Until::Checkpointed => job.checkpointed_at_ms > 0,
+    };
+    so || has_ended(job.phase)
+}
+
+/// Whether this is what was waited for rather than the end of waiting.
+fn is_well(until: Until, job: &v1::Job) -> bool {
     match until {
-        Until::Finished => has_ended(phase),
-        Until::Running => has_ended(phase) || phase == i32::from(v1::JobPhase::Running),
+        Until::Checkpointed => job.checkpointed_at_ms > 0,
+        _ => !has_ended(job.phase) || job.phase == i32::from(v1::JobPhase::Succeeded),
     }
 }
 
@@ -172,7 +186,7 @@ impl Watched {
     }
 
     fn reached(&self, id: &str) -> bool {
-        self.jobs.get(id).is_some_and(|job| has_reached(self.until, job.phase))
+        self.jobs.get(id).is_some_and(|job| has_reached(self.until, job))
     }
 
     /// Those that are not yet where they should be.
@@ -181,12 +195,13 @@ impl Watched {
     }
 
     fn is_complete(&self) -> bool {
-        self.ids.iter().all(|id| self.reached(id))
+        // Waiting longer would not make one succeed that has failed.
+        let in_vain = self.until == Until::Succeeded && self.exit() == Exit::Failed;
+        in_vain || self.ids.iter().all(|id| self.reached(id))
     }
 
     fn exit(&self) -> Exit {
-        let well = |job: &v1::Job| !has_ended(job.phase) || job.phase == i32::from(v1::JobPhase::Succeeded);
-        if self.jobs.values().all(well) { Exit::Ok } else { Exit::Failed }
+        if self.jobs.values().all(|job| is_well(self.until, job)) { Exit::Ok } else { Exit::Failed }
     }
 }
 

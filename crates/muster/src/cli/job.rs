@@ -13,6 +13,7 @@ use super::follow::{self, Subject, Until};
 use super::list::{self, ListArgs, age};
 use super::logs::{self, LogsArgs};
 use super::reading::ReadArgs;
+use super::recovery;
 use super::view::{self, Document, Items, Position};
 use crate::manifest::quantity;
 
@@ -72,6 +73,7 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
     #[command(after_help = "\
 Examples:
   muster job wait job-3f0 --for running --timeout 10m
+  muster job wait job-3f0 --for checkpointed && muster job cancel job-3f0
   muster job wait $(muster submit array.yaml) && echo all succeeded")]
     Wait {
         /// Their ids
@@ -177,6 +179,9 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     say("started", job.started_at.clone().unwrap_or_default());
     say("finished", job.finished_at.clone().unwrap_or_default());
     say("changed at", format!("log index {}", job.changed_at_index));
+    for (name, text) in job.recovery.iter().flat_map(recovery::lines) {
+        say(name, text);
+    }
     if let Some(placement) = &job.placement {
         say("placed in", format!("{} / {}", placement.region, placement.cluster));
         say("fencing token", placement.fencing_token.clone());

@@ -1,19 +1,22 @@
 //! `muster job logs`.
 
 use clap::{Args, ValueEnum};
-use muster_types::limits;
+use muster_client::CallError;
+use muster_types::{RefusalCode, limits};
 use muster_wire::v1;
 
 use super::Global;
+use super::attach;
 use super::console::Console;
 use super::failure::{Exit, Failure};
+use super::follow::{self, Subject, Until};
 use super::job::checked;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stream {
     Stdout,
     Stderr,
-    /// Both, interleaved as written
+    /// Both, in the order in which they were written
     Both,
 }
 
@@ -22,10 +25,11 @@ enum Stream {
 #[command(after_help = "\
 Examples:
   muster job logs job-3f0                    rank 0, all that is kept
-  muster job logs job-3f0 --rank 3 -f        follow until the worker ends
+  muster job logs job-3f0 --rank 3 -f        follow until the worker ends; waits for one that has not begun
   muster job logs job-3f0 --previous         the attempt before this one
 
-The output is written as it is, whatever -o says.")]
+The output is written as it is, both streams in the order in which they were written, whatever -o says.
+Its node keeps the newest of it; what is missing is said on stderr.")]
 pub struct LogsArgs {
     /// The job's id
     id: String,
@@ -58,11 +62,47 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
         },
         previous: args.previous,
         tail_bytes: args.tail.unwrap_or(0),
+        ..Default::default()
     };
     let client = global.client().await?;
-    let mut logs = client.read_logs(request).await?;
-    while let Some(piece) = logs.next().await? {
-        console.bytes(&piece.data)?;
+    // A worker that has not started has no output to follow: then its job is waited for, once.
+    let mut may_wait = args.follow && !args.previous;
+    let mut logs = None;
+    let mut read = 0;
+    loop {
+        let next = match &mut logs {
+            None => match client.read_logs(request.clone()).await {
+                Ok(opened) => {
+                    logs = Some(opened);
+                    continue;
+                }
+                Err(error) => Err(error),
+            },
+            Some(logs) => logs.next().await,
+        };
+        match next {
+            Ok(Some(piece)) => {
+                attach::tell_dropped(console, args.rank, piece.dropped_bytes);
+                console.bytes(&piece.data)?;
+                read += piece.data.len();
+            }
+            Ok(None) => return Ok(Exit::Ok),
+            Err(error) if std::mem::take(&mut may_wait) && read == 0 && is_absent(&error) => {
+                console.progress(&format!("waiting for {} to start", request.job_id));
+                let ids = vec![request.job_id.clone()];
+                let subject =
+                    Subject { ids, tenant: String::new(), until: Until::Running, limit: global.timeout };
+                let (exit, _) = follow::follow(&client, console, subject, |_, _| Ok(())).await?;
+                if exit == Exit::Interrupted {
+                    return Ok(exit);
+                }
+                logs = None;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    Ok(Exit::Ok)
+}
+
+fn is_absent(error: &CallError) -> bool {
+    error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::LogsUnavailable))
 }

@@ -7,11 +7,13 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod attach;
 mod backup;
 mod ca;
 mod cluster;
 mod config;
 mod console;
+mod ctl;
 mod explanation;
 pub mod failure;
 mod follow;
@@ -22,10 +24,14 @@ mod log_archive;
 mod logs;
 mod members;
 mod node;
+mod node_health;
 mod policy;
 mod policy_view;
+mod probe;
 mod queue;
 mod reading;
+mod recovery;
+mod run;
 mod sim;
 mod submit;
 pub mod view;
@@ -49,6 +55,7 @@ Examples:
   muster --endpoint replica-1:7401,replica-2:7401 cluster status
   muster plan train.yaml
   muster submit train.yaml --watch
+  muster run --workers 2 --accelerators h100:8 -- python train.py
   muster job explain job-3f0
   muster job list --phase pending
   muster job logs job-3f0 --rank 0 -f
@@ -60,7 +67,7 @@ With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, e
 `key` in the same file; without them the cluster is spoken to in plaintext.
 
 Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
-5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted.";
+5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted; of `muster run` that of the job.";
 
 /// Apart from the options of a command itself; commands that run a part of the cluster show them too.
 const HEADING: &str = "Client options";
@@ -103,8 +110,10 @@ fn timeout(text: &str) -> Result<Duration, String> {
 /// What a client of the cluster can do.
 #[derive(Subcommand)]
 pub enum ClientCommand {
-    /// Submit the jobs of a file
+    /// Submit the jobs of a file, or a script
     Submit(submit::SubmitArgs),
+    /// Submit a command and stay with it: its output here, its exit code as the exit code
+    Run(Box<run::RunArgs>),
     /// Say what would become of a job if it were submitted now: where, when, and why not
     Plan(explanation::PlanArgs),
     /// Look at jobs, follow and cancel them
@@ -113,6 +122,8 @@ pub enum ClientCommand {
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
+    /// Measure the network between nodes: every pair, and a ring all-reduce
+    Probe(probe::ProbeArgs),
     /// Look at queues: what each tenant has waiting, holds and may use
     #[command(subcommand, visible_alias = "queues")]
     Queue(queue::QueueCommand),
@@ -134,6 +145,9 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    /// Say something of the worker that this command runs in, or ask whether it has to stop; needs no cluster
+    #[command(subcommand)]
+    Ctl(ctl::CtlCommand),
     /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
@@ -169,9 +183,11 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
 async fn dispatch(global: &Global, console: &Console, command: ClientCommand) -> Result<Exit, Failure> {
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,
+        ClientCommand::Run(args) => run::run(global, console, *args).await,
         ClientCommand::Plan(args) => explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
@@ -179,6 +195,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
     }

@@ -8,6 +8,7 @@ use super::Global;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
+use super::node_health::{self, HealthCommand};
 use super::reading::ReadArgs;
 use super::view::{self, Document, Items, NodeEvent, Position};
 
@@ -54,6 +55,8 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
         #[arg(required = true)]
         nodes: Vec<String>,
     },
+    #[command(flatten)]
+    Health(HealthCommand),
     /// Drop lost nodes that will not come back; their names may be given to new hosts
     #[command(after_help = "\
 Examples:
@@ -88,6 +91,7 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Watch { region } => watch(global, console, region.unwrap_or_default()).await,
         NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
+        NodeCommand::Health(command) => node_health::run(global, console, command).await,
         NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
     }
 }
@@ -240,7 +244,7 @@ async fn cordon(
     Ok(Exit::Ok)
 }
 
-fn print_nodes(
+pub(super) fn print_nodes(
     console: &Console,
     position: impl Into<Position>,
     nodes: Vec<view::Node>,
@@ -257,9 +261,14 @@ fn print_nodes(
     }
 }
 
-/// A cordon is what placement sees; that a lost node is cordoned too changes nothing.
+/// What keeps work away is what placement sees; that a lost node is cordoned too changes nothing.
 fn status(node: &view::Node) -> &'static str {
-    if node.cordoned && node.status == "up" { "cordoned" } else { node.status }
+    match &node.restriction {
+        _ if node.status != "up" => node.status,
+        Some(restriction) if restriction.is_felt() => restriction.status(node.job_ids.is_empty()),
+        _ if node.cordoned => "cordoned",
+        _ => node.status,
+    }
 }
 
 fn table(nodes: &[view::Node], wide: bool) -> Grid {

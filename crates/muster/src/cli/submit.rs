@@ -22,14 +22,21 @@ use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
 Examples:
   muster submit train.yaml
   muster submit train.yaml --name try-2 --tier batch --region eu-north --wait
+  muster submit train.sh --epochs 3       a script; what follows is for it
   generate-jobs | muster submit - --request-id $(uuidgen)
   ID=$(muster submit train.yaml) && muster job logs $ID -f
 
 The ids of the jobs go to stdout, one per line. Several YAML documents in one file are submitted all or
-none. The same --request-id never submits twice, however often it is used.")]
+none. The same --request-id never submits twice, however often it is used.
+
+A script begins with #! and says in lines like `#MUSTER workers: 4` before its first command what a job
+file says under `spec`; `#MUSTER name: …` and `#MUSTER tenant: …` besides. It travels with the job.")]
 pub struct SubmitArgs {
-    /// Job file (YAML), or - for stdin
+    /// Job file (YAML) or script, or - for stdin
     file: String,
+    /// Arguments of the script
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    arguments: Vec<String>,
     /// Instead of the file's metadata.name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -63,7 +70,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         tier: args.tier.clone(),
         regions: args.region.clone(),
     };
-    let manifests = read_manifests(&args.file, &overrides)?;
+    let manifests = read_manifests_with(&args.file, &args.arguments, &overrides)?;
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
     let submission = if args.validate_only {
@@ -184,13 +191,30 @@ pub fn located(file: &str, problem: &Problem) -> String {
 
 /// The jobs of a file, each checked as the server would.
 pub fn read_manifests(file: &str, overrides: &Overrides) -> Result<Vec<Manifest>, Failure> {
+    read_manifests_with(file, &[], overrides)
+}
+
+/// The same; `arguments` are those of the script that the file is.
+pub fn read_manifests_with(
+    file: &str,
+    arguments: &[String],
+    overrides: &Overrides,
+) -> Result<Vec<Manifest>, Failure> {
     let bytes = read(file)?;
     let wrong = |problems: Vec<Problem>| {
         Failure::usage("the job file is not valid")
             .with_details(problems.iter().map(|p| located(file, p)))
             .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
     };
-    let mut manifests = manifest::parse(&bytes, now_ms()).map_err(|e| wrong(e.0))?;
+    let parsed = if manifest::is_script(&bytes) {
+        manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
+    } else if arguments.is_empty() {
+        manifest::parse(&bytes, now_ms())
+    } else {
+        return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
+            .with_next("options go before the file; only a script (#!) has arguments of its own"));
+    };
+    let mut manifests = parsed.map_err(|e| wrong(e.0))?;
     let mut problems = Vec::new();
     for manifest in &mut manifests {
         manifest.apply(overrides);

@@ -3,12 +3,15 @@
 //! Every document has `schema: muster.dev/v1` and a `kind`. Fields are only ever added. Names are
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
-//! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`, `Backup`, `Version`, `Explanation`, and `Policy` in the form of a policy file.
+//! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
+//! `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
 use std::collections::BTreeMap;
 
 use muster_wire::v1;
 use serde::Serialize;
+
+use super::recovery::{Contract, Recovery};
 
 const SCHEMA: &str = "muster.dev/v1";
 
@@ -147,6 +150,9 @@ pub struct Job {
     /// Room that is kept for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promise: Option<Promise>,
+    /// What became of its attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
 }
@@ -247,6 +253,8 @@ pub struct Spec {
     pub expected_run_ms: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
 }
 
 /// How close together or how far apart workers have to be.
@@ -384,6 +392,9 @@ pub struct Node {
     pub changed_at: Option<String>,
     pub changed_at_index: u64,
     pub job_ids: Vec<String>,
+    /// Absent when nothing is known against it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restriction: Option<super::node_health::Restriction>,
 }
 
 /// Content of `NodeEvent`; its `logIndex` is the record that did it.
@@ -747,6 +758,7 @@ impl From<v1::Job> for Job {
             status_detail: job.status_detail,
             placement: job.placement.map(Placement::from),
             promise: job.promise.map(Promise::from),
+            recovery: job.recovery.map(Recovery::from),
             spec: job.spec.map(Spec::from),
         }
     }
@@ -826,6 +838,7 @@ impl From<v1::JobSpec> for Spec {
             deadline: time(spec.deadline_ms),
             expected_run_ms: Some(spec.expected_run_ms).filter(|ms| *ms > 0),
             datasets: spec.datasets,
+            contract: spec.contract.map(Contract::from),
         }
     }
 }
@@ -907,6 +920,7 @@ impl From<v1::Node> for Node {
             changed_at: time(node.changed_at_ms),
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
+            restriction: node.restriction.map(Into::into),
         }
     }
 }

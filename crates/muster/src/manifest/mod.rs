@@ -12,6 +12,7 @@ mod contract;
 mod policy;
 pub mod quantity;
 mod read;
+mod script;
 mod shape;
 mod suggest;
 
@@ -22,6 +23,8 @@ use muster_types::Violation;
 use muster_wire::{convert, v1};
 
 pub use policy::{PolicyFile, parse_policy};
+pub use quantity::duration_ms;
+pub use script::{from_options, is_script, parse_script};
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
@@ -63,6 +66,44 @@ impl ManifestError {
     }
 }
 
+/// How a job was written, and so what its fields are called there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// A document of a job file.
+    File,
+    /// Directives of a script.
+    Script,
+    /// Options of a command line.
+    Options,
+}
+
+impl Form {
+    /// A problem in the words of this form.
+    fn show(self, problem: Problem) -> Problem {
+        let short = |field: &str| {
+            let inner = field.strip_prefix("spec.").or_else(|| field.strip_prefix("metadata."));
+            inner.unwrap_or(field).to_owned()
+        };
+        match self {
+            Form::File => problem,
+            Form::Script => Problem { field: short(&problem.field), ..problem },
+            Form::Options => {
+                const OPTIONS: [(&str, &str); 4] = [
+                    ("runTimeLimit", "time-limit"),
+                    ("environment", "env"),
+                    ("workingDirectory", "directory"),
+                    ("regions", "region"),
+                ];
+                let field = short(&problem.field);
+                let name = field.split(['.', '[']).next().unwrap_or_default();
+                let option = OPTIONS.iter().find(|(key, _)| *key == name).map_or(name, |(_, option)| option);
+                let field = if option.is_empty() { field } else { format!("--{option}") };
+                Problem { field, line: None, ..problem }
+            }
+        }
+    }
+}
+
 /// One job (or array of jobs) of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
@@ -70,6 +111,7 @@ pub struct Manifest {
     pub message: v1::JobSpec,
     /// Whether the only group is written directly in `spec`.
     shorthand: bool,
+    form: Form,
     /// Lines of fields, by their paths in the file.
     lines: BTreeMap<String, u64>,
     /// Where the document begins.
@@ -166,7 +208,7 @@ impl Manifest {
                 .replace("not_before", "notBefore")
                 .replace("segment_workers", "segmentWorkers"),
         };
-        Problem { line, field, description }
+        self.form.show(Problem { line, field, description })
     }
 
     fn path_in_file(&self, path: &str) -> String {

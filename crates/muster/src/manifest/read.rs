@@ -12,7 +12,7 @@ use super::shape::{
     Text, Topology, Values,
 };
 use super::suggest::nearest;
-use super::{Manifest, ManifestError, PROBLEMS_MAX, Problem};
+use super::{Form, Manifest, ManifestError, PROBLEMS_MAX, Problem};
 
 /// What `apiVersion` must be.
 pub const API_VERSION: &str = "muster.dev/v1";
@@ -28,7 +28,8 @@ pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError
         let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
         let (message, shorthand) = reader.document(document.value);
         let lines = reader.lines;
-        manifests.push(Manifest { message, shorthand, lines, first_line: document.referenced.line() });
+        let (form, first_line) = (Form::File, document.referenced.line());
+        manifests.push(Manifest { message, shorthand, form, lines, first_line });
     }
     problems.truncate(PROBLEMS_MAX);
     if problems.is_empty() { Ok(manifests) } else { Err(ManifestError(problems)) }
@@ -85,7 +86,7 @@ impl Reader<'_> {
         self.spec(name, tenant, spec)
     }
 
-    fn spec(&mut self, name: String, tenant: String, spec: Spec) -> (v1::JobSpec, bool) {
+    pub fn spec(&mut self, name: String, tenant: String, spec: Spec) -> (v1::JobSpec, bool) {
         let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
         let only = Group {
             name: None,

@@ -12,6 +12,17 @@ pub struct LeaderKill {
     pub placement_ms: u64,
 }
 
+/// A gang that made room for one that goes before it, milliseconds from the submission of that one.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Preemption {
+    /// Gangs that saved their work and made room.
+    pub jobs: u64,
+    /// To the placement of the gang that came.
+    pub placed_ms: u64,
+    /// To the first gang that made room running again.
+    pub resumed_ms: u64,
+}
+
 /// The same for the loss of a region.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct RegionLoss {
@@ -34,6 +45,8 @@ pub struct Summary {
     pub lost: u64,
     /// Pairs of run intervals of one job that overlap, by what its processes wrote.
     pub overlaps: u64,
+    /// Room that training made for a production gang.
+    pub preemption: Preemption,
     /// The death of the leader.
     pub leader_kill: LeaderKill,
     /// The loss of a region.
@@ -56,6 +69,7 @@ impl Summary {
             && self.overlaps == 0
             && self.acknowledged > 0
             && self.finished == self.acknowledged
+            && self.preemption.jobs > 0
             && self.losses_agree
             && self.digests_agree
     }
@@ -74,6 +88,11 @@ pub fn print(summary: &Summary, json: bool) -> Result<()> {
     println!("  lost                                  {:>8}", summary.lost);
     println!("  overlapping runs of one job           {:>8}", summary.overlaps);
     println!();
+    println!("  preemption       -> room made         {:>5} ms", summary.preemption.placed_ms);
+    println!(
+        "                   -> {:>2} gang resumed    {:>5} ms",
+        summary.preemption.jobs, summary.preemption.resumed_ms
+    );
     println!("  leader killed    -> next submission   {:>5} ms", summary.leader_kill.submit_ms);
     println!("                   -> next placement    {:>5} ms", summary.leader_kill.placement_ms);
     println!("  region lost      -> next submission   {:>5} ms", summary.region_loss.submit_ms);

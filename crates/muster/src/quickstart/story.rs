@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Progress;
 use super::fleet::{DEVICES_PER_HOST, Fleet, HOSTS_PER_REGION, REGIONS};
-use super::report::{LeaderKill, RegionLoss, Summary};
+use super::report::{LeaderKill, Preemption, RegionLoss, Summary};
 use super::tracker::{Jobs, Tracker, is_finished, is_placed, running_in};
 use crate::manifest;
 
@@ -19,6 +19,9 @@ const TOO_BIG: &str = include_str!("../../../../ops/examples/too-big.yaml");
 
 /// Training gangs: enough that the lost region runs some, and one is left alone.
 const TRAINING_GANGS: usize = 3;
+/// Workers of a gang, and devices of each.
+const GANG_WORKERS: u32 = 4;
+const GANG_WORKER_DEVICES: u32 = 4;
 /// Longest wait for anything that should take seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the last job.
@@ -35,8 +38,8 @@ struct Story<'a> {
     acknowledged: BTreeSet<String>,
     training: Vec<String>,
     probes: u64,
-    /// Training gangs of the lost region.
-    victims: Vec<String>,
+    /// Training gangs that were stopped on the way: preempted, or in the lost region.
+    victims: BTreeSet<String>,
 }
 
 /// Tells the story.
@@ -56,9 +59,10 @@ pub async fn tell(fleet: &mut Fleet, progress: Progress) -> Result<Summary> {
         acknowledged: BTreeSet::new(),
         training: Vec::new(),
         probes: 0,
-        victims: Vec::new(),
+        victims: BTreeSet::new(),
     };
     story.submit_jobs().await?;
+    let preemption = story.preempt().await?;
     let leader_kill = story.kill_leader().await?;
     let (region, resumed_jobs, region_loss) = story.lose_region().await?;
     story.finish().await?;
@@ -74,6 +78,7 @@ pub async fn tell(fleet: &mut Fleet, progress: Progress) -> Result<Summary> {
         finished,
         lost: acknowledged - finished,
         overlaps,
+        preemption,
         leader_kill,
         region_loss,
         resumed_jobs,
@@ -148,10 +153,8 @@ impl Story<'_> {
         train.checkpoint_directory = self.fleet.checkpoints().display().to_string();
         for group in &mut train.groups {
             // Half of a region each: two gangs share one, the third has another to itself.
-            group.accelerators = Some(v1::AcceleratorRequest {
-                choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
-                amount: Some(v1::accelerator_request::Amount::Count(4)),
-            });
+            group.workers = GANG_WORKERS;
+            group.accelerators = Some(devices(GANG_WORKER_DEVICES));
         }
         let gangs =
             (0..TRAINING_GANGS).map(|n| v1::JobSpec { name: format!("{}-{n}", train.name), ..train.clone() });
@@ -255,6 +258,73 @@ impl Story<'_> {
         caught_up.await.with_context(|| format!("replica {replica} did not catch up"))
     }
 
+    /// A production gang comes for room that training holds: one training gang saves its work, makes room, and goes on
+    /// from the step it stopped at.
+    async fn preempt(&mut self) -> Result<Preemption> {
+        let (region, free) = self.fullest_region().context("no training is running")?;
+        self.may_preempt_at_once().await?;
+        let before: BTreeMap<String, u32> = {
+            let jobs = self.tracker.jobs();
+            self.training.iter().filter_map(|id| Some((id.clone(), jobs.get(id)?.attempt))).collect()
+        };
+        let mut spec = self.example(SHORT_ARRAY)?;
+        spec.array_size = 0;
+        spec.name = "urgent".to_owned();
+        spec.tier = "production".to_owned();
+        spec.regions = vec![region.clone()];
+        for group in &mut spec.groups {
+            // What is free in the region, and one gang more.
+            group.workers = free / GANG_WORKER_DEVICES + GANG_WORKERS;
+            group.accelerators = Some(devices(GANG_WORKER_DEVICES));
+        }
+        self.say(&format!("a production gang of {} workers comes for {region}", spec.groups[0].workers));
+        let asked = Instant::now();
+        let ids = self.submit(vec![spec]).await?;
+        let urgent = ids.first().context("an acknowledged job has an id")?.clone();
+        let placed = |jobs: &Jobs| jobs.get(&urgent).is_some_and(is_placed);
+        let placed = self.tracker.wait(PATIENCE, placed).await.context("the production gang got no room")?;
+        let again = |jobs: &Jobs| {
+            before.iter().any(|(id, attempt)| jobs.get(id).is_some_and(|job| is_again(job, *attempt)))
+        };
+        let resumed =
+            self.tracker.wait(PATIENCE, again).await.context("the gang that made room did not go on")?;
+        let jobs = self.tracker.jobs();
+        let moved =
+            before.iter().filter(|(id, attempt)| jobs.get(*id).is_some_and(|job| is_again(job, **attempt)));
+        let moved: Vec<String> = moved.map(|(id, _)| id.clone()).collect();
+        let (placed_ms, resumed_ms) = (millis(asked, placed), millis(asked, resumed));
+        self.say(&format!(
+            "{} saved its work and made room; the production gang was placed after {placed_ms} ms, training goes on \
+             from the checkpoint after {resumed_ms} ms",
+            moved.join(", ")
+        ));
+        self.victims.extend(moved.iter().cloned());
+        Ok(Preemption { jobs: moved.len() as u64, placed_ms, resumed_ms })
+    }
+
+    /// Usually a gang is left alone in its first minutes; nobody waits for them here.
+    async fn may_preempt_at_once(&self) -> Result<()> {
+        let found =
+            self.client.get_policy(v1::GetPolicyRequest::default()).await.context("reading the policy")?;
+        let mut policy = found.policy.context("a cluster has a policy")?;
+        policy.preemption.get_or_insert_default().minimum_run_ms = Some(0);
+        let request = v1::SetPolicyRequest { policy: Some(policy), ..Default::default() };
+        self.client.set_policy(request).await.context("setting the policy")?;
+        Ok(())
+    }
+
+    /// The region with the most training in it, and devices that training leaves free there.
+    fn fullest_region(&self) -> Option<(String, u32)> {
+        let jobs = self.tracker.jobs();
+        let mut gangs: BTreeMap<&str, u32> = BTreeMap::new();
+        for region in self.training.iter().filter_map(|id| running_in(jobs.get(id)?)) {
+            *gangs.entry(region).or_default() += 1;
+        }
+        let (region, count) = gangs.into_iter().max_by_key(|(_, count)| *count)?;
+        let all = u32::from(HOSTS_PER_REGION) * u32::from(DEVICES_PER_HOST);
+        Some((region.to_owned(), all.saturating_sub(count * GANG_WORKERS * GANG_WORKER_DEVICES)))
+    }
+
     async fn lose_region(&mut self) -> Result<(String, u64, RegionLoss)> {
         // On a machine under load the change of leader may have cost gangs their leases: they are
         // given the time to run again, so that there is something to lose.
@@ -278,7 +348,7 @@ impl Story<'_> {
         let attempts: BTreeMap<String, u32> =
             victims.iter().map(|job| (job.id.clone(), job.attempt)).collect();
         let region = (*region).to_owned();
-        self.victims = attempts.keys().cloned().collect();
+        self.victims.extend(attempts.keys().cloned());
         self.say(&format!(
             "SIGKILL for everything in {region}: a replica, {HOSTS_PER_REGION} agents, {} training gangs",
             attempts.len()
@@ -387,6 +457,14 @@ impl Story<'_> {
         let report = muster_example::intervals::check(&intervals);
         self.say(&format!("{} run intervals written by the workers were checked", intervals.len()));
         Ok(report.overlaps.len() as u64)
+    }
+}
+
+/// So many whole devices.
+fn devices(count: u32) -> v1::AcceleratorRequest {
+    v1::AcceleratorRequest {
+        choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
+        amount: Some(v1::accelerator_request::Amount::Count(count)),
     }
 }
 

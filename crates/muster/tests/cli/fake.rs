@@ -25,6 +25,7 @@ pub struct Book {
     pub watches: usize,
     pub list_pages: usize,
     pub cordoned: Vec<String>,
+    pub restricted: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
     /// What `GetJob` and `ListJobs` were asked for.
     pub reads: Vec<v1::ReadOptions>,
@@ -284,7 +285,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
         let explanation = Some(explanation(job.worker_count));
-        Ok(Response::new(v1::ExplainJobResponse { explanation, freshness: freshness() }))
+        Ok(Response::new(v1::ExplainJobResponse {
+            explanation,
+            freshness: freshness(),
+            ..Default::default()
+        }))
     }
 
     async fn commit_checkpoint(
@@ -303,7 +308,7 @@ impl JobService for Service {
         self.find(&request.job_id)?;
         self.book.lock().unwrap().logs.push(request);
         let piece = |stream: &str, data: &[u8]| {
-            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec() })
+            Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
         };
         let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
@@ -448,6 +453,7 @@ fn node(name: &str, cordoned: bool) -> v1::Node {
         }),
         status: v1::NodeStatus::Up.into(),
         cordoned,
+        restriction: None,
         free_devices: 6,
         job_ids: vec!["job-1".into()],
         ..Default::default()
@@ -517,6 +523,88 @@ impl FleetService for Service {
         Ok(Response::new(v1::SetNodeCordonResponse {
             node: Some(node(&request.node, request.cordoned)),
             freshness: freshness(),
+        }))
+    }
+
+    async fn set_node_drain(
+        &self,
+        request: Request<v1::SetNodeDrainRequest>,
+    ) -> Result<Response<v1::SetNodeDrainResponse>, Status> {
+        let request = request.into_inner();
+        let word = format!("{} drained={} {:?}", request.node, request.drained, request.deadline_ms);
+        self.book.lock().unwrap().restricted.push(word);
+        let mut node = node(&request.node, false);
+        if request.drained {
+            let drain = v1::NodeDrain { cause: "operator".into(), ..Default::default() };
+            node.restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
+        }
+        Ok(Response::new(v1::SetNodeDrainResponse { node: Some(node), freshness: freshness() }))
+    }
+
+    async fn set_node_quarantine(
+        &self,
+        request: Request<v1::SetNodeQuarantineRequest>,
+    ) -> Result<Response<v1::SetNodeQuarantineResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.reason));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::SetNodeQuarantineResponse { node, freshness: freshness() }))
+    }
+
+    async fn set_node_repair(
+        &self,
+        request: Request<v1::SetNodeRepairRequest>,
+    ) -> Result<Response<v1::SetNodeRepairResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.step));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::SetNodeRepairResponse { node, freshness: freshness() }))
+    }
+
+    async fn get_health_policy(
+        &self,
+        _: Request<v1::GetHealthPolicyRequest>,
+    ) -> Result<Response<v1::GetHealthPolicyResponse>, Status> {
+        let policy = Some(convert::health_policy_to_proto(&Default::default()));
+        let freshness = freshness();
+        Ok(Response::new(v1::GetHealthPolicyResponse { policy, version: 7, set_at_ms: 0, freshness }))
+    }
+
+    async fn set_health_policy(
+        &self,
+        request: Request<v1::SetHealthPolicyRequest>,
+    ) -> Result<Response<v1::SetHealthPolicyResponse>, Status> {
+        let request = request.into_inner();
+        let read = convert::health_policy_from_proto("policy", request.policy.as_ref());
+        let policy = read.map_err(|violations| to_status(&Refusal::fields(violations)))?;
+        let rule = policy.xids.get(&79).map_or("none", |rule| rule.name());
+        let word = format!("xid-79={rule} at {:?}", request.expected_version);
+        self.book.lock().unwrap().restricted.push(word);
+        Ok(Response::new(v1::SetHealthPolicyResponse { version: 48, freshness: freshness() }))
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<v1::ProbeNodesRequest>,
+    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        let node_names = request.into_inner().nodes;
+        let link = |from, to| v1::ProbeLink {
+            from,
+            to,
+            bytes_per_s: if (from, to) == (0, 1) { 2_000_000 } else { 1_000_000_000 },
+            round_trip_us: 80,
+            ..Default::default()
+        };
+        let finding = v1::ProbeFinding {
+            node_name: node_names[1].clone(),
+            other_node_name: node_names[0].clone(),
+            text: "slow link".into(),
+        };
+        Ok(Response::new(v1::ProbeNodesResponse {
+            node_names,
+            links: vec![link(0, 1), link(1, 0)],
+            rings: vec![v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 500, correct: true }],
+            findings: vec![finding],
         }))
     }
 }

@@ -71,6 +71,7 @@ fn help_shows_commands_examples_and_exit_codes() {
     assert_eq!(ran.code, 0);
     for part in [
         "submit",
+        "run",
         "plan",
         "job",
         "node",
@@ -87,6 +88,8 @@ fn help_shows_commands_examples_and_exit_codes() {
         ["submit", "--help"].as_slice(),
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
+        &["run", "--help"],
+        &["job", "wait", "--help"],
         &["plan", "--help"],
         &["policy", "set", "--help"],
     ] {
@@ -104,6 +107,11 @@ fn wrong_usage_is_2() {
         &["submit", "x", "--wait", "--watch"],
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
+        &["job", "wait", "job-1", "--for", "ever"],
+        &["run"],
+        &["run", "--workers", "none", "--", "true"],
+        &["run", "--env", "NOT_SET_HERE", "--", "true"],
+        &["run", "--file", "x", "--workers", "2"],
         &["job", "list", "--consistency", "strong"],
         &["job", "list", "--max-staleness", "0"],
         &["job", "list", "--max-staleness", "2d"],
@@ -231,7 +239,17 @@ fn exit_codes_follow_the_refusal() {
 #[test]
 fn the_examples_are_valid() {
     let fake = Fake::start();
-    let one_job = ["train.yaml", "serving-spread.yaml", "tpu-slice.yaml", "elastic.yaml", "share.yaml"];
+    let one_job = [
+        "train.yaml",
+        "train.sh",
+        "serving-spread.yaml",
+        "tpu-slice.yaml",
+        "elastic.yaml",
+        "share.yaml",
+        "torchrun.yaml",
+        "mpi.yaml",
+        "ray.yaml",
+    ];
     for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
@@ -487,6 +505,42 @@ fn nodes() {
 }
 
 #[test]
+fn nodes_are_drained_quarantined_and_repaired() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);
+    assert!(ran.code == 0 && ran.out.contains("  draining  "), "{}{}", ran.out, ran.err);
+    assert_eq!(muster(&fake, &["node", "undrain", "host-0"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "quarantine", "host-0", "--reason", "odd"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "release", "host-0"]).code, 0);
+    assert_eq!(
+        muster(&fake, &["node", "repair", "host-0", "--action", "reset-gpu", "--device", "3"]).code,
+        0
+    );
+    assert_eq!(muster(&fake, &["node", "repair", "host-0", "--done"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "health-policy", "set", "xid-79=inspect"]).out, "48\n");
+    let said = fake.book.lock().unwrap().restricted.clone();
+    assert_eq!(said[0], "host-0 drained=true Some(1800000)");
+    assert_eq!(said[1], "host-0 drained=false None");
+    assert_eq!(said[2..4], ["host-0 Some(\"odd\")", "host-0 None"]);
+    assert!(said[4].contains("reset-gpu") && said[4].contains("[3]"), "{}", said[4]);
+    assert_eq!(said[5], "host-0 Some(Done(true))");
+    assert_eq!(said[6], "xid-79=inspect at Some(7)");
+    let shown = muster(&fake, &["node", "health-policy", "show"]);
+    assert!(shown.out.contains("xid-79") && shown.out.contains("reboot-node"), "{}", shown.out);
+    assert_eq!(muster(&fake, &["node", "health", "host-0"]).out, "host-0: nothing is known against it\n");
+    for bad in [
+        &["node", "drain", "host-0", "--deadline", "soon"][..],
+        &["node", "quarantine", "host-0"],
+        &["node", "repair", "host-0", "--done", "--action", "inspect"],
+        &["node", "repair", "host-0", "--action", "dance"],
+        &["node", "health-policy", "set", "xid-79=explode"],
+        &["node", "health-policy", "set", "slowdown"],
+    ] {
+        assert_eq!(muster(&fake, bad).code, 2, "{bad:?}");
+    }
+}
+
+#[test]
 fn cluster_status_asks_each_replica() {
     let fake = Fake::start();
     let ran = muster(&fake, &["cluster", "status"]);
@@ -638,4 +692,25 @@ fn watches_of_queues_and_nodes_print_each_change_until_the_time_is_up() {
     assert_eq!(lines.len(), 3, "{}", ran.out);
     assert!(lines[0].starts_with("#41  host-0  ") && lines[1].contains("  cordoned  "), "{}", ran.out);
     assert_eq!(lines[2], "#44  node-7  forgotten");
+}
+
+#[test]
+fn a_client_certificate_may_name_a_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("authority");
+    let authority = authority.to_str().unwrap();
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", authority, "--cluster-id", id])).code, 0);
+    let out = folder.path().join("ada");
+    let out = out.to_str().unwrap();
+    let issue = |kind: &str, tenant: &str| {
+        finish(command("", &["ca", "issue", authority, kind, "ada", "--tenant", tenant, "--out", out]))
+    };
+    for (kind, tenant) in [("agent", "vision"), ("admin", "vision"), ("client", "No"), ("client", "a/b")] {
+        let ran = issue(kind, tenant);
+        assert!(ran.code == 2 && ran.err.starts_with("error: "), "{kind} of {tenant}: {}", ran.err);
+    }
+    let ran = issue("client", "vision");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains(&format!("spiffe://{id}/tenant/vision/ada")), "{}", ran.out);
 }

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ExitStatus, FencingToken, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name, limits,
+    ExitStatus, FencingToken, ForeignLoad, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name,
+    limits,
 };
 
 use super::id::job_id;
 use super::value::{
-    accelerators_from_proto, accelerators_to_proto, exit_status_from_proto, exit_status_to_proto,
-    fencing_token_from_proto, fencing_token_to_proto,
+    accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,
+    exit_status_from_proto, exit_status_to_proto, fencing_token_from_proto, fencing_token_to_proto,
 };
 use super::{Found, below};
 use crate::v1;
@@ -174,4 +175,28 @@ pub fn worker_report_to_proto(report: &WorkerReport) -> v1::WorkerState {
         rank: report.rank.unwrap_or(WHOLE_PLACEMENT),
         exit: report.exit.as_ref().map(exit_status_to_proto),
     }
+}
+
+/// What others hold of a node.
+#[must_use]
+pub fn foreign_load_to_proto(load: ForeignLoad) -> v1::ForeignLoad {
+    v1::ForeignLoad {
+        closed: load.closed,
+        devices: device_set_to_proto(load.devices),
+        cpu_milli: load.cpu_milli,
+        memory_bytes: load.memory_bytes,
+    }
+}
+
+/// What others hold of a node.
+///
+/// # Errors
+/// When it names a device that no node has.
+pub fn foreign_load_from_proto(field: &str, message: &v1::ForeignLoad) -> Result<ForeignLoad, Violation> {
+    Ok(ForeignLoad {
+        closed: message.closed,
+        devices: device_set_from_proto(&format!("{field}.devices"), &message.devices)?,
+        cpu_milli: message.cpu_milli,
+        memory_bytes: message.memory_bytes,
+    })
 }

@@ -9,9 +9,10 @@ use muster_types::policy::{
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec, Level, LogIndex, LogTime, Name, NodeDraft,
-    NodeSpec, PriorityTier, RequestId, Spread, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, Dependency, DependencyRule,
+    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
+    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeSpec, NoticeRules, Preflight,
+    PriorityTier, RequestId, RetryRules, Spread, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -64,7 +65,7 @@ fn said(message: v1::JobSpec) -> Vec<String> {
 fn one(message: v1::JobSpec) -> JobSpec {
     let mut specs = submissions_from_proto("spec", Some(message)).unwrap();
     assert_eq!(specs.len(), 1);
-    specs.remove(0)
+    specs.remove(0).spec
 }
 
 fn fields(violations: &[Violation]) -> Vec<&str> {
@@ -431,6 +432,7 @@ prop_compose! {
         node_selector in hash_map(any::<String>(), vec(any::<String>(), 0..3), 0..3),
         preemptible: Option<bool>,
         dependencies in vec((any::<String>(), any::<String>()), 0..3),
+        contract in option::of(wild_contract()),
     ) -> v1::JobSpec {
         let (name, tenant, tier, checkpoint_directory, working_directory) = texts;
         let (regions, tolerations, datasets) = lists;
@@ -442,7 +444,55 @@ prop_compose! {
         v1::JobSpec {
             name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
             checkpoint_directory, working_directory, array_size, topology, node_selector, tolerations,
-            preemptible, dependencies, not_before_ms, deadline_ms, expected_run_ms, datasets,
+            preemptible, dependencies, not_before_ms, deadline_ms, expected_run_ms, datasets, contract,
+        }
+    }
+}
+
+prop_compose! {
+    fn wild_contract()(
+        texts in (any::<String>(), any::<String>(), any::<String>(), any::<String>()),
+        limits in hash_map(any::<String>(), any::<u32>(), 0..12),
+        waits in (option::of(any::<u64>()), option::of(any::<u64>()), option::of(any::<u64>())),
+        times in (any::<u64>(), any::<u64>(), any::<u64>()),
+        numbers in (any::<u32>(), any::<u32>()),
+    ) -> v1::JobContract {
+        let (launch, place, http_path, preflight) = texts;
+        let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
+        let (step_ms, save_ms, interval_ms) = times;
+        let (http_port, spares) = numbers;
+        v1::JobContract {
+            launch,
+            retry: Some(v1::RetryRules { limits, backoff_ms, backoff_max_ms, avoid_ms }),
+            checkpoint: Some(v1::CheckpointRules { place, step_ms, save_ms, interval_ms }),
+            notice: Some(v1::NoticeRules { http_port, http_path }),
+            spares,
+            preflight,
+        }
+    }
+}
+
+prop_compose! {
+    fn contract()(
+        launch in proptest::sample::select(LaunchForm::ALL.to_vec()),
+        limits in btree_map(proptest::sample::select(FailureClass::ALL.to_vec()), 0u32..9, 0..9),
+        waits in (option::of(0u64..9_999), option::of(0u64..9_999), option::of(0u64..9_999)),
+        place in option::of(name()),
+        times in (option::of(1u64..9_999), option::of(1u64..9_999), option::of(1u64..9_999)),
+        http in option::of((1u16.., "(/[a-z]{0,9})?")),
+        spares in 0u32..9,
+        preflight in proptest::sample::select(Preflight::ALL.to_vec()),
+    ) -> JobContract {
+        let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
+        let (step_ms, save_ms, interval_ms) = times;
+        let notice = http.map(|(port, http_path)| NoticeRules { http_port: Some(port), http_path });
+        JobContract {
+            launch,
+            retry: RetryRules { limits, backoff_ms, backoff_max_ms, avoid_ms },
+            checkpoint: CheckpointRules { place, step_ms, save_ms, interval_ms },
+            notice: notice.unwrap_or_default(),
+            spares,
+            preflight,
         }
     }
 }
@@ -456,7 +506,15 @@ proptest! {
         let members = submissions_from_proto("spec", Some(job_spec_to_proto(&spec))).unwrap();
         let place = spec.array.map_or(0, |array| array.index as usize);
         prop_assert_eq!(members.len(), spec.array.map_or(1, |array| array.size as usize));
-        prop_assert_eq!(&members[place], &spec);
+        prop_assert_eq!(&members[place].spec, &spec);
+        prop_assert!(members[place].contract.is_default());
+    }
+
+    #[test]
+    fn contracts_return(contract in contract()) {
+        let mut found = Found::default();
+        let returned = super::contract::contract("contract", contract_to_proto(&contract), &mut found);
+        prop_assert_eq!(returned, contract);
     }
 
     #[test]

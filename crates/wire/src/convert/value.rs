@@ -95,6 +95,9 @@ pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<E
         Some(Kind::BackendLost(how)) => {
             Ok(ExitStatus::BackendLost(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
         }
+        Some(Kind::PreflightFailed(how)) => {
+            Ok(ExitStatus::PreflightFailed(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
+        }
         None => Err(Violation::new(field, "must say how the worker ended, in a way this version knows")),
     }
 }
@@ -113,6 +116,7 @@ pub fn exit_status_to_proto(value: &ExitStatus) -> v1::ExitStatus {
         ExitStatus::OutOfMemory => Kind::OutOfMemory(true),
         ExitStatus::NodeFault(how) => Kind::NodeFault(how.clone()),
         ExitStatus::BackendLost(how) => Kind::BackendLost(how.clone()),
+        ExitStatus::PreflightFailed(how) => Kind::PreflightFailed(how.clone()),
     };
     v1::ExitStatus { kind: Some(kind) }
 }

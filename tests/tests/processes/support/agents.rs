@@ -3,12 +3,13 @@
 use muster_client::Client;
 use muster_wire::v1;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokio::process::Child;
 
-use super::{Cluster, eventually, signal, spawn};
+use super::{Cluster, eventually, marked, signal, spawn_below};
 
 /// Accelerators of a host, and as many CPUs twice over.
 const DEVICES: u32 = 4;
@@ -27,15 +28,30 @@ pub struct Agents {
 impl Agents {
     /// Starts agents with these names, four `h100` each, and waits until their nodes are up.
     pub async fn start(cluster: &Cluster, names: &[&str]) -> Agents {
+        let endpoints = cluster.shown_endpoints();
+        Agents::start_with(cluster, names, |_| endpoints.clone(), |_, _| String::new()).await
+    }
+
+    /// The same, each with endpoints of its own and more lines at the head of its configuration, which may
+    /// depend on its address. Jobs find it by its label `host`. What boot it is stands in the file `boot_id` of its folder.
+    pub async fn start_with(
+        cluster: &Cluster,
+        names: &[&str],
+        endpoints: impl Fn(&str) -> Vec<String>,
+        settings: impl Fn(&str, Ipv4Addr) -> String,
+    ) -> Agents {
         let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new() };
         for (place, name) in names.iter().enumerate() {
             let home = cluster.scratch.path().join(format!("agent-{name}"));
             std::fs::create_dir_all(&home).expect("a folder can be made");
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
+            std::fs::write(home.join("boot_id"), "first").expect("writing a boot id");
             let text = format!(
-                "state_dir = {:?}\nendpoints = {:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                settings(name, address),
                 home.join("state"),
-                cluster.endpoints(),
+                home.join("boot_id"),
+                endpoints(name),
                 64u64 << 30,
             );
             std::fs::write(home.join("agent.toml"), text).expect("writing a config");
@@ -58,11 +74,47 @@ impl Agents {
 
     /// Starts an agent, for the first time or again.
     pub fn start_agent(&mut self, name: &str) {
+        self.start_agent_below(&[], name);
+    }
+
+    /// The same below another command.
+    pub fn start_agent_below(&mut self, wrapper: &[&str], name: &str) {
         let agent = self.agent(name);
         assert!(agent.child.is_none(), "agent {name} runs already");
         let config = agent.home.join("agent.toml");
         let config = config.to_str().expect("the test's folder is text");
-        agent.child = Some(spawn(&agent.home, &["agent", "--config", config]));
+        agent.child = Some(spawn_below(wrapper, &agent.home, &["agent", "--config", config]));
+    }
+
+    /// The folder of an agent; every process of its host names it.
+    pub fn home(&self, name: &str) -> &Path {
+        &self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home
+    }
+
+    /// The processes of a host: agent, shims and workers.
+    pub fn processes(&self, name: &str) -> Vec<i32> {
+        // With its separator: the name of one host may begin with that of another.
+        marked(&self.home(name).join(""))
+    }
+
+    /// A power cut: SIGKILL for every process of the host, and another boot from now on.
+    pub async fn crash(&mut self, name: &str, boot_id: &str) {
+        loop {
+            let found = self.processes(name);
+            if found.is_empty() {
+                break;
+            }
+            for pid in found {
+                // It may have ended with its shim.
+                let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            // A child that nobody has waited for has no command line any more.
+            tokio::task::yield_now().await;
+        }
+        self.child(name).wait().await.expect("a child can be waited for");
+        let agent = self.agent(name);
+        agent.child = None;
+        std::fs::write(agent.home.join("boot_id"), boot_id).expect("writing a boot id");
     }
 
     /// SIGKILL for an agent; its workers go on below their shims.
@@ -80,6 +132,11 @@ impl Agents {
     /// Lets it go on.
     pub fn thaw(&mut self, name: &str) {
         signal(self.child(name), Signal::SIGCONT);
+    }
+
+    /// Where an agent keeps what it knows of its workers.
+    pub fn state_of(&self, name: &str) -> PathBuf {
+        self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home.join("state")
     }
 
     /// Waits until the cluster says so of a node.

@@ -28,6 +28,8 @@ pub struct ReplicaFiles {
     pub id: u64,
     pub client: SocketAddr,
     pub peer: SocketAddr,
+    /// Where other processes find the two: the same, but for proxies in between.
+    pub shown: (SocketAddr, SocketAddr),
     pub home: PathBuf,
 }
 
@@ -85,7 +87,7 @@ impl Cluster {
                 let home = scratch.path().join(format!("replica-{}", at + 1));
                 std::fs::create_dir_all(&home).expect("a folder can be made");
                 let (client, peer) = (free_address(address), free_address(address));
-                ReplicaFiles { id: at as u64 + 1, client, peer, home }
+                ReplicaFiles { id: at as u64 + 1, client, peer, shown: (client, peer), home }
             })
             .collect();
         let cluster = Cluster {
@@ -137,6 +139,22 @@ impl Cluster {
         cluster
     }
 
+    /// Puts a proxy before every address of every replica, before any of them is started.
+    pub async fn put_behind(&mut self, network: &mut super::Network) {
+        for files in &mut self.replicas {
+            let name = format!("replica-{}", files.id);
+            files.shown = (network.proxy(&name, files.client).await, network.proxy(&name, files.peer).await);
+        }
+        for at in 0..self.replicas.len() {
+            self.write_config(at);
+        }
+    }
+
+    /// Where agents connect.
+    pub fn shown_endpoints(&self) -> Vec<String> {
+        self.replicas.iter().map(|files| format!("http://{}", files.shown.0)).collect()
+    }
+
     /// Starts replicas whose configurations name certificates, for the first time; the test itself is
     /// `security` to them.
     pub fn start_secured(&mut self, security: &Security) {
@@ -144,6 +162,15 @@ impl Cluster {
         for at in 0..self.replicas.len() {
             self.start_replica_with(at, &["--bootstrap"]);
         }
+    }
+
+    /// Puts the newest record format that the replicas read into force.
+    pub async fn newest_format(&self) {
+        super::eventually("the newest format is not in force", || async {
+            let ran = self.operate(&["cluster", "upgrade"]).await;
+            ran.out.starts_with("record format").then_some(())
+        })
+        .await;
     }
 
     /// The configuration of a replica, as text.
@@ -298,6 +325,19 @@ impl Cluster {
         self.client_at(&self.replicas.iter().map(|files| files.client).collect::<Vec<_>>())
     }
 
+    /// A client of the whole cluster that begins with one replica.
+    pub fn client_from(&self, at: usize) -> Client {
+        let mut addresses: Vec<String> = self.replicas.iter().map(|files| files.client.to_string()).collect();
+        addresses.rotate_left(at);
+        let endpoints = Endpoints::parse_with(&addresses, self.security.clone());
+        let options = Options {
+            deadline: super::PATIENCE,
+            attempt_timeout: Duration::from_secs(4),
+            ..Options::STANDARD
+        };
+        Client::lazy(endpoints.expect("addresses are endpoints"), options)
+    }
+
     /// A client that knows one replica only.
     pub fn client_of(&self, at: usize) -> Client {
         self.client_at(&[self.replicas[at].client])
@@ -384,7 +424,7 @@ fn member(files: &ReplicaFiles) -> String {
         "[[members]]\nid = {}\nregion = {:?}\npeer_endpoint = \"http://{}\"\nclient_endpoint = \"http://{}\"\n\n",
         files.id,
         files.region(),
-        files.peer,
-        files.client
+        files.shown.1,
+        files.shown.0
     )
 }

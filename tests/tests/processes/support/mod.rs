@@ -4,18 +4,22 @@
 //! command line or environment, and is killed when the folder is dropped; also when the test panics.
 
 mod agents;
+mod between;
 mod cluster;
 mod jobs;
 mod load;
+mod network;
 mod process;
 mod session;
 
 pub use agents::Agents;
+pub use between::Between;
 pub use cluster::{Cluster, free_address};
 pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, wait_for_job, work};
 pub use load::Load;
-pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn};
-pub use session::{node, register, registration, session};
+pub use network::Network;
+pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn, spawn_below};
+pub use session::{node, register, registration, session, session_end};
 
 use std::io::Write;
 use std::time::Duration;

@@ -135,10 +135,17 @@ pub fn marked(folder: &Path) -> Vec<i32> {
 /// Call it from the test's own thread: the kernel ties the life of the process to the thread that started
 /// it, and threads of a runtime come and go.
 pub fn spawn(home: &Path, args: &[&str]) -> Child {
+    spawn_below(&[], home, args)
+}
+
+/// The same below another command, which is given the program and its arguments.
+pub fn spawn_below(wrapper: &[&str], home: &Path, args: &[&str]) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(home.join("log"));
     let log = log.expect("a log can be opened");
-    Command::new(muster())
-        .args(args)
+    let program = muster().to_str().expect("the program's path is text");
+    let words = [wrapper, &[program], args].concat();
+    Command::new(words[0])
+        .args(&words[1..])
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")
         // The consensus library tells of every vote; its warnings are enough to see what went wrong.

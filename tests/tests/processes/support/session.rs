@@ -18,6 +18,24 @@ pub async fn session(
     answers.message().await.map(|answer| answer.unwrap_or_default())
 }
 
+/// Opens a session with these messages; how it ends.
+pub async fn session_end(endpoint: &str, messages: Vec<v1::SessionRequest>) -> Status {
+    let mut nodes =
+        NodeServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
+    let messages = tokio_stream::iter(messages).chain(tokio_stream::pending());
+    let mut answers = nodes.session(messages).await.expect("the session opens").into_inner();
+    let ending = async {
+        loop {
+            match answers.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Status::unknown("the session ended without a word"),
+                Err(status) => return status,
+            }
+        }
+    };
+    tokio::time::timeout(super::PATIENCE, ending).await.expect("the session ends")
+}
+
 /// The first message of a session.
 pub fn registration(node: v1::NodeDescription, holder_id: &str) -> v1::SessionRequest {
     let register = v1::Register {

@@ -1,0 +1,89 @@
+//! Which devices a worker sees.
+//!
+//! `CUDA_VISIBLE_DEVICES` (CUDA C Programming Guide, "CUDA Environment Variables"), `ROCR_VISIBLE_DEVICES`
+//! (ROCm, "GPU isolation techniques"), `TPU_VISIBLE_CHIPS` (libtpu; jax and Ray set it the same way).
+//! Under the `environment` form, where every worker of the gang on this node has one device, each sees the
+//! devices of all of them in local-rank order, as under torchrun: programs select device `LOCAL_RANK`, and
+//! peer access needs the peers visible. Otherwise a worker sees its own devices only. TPU chips are
+//! always its own.
+
+use super::{Form, Here, Local, Pairs, comma, pairs};
+use crate::order::{Launch, Placement};
+
+/// What a type of accelerator is driven by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// CUDA.
+    Nvidia,
+    /// ROCm.
+    Amd,
+    /// libtpu.
+    Tpu,
+    /// No variable is known to select its devices.
+    Other,
+}
+
+/// The family of an accelerator type, by its name: `v4`, `v5p`, `v5litepod`, `7x` and `tpu…` are TPUs, `mi…` is
+/// AMD, and NVIDIA's names begin with a letter of an architecture and a number (`a100`, `gb200`, `l40s`, `rtx…`).
+#[must_use]
+pub fn family(accelerator_type: &str) -> Family {
+    let name = accelerator_type;
+    let digits_after = |prefix: &str| {
+        name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    // v100 is Volta; TPU generations have one digit.
+    if name == "v100" {
+        return Family::Nvidia;
+    }
+    if digits_after("v") || name == "7x" || name.starts_with("tpu") {
+        return Family::Tpu;
+    }
+    if digits_after("mi") {
+        return Family::Amd;
+    }
+    let nvidia = ["a", "b", "h", "l", "p", "t", "gb", "gh", "rtx", "k"];
+    if nvidia.iter().any(|prefix| digits_after(prefix)) || name.starts_with("rtx") || name == "nvidia" {
+        return Family::Nvidia;
+    }
+    Family::Other
+}
+
+/// `JAX_LOCAL_DEVICE_IDS` (numbers among the visible devices) and the variables of visibility.
+pub(super) fn visible(
+    placement: &Placement,
+    worker: &Launch,
+    local: Local,
+    here: &Here<'_>,
+) -> (Option<String>, Pairs) {
+    if worker.devices.is_empty() {
+        // A worker that asked for no device must not find the node's.
+        let hidden = match family(here.node_accelerator) {
+            Family::Nvidia => pairs([("CUDA_VISIBLE_DEVICES", String::new())]),
+            Family::Amd => pairs([("ROCR_VISIBLE_DEVICES", "-1".to_owned())]),
+            Family::Tpu | Family::Other => Vec::new(),
+        };
+        return (None, hidden);
+    }
+    let kind = family(&worker.accelerator_type);
+    let own: Vec<u16> = worker.devices.iter().collect();
+    let one_each = placement.form == Form::Environment
+        && placement.workers.iter().all(|w| w.devices.count() == 1)
+        && placement.workers.len() == local.world_size
+        && matches!(kind, Family::Nvidia | Family::Amd);
+    let (visible, ids) = if one_each {
+        (placement.workers.iter().flat_map(|w| w.devices.iter()).collect(), comma([local.rank]))
+    } else {
+        (own.clone(), comma(0..own.len()))
+    };
+    let visible = comma(visible);
+    let variables = match kind {
+        // Device numbers are in the order of the PCI bus, as discovery and nvidia-smi have them.
+        Family::Nvidia => {
+            pairs([("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()), ("CUDA_VISIBLE_DEVICES", visible)])
+        }
+        Family::Amd => pairs([("ROCR_VISIBLE_DEVICES", visible)]),
+        Family::Tpu => pairs([("TPU_VISIBLE_CHIPS", visible)]),
+        Family::Other => Vec::new(),
+    };
+    (Some(ids), variables)
+}

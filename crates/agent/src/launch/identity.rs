@@ -1,0 +1,103 @@
+//! Who a launcher is, from what the contract put into its environment.
+
+use super::Failure;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a rank map that is still read: 16,384 ranks with the longest names.
+const RANK_MAP_BYTES_MAX: u64 = 16 << 20;
+
+/// One rank, as in the rank map file.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Rank {
+    pub(super) address: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct RankMap {
+    fencing_token: String,
+    rendezvous_port: u16,
+    ranks: Vec<Rank>,
+}
+
+/// The worker and its gang.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) rank: usize,
+    pub(super) token: String,
+    /// Where the hub listens, on rank 0's address.
+    pub(super) port: u16,
+    pub(super) ranks: Vec<Rank>,
+    /// Milli-CPUs the worker was promised.
+    pub(super) cpu_milli: u64,
+    /// Bytes of memory it was promised.
+    pub(super) memory_bytes: u64,
+    pub(super) devices: usize,
+    pub(super) accelerator: String,
+    pub(super) stop_grace_ms: u64,
+    /// The worker's folder, which holds the host files.
+    pub(super) folder: PathBuf,
+}
+
+impl Identity {
+    pub(super) fn from_env() -> Result<Identity, Failure> {
+        let path = PathBuf::from(text("MUSTER_RANK_MAP")?);
+        let folder = path.parent().ok_or("MUSTER_RANK_MAP has no folder")?.to_owned();
+        let map = read(&path)?;
+        let rank = number("MUSTER_RANK")?;
+        let rank = usize::try_from(rank).ok().filter(|rank| *rank < map.ranks.len());
+        let rank = rank.ok_or("MUSTER_RANK is not in the rank map")?;
+        let devices = text("MUSTER_DEVICES")?.split(',').filter(|word| !word.is_empty()).count();
+        Ok(Identity {
+            rank,
+            token: map.fencing_token,
+            port: map.rendezvous_port,
+            ranks: map.ranks,
+            cpu_milli: number("MUSTER_CPU_MILLI")?,
+            memory_bytes: number("MUSTER_MEMORY_BYTES")?,
+            devices,
+            accelerator: text("MUSTER_ACCELERATOR")?,
+            stop_grace_ms: number("MUSTER_STOP_GRACE_MS")?,
+            folder,
+        })
+    }
+
+    pub(super) fn world(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Rank 0's address.
+    pub(super) fn hub(&self) -> &str {
+        self.ranks.first().map_or("", |rank| rank.address.as_str())
+    }
+
+    /// Where what this launcher starts keeps its temporary files. Tokens of two clusters on one machine may be alike.
+    pub(super) fn scratch(&self) -> PathBuf {
+        short_temp_dir().join(format!("muster-{}-{}-{}", self.token, self.rank, std::process::id()))
+    }
+
+    /// This worker's address.
+    pub(super) fn own(&self) -> &str {
+        self.ranks.get(self.rank).map_or("", |rank| rank.address.as_str())
+    }
+}
+
+/// Where temporary files go that may be sockets, whose paths have 107 bytes at most.
+pub(super) fn short_temp_dir() -> PathBuf {
+    let usual = std::env::temp_dir();
+    if usual.as_os_str().len() <= 16 { usual } else { PathBuf::from("/tmp") }
+}
+
+fn text(name: &str) -> Result<String, Failure> {
+    std::env::var(name).map_err(|_| format!("{name} is not set"))
+}
+
+fn number(name: &str) -> Result<u64, Failure> {
+    text(name)?.parse().map_err(|_| format!("{name} is no number"))
+}
+
+fn read(path: &Path) -> Result<RankMap, Failure> {
+    let bytes = crate::durable::read_bounded(path, RANK_MAP_BYTES_MAX)
+        .map_err(|e| format!("read {}: {e}", path.display()))?;
+    serde_json::from_slice(&bytes).map_err(|e| format!("{} is no rank map: {e}", path.display()))
+}

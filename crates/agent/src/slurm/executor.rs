@@ -1,0 +1,253 @@
+//! Workers of one of Slurm's nodes, behind the trait that processes of a host are behind too.
+//!
+//! **Invariant:** a placement's share exists on disk before its task does; a task is the only one that
+//! changes it.
+
+use super::backend::{Backend, Held, Promise, Registered, ToShare};
+use super::record::{Folders, Record, Stage};
+use super::share::{Share, blocking};
+use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest};
+use crate::lease::Lease;
+use crate::limits;
+use crate::order::{Placement, WorkerKey, detail};
+use crate::process;
+use crate::task::TaskDir;
+use muster_transport::Secret;
+use muster_types::{DeviceSet, ExitStatus};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Messages that wait for one share.
+const SHARE_QUEUED_MAX: usize = 256;
+
+/// Runs workers on one node of Slurm.
+#[derive(Clone, Debug)]
+pub struct SlurmExecutor {
+    backend: Arc<Backend>,
+    /// The node in Slurm.
+    slurm_node: String,
+    /// The node in Muster, and the type of its accelerators.
+    node: String,
+    accelerator: String,
+    folders: Folders,
+    lease: Arc<Mutex<Lease>>,
+    events: mpsc::Sender<ExecutorEvent>,
+    /// What others hold of the node.
+    foreign: watch::Sender<Foreign>,
+    /// Shares are begun one after another: the same one may be asked for twice.
+    beginning: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// What an executor is made of.
+pub(super) struct NodeParts {
+    pub(super) slurm_node: String,
+    pub(super) node: String,
+    pub(super) accelerator: String,
+    pub(super) folders: Folders,
+    pub(super) lease: Arc<Mutex<Lease>>,
+}
+
+/// What a placement asks of its node.
+fn holds(placement: &Placement, slurm_node: &str) -> Held {
+    let mut devices = DeviceSet::EMPTY;
+    let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
+    for worker in &placement.workers {
+        devices = devices.union(worker.devices);
+        cpu_milli = cpu_milli.saturating_add(worker.cpu_milli);
+        memory_bytes = memory_bytes.saturating_add(worker.memory_bytes);
+    }
+    Held {
+        node: slurm_node.to_owned(),
+        cpus: cpu_milli.div_ceil(1_000).max(1),
+        memory_mib: memory_bytes.div_ceil(1 << 20).max(1),
+        devices: u16::try_from(devices.count()).unwrap_or(u16::MAX),
+    }
+}
+
+impl SlurmExecutor {
+    /// An executor and the stream of what it tells.
+    pub(super) fn new(
+        backend: Arc<Backend>,
+        parts: NodeParts,
+    ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+        let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+        let NodeParts { slurm_node, node, accelerator, folders, lease } = parts;
+        // Closed until Slurm has said how it is.
+        let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
+        let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
+        backend.spawn(follow);
+        let executor = SlurmExecutor {
+            backend,
+            slurm_node,
+            node,
+            accelerator,
+            folders,
+            lease,
+            events,
+            foreign,
+            beginning: Arc::default(),
+        };
+        (executor, told)
+    }
+
+    fn share_name(&self, key: WorkerKey) -> String {
+        self.backend.share_name(key, &self.slurm_node)
+    }
+
+    /// Starts the share's task.
+    fn take_up(&self, record: Record) {
+        let (inbox, messages) = mpsc::channel(SHARE_QUEUED_MAX);
+        let placement = &record.placement;
+        let name = self.share_name(placement.key(0));
+        let promise = Arc::new(Promise::new(Arc::clone(&self.lease), record.epoch));
+        let holds = holds(placement, &self.slurm_node);
+        let share = Share {
+            backend: Arc::clone(&self.backend),
+            name: name.clone(),
+            folders: self.folders.clone(),
+            holds: holds.clone(),
+            promise: Arc::clone(&promise),
+            inbox: messages,
+            own_inbox: inbox.downgrade(),
+            events: self.events.clone(),
+            node: self.node.clone(),
+            accelerator: self.accelerator.clone(),
+            record,
+        };
+        let secret = share.record.secret.clone();
+        self.backend.register(name, Registered { secret, inbox, promise, holds });
+        self.backend.spawn(share.run());
+    }
+
+    async fn failed(&self, placement: &Placement, why: &str) {
+        for rank in placement.ranks() {
+            self.refuse(placement.key(rank), why.to_owned()).await;
+        }
+    }
+
+    async fn prune(&self) {
+        let (tasks, logs) = (self.folders.tasks.clone(), self.backend.logs.clone());
+        if let Err(error) = blocking(move || process::prune(&tasks, &logs)).await {
+            tracing::warn!(%error, "old workers' folders could not be removed");
+        }
+    }
+
+    /// Whether workers of this node are under way, here or in Slurm.
+    pub(super) fn is_busy(&self) -> bool {
+        self.backend.has_shares_on(&self.slurm_node)
+    }
+}
+
+impl Executor for SlurmExecutor {
+    async fn start(&self, placement: Arc<Placement>, epoch: u64) {
+        let secret = match Secret::random() {
+            Ok(secret) => secret,
+            Err(error) => return self.failed(&placement, &error.to_string()).await,
+        };
+        let stage = Stage::Wanted { tried: false };
+        let record = Record { placement: (*placement).clone(), epoch, secret, stage, granted: None };
+        let (folders, kept) = (self.folders.clone(), record.clone());
+        let _turn = self.beginning.lock().await;
+        match blocking(move || folders.begin(&kept)).await {
+            Ok(true) => self.take_up(record),
+            // Started, or refused, before: never again.
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(job = %placement.job, %error, "a share cannot be made durable");
+                self.failed(&placement, &format!("make the record of the share: {error}")).await;
+            }
+        }
+    }
+
+    fn foreign(&self) -> Option<watch::Receiver<Foreign>> {
+        Some(self.foreign.subscribe())
+    }
+
+    fn is_on_this_host(&self) -> bool {
+        false
+    }
+
+    async fn refuse(&self, key: WorkerKey, reason: String) {
+        let status = ExitStatus::LaunchFailed(detail(&reason));
+        let (folders, kept) = (self.folders.clone(), status.clone());
+        if let Err(error) = blocking(move || folders.end(key, &kept)).await {
+            tracing::warn!(worker = %key, %error, "a refusal is not durable; a restarted agent says vanished");
+        }
+        // The receiver is gone only while the agent shuts down.
+        let _ = self.events.send(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+        let Some(share) = self.backend.share(&self.share_name(key)) else {
+            let ended = matches!(self.folders.task(key).exit(), Ok(Some(_)));
+            return if ended { Ok(()) } else { Err(ExecutorError::Unknown(key)) };
+        };
+        let stop = ToShare::Stop { rank: key.rank, grace };
+        share.inbox.send(stop).await.map_err(|_| ExecutorError::Unknown(key))
+    }
+
+    async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
+        let folders = self.folders.clone();
+        let (records, keys) = blocking(move || -> io::Result<_> {
+            std::fs::create_dir_all(&folders.shares)?;
+            // A record that cannot be read stands for workers that may be running: none is passed over.
+            let records = folders.records().map_err(io::Error::other)?;
+            Ok((records, process::list(&folders.tasks)?))
+        })
+        .await
+        .map_err(ExecutorError::List)?;
+        let mut found = Vec::new();
+        for key in keys {
+            let task = self.folders.task(key);
+            let record =
+                records.iter().find(|r| (r.placement.job, r.placement.token) == (key.job, key.token));
+            let exit = task.exit().map_err(|e| ExecutorError::List(io::Error::other(e)))?;
+            if exit.is_some() && task.is_acked() {
+                continue;
+            }
+            let exit = match (exit, record) {
+                (Some(exit), _) => Some(exit.status),
+                (None, Some(_)) => None,
+                // The agent died before the record was there: nothing was submitted.
+                (None, None) => {
+                    self.folders.end(key, &ExitStatus::NotStarted).map_err(ExecutorError::List)?;
+                    Some(ExitStatus::NotStarted)
+                }
+            };
+            let launch = record.and_then(|r| r.placement.workers.iter().find(|w| w.rank == key.rank));
+            let devices = launch.map(|worker| worker.devices).unwrap_or_default();
+            found.push(Adopted { key, devices, exit, epoch: record.map_or(0, |record| record.epoch) });
+        }
+        for record in records {
+            self.take_up(record);
+        }
+        self.prune().await;
+        Ok(found)
+    }
+
+    async fn acknowledge(&self, key: WorkerKey) {
+        let task: TaskDir = self.folders.task(key);
+        if let Err(error) = blocking(move || task.write_acked()).await {
+            tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
+        }
+        if let Some(share) = self.backend.share(&self.share_name(key)) {
+            // A share that is gone needs to hear nothing.
+            let _ = share.inbox.send(ToShare::Acknowledged).await;
+        }
+        self.prune().await;
+    }
+
+    async fn read_output(
+        &self,
+        request: OutputRequest,
+        sink: mpsc::Sender<OutputChunk>,
+    ) -> Result<(), ExecutorError> {
+        let task = self.folders.task(request.key);
+        if !task.path().is_dir() {
+            return Err(ExecutorError::Unknown(request.key));
+        }
+        crate::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+}

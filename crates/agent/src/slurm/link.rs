@@ -1,0 +1,206 @@
+//! What the agent and a runner inside an allocation say to each other, over a sealed connection.
+//!
+//! A frame is one byte of kind and a body: JSON, or a piece of output as it is. What a runner tells of its
+//! workers is numbered, kept until it is acknowledged, and told again on the next connection.
+//!
+//! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
+//! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
+
+use crate::config::LogLimits;
+use crate::order::Placement;
+use crate::transcript::OutputStream;
+use muster_transport::Secret;
+use muster_types::ExitStatus;
+use serde::{Deserialize, Serialize};
+
+/// What a runner finds on its standard input.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ticket {
+    /// Names the share of a placement that it is to run.
+    pub(super) share: String,
+    pub(super) secret: Secret,
+    /// `host:port` of the agent.
+    pub(super) agent: String,
+    /// Folder for its own.
+    pub(super) directory: std::path::PathBuf,
+    /// How long it tries to reach the agent before it has anything to run.
+    pub(super) patience_ms: u64,
+}
+
+/// From the runner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ToAgent {
+    /// The first message of every connection.
+    Hello {
+        /// Drawn when it started: a second runner of the same share has another one.
+        runner: String,
+        slurm_job: String,
+        host: String,
+    },
+    /// How long does the lease stand?
+    Renew { number: u64 },
+    /// The worker is launched.
+    Running { number: u64, rank: u32 },
+    /// Nothing of the worker is left.
+    Ended { number: u64, rank: u32, status: ExitStatus },
+    /// All is told; it exits.
+    Done,
+}
+
+/// A piece of a worker's output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) number: u64,
+    pub(super) rank: u32,
+    /// None when there is no data.
+    pub(super) stream: Option<OutputStream>,
+    /// Bytes of output right before `data` that were not kept.
+    pub(super) lost: u64,
+    pub(super) data: Vec<u8>,
+}
+
+/// What the lease still allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Left {
+    /// Until everything is stopped.
+    pub(super) nanos: u64,
+    /// SIGTERM to SIGKILL after that.
+    pub(super) grace_ms: u64,
+}
+
+/// What a runner is to launch, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Grant {
+    pub(super) placement: Placement,
+    pub(super) left: Left,
+    /// This node's name in Muster.
+    pub(super) node: String,
+    /// Empty when it has none.
+    pub(super) accelerator: String,
+    pub(super) logs: LogLimits,
+    pub(super) pass_environment: Vec<String>,
+}
+
+/// To the runner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ToRunner {
+    /// Launch this; said once, to one runner.
+    Launch(Box<Grant>),
+    /// It was said to this very runner before; go on.
+    GoOn {
+        left: Left,
+    },
+    /// Launch nothing, or stop what was launched.
+    Refused {
+        reason: String,
+    },
+    Lease {
+        number: u64,
+        left: Left,
+    },
+    /// There is no lease for this share any more, and will not be.
+    Lapsed,
+    /// Everything up to this number is kept.
+    Ack {
+        number: u64,
+    },
+    Stop {
+        rank: u32,
+        grace_ms: u64,
+    },
+}
+
+/// A frame from the runner, opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Message(ToAgent),
+    Output(Piece),
+}
+
+const MESSAGE: u8 = 0;
+const OUTPUT: u8 = 1;
+/// Kind, number, rank, stream, lost bytes.
+const OUTPUT_HEAD: usize = 1 + 8 + 4 + 1 + 8;
+
+/// As a frame.
+pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    let mut frame = vec![MESSAGE];
+    let body = serde_json::to_vec(message);
+    frame.extend(body.expect("messages have no keys but texts and numbers, and no failing serializers"));
+    frame
+}
+
+/// As a frame.
+pub(super) fn encode_piece(piece: &Piece) -> Vec<u8> {
+    let mut frame = vec![OUTPUT];
+    frame.extend_from_slice(&piece.number.to_le_bytes());
+    frame.extend_from_slice(&piece.rank.to_le_bytes());
+    frame.push(match piece.stream {
+        Some(OutputStream::Stdout) => 0,
+        Some(OutputStream::Stderr) => 1,
+        None => 2,
+    });
+    frame.extend_from_slice(&piece.lost.to_le_bytes());
+    frame.extend_from_slice(&piece.data);
+    frame
+}
+
+/// A message; none when the frame is none of this version's.
+pub(super) fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
+    let (kind, body) = frame.split_first()?;
+    if *kind != MESSAGE {
+        return None;
+    }
+    serde_json::from_slice(body).ok()
+}
+
+/// What a runner sent; none when the frame is none of this version's.
+pub(super) fn decode_frame(frame: &[u8]) -> Option<Frame> {
+    if frame.first() != Some(&OUTPUT) {
+        return decode(frame).map(Frame::Message);
+    }
+    let number = u64::from_le_bytes(frame.get(1..9)?.try_into().ok()?);
+    let rank = u32::from_le_bytes(frame.get(9..13)?.try_into().ok()?);
+    let stream = match frame.get(13)? {
+        0 => Some(OutputStream::Stdout),
+        1 => Some(OutputStream::Stderr),
+        2 => None,
+        _ => return None,
+    };
+    let lost = u64::from_le_bytes(frame.get(14..OUTPUT_HEAD)?.try_into().ok()?);
+    Some(Frame::Output(Piece { number, rank, stream, lost, data: frame.get(OUTPUT_HEAD..)?.to_vec() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_what_is_read() {
+        let hello = ToAgent::Hello { runner: "r".into(), slurm_job: "7".into(), host: "n1".into() };
+        assert_eq!(decode_frame(&encode(&hello)), Some(Frame::Message(hello)));
+        let ended = ToAgent::Ended { number: 3, rank: 1, status: ExitStatus::Code(2) };
+        assert_eq!(decode_frame(&encode(&ended)), Some(Frame::Message(ended)));
+        for stream in [Some(OutputStream::Stdout), Some(OutputStream::Stderr), None] {
+            let piece = Piece { number: 9, rank: 4, stream, lost: 1 << 40, data: vec![0, 255, 10] };
+            assert_eq!(decode_frame(&encode_piece(&piece)), Some(Frame::Output(piece)));
+        }
+        let stop = ToRunner::Stop { rank: 1, grace_ms: 5 };
+        assert_eq!(decode::<ToRunner>(&encode(&stop)), Some(stop));
+    }
+
+    #[test]
+    fn other_bytes_are_nothing() {
+        let piece = encode_piece(&Piece { number: 9, rank: 4, stream: None, lost: 0, data: vec![] });
+        for cut in 0..piece.len() {
+            assert_eq!(decode_frame(&piece[..cut]), None, "{cut} bytes");
+        }
+        let mut odd = piece.clone();
+        odd[13] = 3;
+        assert_eq!(decode_frame(&odd), None);
+        for bytes in [&b""[..], b"\x00", b"\x00{", b"\x02{}", b"\x00{\"Unheard\":{}}", b"\x00\xff"] {
+            assert_eq!(decode_frame(bytes), None, "{bytes:?}");
+            assert_eq!(decode::<ToRunner>(bytes), None, "{bytes:?}");
+        }
+    }
+}

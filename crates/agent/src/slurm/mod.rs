@@ -1,0 +1,204 @@
+//! A whole Slurm cluster as capacity of the fleet.
+//!
+//! One agent beside slurmctld stands for all of its nodes: each of them is a node of Muster with a session
+//! and a lease of its own, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
+//! node's share of a placement becomes one batch job on that very node; the job runs a small
+//! [runner](self::runner) which is handed the workers and runs each below a shim, as any agent does. What
+//! other users of the cluster hold is reported, and not free.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config.rs` | the `[slurm]` table |
+//! | `command.rs`, `parse.rs` | Slurm's commands, and what they print |
+//! | `backend.rs` | one poll for all, the shares by name |
+//! | `share.rs`, `record.rs`, `ends.rs` | one batch job, from the intent to the end |
+//! | `executor.rs`, `load.rs` | the trait for one node, and what others hold of it |
+//! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the allocation, and how it is spoken to |
+//! | `nodes.rs` | the nodes and their sessions |
+//!
+//! **Invariant:** Slurm is never believed about what runs: a worker runs because a runner was told to
+//! launch it, once, under a lease; see [`share`].
+
+mod backend;
+mod command;
+mod config;
+mod ends;
+mod executor;
+mod link;
+mod load;
+mod nodes;
+mod output;
+mod parse;
+mod record;
+mod runner;
+mod server;
+mod share;
+
+pub use config::SlurmConfig;
+pub use executor::SlurmExecutor;
+pub(crate) use runner::main as runner_main;
+
+use crate::config::{AgentConfig, LogLimits};
+use crate::durable::{read_record, write_record};
+use crate::executor::ExecutorEvent;
+use crate::lease::Lease;
+use crate::state_dir::StateDir;
+use crate::{AgentError, state_dir};
+use backend::Backend;
+use executor::NodeParts;
+use muster_client::Endpoints;
+use muster_transport::{Role, Security, Tls, TlsError};
+use muster_types::NodeSpec;
+use record::Folders;
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Runs the agent of a Slurm cluster until `shutdown`; batch jobs go on as long as their leases do.
+pub(crate) async fn run(
+    config: AgentConfig,
+    slurm: SlurmConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    config.check_own()?;
+    if config.node.is_some() {
+        let rule = "an agent is for a host or for a cluster: not beside node".to_owned();
+        return Err(crate::ConfigError { key: "slurm".to_owned(), rule }.into());
+    }
+    slurm.check(&config.shim_command)?;
+    let security = security(&config, &slurm.name).map_err(AgentError::Tls)?;
+    let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
+    let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
+    let cluster = SlurmCluster::open(
+        &slurm,
+        &config.shim_command,
+        &config.state_dir,
+        config.logs.clone(),
+        config.pass_environment.clone(),
+    )
+    .await?;
+    let nodes = nodes::Nodes::new(
+        Arc::clone(&cluster.backend),
+        config.state_dir.join("nodes"),
+        config.boot_id_path.clone(),
+        endpoints,
+    );
+    let fresh = async {
+        match security {
+            Security::Tls(tls) => tls.keep_fresh().await,
+            Security::Plaintext => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = fresh => {}
+        () = nodes.run() => {}
+        () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
+    }
+    Ok(())
+}
+
+impl Drop for SlurmCluster {
+    fn drop(&mut self) {
+        self.backend.abort();
+    }
+}
+
+/// A Slurm cluster without sessions: what runs workers there, for leases that the caller holds.
+#[derive(Debug)]
+pub struct SlurmCluster {
+    backend: Arc<Backend>,
+    /// Ends with it.
+    _server: JoinSet<()>,
+    /// One agent per folder.
+    _lock: std::fs::File,
+}
+
+impl SlurmCluster {
+    /// Locks the folder and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
+    ///
+    /// # Errors
+    /// When the configuration breaks a rule, or the folder or the address cannot be used.
+    pub async fn open(
+        slurm: &SlurmConfig,
+        shim_command: &[String],
+        state_dir: &Path,
+        logs: LogLimits,
+        pass_environment: Vec<String>,
+    ) -> Result<SlurmCluster, AgentError> {
+        let mut settings = slurm.check(shim_command)?;
+        let lock = state_dir::lock(state_dir)?;
+        let scope = scope(state_dir)?;
+        let listener = tokio::net::TcpListener::bind(slurm.listen).await.map_err(AgentError::Listen)?;
+        if slurm.advertise.is_none() {
+            // Port 0 is any.
+            settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
+        }
+        tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
+        let backend = Arc::new(Backend::new(settings, scope, logs, pass_environment));
+        let mut server = JoinSet::new();
+        server.spawn(server::serve(Arc::clone(&backend), listener));
+        Ok(SlurmCluster { backend, _server: server, _lock: lock })
+    }
+
+    /// Looks at Slurm, for ever. To be called when what earlier agents left is adopted: a batch job that no
+    /// adopted placement stands behind is cancelled.
+    pub fn poll(&self) -> impl Future<Output = ()> + Send + use<> {
+        Arc::clone(&self.backend).poll()
+    }
+
+    /// What runs workers on one of Slurm's nodes, for the lease of that node.
+    #[must_use]
+    pub fn executor(
+        &self,
+        slurm_node: &str,
+        spec: &NodeSpec,
+        state: &StateDir,
+        lease: Arc<Mutex<Lease>>,
+    ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+        executor(&self.backend, slurm_node, spec, state, lease)
+    }
+}
+
+fn executor(
+    backend: &Arc<Backend>,
+    slurm_node: &str,
+    spec: &NodeSpec,
+    state: &StateDir,
+    lease: Arc<Mutex<Lease>>,
+) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+    let parts = NodeParts {
+        slurm_node: slurm_node.to_owned(),
+        node: spec.name.to_string(),
+        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
+        folders: Folders { shares: state.shares(), tasks: state.tasks() },
+        lease,
+    };
+    SlurmExecutor::new(Arc::clone(backend), parts)
+}
+
+/// The certificates of the configuration; the agent's name is the first part of its nodes' names.
+fn security(config: &AgentConfig, name: &str) -> Result<Security, TlsError> {
+    let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
+    let tls = Tls::load(files.clone())?;
+    match tls.name().role {
+        Role::Agent(own) if own.as_str() == name => Ok(Security::Tls(tls)),
+        _ => {
+            let wanted = format!("agent/{name}, as slurm.name in this configuration,");
+            Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
+        }
+    }
+}
+
+/// What tells this agent's batch jobs from another's, made once.
+fn scope(root: &Path) -> Result<String, state_dir::StateDirError> {
+    let path = root.join("scope");
+    let failed = state_dir::StateDirError::Record;
+    if let Some(scope) = read_record::<String>(&path).map_err(failed)? {
+        return Ok(scope);
+    }
+    let scope = format!("{:032x}", rand::random::<u128>());
+    write_record(&path, &scope).map_err(failed)?;
+    Ok(scope)
+}

@@ -1,0 +1,62 @@
+//! Output that comes over the link, into the worker's folder here.
+//!
+//! **Invariant:** the same files and limits as for a process of this host, so the same reader reads them.
+
+use super::link::Piece;
+use super::record::Folders;
+use crate::config::LogLimits;
+use crate::order::WorkerKey;
+use crate::transcript::Writer;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::io;
+
+/// The open transcripts of one share.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    writers: BTreeMap<u32, Writer>,
+    complained: bool,
+}
+
+impl Outputs {
+    /// Adds a piece. What cannot be written is lost: a full disk here must stop no worker there.
+    pub(super) fn write(&mut self, folders: &Folders, key: WorkerKey, piece: &Piece, limits: &LogLimits) {
+        if let Err(error) = self.keep(folders, key, piece, limits)
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            tracing::warn!(worker = %key, %error, "output is being lost");
+        }
+    }
+
+    fn keep(
+        &mut self,
+        folders: &Folders,
+        key: WorkerKey,
+        piece: &Piece,
+        limits: &LogLimits,
+    ) -> io::Result<()> {
+        let writer = match self.writers.entry(piece.rank) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(empty) => {
+                let task = folders.task(key);
+                let (path, before) = (task.output(), task.output_before());
+                let (bytes_max, free_min) = (limits.worker_bytes_max, limits.free_bytes_min);
+                empty.insert(Writer::resume(path, before, bytes_max, free_min)?)
+            }
+        };
+        writer.skip(piece.lost);
+        match piece.stream {
+            Some(stream) => writer.write(stream, &piece.data),
+            None => writer.finish(),
+        }
+    }
+
+    /// The worker has ended: what was lost last is said.
+    pub(super) fn end(&mut self, rank: u32) {
+        if let Some(mut writer) = self.writers.remove(&rank)
+            && let Err(error) = writer.finish()
+        {
+            tracing::warn!(rank, %error, "how much output was lost cannot be written");
+        }
+    }
+}

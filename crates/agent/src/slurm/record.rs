@@ -1,0 +1,166 @@
+//! What is on disk of one share: this node's part of one placement, as one batch job.
+//!
+//! Beside the folders of its workers (`tasks/`, as for processes of the host: output, end,
+//! acknowledgement) there is one record, `shares/<job>_<token>`, written before anything is asked of
+//! Slurm and whenever it must not be forgotten what was asked or granted.
+//!
+//! **Invariant:** no batch job exists without a record that was durable before it; a record says
+//! `granted` before the runner hears it.
+
+use crate::durable::{self, DurableError, read_record, write_record};
+use crate::order::{Placement, WorkerKey};
+use crate::task::TaskDir;
+use muster_transport::Secret;
+use muster_types::{ExitStatus, FencingToken, JobId};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// How far the batch job is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Stage {
+    /// To be submitted. `tried`: an earlier attempt may have been taken.
+    Wanted { tried: bool },
+    /// Slurm acknowledged this id.
+    Submitted { id: u32 },
+}
+
+/// The record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) placement: Placement,
+    pub(super) epoch: u64,
+    pub(super) secret: Secret,
+    pub(super) stage: Stage,
+    /// The runner that was told to launch.
+    pub(super) granted: Option<String>,
+}
+
+/// Where the records and the workers' folders of one node are.
+#[derive(Clone, Debug)]
+pub(super) struct Folders {
+    pub(super) shares: PathBuf,
+    pub(super) tasks: PathBuf,
+}
+
+/// What a share is found by.
+pub(super) type ShareKey = (JobId, FencingToken);
+
+fn file_name((job, token): ShareKey) -> String {
+    format!("{job}_{token}")
+}
+
+fn key_of_name(name: &str) -> Option<ShareKey> {
+    let (job, token) = name.split_once('_')?;
+    Some((job.parse().ok()?, token.parse().ok()?))
+}
+
+impl Folders {
+    pub(super) fn task(&self, key: WorkerKey) -> TaskDir {
+        TaskDir::of(&self.tasks, key)
+    }
+
+    fn path(&self, key: ShareKey) -> PathBuf {
+        self.shares.join(file_name(key))
+    }
+
+    /// Makes the workers' folders and the record; whether they are new.
+    ///
+    /// # Errors
+    /// When something cannot be made durable; then nothing may be submitted.
+    pub(super) fn begin(&self, record: &Record) -> io::Result<bool> {
+        let placement = &record.placement;
+        let key = (placement.job, placement.token);
+        if self.path(key).exists() {
+            return Ok(false);
+        }
+        let tasks: Vec<TaskDir> = placement.ranks().map(|rank| self.task(placement.key(rank))).collect();
+        // Of a refusal, or of an agent that died right here.
+        if tasks.iter().any(|task| task.path().exists()) {
+            return Ok(false);
+        }
+        for task in tasks {
+            make(task.path())?;
+        }
+        durable::sync_folder(&self.tasks)?;
+        self.write(record).map_err(io::Error::other)?;
+        Ok(true)
+    }
+
+    /// Replaces the record.
+    ///
+    /// # Errors
+    /// When it is not durable.
+    pub(super) fn write(&self, record: &Record) -> Result<(), DurableError> {
+        write_record(&self.path((record.placement.job, record.placement.token)), record)
+    }
+
+    /// Every record.
+    ///
+    /// # Errors
+    /// When one cannot be read: what it stood for may be running.
+    pub(super) fn records(&self) -> Result<Vec<Record>, DurableError> {
+        let fail = |source| DurableError::Read { path: self.shares.clone(), source };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.shares).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let Some(key) = entry.file_name().to_str().and_then(key_of_name) else { continue };
+            found.extend(read_record::<Record>(&self.path(key))?);
+        }
+        found.sort_by_key(|record| (record.placement.job, record.placement.token));
+        Ok(found)
+    }
+
+    /// The highest lease epoch that a record belongs to; 0 without any.
+    ///
+    /// # Errors
+    /// When a record cannot be read.
+    pub(super) fn epoch_floor(&self) -> io::Result<u64> {
+        make(&self.shares)?;
+        let records = self.records().map_err(io::Error::other)?;
+        Ok(records.iter().map(|record| record.epoch).max().unwrap_or(0))
+    }
+
+    /// Nothing of it is left, here or in Slurm.
+    ///
+    /// # Errors
+    /// When it cannot be removed; it is then found and settled again.
+    pub(super) fn forget(&self, key: ShareKey) -> io::Result<()> {
+        match std::fs::remove_file(self.path(key)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records an end, which is the first and only one.
+    ///
+    /// # Errors
+    /// When it is not durable.
+    pub(super) fn end(&self, key: WorkerKey, status: &ExitStatus) -> io::Result<()> {
+        let task = self.task(key);
+        make(task.path())?;
+        match task.exit() {
+            Ok(Some(_)) => Ok(()),
+            _ => task.write_exit(status.clone()).map_err(io::Error::other),
+        }
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_records_come_back() {
+        let key = (JobId(5 * 1024), FencingToken { generation: 2, log_index: muster_types::LogIndex(77) });
+        assert_eq!(key_of_name(&file_name(key)), Some(key));
+        for bad in ["", "job-1", "job-1_x", ".job-1_1.1.99", "lost+found"] {
+            assert_eq!(key_of_name(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,623 @@
+//! What a batch job of Slurm becomes: a small agent for one share, inside its allocation.
+//!
+//! It shows its ticket, is given what to launch, and launches it like any agent: every worker below a
+//! shim that stops it when the lease runs out. The lease comes over the link as a duration that is left,
+//! which the runner counts from the moment *before* it asked, on its own host's clock. When the link is
+//! down the workers go on as far as that lease does.
+//!
+//! **Invariant:** nothing is launched but by a grant; a runner's lease never stands longer than the
+//! agent's; when the runner ends nothing of its workers is left, or their shims are about to end them.
+
+use super::ends::code;
+use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
+use crate::clock::BootTime;
+use crate::config::{ControlGroups, MemoryLimit};
+use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::lease::Lease;
+use crate::order::{Placement, WorkerKey, detail};
+use crate::process::{ProcessExecutor, ProcessSettings};
+use crate::transcript::OutputStream;
+use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
+use muster_types::{DeviceSet, ExitStatus, HolderId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Bytes of a ticket.
+const TICKET_BYTES_MAX: u64 = 64 << 10;
+/// What is told and not acknowledged, at most.
+const WINDOW: usize = 32;
+/// Of a dial, and of the answer to a greeting.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// First and longest wait between two dials.
+const DIAL_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Between two renewals: a quarter of what is left, within these.
+const RENEW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// How long it goes on trying to tell, once all of its workers have ended.
+const TELL_MAX: Duration = Duration::from_secs(60);
+/// How long an end waits for the rest of its worker's output.
+const OUTPUT_MAX: Duration = Duration::from_secs(10);
+
+/// The runner's whole life; its exit code is its workers', or says why there were none.
+pub(crate) fn main() -> i32 {
+    let ticket = match ticket(std::io::stdin().lock()) {
+        Ok(ticket) => ticket,
+        Err(why) => return complain(code::SETUP, &why),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => {
+            let ended = runtime.block_on(run(ticket));
+            // A read of a hanging disk must not keep the allocation.
+            runtime.shutdown_background();
+            ended
+        }
+        Err(error) => Err((code::SETUP, format!("start: {error}"))),
+    };
+    match ended {
+        Ok(code) => code,
+        Err((code, why)) => complain(code, &why),
+    }
+}
+
+fn complain(code: u8, why: &str) -> i32 {
+    use std::io::Write as _;
+    // Into the batch job's own output; there is nobody else to tell.
+    let _ = writeln!(std::io::stderr().lock(), "muster runner: {why}");
+    i32::from(code)
+}
+
+fn ticket(from: impl Read) -> Result<Ticket, String> {
+    let mut text = Vec::new();
+    from.take(TICKET_BYTES_MAX).read_to_end(&mut text).map_err(|e| format!("read the ticket: {e}"))?;
+    serde_json::from_slice(&text).map_err(|e| format!("this command is a batch job's own: no ticket: {e}"))
+}
+
+/// The runner's folder, removed with it.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is a folder in a temporary place.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn folder(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
+    let path = ticket.directory.join(format!("{}-{:08x}", ticket.share, runner >> 96));
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+    made.map_err(|e| format!("make {}: {e}", path.display()))?;
+    let folder = Folder(path);
+    std::fs::create_dir(folder.0.join("tasks")).map_err(|e| format!("make {}: {e}", folder.0.display()))?;
+    Ok(folder)
+}
+
+type Failed = (u8, String);
+
+async fn run(ticket: Ticket) -> Result<i32, Failed> {
+    let runner: u128 = rand::random();
+    let folder = folder(&ticket, runner).map_err(|why| (code::SETUP, why))?;
+    let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
+    let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
+    let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
+    let (link, sent, first) = tokio::select! {
+        opened = dialler.open(Some(patience)) => opened.map_err(|why| (code::UNREACHABLE, why))?,
+        _ = term.recv() => return Err((code::REFUSED, "told to stop before there was anything to run".into())),
+    };
+    let grant = match first {
+        ToRunner::Launch(grant) => grant,
+        ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
+        _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
+    };
+    let running = Running::start(&folder.0, *grant, sent, runner).await;
+    let running = running.map_err(|why| (code::SETUP, why))?;
+    Ok(running.go_on(dialler, link, term).await)
+}
+
+/// One connection.
+struct Link {
+    messages: mpsc::Receiver<ToRunner>,
+    writer: SealedWriter<OwnedWriteHalf>,
+    /// Ends with the link.
+    _reading: JoinSet<()>,
+}
+
+struct Dialler {
+    ticket: Ticket,
+    runner: String,
+    wait: Duration,
+}
+
+impl Dialler {
+    /// Dials until the agent answers: the link, when the greeting was sent, and its first word.
+    async fn open(&mut self, until: Option<Instant>) -> Result<(Link, BootTime, ToRunner), String> {
+        loop {
+            let why = match tokio::time::timeout(ANSWER_MAX, self.once()).await {
+                Ok(Ok(opened)) => {
+                    self.wait = DIAL_WAIT.0;
+                    return Ok(opened);
+                }
+                Ok(Err(why)) => why,
+                Err(_) => "no answer in time".to_owned(),
+            };
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err(format!("the agent at {}: {why}", self.ticket.agent));
+            }
+            tokio::time::sleep(self.wait).await;
+            self.wait = (self.wait * 2).min(DIAL_WAIT.1);
+        }
+    }
+
+    async fn once(&self) -> Result<(Link, BootTime, ToRunner), String> {
+        let stream = TcpStream::connect(&self.ticket.agent).await.map_err(|e| e.to_string())?;
+        // Without it small frames would wait for each other; the connection works either way.
+        let _ = stream.set_nodelay(true);
+        let (from, to) = stream.into_split();
+        let opened = dial(from, to, &self.ticket.share, &self.ticket.secret).await;
+        let (mut reader, mut writer) = opened.map_err(|e| e.to_string())?;
+        let hello = ToAgent::Hello {
+            runner: self.runner.clone(),
+            slurm_job: std::env::var("SLURM_JOB_ID").unwrap_or_default(),
+            host: std::env::var("SLURMD_NODENAME").unwrap_or_default(),
+        };
+        let sent = BootTime::now();
+        writer.write(link::encode(&hello)).await.map_err(|e| e.to_string())?;
+        let first = reader.read().await.map_err(|e| e.to_string())?;
+        let first = first.ok_or("it closed the connection")?;
+        let first = link::decode(&first).ok_or("its answer is of another version")?;
+        let (tell, messages) = mpsc::channel(WINDOW);
+        let mut reading = JoinSet::new();
+        reading.spawn(read(reader, tell));
+        Ok((Link { messages, writer, _reading: reading }, sent, first))
+    }
+}
+
+async fn read(mut from: SealedReader<OwnedReadHalf>, tell: mpsc::Sender<ToRunner>) {
+    while let Ok(Some(bytes)) = from.read().await {
+        let Some(message) = link::decode(&bytes) else { continue };
+        if tell.send(message).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What is to be told, numbered when it is sent.
+enum Word {
+    Running(u32),
+    Ended(u32, ExitStatus),
+    Output(u32, OutputChunk),
+}
+
+/// The workers, and what they have to say.
+struct Running {
+    executor: ProcessExecutor,
+    placement: Placement,
+    lease: Lease,
+    /// What the lease was last said to leave, and when the next renewal is due.
+    renew_at: Instant,
+    renewals: BTreeMap<u64, BootTime>,
+    renewal: u64,
+    told: mpsc::Receiver<ExecutorEvent>,
+    words: mpsc::Receiver<Word>,
+    say: Option<mpsc::Sender<Word>>,
+    output: BTreeMap<u32, tokio::task::JoinHandle<()>>,
+    alive: BTreeSet<u32>,
+    /// The shortest grace asked for: one that is being launched is told again when it runs.
+    stops: BTreeMap<u32, Duration>,
+    /// Slurm has told the batch job to end, and nobody else these workers.
+    evicted: BTreeSet<u32>,
+    ends: BTreeMap<u32, ExitStatus>,
+    number: u64,
+    unacknowledged: VecDeque<(u64, Vec<u8>)>,
+}
+
+/// What ended one connection.
+enum Broken {
+    /// All is told.
+    Done,
+    /// To be dialled again.
+    Link,
+}
+
+impl Running {
+    async fn start(folder: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
+        let Grant { mut placement, left, node, accelerator, logs, pass_environment } = grant;
+        let mut lease = Lease::open(&folder.join("lease"), runner, 0).map_err(|e| e.to_string())?;
+        renew(&mut lease, sent, left);
+        let devices = map_devices(&mut placement, visible().as_deref());
+        let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
+        let shim_command = vec![own.display().to_string(), "shim".to_owned()];
+        let (executor, told) = ProcessExecutor::new(ProcessSettings {
+            tasks: folder.join("tasks"),
+            lease: folder.join("lease"),
+            holder: HolderId(runner),
+            shim_command,
+            node,
+            accelerator,
+            environment: crate::config::base_environment(&pass_environment),
+            logs,
+            // Slurm has its own.
+            control_groups: ControlGroups::Off,
+            // What was asked for is held also where Slurm itself does not.
+            memory_limit: MemoryLimit::Enforced,
+            // Notes of workers are taken on hosts with an agent of their own.
+            agent_socket: None,
+        });
+        let (say, words) = mpsc::channel(4);
+        let alive = placement.ranks().collect();
+        let shared = std::sync::Arc::new(placement.clone());
+        let launcher = executor.clone();
+        let epoch = lease.standing(BootTime::now()).map_or(0, |slot| slot.epoch);
+        tokio::spawn(async move {
+            match devices {
+                Ok(()) => launcher.start(shared, epoch).await,
+                Err(why) => {
+                    for rank in shared.ranks() {
+                        launcher.refuse(shared.key(rank), why.clone()).await;
+                    }
+                }
+            }
+        });
+        Ok(Running {
+            executor,
+            placement,
+            lease,
+            renew_at: Instant::now() + pause(left),
+            renewals: BTreeMap::new(),
+            renewal: 0,
+            told,
+            words,
+            say: Some(say),
+            output: BTreeMap::new(),
+            alive,
+            stops: BTreeMap::new(),
+            evicted: BTreeSet::new(),
+            ends: BTreeMap::new(),
+            number: 0,
+            unacknowledged: VecDeque::new(),
+        })
+    }
+
+    /// Until all is told, or there is no telling; the exit code.
+    async fn go_on(mut self, mut dialler: Dialler, mut link: Link, mut term: Signal) -> i32 {
+        loop {
+            if let Broken::Done = self.serve(&mut link, &mut term).await {
+                break;
+            }
+            drop(link);
+            match self.without_link(&mut dialler, &mut term).await {
+                Some(again) => link = again,
+                None => break,
+            }
+        }
+        exit_code(&self.ends)
+    }
+
+    /// Dials anew while the workers go on; none when there is nothing left to tell it for.
+    async fn without_link(&mut self, dialler: &mut Dialler, term: &mut Signal) -> Option<Link> {
+        loop {
+            // Only while workers run is there no end to it: their lease is one.
+            let until = self.alive.is_empty().then(|| Instant::now() + TELL_MAX);
+            let opened = tokio::select! {
+                opened = dialler.open(until) => opened,
+                Some(event) = self.told.recv() => {
+                    self.on_event(event).await;
+                    continue;
+                }
+                _ = term.recv() => {
+                    self.evict().await;
+                    continue;
+                }
+            };
+            let (link, sent, first) = match opened {
+                Ok(opened) => opened,
+                Err(why) => {
+                    complain(code::UNREACHABLE, &why);
+                    return None;
+                }
+            };
+            match first {
+                ToRunner::GoOn { left } => {
+                    renew(&mut self.lease, sent, left);
+                    self.renew_at = Instant::now();
+                    return Some(link);
+                }
+                _ => {
+                    complain(code::REFUSED, "the agent does not know this runner any more; stopping");
+                    self.stop_all(Duration::ZERO).await;
+                    while !self.alive.is_empty() {
+                        let Some(event) = self.told.recv().await else { break };
+                        self.on_event(event).await;
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    async fn serve(&mut self, link: &mut Link, term: &mut Signal) -> Broken {
+        for (_, frame) in &self.unacknowledged {
+            if link.writer.write(frame.clone()).await.is_err() {
+                return Broken::Link;
+            }
+        }
+        loop {
+            let told_all = self.say.is_none() && self.unacknowledged.is_empty() && self.words.is_empty();
+            if told_all && self.words.is_closed() {
+                // Lost with the connection, it would only cost the agent a look at Slurm.
+                let _ = link.writer.write(link::encode(&ToAgent::Done)).await;
+                return Broken::Done;
+            }
+            let sent = tokio::select! {
+                message = link.messages.recv() => match message {
+                    Some(message) => {
+                        self.on_message(message).await;
+                        Ok(())
+                    }
+                    None => return Broken::Link,
+                },
+                Some(event) = self.told.recv(), if !self.alive.is_empty() => {
+                    self.on_event(event).await;
+                    Ok(())
+                }
+                Some(word) = self.words.recv(), if self.unacknowledged.len() < WINDOW => {
+                    let frame = self.frame(word);
+                    link.writer.write(frame).await
+                }
+                () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
+                _ = term.recv() => {
+                    self.evict().await;
+                    Ok(())
+                }
+            };
+            if sent.is_err() {
+                return Broken::Link;
+            }
+        }
+    }
+
+    fn frame(&mut self, word: Word) -> Vec<u8> {
+        self.number += 1;
+        let number = self.number;
+        let frame = match word {
+            Word::Running(rank) => link::encode(&ToAgent::Running { number, rank }),
+            Word::Ended(rank, status) => link::encode(&ToAgent::Ended { number, rank, status }),
+            Word::Output(rank, chunk) => {
+                let OutputChunk { stream, data, dropped_bytes: lost, position: _ } = chunk;
+                link::encode_piece(&Piece { number, rank, stream, lost, data })
+            }
+        };
+        self.unacknowledged.push_back((number, frame.clone()));
+        frame
+    }
+
+    async fn ask_for_lease(&mut self, writer: &mut SealedWriter<OwnedWriteHalf>) -> Result<(), SealedError> {
+        self.renewal += 1;
+        let number = self.renewal;
+        // Answers come in order: of what is old only the newest few can still be answered.
+        while self.renewals.len() >= WINDOW {
+            self.renewals.pop_first();
+        }
+        self.renewals.insert(number, BootTime::now());
+        self.renew_at = Instant::now() + RENEW.1;
+        writer.write(link::encode(&ToAgent::Renew { number })).await
+    }
+
+    async fn on_message(&mut self, message: ToRunner) {
+        match message {
+            ToRunner::Lease { number, left } => {
+                let Some(sent) = self.renewals.remove(&number) else { return };
+                renew(&mut self.lease, sent, left);
+                self.renew_at = Instant::now() + pause(left);
+            }
+            ToRunner::Lapsed | ToRunner::Refused { .. } => {
+                let grace = self.placement.stop_grace;
+                let slot = self.lease.standing(BootTime::now());
+                self.stop_all(slot.map_or(Duration::ZERO, |s| Duration::from_millis(s.grace_ms)).min(grace))
+                    .await;
+                // Nothing renews any more; what is left of the lease ends the rest.
+                self.renew_at = Instant::now() + RENEW.1;
+            }
+            ToRunner::Ack { number } => {
+                while self.unacknowledged.front().is_some_and(|(first, _)| *first <= number) {
+                    self.unacknowledged.pop_front();
+                }
+            }
+            ToRunner::Stop { rank, grace_ms } => self.stop(rank, Duration::from_millis(grace_ms)).await,
+            ToRunner::Launch(_) | ToRunner::GoOn { .. } => {}
+        }
+    }
+
+    /// SIGTERM for the batch job itself.
+    async fn evict(&mut self) {
+        let unasked = self.alive.iter().filter(|rank| !self.stops.contains_key(rank));
+        self.evicted = unasked.copied().collect();
+        let grace = self.placement.stop_grace;
+        self.stop_all(grace).await;
+    }
+
+    async fn stop_all(&mut self, grace: Duration) {
+        for rank in self.alive.clone() {
+            self.stop(rank, grace).await;
+        }
+    }
+
+    async fn stop(&mut self, rank: u32, grace: Duration) {
+        if !self.alive.contains(&rank) {
+            return;
+        }
+        let grace = self.stops.get(&rank).map_or(grace, |before| grace.min(*before));
+        self.stops.insert(rank, grace);
+        if let Err(error) = self.executor.stop(self.placement.key(rank), grace).await {
+            // It has not been launched yet: it is told when it is.
+            complain(0, &format!("stop rank {rank}: {error}"));
+        }
+    }
+
+    async fn on_event(&mut self, event: ExecutorEvent) {
+        match event {
+            ExecutorEvent::Running(key) => {
+                if let Some(grace) = self.stops.get(&key.rank).copied() {
+                    self.stop(key.rank, grace).await;
+                }
+                let Some(say) = self.say.clone() else { return };
+                let reader = tokio::spawn(read_output(self.executor.clone(), key, say));
+                self.output.insert(key.rank, reader);
+            }
+            ExecutorEvent::Ended(key, status) => {
+                if !self.alive.remove(&key.rank) {
+                    return;
+                }
+                // What a program makes of being told to stop is not its result.
+                let status = match status {
+                    ExitStatus::Code(_) | ExitStatus::Signal(_) if self.evicted.contains(&key.rank) => {
+                        let text =
+                            "its batch job was told to end: cancelled in Slurm, out of time, or preempted";
+                        ExitStatus::BackendLost(text.to_owned())
+                    }
+                    status => status,
+                };
+                self.ends.insert(key.rank, status.clone());
+                let reader = self.output.remove(&key.rank);
+                // The last of its senders ends what there is to say.
+                let say = if self.alive.is_empty() { self.say.take() } else { self.say.clone() };
+                let Some(say) = say else { return };
+                tokio::spawn(async move {
+                    if let Some(mut reader) = reader
+                        && tokio::time::timeout(OUTPUT_MAX, &mut reader).await.is_err()
+                    {
+                        reader.abort();
+                    }
+                    // The receiver is gone when nothing can be told any more.
+                    let _ = say.send(Word::Ended(key.rank, status)).await;
+                });
+            }
+        }
+    }
+}
+
+/// First that it runs, then its output as it comes.
+async fn read_output(executor: ProcessExecutor, key: WorkerKey, say: mpsc::Sender<Word>) {
+    if say.send(Word::Running(key.rank)).await.is_err() {
+        return;
+    }
+    let (sink, mut chunks) = mpsc::channel::<OutputChunk>(1);
+    let streams = vec![OutputStream::Stdout, OutputStream::Stderr];
+    let request = OutputRequest { key, streams, follow: true, tail_bytes: 0, from_position: 0 };
+    let forward = async {
+        while let Some(chunk) = chunks.recv().await {
+            if say.send(Word::Output(key.rank, chunk)).await.is_err() {
+                return;
+            }
+        }
+    };
+    let read = async {
+        let sink = sink;
+        executor.read_output(request, sink).await
+    };
+    if let (Err(error), ()) = tokio::join!(read, forward) {
+        complain(0, &format!("output of rank {} is lost: {error}", key.rank));
+    }
+}
+
+fn renew(lease: &mut Lease, sent: BootTime, left: Left) {
+    let (ttl, grace) = (Duration::from_nanos(left.nanos), Duration::from_millis(left.grace_ms));
+    if let Err(error) = lease.renew(sent, ttl, grace, BootTime::now()) {
+        // The shims go by the file: without it they stop, which is the safe side.
+        complain(0, &format!("the lease could not be renewed: {error}"));
+    }
+}
+
+fn pause(left: Left) -> Duration {
+    (Duration::from_nanos(left.nanos) / 4).clamp(RENEW.0, RENEW.1)
+}
+
+/// The numbers of the devices that Slurm gave this job, as it says itself.
+fn visible() -> Option<String> {
+    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_GPUS"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))
+}
+
+/// Muster knows how many devices of a Slurm node are free, Slurm which: the lowest that were meant
+/// becomes the first that was given, and so on.
+fn map_devices(placement: &mut Placement, given: Option<&str>) -> Result<(), String> {
+    let meant = placement.workers.iter().fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
+    if meant.is_empty() {
+        return Ok(());
+    }
+    let given: Option<Vec<u16>> = given
+        .unwrap_or_default()
+        .split(',')
+        .map(|text| text.trim().parse().ok().filter(|n| *n < 64))
+        .collect();
+    let given = given.ok_or("Slurm names its devices in a way that is not understood")?;
+    if given.len() < meant.count() as usize {
+        return Err(detail(&format!("Slurm gave {} devices of {}", given.len(), meant.count())));
+    }
+    let of: BTreeMap<u16, u16> = meant.iter().zip(given).collect();
+    for worker in &mut placement.workers {
+        let own = worker.devices.iter().filter_map(|device| of.get(&device));
+        worker.devices = own.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)));
+    }
+    Ok(())
+}
+
+/// That of the lowest rank that did not succeed.
+fn exit_code(ends: &BTreeMap<u32, ExitStatus>) -> i32 {
+    match ends.values().find(|end| !end.is_success()) {
+        None => 0,
+        Some(ExitStatus::Code(code)) => *code,
+        Some(ExitStatus::Signal(signal)) => 128 + signal,
+        Some(_) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{placement, tests::order};
+
+    #[test]
+    fn what_slurm_gave_takes_the_place_of_what_was_meant() {
+        let with = |given: Option<&str>| {
+            let mut placement = placement(order()).unwrap();
+            placement.workers[0].devices = DeviceSet(0b1010_0000);
+            map_devices(&mut placement, given).map(|()| placement.workers[0].devices.0)
+        };
+        assert_eq!(with(Some("0,3")), Ok(0b1001));
+        assert_eq!(with(Some("2, 1,5")), Ok(0b0110));
+        for bad in [None, Some(""), Some("1"), Some("GPU-1b2,GPU-33"), Some("1,64"), Some("1,-2")] {
+            assert!(with(bad).is_err(), "{bad:?}");
+        }
+        let mut none = placement(order()).unwrap();
+        none.workers[0].devices = DeviceSet::EMPTY;
+        assert_eq!(map_devices(&mut none, None), Ok(()));
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_the_first_that_failed() {
+        let of = |list: &[ExitStatus]| {
+            exit_code(&list.iter().enumerate().map(|(rank, end)| (rank as u32, end.clone())).collect())
+        };
+        assert_eq!(of(&[ExitStatus::Code(0), ExitStatus::Code(0)]), 0);
+        assert_eq!(of(&[ExitStatus::Code(0), ExitStatus::Code(7), ExitStatus::Signal(9)]), 7);
+        assert_eq!(of(&[ExitStatus::Signal(9)]), 137);
+        assert_eq!(of(&[ExitStatus::LeaseExpired]), 1);
+    }
+
+    #[test]
+    fn a_ticket_is_read_or_refused() {
+        for bad in ["", "{}", "hello", "[1]", "{\"share\": 1}"] {
+            assert!(ticket(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Where runners inside allocations report to.
+//!
+//! **Invariant:** a caller costs one short-lived task until it has proved that it knows its share's
+//! secret; what it may ask then is about that share alone.
+
+use super::backend::{Backend, Registered, ToShare};
+use super::link::{self, Frame, ToAgent, ToRunner};
+use muster_transport::{SealedError, SealedReader, SealedWriter, greet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+/// Connections at once: one per share, and some that are about to end.
+const CONNECTIONS_MAX: usize = 16_384;
+/// From a connection to its first word.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+/// A runner that is there asks for its lease more often than this.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+/// Messages on their way to one runner.
+const OUTGOING_QUEUED_MAX: usize = 64;
+
+/// Accepts for ever.
+pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // Ends with the server.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, mostly: others will be given back.
+                tracing::warn!(%error, "a connection of a runner was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (backend, number) = (Arc::clone(&backend), NUMBERS.fetch_add(1, Ordering::Relaxed));
+        connections.spawn(async move {
+            let _permit = permit;
+            if let Err(why) = connection(&backend, stream, number).await {
+                tracing::info!(why, "a connection of a runner ended");
+            }
+        });
+    }
+}
+
+async fn connection(backend: &Backend, stream: TcpStream, number: u64) -> Result<(), String> {
+    // Without it small frames would wait for each other; the connection works either way.
+    let _ = stream.set_nodelay(true);
+    let (from, to) = stream.into_split();
+    let opening = async {
+        let greeted = greet(from, to).await.map_err(|e| e.to_string())?;
+        let share = backend.share(&greeted.name).ok_or("nothing waits for this runner")?;
+        let (mut reader, writer) = greeted.accept(&share.secret).await.map_err(|e| e.to_string())?;
+        let first = reader.read().await.map_err(|e| e.to_string())?.unwrap_or_default();
+        let Some(ToAgent::Hello { runner, slurm_job, host }) = link::decode(&first) else {
+            return Err("the first message must be a greeting".to_owned());
+        };
+        tracing::debug!(host, slurm_job, "a runner connects");
+        Ok((share, reader, writer, runner, slurm_job))
+    };
+    let opened = tokio::time::timeout(GREETING_MAX, opening).await;
+    let (share, reader, writer, runner, slurm_job) = opened.map_err(|_| "it said nothing in time")??;
+    let (out, outgoing) = mpsc::channel(OUTGOING_QUEUED_MAX);
+    let hello = ToShare::Hello { connection: number, runner, slurm_job, out: out.clone() };
+    share.inbox.send(hello).await.map_err(|_| "its share is over")?;
+    // The share keeps the other sender: when it drops that, the connection ends.
+    let weak = out.downgrade();
+    drop(out);
+    let ended = tokio::select! {
+        ended = read(reader, &share, number, &weak) => ended,
+        ended = write(writer, outgoing) => ended,
+    };
+    // Gone with the agent, or the share is over.
+    let _ = share.inbox.send(ToShare::Gone(number)).await;
+    ended.map_err(|error| error.to_string())
+}
+
+async fn read(
+    mut from: SealedReader<OwnedReadHalf>,
+    share: &Registered,
+    number: u64,
+    out: &mpsc::WeakSender<ToRunner>,
+) -> Result<(), SealedError> {
+    loop {
+        let read = tokio::time::timeout(SILENCE_MAX, from.read()).await;
+        let silent = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        let Some(bytes) = read.map_err(|_| SealedError::Io(silent))?? else { return Ok(()) };
+        match link::decode_frame(&bytes) {
+            Some(Frame::Message(ToAgent::Renew { number })) => {
+                let answer = match share.promise.left() {
+                    Some(left) => ToRunner::Lease { number, left },
+                    None => ToRunner::Lapsed,
+                };
+                let Some(out) = out.upgrade() else { return Ok(()) };
+                // A full queue: the runner takes nothing, and so gets no lease either.
+                let _ = out.try_send(answer);
+            }
+            Some(frame) => {
+                if share.inbox.send(ToShare::Frame(number, frame)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            None => tracing::debug!("a frame of another version is passed over"),
+        }
+    }
+}
+
+async fn write(
+    mut to: SealedWriter<OwnedWriteHalf>,
+    mut outgoing: mpsc::Receiver<ToRunner>,
+) -> Result<(), SealedError> {
+    while let Some(message) = outgoing.recv().await {
+        to.write(link::encode(&message)).await?;
+    }
+    Ok(())
+}

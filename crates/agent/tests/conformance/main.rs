@@ -1,0 +1,13 @@
+//! What every executor must do, whatever runs its workers: the same suite over processes of the host,
+//! over a cluster that exists in memory only, and over a real Slurm.
+//!
+//! Slurm is Debian's, started by the test itself as root; where it cannot be, its part says `skipped`.
+
+mod memory;
+mod misbehaving;
+mod process;
+mod slurm;
+mod suite;
+
+#[path = "../support/lab.rs"]
+mod lab;

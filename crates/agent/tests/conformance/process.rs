@@ -1,0 +1,154 @@
+//! Processes of the host.
+
+use crate::suite::{Behaviour, Subject, conforms};
+use muster_agent::clock::BootTime;
+use muster_agent::executor::ExecutorEvent;
+use muster_agent::lease::Lease;
+use muster_agent::order::WorkerKey;
+use muster_agent::process::{ProcessExecutor, ProcessSettings};
+use muster_agent::{ControlGroups, LogLimits, MemoryLimit};
+use muster_types::HolderId;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+pub const HOLDER: u128 = 7;
+/// Long enough for a loaded machine to keep it, short enough to watch it run out.
+const TTL: Duration = Duration::from_secs(8);
+
+/// A shell that behaves so, and leaves a line in `launches/<key>` when it is launched.
+pub fn shell(folder: &Path, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
+    let rank = key.rank;
+    let then = match behaviour {
+        Behaviour::Missing => return vec!["/nonexistent/program".into()],
+        Behaviour::Exit(code) => format!("echo rank {rank}; exit {code}"),
+        Behaviour::Signal(signal) => format!("kill -{signal} $$"),
+        // A shell takes a signal only when what it waits for ends: it waits for a background sleep.
+        Behaviour::Hold => "trap 'kill $!; exit 0' TERM; while :; do sleep 600 & wait $!; done".to_owned(),
+        Behaviour::Stubborn => "trap '' TERM; while :; do sleep 600 & wait $!; done".to_owned(),
+    };
+    let file = launch_file(folder, key);
+    vec!["sh".into(), "-c".into(), format!("echo x >> '{}'; {then}", file.display())]
+}
+
+fn launch_file(folder: &Path, key: WorkerKey) -> PathBuf {
+    folder.join("launches").join(format!("{}_{}_{}", key.job, key.token, key.rank))
+}
+
+pub fn launches(folder: &Path, key: WorkerKey) -> usize {
+    std::fs::read_to_string(launch_file(folder, key)).unwrap_or_default().lines().count()
+}
+
+/// A lease that the test keeps, as heartbeats would.
+pub struct Keeper {
+    pub lease: Arc<Mutex<Lease>>,
+    paused: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Keeper {
+    pub fn start(path: &Path) -> Keeper {
+        let lease = Arc::new(Mutex::new(Lease::open(path, HOLDER, 0).unwrap()));
+        renew(&lease);
+        let paused = Arc::new(AtomicBool::new(false));
+        let over = Arc::new(AtomicBool::new(false));
+        let (kept, pause, end) = (Arc::clone(&lease), Arc::clone(&paused), Arc::clone(&over));
+        let thread = std::thread::spawn(move || {
+            while !end.load(Ordering::SeqCst) {
+                if !pause.load(Ordering::SeqCst) {
+                    renew(&kept);
+                }
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        Keeper { lease, paused, over, thread: Some(thread) }
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.lease.lock().unwrap().standing(BootTime::now()).expect("the lease is kept").epoch
+    }
+
+    /// No heartbeat is acknowledged until the lease has run out; then again.
+    pub async fn lapse(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+        let over = || self.lease.lock().unwrap().standing(BootTime::now()).is_none();
+        while !over() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.paused.store(false, Ordering::SeqCst);
+        while over() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn renew(lease: &Mutex<Lease>) {
+    let now = BootTime::now();
+    lease.lock().unwrap().renew(now, TTL, Duration::from_millis(300), now).unwrap();
+}
+
+struct Processes {
+    folder: tempfile::TempDir,
+    keeper: Keeper,
+}
+
+impl Subject for Processes {
+    type Executor = ProcessExecutor;
+
+    async fn open(&mut self) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
+        let binary = env!("CARGO_BIN_EXE_muster-agent-process");
+        ProcessExecutor::new(ProcessSettings {
+            tasks: self.folder.path().join("tasks"),
+            lease: self.folder.path().join("lease"),
+            holder: HolderId(HOLDER),
+            shim_command: vec![binary.into(), "shim".into()],
+            node: "host-a".into(),
+            accelerator: String::new(),
+            environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            logs: LogLimits::usual(),
+            control_groups: ControlGroups::Off,
+            memory_limit: MemoryLimit::Off,
+            agent_socket: None,
+        })
+    }
+
+    fn command(&self, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
+        shell(self.folder.path(), key, behaviour)
+    }
+
+    fn launches(&self, key: WorkerKey) -> usize {
+        launches(self.folder.path(), key)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.keeper.epoch()
+    }
+
+    fn break_backend(&mut self, _broken: bool) -> bool {
+        false
+    }
+
+    async fn lapse(&mut self) {
+        self.keeper.lapse().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn processes_conform() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tasks", "launches"] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let keeper = Keeper::start(&folder.path().join("lease"));
+    conforms(&mut Processes { folder, keeper }).await;
+}

@@ -1,0 +1,104 @@
+"""What a failed attempt means: an answer, or another attempt, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Iterable, Sequence
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from .errors import NotFound, Refused, Violation
+
+_DOMAIN = "muster.dev"
+_DETAILS = "grpc-status-details-bin"
+
+# Refusals that may end differently: at the same replica a moment later, or at another one.
+_STAY = {"OVERLOADED", "OUTCOME_UNKNOWN", "STORAGE_FULL", "CLUSTER_RECOVERING"}
+_ROTATE = {"DIVERGED", "TOO_STALE", "READ_UNCONFIRMED"}
+_BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
+
+
+class Verdict(Enum):
+    """What to do about a failed attempt."""
+
+    FINAL = "final"
+    STAY = "stay"
+    ROTATE = "rotate"
+    FOLLOW = "follow"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed attempt."""
+
+    verdict: Verdict
+    refused: Refused
+    leader: str
+    retry_after_s: float
+
+
+def judge(
+    operation: str,
+    code: grpc.StatusCode,
+    message: str,
+    trailers: Iterable[tuple[str, str | bytes]],
+    names_log_index: bool,
+) -> Failure:
+    """Reads a status. ``names_log_index``: the request names a position that a replica may not have reached."""
+    reason, number, metadata, violations, retry_after_s = "", "", {}, [], 0.0
+    for detail in _details(trailers):
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == _DOMAIN:
+                reason, metadata = info.reason, dict(info.metadata)
+                number = metadata.pop("code", "")
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad = error_details_pb2.BadRequest()
+            if detail.Unpack(bad):
+                violations = [Violation(v.field, v.description) for v in bad.field_violations]
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            if detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    kind = NotFound if code == grpc.StatusCode.NOT_FOUND else Refused
+    refused = kind(
+        operation=operation,
+        message=message,
+        reason=reason,
+        number=number,
+        grpc_code=code.name,
+        violations=tuple(violations),
+        metadata=metadata,
+    )
+    leader = metadata.get("leader_endpoint", "")
+    return Failure(_verdict(reason, code, leader, names_log_index), refused, leader, retry_after_s)
+
+
+def _verdict(reason: str, code: grpc.StatusCode, leader: str, names_log_index: bool) -> Verdict:
+    if reason == "NOT_LEADER":
+        return Verdict.FOLLOW if leader else Verdict.ROTATE
+    if reason in _STAY:
+        return Verdict.STAY
+    if reason in _ROTATE or (reason == "RESUME_TOKEN_INVALID" and names_log_index):
+        return Verdict.ROTATE
+    if reason:
+        return Verdict.FINAL
+    # Statuses of proxies, of broken connections and of newer servers: ours always carry a reason.
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or code in _BROKEN:
+        return Verdict.ROTATE
+    return Verdict.STAY if code == grpc.StatusCode.RESOURCE_EXHAUSTED else Verdict.FINAL
+
+
+def _details(trailers: Iterable[tuple[str, str | bytes]]) -> Sequence[any_pb2.Any]:
+    for key, value in trailers:
+        if key == _DETAILS and isinstance(value, bytes):
+            status = status_pb2.Status()
+            try:
+                status.ParseFromString(value)
+            except Exception:  # noqa: BLE001 - what a broken proxy sends is no reason to fail otherwise
+                return ()
+            return list(status.details)
+    return ()

@@ -1,0 +1,421 @@
+//! Probes of the network between nodes: by hand, and before a large gang starts.
+//!
+//! Nothing of a probe is logged: it is made again by the next leader. What comes of a check is: a node that is
+//! found at fault reports that its workers of that placement did not start for it, and what follows is
+//! decided from that report like from any other.
+//!
+//! **Invariant:** a check that cannot be made holds up nobody: without a result a gang starts. Nobody is blamed
+//! by one probe alone.
+
+use muster_state::{Phase, RankState};
+use muster_types::probe::{Finding, Link, Ring, better_of, findings};
+use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode};
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::session::Outbound;
+
+/// Nodes of one probe by hand.
+pub const PROBE_NODES_MAX: usize = 256;
+/// Nodes of a gang that are checked; of a larger one the check is left out, and that is said.
+const PREFLIGHT_NODES_MAX: usize = 1_024;
+/// Probes at a time: they share networks.
+const PROBES_MAX: usize = 8;
+/// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time
+/// is measured by what came within it.
+const PAIR_BYTES: u64 = 4 << 20;
+const PAIR_MS: u32 = 100;
+const RING_BYTES: u64 = 1 << 20;
+const BUDGET_MS: u32 = 6_000;
+/// How long nodes may take to listen, and to say what they measured once their time is over.
+const LISTEN_MAX: Duration = Duration::from_secs(5);
+const RESULT_MAX: Duration = Duration::from_secs(2);
+/// How long the check of one gang may be gathered for, or its verdict be remembered, when nothing happens.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What an agent says of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeReport {
+    /// Everything is ready for the workers of a placement but the check.
+    Waiting {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
+    /// Where the node listens, or why it does not.
+    Listening {
+        /// Which probe.
+        probe: u64,
+        /// The port.
+        port: Result<u16, String>,
+    },
+    /// What it measured.
+    Measured {
+        /// Which probe.
+        probe: u64,
+        /// Both directions of the pairs that it led.
+        links: Vec<Link>,
+        /// The ring, when it came to its end.
+        ring: Option<Ring>,
+    },
+}
+
+/// What an agent is asked to do for a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeOrder {
+    /// Listen.
+    Listen {
+        /// Which probe.
+        probe: u64,
+    },
+    /// Measure.
+    Run {
+        /// Which probe.
+        probe: u64,
+        /// What connections have to show.
+        key: u128,
+        /// This node's place.
+        own: u32,
+        /// Where everybody listens.
+        peers: Arc<Vec<(String, u16)>>,
+        /// Bytes in one direction of one pair.
+        pair_bytes: u64,
+        /// How long that may take.
+        pair_ms: u32,
+        /// Bytes that the ring reduces.
+        ring_bytes: u64,
+        /// Everything together.
+        budget_ms: u32,
+    },
+    /// What came of the check of a placement: start, or why this node is at fault.
+    Verdict {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// None to start.
+        fault: Option<String>,
+    },
+}
+
+/// A probe that came to its end. Places count in the order of the nodes asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProbeResult {
+    /// Every direction that was measured, the better of two probes where there were two.
+    pub links: Vec<Link>,
+    /// The ring, as each saw it.
+    pub rings: Vec<Ring>,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+type Heard = mpsc::Sender<(NodeId, ProbeReport)>;
+
+/// The check of one placement.
+#[derive(Default)]
+struct Check {
+    waiting: BTreeSet<NodeId>,
+    changed: Arc<Notify>,
+    /// Once it is over, who is at fault and how.
+    verdict: Option<BTreeMap<NodeId, String>>,
+}
+
+/// Probes that run, and checks that gather their nodes.
+pub(crate) struct Probes {
+    next: AtomicU64,
+    /// Keyed anew in every process: neither a number nor a key can be guessed.
+    numbers: RandomState,
+    keys: RandomState,
+    running: Mutex<BTreeMap<u64, Heard>>,
+    checks: Mutex<BTreeMap<(JobId, FencingToken), Check>>,
+    room: Semaphore,
+}
+
+impl Default for Probes {
+    fn default() -> Probes {
+        Probes {
+            next: AtomicU64::new(0),
+            numbers: RandomState::new(),
+            keys: RandomState::new(),
+            running: Mutex::default(),
+            checks: Mutex::default(),
+            room: Semaphore::new(PROBES_MAX),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unavailable(text: impl Into<String>) -> Refusal {
+    Refusal::new(RefusalCode::ProbeUnavailable, text)
+}
+
+/// Takes a probe out of the running ones however its future ends.
+struct Running<'a> {
+    probes: &'a Probes,
+    probe: u64,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        locked(&self.probes.running).remove(&self.probe);
+    }
+}
+
+impl Engine {
+    /// Measures the network between these nodes, each named once; again when something seems to be wrong, so that
+    /// nobody is blamed for a moment. This replica must lead.
+    ///
+    /// # Errors
+    /// When a node cannot take part, or too many probes run.
+    pub async fn probe(&self, nodes: &[NodeId]) -> Result<ProbeResult, Refusal> {
+        let room = self.inner.probes.room.try_acquire();
+        let _room = room.map_err(|_| {
+            let text = format!("{PROBES_MAX} probes run already; try again in some seconds");
+            Refusal::new(RefusalCode::Overloaded, text)
+        })?;
+        let view = self.view();
+        let names: Vec<String> = nodes
+            .iter()
+            .map(|node| view.node(*node).map_or_else(|| node.to_string(), |row| row.spec.name.to_string()))
+            .collect();
+        let (links, rings) = self.probe_once(nodes, &names).await?;
+        let found = findings(&names, &links, &rings);
+        if found.is_empty() {
+            return Ok(ProbeResult { links, rings, findings: found });
+        }
+        let (again, rings) = self.probe_once(nodes, &names).await?;
+        let links = better_of(links, again);
+        let findings = findings(&names, &links, &rings);
+        Ok(ProbeResult { links, rings, findings })
+    }
+
+    async fn probe_once(
+        &self,
+        nodes: &[NodeId],
+        names: &[String],
+    ) -> Result<(Vec<Link>, Vec<Ring>), Refusal> {
+        let probes = &self.inner.probes;
+        let number = probes.next.fetch_add(1, Ordering::Relaxed);
+        let probe = probes.numbers.hash_one(number);
+        let key = u128::from(probes.keys.hash_one(number)) << 64 | u128::from(probes.keys.hash_one(!number));
+        // Two reports of each node at most; a node that says more is not waited for.
+        let (heard, mut reports) = mpsc::channel(2 * nodes.len());
+        locked(&probes.running).insert(probe, heard);
+        let _running = Running { probes, probe };
+        let view = self.view();
+        // An agent that comes back is waited for a moment, all of them at once.
+        let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
+            self.session_of(*node).await.map_err(|refusal| match refusal.code {
+                RefusalCode::LogsUnavailable => unavailable(format!("{name} has no session")),
+                _ => refusal,
+            })
+        });
+        let sessions = futures::future::try_join_all(sessions).await?;
+        let send = |place: usize, order: ProbeOrder| {
+            let sent = sessions[place].try_send(Outbound::Probe(order));
+            sent.map_err(|_| unavailable(format!("the session of {} takes nothing at present", names[place])))
+        };
+        for place in 0..nodes.len() {
+            send(place, ProbeOrder::Listen { probe })?;
+        }
+        let place_of: BTreeMap<NodeId, usize> =
+            nodes.iter().enumerate().map(|(at, node)| (*node, at)).collect();
+        let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
+        let deadline = Instant::now() + LISTEN_MAX;
+        while ports.len() < nodes.len() {
+            let Ok(Some((node, report))) = tokio::time::timeout_at(deadline, reports.recv()).await else {
+                let silent = (0..nodes.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
+                return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
+            };
+            let (Some(place), ProbeReport::Listening { port, .. }) = (place_of.get(&node), report) else {
+                continue;
+            };
+            let port = port.map_err(|why| unavailable(format!("{} cannot listen: {why}", names[*place])))?;
+            ports.insert(*place, port);
+        }
+        let address = |place: &usize| view.node(nodes[*place]).map(|row| row.spec.address.clone());
+        let peers = ports.iter().map(|(place, port)| (address(place).unwrap_or_default(), *port)).collect();
+        let peers: Arc<Vec<(String, u16)>> = Arc::new(peers);
+        for place in 0..nodes.len() {
+            let run = ProbeOrder::Run {
+                probe,
+                key,
+                own: place as u32,
+                peers: Arc::clone(&peers),
+                pair_bytes: PAIR_BYTES,
+                pair_ms: PAIR_MS,
+                ring_bytes: RING_BYTES,
+                budget_ms: BUDGET_MS,
+            };
+            send(place, run)?;
+        }
+        let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let deadline = Instant::now() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
+        while told.len() < nodes.len() {
+            let Ok(Some((node, report))) = tokio::time::timeout_at(deadline, reports.recv()).await else {
+                break;
+            };
+            let (Some(place), ProbeReport::Measured { links: own, ring, .. }) = (place_of.get(&node), report)
+            else {
+                continue;
+            };
+            let place = *place as u32;
+            // Each speaks of the pairs that it led, and of nobody else's.
+            let is_own = |link: &Link| {
+                let (low, high) = (link.from.min(link.to), link.from.max(link.to));
+                low == place && low < high && (high as usize) < nodes.len()
+            };
+            if told.insert(place) {
+                links.extend(own.into_iter().filter(is_own));
+                rings.extend(ring.map(|ring| Ring { host: place, ..ring }));
+            }
+        }
+        Ok((links, rings))
+    }
+
+    /// An agent says something of a probe.
+    pub(crate) fn probe_reported(&self, node: NodeId, report: ProbeReport) {
+        let probes = &self.inner.probes;
+        let probe = match &report {
+            ProbeReport::Waiting { job, token } => return self.check_waits(node, *job, *token),
+            ProbeReport::Listening { probe, .. } | ProbeReport::Measured { probe, .. } => *probe,
+        };
+        let heard = locked(&probes.running).get(&probe).cloned();
+        // Of a probe that is over, or more than it may say.
+        let _ = heard.map(|heard| heard.try_send((node, report)));
+    }
+
+    /// A node is ready for a placement but for the check. The first one begins it; one that comes back after
+    /// the verdict is told it.
+    fn check_waits(&self, node: NodeId, job: JobId, token: FencingToken) {
+        let mut checks = locked(&self.inner.probes.checks);
+        let known = checks.contains_key(&(job, token));
+        if !known {
+            let view = self.view();
+            if !is_starting(&view, job, token) {
+                return;
+            }
+            checks.retain(|(job, token), _| is_starting(&view, *job, *token));
+        }
+        let check = checks.entry((job, token)).or_default();
+        check.waiting.insert(node);
+        check.changed.notify_one();
+        match &check.verdict {
+            Some(faults) => self.tell_verdict(node, job, token, faults.get(&node).cloned()),
+            None if known => {}
+            None => {
+                let changed = Arc::clone(&check.changed);
+                let engine = self.clone();
+                tokio::spawn(async move { engine.check(job, token, changed).await });
+            }
+        }
+    }
+
+    fn tell_verdict(&self, node: NodeId, job: JobId, token: FencingToken, fault: Option<String>) {
+        // Without a session the node will say again that it waits.
+        if let Some(session) = self.inner.sessions.outbound(node) {
+            let _ = session.try_send(Outbound::Probe(ProbeOrder::Verdict { job, token, fault }));
+        }
+    }
+
+    /// Gathers the nodes of a placement, has them measured, and tells them what came of it.
+    async fn check(&self, job: JobId, token: FencingToken, changed: Arc<Notify>) {
+        let Some(nodes) = self.gather(job, token, &changed).await else {
+            locked(&self.inner.probes.checks).remove(&(job, token));
+            return;
+        };
+        let faults = self.faults_among(job, &nodes).await;
+        let told: Vec<NodeId> = {
+            let mut checks = locked(&self.inner.probes.checks);
+            let Some(check) = checks.get_mut(&(job, token)) else { return };
+            check.verdict = Some(faults.clone());
+            check.waiting.iter().copied().collect()
+        };
+        for node in told {
+            // Where somebody is at fault the others are stopped by what follows from that.
+            if faults.is_empty() || faults.contains_key(&node) {
+                self.tell_verdict(node, job, token, faults.get(&node).cloned());
+            }
+        }
+    }
+
+    /// Waits until every node of the placement waits for the check, or has started without it; those that wait.
+    async fn gather(&self, job: JobId, token: FencingToken, changed: &Notify) -> Option<Vec<NodeId>> {
+        let mut applied = self.inner.shared.applied.subscribe();
+        loop {
+            applied.mark_unchanged();
+            let view = self.view();
+            if !is_starting(&view, job, token) || !self.is_leader() {
+                return None;
+            }
+            let placement = view.job(job).and_then(|row| row.placement.clone())?;
+            let unstarted: BTreeSet<NodeId> = placement
+                .slots
+                .iter()
+                .zip(&placement.ranks)
+                .filter(|(_, state)| **state == RankState::Assigned)
+                .map(|(slot, _)| slot.node)
+                .collect();
+            let waiting = locked(&self.inner.probes.checks).get(&(job, token)).map(|c| c.waiting.clone())?;
+            if unstarted.is_subset(&waiting) {
+                return Some(unstarted.into_iter().collect());
+            }
+            tokio::select! {
+                () = self.stopping() => return None,
+                () = changed.notified() => {}
+                _ = applied.changed() => {}
+                // Leadership may end without a record.
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        }
+    }
+
+    /// Which of these nodes are at fault. None when that cannot be found out.
+    async fn faults_among(&self, job: JobId, nodes: &[NodeId]) -> BTreeMap<NodeId, String> {
+        if nodes.len() < 2 {
+            return BTreeMap::new();
+        }
+        if nodes.len() > PREFLIGHT_NODES_MAX {
+            tracing::warn!(%job, nodes = nodes.len(), "the gang is too large to be checked; it starts");
+            return BTreeMap::new();
+        }
+        let begun = Instant::now();
+        match self.probe(nodes).await {
+            Ok(result) if result.findings.is_empty() => {
+                let took_ms = begun.elapsed().as_millis() as u64;
+                tracing::info!(%job, nodes = nodes.len(), took_ms, "the network of the gang is sound");
+                BTreeMap::new()
+            }
+            Ok(result) => {
+                for finding in &result.findings {
+                    tracing::warn!(%job, %finding, "a gang does not start on a node that the check found at fault");
+                }
+                let at = |finding: &Finding| nodes.get(finding.host as usize).copied();
+                let faults = result.findings.iter();
+                faults.filter_map(|found| Some((at(found)?, found.to_string()))).collect()
+            }
+            Err(refusal) => {
+                tracing::warn!(%job, %refusal, "the network of the gang could not be checked; it starts");
+                BTreeMap::new()
+            }
+        }
+    }
+}
+
+fn is_starting(view: &muster_state::State, job: JobId, token: FencingToken) -> bool {
+    view.job(job).is_some_and(|row| {
+        let current = row.placement.as_ref().is_some_and(|placement| placement.token == token);
+        current && matches!(row.phase, Phase::Starting | Phase::Running)
+    })
+}

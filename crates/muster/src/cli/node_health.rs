@@ -1,0 +1,538 @@
+//! `muster node drain`, `quarantine`, `repair`, `health` and their opposites.
+
+use clap::{Args, Subcommand};
+use muster_client::Client;
+use muster_wire::v1;
+use serde::Serialize;
+
+use super::Global;
+use super::console::{Console, Format, Grid};
+use super::failure::{Exit, Failure};
+use super::node::print_nodes;
+use super::reading::ReadArgs;
+use super::view::{self, Document};
+use crate::manifest::duration_ms;
+
+/// Commands about what keeps work away from nodes.
+#[derive(Subcommand)]
+pub enum HealthCommand {
+    /// Empty nodes: work moves elsewhere, and what is still there at the deadline is stopped
+    #[command(after_help = "\
+Examples:
+  muster node drain host-17 --deadline 30m
+  muster node drain host-17                   as long as it takes
+
+Gangs that have saved their work move as soon as there is room; the others end by themselves or at the deadline.
+A node is empty when its status is `drained`.")]
+    Drain {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+        /// When what is still there is stopped: 90s, 30m, 12h [default: never]
+        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        deadline: Option<u64>,
+    },
+    /// Put drained nodes back
+    Undrain {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
+    /// Keep nodes away from new work; what runs on them goes on
+    #[command(
+        after_help = "Examples:\n  muster node quarantine host-17 --reason \"jobs fail here and nowhere else\""
+    )]
+    Quarantine {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+        /// One sentence
+        #[arg(long)]
+        reason: String,
+    },
+    /// Let nodes back that were in quarantine
+    Release {
+        /// Their names or ids
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
+    /// Repair a node: empty it, have its agent do the work, put it back
+    #[command(after_help = "\
+Examples:
+  muster node repair host-17
+  muster node repair host-17 --action reset-gpu --device 3
+  muster node repair host-17 --done
+  muster node repair host-17 --failed \"no spare\"
+
+The agent runs `health.repair_command` of its configuration once the node is empty; without one a person does the
+work and says --done. With --done everything known against the node is over, but for what its agent still sees.")]
+    Repair(RepairArgs),
+    /// Show what is known of a node's health
+    Health {
+        /// Its name or id
+        node: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Show or set what is made of XIDs and other findings
+    #[command(subcommand)]
+    HealthPolicy(PolicyCommand),
+}
+
+/// Options of `muster node repair`.
+#[derive(Args)]
+pub struct RepairArgs {
+    /// Its name or id
+    node: String,
+    /// What is to be done [default: what the gravest of its conditions asks for]
+    #[arg(long, value_parser = ["reset-gpu", "reboot-node", "inspect"])]
+    action: Option<String>,
+    /// A device concerned, by its number; may be repeated [default: those that are not to be used]
+    #[arg(long, value_name = "N")]
+    device: Vec<u32>,
+    /// When what is still there is stopped [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    deadline: Option<u64>,
+    /// It is repaired
+    #[arg(long, conflicts_with_all = ["failed", "action", "device", "deadline"])]
+    done: bool,
+    /// It could not be repaired, with a sentence
+    #[arg(long, value_name = "WHY", conflicts_with_all = ["action", "device", "deadline"])]
+    failed: Option<String>,
+}
+
+/// Commands about the health policy.
+#[derive(Subcommand)]
+pub enum PolicyCommand {
+    /// Show the policy in force
+    Show {
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Change lines of it
+    #[command(after_help = "\
+Examples:
+  muster node health-policy set xid-94=inspect slowdown=ignore
+  muster node health-policy set xid-13=default reboots-max=3
+
+Actions: ignore, restart-app, cordon, reset-gpu, reboot-node, inspect; for XIDs as-driver-says, and default for no
+line of their own. Settings: xid-unlisted, trust-driver, reboots-max, reset-takes-group, maintenance-lead.
+Refused when somebody else changed it meanwhile. What was concluded before stands until a node's next report.")]
+    Set {
+        /// Findings or settings and what they are to be
+        #[arg(required = true, value_name = "NAME=VALUE")]
+        changes: Vec<String>,
+    },
+}
+
+fn duration(text: &str) -> Result<u64, String> {
+    duration_ms(text).map_err(|error| error.to_string())
+}
+
+/// What keeps work away from a node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Restriction {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quarantine: Option<Quarantine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repair: Option<Repair>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub recent: Vec<Condition>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub maintenance_at: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unusable_devices: Vec<u32>,
+    pub out_of_service: bool,
+}
+
+/// Everything is to go.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Drain {
+    pub since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    pub cause: String,
+}
+
+/// Kept away from work.
+#[derive(Clone, Debug, Serialize)]
+pub struct Quarantine {
+    pub since: Option<String>,
+    pub reason: String,
+}
+
+/// Being repaired.
+#[derive(Clone, Debug, Serialize)]
+pub struct Repair {
+    pub number: u64,
+    pub action: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<u32>,
+    pub since: Option<String>,
+    pub phase: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Serialize)]
+pub struct Condition {
+    pub finding: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<u32>,
+    pub action: String,
+    pub since: Option<String>,
+    pub count: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+fn time(at_ms: u64) -> Option<String> {
+    view::time(at_ms)
+}
+
+impl From<v1::NodeCondition> for Condition {
+    fn from(condition: v1::NodeCondition) -> Condition {
+        Condition {
+            finding: condition.finding,
+            device: condition.device,
+            action: condition.action,
+            since: time(condition.since_ms),
+            count: condition.count,
+            detail: condition.detail,
+        }
+    }
+}
+
+impl From<v1::NodeRestriction> for Restriction {
+    fn from(restriction: v1::NodeRestriction) -> Restriction {
+        Restriction {
+            drain: restriction.drain.map(|drain| Drain {
+                since: time(drain.since_ms),
+                deadline: drain.deadline_ms.and_then(time),
+                cause: drain.cause,
+            }),
+            quarantine: restriction
+                .quarantine
+                .map(|quarantine| Quarantine { since: time(quarantine.since_ms), reason: quarantine.reason }),
+            repair: restriction.repair.map(|repair| Repair {
+                number: repair.number,
+                action: repair.action,
+                devices: repair.devices,
+                since: time(repair.since_ms),
+                phase: repair.phase,
+                detail: repair.detail,
+            }),
+            conditions: restriction.conditions.into_iter().map(Into::into).collect(),
+            recent: restriction.recent.into_iter().map(Into::into).collect(),
+            maintenance_at: restriction.maintenance_at_ms.and_then(time),
+            unusable_devices: restriction.unusable_devices,
+            out_of_service: restriction.out_of_service,
+        }
+    }
+}
+
+impl Restriction {
+    /// Whether it keeps anything away.
+    pub fn is_felt(&self) -> bool {
+        self.drain.is_some()
+            || self.quarantine.is_some()
+            || self.repair.is_some()
+            || self.out_of_service
+            || !self.unusable_devices.is_empty()
+    }
+
+    /// In one word, what says most first.
+    pub fn status(&self, is_empty: bool) -> &'static str {
+        match (&self.repair, &self.drain) {
+            (Some(repair), _) if repair.phase == "failed" => "repair-failed",
+            (Some(_), _) => "in-repair",
+            (None, Some(_)) if is_empty => "drained",
+            (None, Some(_)) => "draining",
+            (None, None) if self.quarantine.is_some() => "quarantined",
+            (None, None) if self.out_of_service => "unhealthy",
+            (None, None) => "degraded",
+        }
+    }
+}
+
+pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> Result<Exit, Failure> {
+    match command {
+        HealthCommand::Drain { nodes, deadline } => {
+            drain(&global.client().await?, console, nodes, true, deadline).await
+        }
+        HealthCommand::Undrain { nodes } => drain(&global.client().await?, console, nodes, false, None).await,
+        HealthCommand::Quarantine { nodes, reason } => {
+            quarantine(&global.client().await?, console, nodes, Some(reason)).await
+        }
+        HealthCommand::Release { nodes } => quarantine(&global.client().await?, console, nodes, None).await,
+        HealthCommand::Repair(args) => repair(&global.client().await?, console, args).await,
+        HealthCommand::Health { node, read } => {
+            health(&read.client(global).await?, console, node, &read).await
+        }
+        HealthCommand::HealthPolicy(PolicyCommand::Show { read }) => {
+            show_policy(&read.client(global).await?, console, &read).await
+        }
+        HealthCommand::HealthPolicy(PolicyCommand::Set { changes }) => {
+            set_policy(&global.client().await?, console, &changes).await
+        }
+    }
+}
+
+async fn drain(
+    client: &Client,
+    console: &Console,
+    names: Vec<String>,
+    drained: bool,
+    deadline_ms: Option<u64>,
+) -> Result<Exit, Failure> {
+    let mut nodes = Vec::with_capacity(names.len());
+    let mut log_index = None;
+    for node in names {
+        let request = v1::SetNodeDrainRequest { request_id: String::new(), node, drained, deadline_ms };
+        let answer = client.set_node_drain(request).await?;
+        log_index = answer.freshness.map(|f| f.log_index);
+        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+    }
+    print_nodes(console, log_index, nodes)?;
+    Ok(Exit::Ok)
+}
+
+async fn quarantine(
+    client: &Client,
+    console: &Console,
+    names: Vec<String>,
+    reason: Option<String>,
+) -> Result<Exit, Failure> {
+    let mut nodes = Vec::with_capacity(names.len());
+    let mut log_index = None;
+    for node in names {
+        let request =
+            v1::SetNodeQuarantineRequest { request_id: String::new(), node, reason: reason.clone() };
+        let answer = client.set_node_quarantine(request).await?;
+        log_index = answer.freshness.map(|f| f.log_index);
+        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+    }
+    print_nodes(console, log_index, nodes)?;
+    Ok(Exit::Ok)
+}
+
+async fn repair(client: &Client, console: &Console, args: RepairArgs) -> Result<Exit, Failure> {
+    use v1::set_node_repair_request::Step;
+    let step = match (args.done, args.failed) {
+        (true, _) => Step::Done(true),
+        (false, Some(why)) => Step::Failed(why),
+        (false, None) => Step::Begin(v1::BeginNodeRepair {
+            action: args.action.unwrap_or_default(),
+            devices: args.device,
+            deadline_ms: args.deadline,
+        }),
+    };
+    let request = v1::SetNodeRepairRequest { request_id: String::new(), node: args.node, step: Some(step) };
+    let answer = client.set_node_repair(request).await?;
+    let log_index = answer.freshness.map(|f| f.log_index);
+    print_nodes(console, log_index, vec![view::Node::from(answer.node.unwrap_or_default())])?;
+    Ok(Exit::Ok)
+}
+
+async fn health(client: &Client, console: &Console, node: String, read: &ReadArgs) -> Result<Exit, Failure> {
+    let answer = client.get_node(v1::GetNodeRequest { node, read: None }).await?;
+    let node = view::Node::from(answer.node.unwrap_or_default());
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("NodeHealth", answer.freshness, node.restriction))?;
+        }
+        Format::Name => console.line(&node.name)?,
+        Format::Table | Format::Wide => tell(console, &node)?,
+    }
+    read.tell_age(console, answer.freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
+    let Some(restriction) = &node.restriction else {
+        return console.line(&format!("{}: nothing is known against it", node.name));
+    };
+    let status =
+        if restriction.is_felt() { restriction.status(node.job_ids.is_empty()) } else { "in service" };
+    console.line(&format!("{}: {status}, {} jobs", node.name, node.job_ids.len()))?;
+    let since = |at: &Option<String>| at.clone().unwrap_or_default();
+    if let Some(drain) = &restriction.drain {
+        let deadline = drain.deadline.as_ref().map_or("no deadline".to_owned(), |at| format!("until {at}"));
+        console.line(&format!("drained since {} ({}), {deadline}", since(&drain.since), drain.cause))?;
+    }
+    if let Some(quarantine) = &restriction.quarantine {
+        console.line(&format!("quarantined since {}: {}", since(&quarantine.since), quarantine.reason))?;
+    }
+    if let Some(repair) = &restriction.repair {
+        let detail = if repair.detail.is_empty() { String::new() } else { format!(": {}", repair.detail) };
+        let line =
+            format!("repair {} since {}: {}{detail}", repair.action, since(&repair.since), repair.phase);
+        console.line(&line)?;
+    }
+    if let Some(at) = &restriction.maintenance_at {
+        console.line(&format!("its provider takes it away at {at}"))?;
+    }
+    if !restriction.unusable_devices.is_empty() {
+        let numbers: Vec<String> = restriction.unusable_devices.iter().map(u32::to_string).collect();
+        console.line(&format!("devices not to be used: {}", numbers.join(", ")))?;
+    }
+    for (title, list) in [("WRONG", &restriction.conditions), ("HAPPENED", &restriction.recent)] {
+        if list.is_empty() {
+            continue;
+        }
+        console.line("")?;
+        let mut grid = Grid::new(vec![title, "DEVICE", "ACTION", "SINCE", "COUNT", "DETAIL"]);
+        for condition in list {
+            grid.row(vec![
+                condition.finding.clone(),
+                condition.device.map(|device| device.to_string()).unwrap_or_default(),
+                condition.action.clone(),
+                since(&condition.since),
+                condition.count.to_string(),
+                condition.detail.clone(),
+            ]);
+        }
+        console.table(&grid)?;
+    }
+    Ok(())
+}
+
+/// Content of `HealthPolicy`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Policy {
+    version: u64,
+    settings: std::collections::BTreeMap<&'static str, String>,
+    findings: std::collections::BTreeMap<String, String>,
+    xids: std::collections::BTreeMap<u32, String>,
+}
+
+impl Policy {
+    fn of(version: u64, policy: v1::HealthPolicy) -> Policy {
+        let flag = |value: Option<bool>| value.unwrap_or_default().to_string();
+        let lead_ms = policy.maintenance_lead_ms.unwrap_or_default();
+        let settings = [
+            ("xid-unlisted", policy.xid_unlisted),
+            ("trust-driver", flag(policy.trust_driver)),
+            ("reboots-max", policy.reboots_max.unwrap_or_default().to_string()),
+            ("reset-takes-group", flag(policy.reset_takes_group)),
+            ("maintenance-lead", format!("{}s", lead_ms / 1_000)),
+        ];
+        Policy {
+            version,
+            settings: settings.into(),
+            findings: policy.findings.into_iter().collect(),
+            xids: policy.xids.into_iter().collect(),
+        }
+    }
+}
+
+async fn show_policy(client: &Client, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
+    let answer = client.get_health_policy(v1::GetHealthPolicyRequest::default()).await?;
+    let policy = Policy::of(answer.version, answer.policy.unwrap_or_default());
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("HealthPolicy", answer.freshness, policy))?;
+        }
+        Format::Name => console.line(&policy.version.to_string())?,
+        Format::Table | Format::Wide => {
+            let mut grid = Grid::new(vec!["NAME", "VALUE"]);
+            grid.row(vec!["version".to_owned(), policy.version.to_string()]);
+            policy.settings.into_iter().for_each(|(name, value)| grid.row(vec![name.to_owned(), value]));
+            policy.findings.into_iter().for_each(|(finding, action)| grid.row(vec![finding, action]));
+            policy.xids.into_iter().for_each(|(code, rule)| grid.row(vec![format!("xid-{code}"), rule]));
+            console.table(&grid)?;
+        }
+    }
+    read.tell_age(console, answer.freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> Result<Exit, Failure> {
+    let now = client.get_health_policy(v1::GetHealthPolicyRequest::default()).await?;
+    let mut policy = now.policy.unwrap_or_default();
+    for change in changes {
+        apply(&mut policy, change).map_err(|why| Failure::usage(&format!("{change}: {why}")))?;
+    }
+    let request = v1::SetHealthPolicyRequest {
+        request_id: String::new(),
+        policy: Some(policy),
+        expected_version: Some(now.version),
+    };
+    let answer = client.set_health_policy(request).await?;
+    console.line(&answer.version.to_string())?;
+    console.progress(&format!("the health policy is in force from log index {} on", answer.version));
+    Ok(Exit::Ok)
+}
+
+/// One change; what the names of findings and actions may be, the cluster knows.
+fn apply(policy: &mut v1::HealthPolicy, change: &str) -> Result<(), String> {
+    let (name, value) = change.split_once('=').ok_or("must be NAME=VALUE")?;
+    let flag = || value.parse::<bool>().map_err(|_| "must be true or false");
+    match name {
+        "xid-unlisted" => value.clone_into(&mut policy.xid_unlisted),
+        "trust-driver" => policy.trust_driver = Some(flag()?),
+        "reset-takes-group" => policy.reset_takes_group = Some(flag()?),
+        "reboots-max" => policy.reboots_max = Some(value.parse().map_err(|_| "must be a number")?),
+        "maintenance-lead" => policy.maintenance_lead_ms = Some(duration(value)?),
+        _ => match (name.strip_prefix("xid-"), value) {
+            (Some(code), value) => {
+                let code: u32 = code.parse().map_err(|_| "an XID is a number")?;
+                if value == "default" {
+                    policy.xids.remove(&code);
+                } else {
+                    policy.xids.insert(code, value.to_owned());
+                }
+            }
+            (None, value) => {
+                policy.findings.insert(name.to_owned(), value.to_owned());
+            }
+        },
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_the_policy() {
+        let mut policy = v1::HealthPolicy::default();
+        for change in ["xid-79=inspect", "slowdown=ignore", "trust-driver=false", "maintenance-lead=5m"] {
+            apply(&mut policy, change).unwrap();
+        }
+        assert_eq!(policy.xids[&79], "inspect");
+        assert_eq!(policy.findings["slowdown"], "ignore");
+        assert_eq!((policy.trust_driver, policy.maintenance_lead_ms), (Some(false), Some(300_000)));
+        apply(&mut policy, "xid-79=default").unwrap();
+        assert!(policy.xids.is_empty());
+        for bad in ["slowdown", "xid-a=ignore", "reboots-max=many", "trust-driver=yes", "maintenance-lead=5"]
+        {
+            assert!(apply(&mut policy, bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_node_has_one_status() {
+        let restriction = |message: v1::NodeRestriction| Restriction::from(message);
+        let nothing = restriction(v1::NodeRestriction::default());
+        assert!(!nothing.is_felt());
+        let drained = v1::NodeRestriction { drain: Some(v1::NodeDrain::default()), ..Default::default() };
+        assert_eq!(restriction(drained.clone()).status(true), "drained");
+        assert_eq!(restriction(drained.clone()).status(false), "draining");
+        let repair = v1::NodeRepair { phase: "failed".into(), ..Default::default() };
+        let failed = v1::NodeRestriction { repair: Some(repair), ..drained };
+        assert_eq!(restriction(failed).status(true), "repair-failed");
+        let degraded = v1::NodeRestriction { unusable_devices: vec![1], ..Default::default() };
+        assert!(restriction(degraded.clone()).is_felt());
+        assert_eq!(restriction(degraded).status(true), "degraded");
+    }
+}

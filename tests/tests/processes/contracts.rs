@@ -1,0 +1,171 @@
+//! What a worker finds, says and is told: checkpoints in the log, notices, steps, and where it goes on.
+
+use muster_client::Client;
+use muster_wire::v1::{self, JobPhase};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::support::{Agents, Cluster, eventually, heavy, is_finished, job, muster, say, wait_for_job};
+
+async fn submit(client: &Client, spec: v1::JobSpec) -> String {
+    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
+}
+
+async fn output(client: &Client, id: &str) -> String {
+    let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
+    let mut stream = client.read_logs(request).await.expect("output can be read");
+    let mut bytes = Vec::new();
+    while let Some(piece) = stream.next().await.expect("output comes to its end") {
+        bytes.extend_from_slice(&piece.data);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A job of one shell script, which finds the program as `$MUSTER`.
+fn script(name: &str, text: &str, checkpoints: &Path) -> v1::JobSpec {
+    let mut spec = job(name, &["/bin/sh", "-c", text]);
+    let program = muster().to_str().expect("the program's path is text").to_owned();
+    spec.groups[0].environment.insert("PROGRAM".to_owned(), program);
+    spec.checkpoint_directory = checkpoints.to_str().expect("the test's folder is text").to_owned();
+    spec
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_says_that_it_saved_and_goes_on_from_there() {
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    cluster.newest_format().await;
+    let agents = Agents::start(&cluster, &["a"]).await;
+    let client = cluster.client();
+    let checkpoints = cluster.scratch.path().join("checkpoints");
+    std::fs::create_dir(&checkpoints).unwrap();
+
+    // The first attempt saves and fails; the second finds that there is something to go on from.
+    let text = r#"echo "resume $MUSTER_RESUME"
+        "$PROGRAM" ctl step --number 1 --duration-ms 5 || exit 2
+        if [ "$MUSTER_RESUME" = 0 ]; then "$PROGRAM" ctl checkpoint-committed --step 7 && exit 9; exit 3; fi
+        echo "from attempt $MUSTER_CHECKPOINT_ATTEMPT""#;
+    let mut spec = script("resumes", text, &checkpoints);
+    spec.failure_retries_max = 1;
+    let id = submit(&client, spec).await;
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    let told = output(&client, &id).await;
+    assert_eq!(
+        (ended.phase(), ended.attempt, ended.failures),
+        (JobPhase::Succeeded, 2, 1),
+        "{told}\n{ended:#?}"
+    );
+    assert!(told.contains("resume 1") && told.contains("from attempt 1"), "{told}");
+
+    // Outside of a job there is nobody to speak for; a worker of an older attempt is refused.
+    let lone = tokio::process::Command::new(muster())
+        .args(["ctl", "checkpoint-committed"])
+        .env_remove("MUSTER_JOB_ID")
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    assert_eq!(lone.status.code(), Some(2), "{}", String::from_utf8_lossy(&lone.stderr));
+    let id = submit(
+        &client,
+        script(
+            "stale",
+            r#"MUSTER_FENCING_TOKEN=1.1 "$PROGRAM" ctl checkpoint-committed; echo code $?"#,
+            &checkpoints,
+        ),
+    )
+    .await;
+    wait_for_job(&client, &id, is_finished).await;
+    let told = output(&client, &id).await;
+    assert!(told.contains("code 5") && told.contains("does not run on this node"), "{told}");
+
+    drop(agents);
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    cluster.newest_format().await;
+    let agents = Agents::start(&cluster, &["a"]).await;
+    let client = cluster.client();
+    let ready = cluster.scratch.path().join("ready");
+    let hook = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = hook.local_addr().unwrap().port();
+    let called = tokio::spawn(async move {
+        let (mut stream, _) = hook.accept().await.unwrap();
+        let mut got = vec![0u8; 4_096];
+        let mut length = 0;
+        while !got[..length].ends_with(b"}\n") {
+            length += stream.read(&mut got[length..]).await.unwrap();
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+        String::from_utf8_lossy(&got[..length]).into_owned()
+    });
+
+    let text = r#"trap 'echo "notice $("$PROGRAM" ctl notice)"; "$PROGRAM" ctl checkpoint-committed --step 3 && echo saved; exit 0' TERM
+        "$PROGRAM" ctl notice; echo "before $?"; echo yes > "$READY"
+        while true; do sleep 0.05; done"#;
+    let mut spec = script("told", text, cluster.scratch.path());
+    spec.groups[0].environment.insert("READY".to_owned(), ready.to_str().unwrap().to_owned());
+    spec.stop_grace_ms = Some(1_000);
+    spec.contract = Some(v1::JobContract {
+        notice: Some(v1::NoticeRules { http_port: port.into(), http_path: "/stop".to_owned() }),
+        // Two steps and a save are longer than the grace that the job asks for.
+        checkpoint: Some(v1::CheckpointRules { step_ms: 2_000, save_ms: 11_000, ..Default::default() }),
+        ..Default::default()
+    });
+    let id = submit(&client, spec).await;
+    eventually("the worker did not begin", || async { ready.exists().then_some(()) }).await;
+    let request = v1::CancelJobRequest { job_id: id.clone(), ..Default::default() };
+    client.cancel_job(request).await.unwrap();
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    let told = output(&client, &id).await;
+    assert_eq!(ended.phase(), JobPhase::Cancelled, "{told}");
+    for line in ["before 3", r#"notice {"deadlineUnixMs""#, r#""graceMs":15000"#, "saved"] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    assert!(ended.checkpointed_at_ms > 0, "saved while it was stopping: {ended:#?}");
+    let call = called.await.unwrap();
+    assert!(call.starts_with("POST /stop HTTP/1.1\r\n") && call.contains("\"grace_ms\":15000"), "{call}");
+
+    drop(agents);
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_helper_speaks_to_a_real_agent() {
+    let python = PathBuf::from("python3");
+    let there = tokio::process::Command::new(&python).arg("--version").stdin(Stdio::null()).output().await;
+    if !there.is_ok_and(|told| told.status.success()) {
+        return say("skipped: the Python helper: there is no python3");
+    }
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    cluster.newest_format().await;
+    let agents = Agents::start(&cluster, &["a"]).await;
+    let client = cluster.client();
+    let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/worker/python");
+    let text = "from muster_worker import Worker, Refused\nimport dataclasses\n\
+        worker = Worker.from_env()\nworker.step(1, 0.5)\nworker.checkpoint_committed(4)\n\
+        try:\n    dataclasses.replace(worker, fencing_token='1.1').checkpoint_committed(5)\n\
+        except Refused as why:\n    print('refused', why)\n\
+        print('resumes', worker.resumes, 'notice', worker.notice())\n\
+        Worker.from_env({}).checkpoint_committed(1)\n";
+    let mut spec = job("python", &["python3", "-c", text]);
+    let folder = helper.to_str().expect("the repository's path is text").to_owned();
+    spec.groups[0].environment.insert("PYTHONPATH".to_owned(), folder);
+    spec.groups[0].environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
+    let id = submit(&client, spec).await;
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    let told = output(&client, &id).await;
+    assert_eq!(ended.phase(), JobPhase::Succeeded, "{told}");
+    assert!(told.contains("refused") && told.contains("resumes False notice None"), "{told}");
+    assert!(ended.checkpointed_at_ms > 0, "{ended:#?}");
+    drop(agents);
+    cluster.assert_digests_agree().await;
+}

@@ -1,0 +1,153 @@
+//! Something between one agent and the cluster: it passes a session on, remembers what was ordered, and can
+//! say to the agent what a replica that is behind could say.
+
+use muster_wire::v1;
+use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::node_service_server::{NodeService, NodeServiceServer};
+use muster_wire::v1::session_request::Message as Request;
+use muster_wire::v1::session_response::Message as Response;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Status, Streaming};
+
+type ToAgent = mpsc::Sender<Result<v1::SessionResponse, Status>>;
+
+#[derive(Default)]
+struct Heard {
+    /// Of the session that stands.
+    to_agent: Option<ToAgent>,
+    starts: Vec<v1::StartOrder>,
+    /// Answers of the leader to `ConfirmStart`.
+    confirmed: Vec<v1::StartConfirmed>,
+    reported: Vec<v1::WorkerState>,
+}
+
+struct Shared {
+    onward: String,
+    heard: Mutex<Heard>,
+}
+
+impl Shared {
+    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One such thing; its server ends with it.
+pub struct Between {
+    shared: Arc<Shared>,
+    endpoint: String,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Between {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Between {
+    /// Before a replica.
+    pub async fn start(onward: &str) -> Between {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let endpoint = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+        let shared = Arc::new(Shared { onward: onward.to_owned(), heard: Mutex::default() });
+        let service = NodeServiceServer::new(Service(Arc::clone(&shared)));
+        let server = tokio::spawn(async move {
+            let incoming = TcpListenerStream::new(listener);
+            // It ends with the test.
+            let _ =
+                tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await;
+        });
+        Between { shared, endpoint, server }
+    }
+
+    /// Where the agent connects.
+    pub fn endpoint(&self) -> String {
+        self.endpoint.clone()
+    }
+
+    /// The start orders that the leader has sent so far.
+    pub fn starts(&self) -> Vec<v1::StartOrder> {
+        self.shared.heard().starts.clone()
+    }
+
+    /// Says something to the agent that the leader has not said, and forgets what was reported before.
+    pub fn inject(&self, message: Response) {
+        let mut heard = self.shared.heard();
+        heard.reported.clear();
+        let to_agent = heard.to_agent.as_ref().expect("a session stands");
+        to_agent.try_send(Ok(v1::SessionResponse { message: Some(message) })).expect("the agent listens");
+    }
+
+    /// What came of an order: the leader's answers when the agent asked, none of them when it said by itself
+    /// what it knows of it; nothing while neither has happened.
+    pub fn verdict_on(&self, order: &v1::StartOrder) -> Option<Vec<bool>> {
+        let heard = self.shared.heard();
+        let asked = heard.confirmed.iter().filter(|c| c.job_id == order.job_id && c.token == order.token);
+        let asked: Vec<bool> = asked.map(|confirmed| confirmed.current).collect();
+        let said = heard.reported.iter().any(|w| w.job_id == order.job_id && w.token == order.token);
+        let own = heard.starts.contains(order);
+        match (own, said) {
+            // Its first life was confirmed, of course.
+            (true, true) => Some(Vec::new()),
+            (false, true) => Some(asked),
+            (false, false) if !asked.is_empty() => Some(asked),
+            _ => None,
+        }
+    }
+}
+
+struct Service(Arc<Shared>);
+
+#[tonic::async_trait]
+impl NodeService for Service {
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::SessionResponse, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: tonic::Request<Streaming<v1::SessionRequest>>,
+    ) -> Result<tonic::Response<Self::SessionStream>, Status> {
+        let shared = Arc::clone(&self.0);
+        let from_agent = request.into_inner().take_while(Result::is_ok).filter_map(Result::ok).map({
+            let shared = Arc::clone(&shared);
+            move |message: v1::SessionRequest| {
+                if let Some(Request::Report(report)) = &message.message {
+                    shared.heard().reported.extend(report.workers.iter().cloned());
+                }
+                message
+            }
+        });
+        let mut nodes = NodeServiceClient::connect(shared.onward.clone())
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut answers = nodes.session(from_agent).await?.into_inner();
+        let (to_agent, stream) = mpsc::channel(256);
+        shared.heard().to_agent = Some(to_agent.clone());
+        tokio::spawn(async move {
+            while let Some(answer) = answers.next().await {
+                if let Ok(v1::SessionResponse { message: Some(message) }) = &answer {
+                    match message {
+                        Response::Start(start) => shared.heard().starts.push(start.clone()),
+                        Response::StartConfirmed(word) => shared.heard().confirmed.push(word.clone()),
+                        _ => {}
+                    }
+                }
+                if to_agent.send(answer).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(tonic::Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn upload_logs(
+        &self,
+        _request: tonic::Request<Streaming<v1::UploadLogsRequest>>,
+    ) -> Result<tonic::Response<v1::UploadLogsResponse>, Status> {
+        Err(Status::unimplemented("no output is read here"))
+    }
+}
