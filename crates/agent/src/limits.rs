@@ -63,3 +63,5 @@ pub const PROBE_BEGINS_MAX: Duration = Duration::from_secs(15);
 pub const PROBE_PEERS_MAX: usize = 1_024;
 /// Bytes in one direction of one pair, and of a ring.
 pub const PROBE_BYTES_MAX: u64 = 64 << 20;
+/// What others hold of a node is said again after this long, though nothing has changed.
+pub const FOREIGN_LOAD_AGAIN: Duration = Duration::from_secs(60);

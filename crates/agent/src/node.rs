@@ -193,8 +193,8 @@ pub(crate) struct Node<E> {
     uploads: JoinSet<()>,
     prober: Prober,
     foreign: Option<watch::Receiver<Foreign>>,
-    /// What the leader was told of it, in this session.
-    foreign_said: Option<ForeignLoad>,
+    /// What the leader was told of it in this session, and when.
+    foreign_said: Option<(ForeignLoad, Instant)>,
     note_sequence: u64,
     /// By sequence; sent again on every session until they are answered.
     notes: BTreeMap<u64, Waiting>,
@@ -751,7 +751,7 @@ impl<E: Executor> Node<E> {
         }
         let live = self.workers.values().filter(|worker| !worker.has_ended());
         let held = live.fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
-        let before = self.foreign_said.map_or(DeviceSet::EMPTY, |load| load.devices);
+        let before = self.foreign_said.map_or(DeviceSet::EMPTY, |(load, _)| load.devices);
         let kept = before.iter().count() == usize::from(foreign.devices) && before.is_disjoint(held);
         let devices = if kept {
             before
@@ -766,8 +766,11 @@ impl<E: Executor> Node<E> {
             cpu_milli: foreign.cpu_milli,
             memory_bytes: foreign.memory_bytes,
         };
-        if self.foreign_said != Some(load) {
-            self.foreign_said = Some(load);
+        // Again after a while: a leader whose records cannot say it yet forgets it.
+        let is_known =
+            |(said, at): (ForeignLoad, Instant)| said == load && at.elapsed() < limits::FOREIGN_LOAD_AGAIN;
+        if !self.foreign_said.is_some_and(is_known) {
+            self.foreign_said = Some((load, Instant::now()));
             self.send(v1::session_request::Message::ForeignLoad(foreign_load_to_proto(load)));
         }
     }

@@ -28,13 +28,16 @@ pub struct Founding {
     pub parameters: Parameters,
     /// The highest record format that this binary knows.
     pub format_max: u16,
+    /// The record format that a new cluster is put into at once, for its founders are of one release; none
+    /// leaves it at the lowest until it is raised.
+    pub new_cluster_format: Option<u16>,
 }
 
 impl Founding {
     /// A cluster in its first life, led by a binary that is not held back.
     #[must_use]
     pub const fn new(cluster: ClusterId, parameters: Parameters) -> Founding {
-        Founding { cluster, generation: 1, parameters, format_max: FORMAT_MAX }
+        Founding { cluster, generation: 1, parameters, format_max: FORMAT_MAX, new_cluster_format: None }
     }
 }
 
@@ -111,6 +114,12 @@ impl Speculation {
                 generation: founding.generation,
                 parameters: founding.parameters,
             });
+            // A founder of an older release stops right behind this record, before anything was entrusted to it.
+            if let Some(format) =
+                founding.new_cluster_format.filter(|format| *format > speculation.state.format())
+            {
+                speculation.push(Decision::FormatRaised { format });
+            }
         }
         speculation.push_digest();
         speculation

@@ -16,7 +16,7 @@ use muster_types::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The lowest record format: what every new cluster begins with.
+/// The lowest record format: what the first round of every cluster is written in.
 pub const FORMAT_MIN: u16 = 1;
 
 /// The highest record format that this binary writes and reads.

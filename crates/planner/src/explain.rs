@@ -573,7 +573,8 @@ fn count_node(
         counts.not_up += 1;
         return;
     }
-    if row.cordoned {
+    // Drained, in quarantine, in repair or unfit: placement sees no difference.
+    if row.cordoned || row.restricted.blocked {
         counts.cordoned += 1;
         return;
     }

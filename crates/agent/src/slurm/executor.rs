@@ -62,7 +62,7 @@ fn holds(placement: &Placement, slurm_node: &str) -> Held {
         node: slurm_node.to_owned(),
         cpus: cpu_milli.div_ceil(1_000).max(1),
         memory_mib: memory_bytes.div_ceil(1 << 20).max(1),
-        devices: u16::try_from(devices.count()).unwrap_or(u16::MAX),
+        devices: devices.count(),
     }
 }
 

@@ -30,6 +30,8 @@ use tokio::time::Instant;
 const SUBMIT_WAIT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// A job that Slurm has forgotten is submitted again so often.
 const RESUBMISSIONS_MAX: u32 = 5;
+/// How long a stop waits for a runner to connect before Slurm is asked to end the batch job.
+const UNHEARD_MAX: Duration = Duration::from_secs(5);
 /// How long a node may be out of use before nothing is expected of it any more.
 const VAIN_MAX: Duration = Duration::from_secs(30);
 /// What a runner gets to exit by itself once its workers have ended, and between two cancellations.
@@ -392,7 +394,9 @@ impl Work {
         let all = self.open.iter().all(|rank| self.stops.contains_key(rank));
         let Some(job) = self.job.as_ref().filter(|job| !job.is_over()) else { return };
         let latest = self.stops.values().map(|(grace, since)| *since + *grace + CANCEL_WAIT).max();
-        let unheard = self.linked.is_none();
+        // A runner that lost its link dials again within a second or two.
+        let first = self.stops.values().map(|(_, since)| *since).min();
+        let unheard = self.linked.is_none() && first.is_some_and(|at| at.elapsed() > UNHEARD_MAX);
         if all && (unheard || latest.is_some_and(|at| at <= Instant::now())) {
             let id = job.id;
             self.cancel(id);

@@ -3,6 +3,9 @@
 //!
 //! Slurm is Debian's, started by the test itself as root; where it cannot be, its part says `skipped`.
 
+// A panic is a test's report.
+#![allow(clippy::unwrap_used)]
+
 mod memory;
 mod misbehaving;
 mod process;

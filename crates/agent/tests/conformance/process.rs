@@ -26,11 +26,16 @@ pub fn shell(folder: &Path, key: WorkerKey, behaviour: Behaviour) -> Vec<String>
         Behaviour::Exit(code) => format!("echo rank {rank}; exit {code}"),
         Behaviour::Signal(signal) => format!("kill -{signal} $$"),
         // A shell takes a signal only when what it waits for ends: it waits for a background sleep.
-        Behaviour::Hold => "trap 'kill $!; exit 0' TERM; while :; do sleep 600 & wait $!; done".to_owned(),
-        Behaviour::Stubborn => "trap '' TERM; while :; do sleep 600 & wait $!; done".to_owned(),
+        Behaviour::Hold | Behaviour::Stubborn => "while :; do sleep 600 & wait $!; done".to_owned(),
+    };
+    // Before the line is written: who has seen it may send the signal.
+    let first = match behaviour {
+        Behaviour::Hold => "trap 'kill $!; exit 0' TERM",
+        Behaviour::Stubborn => "trap '' TERM",
+        _ => "true",
     };
     let file = launch_file(folder, key);
-    vec!["sh".into(), "-c".into(), format!("echo x >> '{}'; {then}", file.display())]
+    vec!["sh".into(), "-c".into(), format!("{first}; echo x >> '{}'; {then}", file.display())]
 }
 
 fn launch_file(folder: &Path, key: WorkerKey) -> PathBuf {

@@ -3,11 +3,11 @@
 use crate::lab::{Lab, Shape, start_or_skip};
 use crate::process::{Keeper, launches, shell};
 use crate::suite::{Behaviour, Subject, conforms};
-use muster_agent::LogLimits;
 use muster_agent::executor::ExecutorEvent;
 use muster_agent::order::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
-use muster_agent::state_dir::StateDir;
+use muster_agent::state_dir::{StateDir, StateDirError};
+use muster_agent::{AgentError, LogLimits};
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -68,13 +68,22 @@ impl Subject for OnSlurm {
             let opened = SlurmCluster::open(&config, &shim, &root, LogLimits::usual(), Vec::new()).await;
             match opened {
                 Ok(cluster) => break cluster,
-                // The tasks of the one before let go of the address in a moment.
-                Err(muster_agent::AgentError::Listen(_)) => tokio::task::yield_now().await,
+                // The tasks of the one before let go of the address in a moment, and so does a command that
+                // was being started of the locks that it inherits.
+                Err(AgentError::Listen(_) | AgentError::State(StateDirError::Locked { .. })) => {
+                    tokio::task::yield_now().await;
+                }
                 Err(error) => panic!("{error}"),
             }
         };
         let boot_id = std::path::Path::new("/proc/sys/kernel/random/boot_id");
-        let state = StateDir::open_for_remote(&root.join("nodes/n1"), boot_id).unwrap();
+        let state = loop {
+            match StateDir::open_for_remote(&root.join("nodes/n1"), boot_id) {
+                Ok(state) => break state,
+                Err(StateDirError::Locked { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        };
         let (executor, told) = cluster.executor("n1", &spec(), &state, Arc::clone(&self.keeper.lease));
         let polling = tokio::spawn(cluster.poll()).abort_handle();
         self.agent = Some((cluster, state, polling));

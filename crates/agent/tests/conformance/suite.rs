@@ -173,6 +173,10 @@ impl<'a, S: Subject> Bench<'a, S> {
         };
         let told = tokio::time::timeout(PATIENCE, waiting).await;
         told.unwrap_or_else(|_| panic!("that {key} runs was never told"));
+        // It also has to have come so far as to take signals as it means to.
+        while self.subject.launches(key) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// The agent is gone, and another takes its place.

@@ -2,7 +2,8 @@
 //!
 //! Debian's daemons are run through links with their plain names, for Slurm reads its own name when it
 //! parses GRES; GPUs are copies of `/dev/null`, for GRES must be device files.
-#![allow(dead_code)]
+// Each test binary uses a part of it, and a panic is a test's report.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

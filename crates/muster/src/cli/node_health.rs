@@ -459,7 +459,7 @@ async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> R
     let now = client.get_health_policy(v1::GetHealthPolicyRequest::default()).await?;
     let mut policy = now.policy.unwrap_or_default();
     for change in changes {
-        apply(&mut policy, change).map_err(|why| Failure::usage(&format!("{change}: {why}")))?;
+        apply(&mut policy, change).map_err(|why| Failure::usage(format!("{change}: {why}")))?;
     }
     let request = v1::SetHealthPolicyRequest {
         request_id: String::new(),

@@ -259,6 +259,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         generation: store.identity().generation,
         parameters: config.parameters,
         format_max: config.format_max(),
+        new_cluster_format: Some(config.format_max()),
     };
     let (replicated, view) = muster_engine::replicated(founding.format_max);
     let replicated = replicated.on_divergence(keep_evidence(config.data_dir.clone()));
