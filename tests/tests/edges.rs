@@ -41,7 +41,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("rcgen", &["muster-transport"]),
     ("ring", &["muster-transport"]),
     ("x509-parser", &["muster-transport"]),
-    ("openraft", &["muster-store", "muster-consensus"]),
+    ("openraft", &["muster-store", "muster-consensus", "muster-world"]),
     ("sled", &["muster-store"]),
     ("bincode", &["muster-journal"]),
 ];

@@ -67,7 +67,7 @@ fn spec(place: u32) -> NodeSpec {
     let draft = NodeDraft {
         name: Name::new(&format!("m{place}")).expect("it is a name"),
         region: Name::literal("eu"),
-        cluster: Name::literal(if place % 2 == 0 { "eu-1" } else { "eu-2" }),
+        cluster: Name::literal(if place.is_multiple_of(2) { "eu-1" } else { "eu-2" }),
         block: Name::literal("b"),
         rack: Name::literal("k"),
         address: format!("10.0.0.{}", place + 1),
@@ -203,8 +203,8 @@ impl Machine {
 fn fate(job: JobId) -> (u64, i32) {
     let hash = muster_journal::hash(&job);
     // Some outlast a lease, so that one that does not hold is seen.
-    let long_ms = if hash % 8 == 0 { 7_000 } else { 0 };
-    (200 + hash % 2_300 + long_ms, i32::from(hash % 23 == 0))
+    let long_ms = if hash.is_multiple_of(8) { 7_000 } else { 0 };
+    (200 + hash % 2_300 + long_ms, i32::from(hash.is_multiple_of(23)))
 }
 
 /// A worker and its guard, in one task of the machine.

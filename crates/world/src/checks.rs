@@ -417,7 +417,7 @@ impl Truth {
         if state.rejected() > 0 {
             found.push(format!("the guard refused {} records of current leaders", state.rejected()));
         }
-        if index % VERIFY_EVERY == 0
+        if index.is_multiple_of(VERIFY_EVERY)
             && let Err(broken) = state.verify()
         {
             found.push(format!("the state at {index} is inconsistent: {broken:?}"));

@@ -56,7 +56,6 @@ struct Inner {
     floor: Option<LogId>,
     chain: u32,
     waiting: Vec<(Vec<u8>, u64, Done)>,
-    failed: bool,
 }
 
 impl Inner {
@@ -218,7 +217,6 @@ impl SimLog {
             }
             let lies = self.cluster.settings.bug == Some(PlantedBug::AckBeforeFlush);
             if !lies && !self.flush(end).await {
-                self.lock().failed = true;
                 self.cluster.abort(self.host, "a flush failed");
                 return;
             }
