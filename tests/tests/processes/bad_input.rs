@@ -314,7 +314,7 @@ async fn notes(endpoint: &str) {
     for (field, note) in cases {
         let holder = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
         let note = v1::SessionRequest { message: Some(v1::session_request::Message::Note(note)) };
-        let opening = vec![registration(node(&field.replace('.', "-").replace('_', "-")), &holder), note];
+        let opening = vec![registration(node(&field.replace(['.', '_'], "-")), &holder), note];
         let ended = session_end(endpoint, opening).await;
         assert_refused(Err::<Response<()>, _>(ended), RefusalCode::InvalidField, field);
     }

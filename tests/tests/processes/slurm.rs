@@ -24,7 +24,7 @@ async fn submit(client: &Client, spec: v1::JobSpec) -> String {
 
 /// Lays out an agent for the cluster of the lab.
 fn lay_out(cluster: &Cluster, lab: &Lab, home: &Path) {
-    std::fs::create_dir_all(home.join("runners")).unwrap();
+    std::fs::create_dir_all(home.join("runners")).expect("the home is ours");
     let text = format!(
         "state_dir = {:?}\nendpoints = {:?}\n\n[slurm]\nname = \"lab\"\nregion = \"region-1\"\ncluster = \"lab\"\n\
          listen = \"127.0.0.1:{}\"\npoll_interval_ms = 300\nrunner_directory = {:?}\n\
@@ -35,11 +35,12 @@ fn lay_out(cluster: &Cluster, lab: &Lab, home: &Path) {
         home.join("runners"),
         lab.conf(),
     );
-    std::fs::write(home.join("agent.toml"), text).unwrap();
+    std::fs::write(home.join("agent.toml"), text).expect("the home is ours");
 }
 
 fn start(home: &Path) -> Child {
-    spawn(home, &["agent", "--config", home.join("agent.toml").to_str().unwrap()])
+    let config = home.join("agent.toml");
+    spawn(home, &["agent", "--config", config.to_str().expect("a temporary path is text")])
 }
 
 async fn nodes_up(client: &Client, count: usize) -> Vec<v1::Node> {
