@@ -37,7 +37,6 @@ fn script(name: &str, text: &str, checkpoints: &Path) -> v1::JobSpec {
 async fn a_worker_says_that_it_saved_and_goes_on_from_there() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    cluster.newest_format().await;
     let agents = Agents::start(&cluster, &["a"]).await;
     let client = cluster.client();
     let checkpoints = cluster.scratch.path().join("checkpoints");
@@ -90,7 +89,6 @@ async fn a_worker_says_that_it_saved_and_goes_on_from_there() {
 async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    cluster.newest_format().await;
     let agents = Agents::start(&cluster, &["a"]).await;
     let client = cluster.client();
     let ready = cluster.scratch.path().join("ready");
@@ -146,7 +144,6 @@ async fn the_python_helper_speaks_to_a_real_agent() {
     }
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    cluster.newest_format().await;
     let agents = Agents::start(&cluster, &["a"]).await;
     let client = cluster.client();
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/worker/python");

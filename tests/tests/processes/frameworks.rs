@@ -68,7 +68,6 @@ fn gang(launch: &str, command: &[&str], environment: &[(&str, &str)]) -> v1::Job
 async fn run(spec: v1::JobSpec) -> Vec<String> {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    cluster.newest_format().await;
     let agents = Agents::start(&cluster, &["a", "b", "c", "d"]).await;
     let client = cluster.client();
     let workers = spec.groups[0].workers;

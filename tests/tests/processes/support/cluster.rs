@@ -164,15 +164,6 @@ impl Cluster {
         }
     }
 
-    /// Puts the newest record format that the replicas read into force.
-    pub async fn newest_format(&self) {
-        super::eventually("the newest format is not in force", || async {
-            let ran = self.operate(&["cluster", "upgrade"]).await;
-            ran.out.starts_with("record format").then_some(())
-        })
-        .await;
-    }
-
     /// The configuration of a replica, as text.
     pub fn config_of(&self, at: usize) -> String {
         let own = &self.replicas[at];
