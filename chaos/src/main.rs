@@ -1,0 +1,3 @@
+//! Drills over real processes.
+
+fn main() {}
