@@ -4,6 +4,7 @@
 //! between them; `faults` harms one process or one disk, and undoes it. What a machine cannot do is
 //! [`Unable`], which skips a drill and never fails one.
 
+pub mod faults;
 pub mod net;
 pub mod room;
 mod unable;
