@@ -7,6 +7,7 @@
 mod backups;
 mod bad_input;
 mod contracts;
+mod drills;
 mod durability;
 mod failover;
 mod frameworks;
