@@ -12,6 +12,7 @@
 
 mod admin;
 mod calls;
+mod connection;
 mod drill;
 pub mod endpoint;
 mod error;
@@ -41,7 +42,7 @@ pub use watch::{
     NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
 };
 
-use repeat::Connection;
+use connection::Connection;
 
 /// How patient a client is.
 #[derive(Clone, Debug)]
