@@ -8,6 +8,7 @@ mod backups;
 mod bad_input;
 mod closed_doors;
 mod contracts;
+mod drills;
 mod durability;
 mod failover;
 mod frameworks;
