@@ -10,6 +10,7 @@ mod contracts;
 mod durability;
 mod failover;
 mod frameworks;
+mod gpus;
 mod history;
 mod hostile_workers;
 mod leases;
