@@ -12,6 +12,7 @@ mod drills;
 mod durability;
 mod failover;
 mod frameworks;
+mod gpus;
 mod history;
 mod hostile_workers;
 mod leases;
