@@ -5,9 +5,7 @@
 )]
 
 use libtest_mimic::{Arguments, Trial};
-use muster_chaos::faults::{
-    Clock, Damage, Disk, FaultError, Injection, Paused, Reach, Tool, Traced, install_missing,
-};
+use muster_chaos::faults::{Clock, Damage, Disk, FaultError, Injection, Paused, Reach, Traced};
 use nix::unistd::Pid;
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -26,7 +24,6 @@ fn main() {
         println!("skipped: {unable}");
         return;
     }
-    install_missing(&Tool::ALL);
     let trials: [(&str, fn() -> Result<(), FaultError>); 9] = [
         ("a_paused_process_answers_nothing", a_paused_process_answers_nothing),
         ("flushes_of_a_running_process_become_slow", flushes_of_a_running_process_become_slow),

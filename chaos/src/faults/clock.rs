@@ -12,7 +12,9 @@ use tokio::process::Command;
 pub enum Reach {
     /// The time of day alone, as somebody who sets it wrong does.
     Wall,
-    /// All clocks, and with them timers and sleeps, as an oscillator that is too fast or too slow does.
+    /// All clocks, and with them timers and sleeps, as an oscillator that is too fast or too slow does. The library
+    /// shows the time of day in place of the time since the machine's start, so this is nothing for an agent,
+    /// whose leases count on the latter.
     All,
 }
 
@@ -57,8 +59,8 @@ impl Clock {
         self.set(&format!("-{}.{:09}", by.as_secs(), by.subsec_nanos()))
     }
 
-    /// From now on it runs at so many thousandths of its speed. A process that already runs is reached only as far
-    /// as the library counts from its start; give it before.
+    /// It runs at so many thousandths of its speed, counted from the start of the process: one that runs already
+    /// jumps to where it would be by now.
     pub fn rate(&self, thousandths: u32) -> Result<(), FaultError> {
         self.set(&format!("+0 x{}.{:03}", thousandths / 1000, thousandths % 1000))
     }
