@@ -6,6 +6,7 @@
 //! machine cannot do is [`Unable`], which skips a drill and never fails one.
 
 pub mod cluster;
+pub mod faults;
 pub mod load;
 pub mod net;
 pub mod room;
