@@ -7,6 +7,7 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod faults;
 pub mod load;
 pub mod net;
 pub mod room;
