@@ -6,11 +6,14 @@
 //! machine cannot do is [`Unable`], which skips a drill and never fails one.
 
 pub mod bugs;
+pub mod cli;
 pub mod cluster;
+pub mod faults;
 pub mod load;
 pub mod net;
 pub mod room;
 pub mod run;
+pub mod summary;
 mod unable;
 
 pub use unable::{Means, Unable};

@@ -20,8 +20,6 @@ pub enum Means {
     Strace,
     /// Another clock for one process.
     Faketime,
-    /// Limits of a group of processes.
-    ControlGroup,
 }
 
 impl fmt::Display for Means {
@@ -34,7 +32,6 @@ impl fmt::Display for Means {
             Means::LoopDevice => "ext4 on a loop device",
             Means::Strace => "strace on another process",
             Means::Faketime => "libfaketime",
-            Means::ControlGroup => "a control group",
         })
     }
 }

@@ -56,11 +56,8 @@ impl Certificates {
     /// When its files do not go together.
     pub fn security(&self, host: &str) -> Result<Security> {
         let folder = self.of(host);
-        let files = TlsFiles {
-            ca: folder.join("ca.crt"),
-            cert: folder.join("tls.crt"),
-            key: folder.join("tls.key"),
-        };
+        let files =
+            TlsFiles { ca: folder.join("ca.crt"), cert: folder.join("tls.crt"), key: folder.join("tls.key") };
         Ok(Security::Tls(Tls::load(files).with_context(|| format!("the certificate of {host}"))?))
     }
 

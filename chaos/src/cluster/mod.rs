@@ -262,10 +262,7 @@ impl Cluster {
     }
 
     /// Runs something at the operator's.
-    pub fn operating<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T> {
+    pub fn operating<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T> {
         Ok(self.host(OPERATOR)?.block_on(work))
     }
 
@@ -275,12 +272,18 @@ impl Cluster {
 
     fn server_mut(&mut self, host: &str) -> Result<&mut Server> {
         let replicas = self.replicas.values_mut().chain(self.agents.values_mut());
-        replicas.into_iter().find(|server| server.host == host).with_context(|| format!("nothing runs on {host}"))
+        replicas
+            .into_iter()
+            .find(|server| server.host == host)
+            .with_context(|| format!("nothing runs on {host}"))
     }
 
     fn server(&self, host: &str) -> Result<&Server> {
         let servers = self.replicas.values().chain(self.agents.values());
-        servers.into_iter().find(|server| server.host == host).with_context(|| format!("nothing runs on {host}"))
+        servers
+            .into_iter()
+            .find(|server| server.host == host)
+            .with_context(|| format!("nothing runs on {host}"))
     }
 
     /// The data folder of a replica.
@@ -344,12 +347,24 @@ impl Cluster {
     }
 
     fn start_agent(&mut self, name: &str) -> Result<()> {
-        let config = self.agents.get(name).with_context(|| format!("there is no agent {name}"))?.home.join("agent.toml");
+        let config = self
+            .agents
+            .get(name)
+            .with_context(|| format!("there is no agent {name}"))?
+            .home
+            .join("agent.toml");
         let program = self.options.program.clone();
         self.start_on(name, &program, "agent", &config, &[])
     }
 
-    fn start_on(&mut self, host: &str, program: &Path, what: &str, config: &Path, more: &[&str]) -> Result<()> {
+    fn start_on(
+        &mut self,
+        host: &str,
+        program: &Path,
+        what: &str,
+        config: &Path,
+        more: &[&str],
+    ) -> Result<()> {
         let server = self.server(host)?;
         ensure!(server.process.is_none(), "{host} runs already");
         let config = config.to_str().context("the folder of a drill is text")?;
@@ -503,7 +518,8 @@ impl Cluster {
         self.members = members;
         // As its runbook says: agents learn where the replicas are from their configurations.
         for (name, server) in &self.agents {
-            let host = self.plan.hosts.iter().find(|host| host.name == *name).context("an agent that is planned")?;
+            let host =
+                self.plan.hosts.iter().find(|host| host.name == *name).context("an agent that is planned")?;
             let endpoints = self.endpoints_from(host.region);
             let text = config::agent(host, &server.home, &endpoints, &self.certificates.of(name));
             write(&server.home.join("agent.toml"), &text)?;

@@ -67,14 +67,19 @@ impl Seen {
             };
             let fresh = status.freshness.unwrap_or_default();
             if fresh.leader_id != leads {
-                return Some(format!("replica {voter} takes {} for the leader, not {leads}", fresh.leader_id));
+                return Some(format!(
+                    "replica {voter} takes {} for the leader, not {leads}",
+                    fresh.leader_id
+                ));
             }
             let ahead = leader.freshness.unwrap_or_default().log_index;
             if fresh.log_index + lag_max < ahead {
                 return Some(format!("replica {voter} is at {}, the leader at {ahead}", fresh.log_index));
             }
             if let Some(health) = &status.health
-                && (health.rejoining || health.stalled_ms.is_some() || health.space() == v1::StorageSpace::Full)
+                && (health.rejoining
+                    || health.stalled_ms.is_some()
+                    || health.space() == v1::StorageSpace::Full)
             {
                 return Some(format!("replica {voter} is not well: {health:?}"));
             }
@@ -82,7 +87,10 @@ impl Seen {
         for member in &leader.replicas {
             // What the leader knows of the others; of itself it knows nothing.
             if member.voter && member.id != leads && member.lag_entries.is_none_or(|lag| lag > lag_max) {
-                return Some(format!("the leader knows of a lag of {:?} at {}", member.lag_entries, member.id));
+                return Some(format!(
+                    "the leader knows of a lag of {:?} at {}",
+                    member.lag_entries, member.id
+                ));
             }
         }
         if leader.nodes_up != nodes as u64 {

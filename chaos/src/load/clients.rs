@@ -160,7 +160,9 @@ impl One {
     async fn read(self, number: u64, due: Instant, consistency: Consistency) {
         let read = match consistency {
             Consistency::Any => Read::any(),
-            Consistency::Bounded { max_staleness_ms } => Read::bounded(Duration::from_millis(max_staleness_ms)),
+            Consistency::Bounded { max_staleness_ms } => {
+                Read::bounded(Duration::from_millis(max_staleness_ms))
+            }
             Consistency::Linearizable => Read::linearizable(),
         };
         let query = match (number % 4, self.region.known.job()) {

@@ -63,28 +63,42 @@ impl Gangs {
             topology: Some(0),
             spread: Some(0),
         };
-        let transfer = v1::Transfer {
-            micro_dollars_per_gib: 20_000,
-            bytes_per_second: 1 << 30,
-            ..Default::default()
-        };
-        v1::Policy {
-            datasets,
-            weights: Some(weights),
-            transfers: vec![transfer],
-            ..Default::default()
-        }
+        let transfer =
+            v1::Transfer { micro_dollars_per_gib: 20_000, bytes_per_second: 1 << 30, ..Default::default() };
+        v1::Policy { datasets, weights: Some(weights), transfers: vec![transfer], ..Default::default() }
     }
 
     fn spec(&self, kind: &Kind, region: &str) -> v1::JobSpec {
         let command: Vec<&str> = match kind.name {
             "train" => vec![
-                &self.program, "example", "train", "--steps", "1000000", "--step-ms", "250", "--samples", "64",
-                "--features", "4", "--classes", "2", "--checkpoint-every", "8", "--log-every", "1000",
-                "--interval-dir", &self.intervals,
+                &self.program,
+                "example",
+                "train",
+                "--steps",
+                "1000000",
+                "--step-ms",
+                "250",
+                "--samples",
+                "64",
+                "--features",
+                "4",
+                "--classes",
+                "2",
+                "--checkpoint-every",
+                "8",
+                "--log-every",
+                "1000",
+                "--interval-dir",
+                &self.intervals,
             ],
             _ => vec![
-                &self.program, "example", "work", "--duration-ms", "86400000", "--interval-dir", &self.intervals,
+                &self.program,
+                "example",
+                "work",
+                "--duration-ms",
+                "86400000",
+                "--interval-dir",
+                &self.intervals,
             ],
         };
         let choice = v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 };
@@ -149,7 +163,14 @@ impl Gangs {
             }
             if Instant::now() >= until {
                 let states = jobs.iter().map(|job| {
-                    format!("{} {} {:?} in {:?}: {}", job.id, job.name, job.phase(), place(job), job.status_detail)
+                    format!(
+                        "{} {} {:?} in {:?}: {}",
+                        job.id,
+                        job.name,
+                        job.phase(),
+                        place(job),
+                        job.status_detail
+                    )
                 });
                 let states: Vec<String> = states.collect();
                 anyhow::bail!("work did not come to run where it belongs: {}", states.join("; "));

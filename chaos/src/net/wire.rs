@@ -4,6 +4,7 @@ use super::Applied;
 use super::engine::{Delivery, Engine, LinkStats};
 use super::rules::{Rule, RuleError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::time::{ClockId, clock_gettime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -65,6 +66,8 @@ pub struct WireStats {
     pub under_way: usize,
     /// The longest that a copy was handed over after its time.
     pub latest: Duration,
+    /// What the wire used of a processor.
+    pub busy: Duration,
 }
 
 enum Request {
@@ -239,7 +242,7 @@ impl Carrier {
             let stats = self.engine.stats(from, to);
             (stats.packets > 0).then(|| ((sites[from].name.clone(), sites[to].name.clone()), stats))
         });
-        WireStats { links: links.collect(), under_way: self.due.len(), ..self.stats.clone() }
+        WireStats { links: links.collect(), under_way: self.due.len(), busy: busy(), ..self.stats.clone() }
     }
 
     /// Takes what a host has sent.
@@ -309,6 +312,12 @@ impl Carrier {
 struct Ready {
     rung: bool,
     devices: Vec<usize>,
+}
+
+/// Processor time of the thread that calls.
+fn busy() -> Duration {
+    let used = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    used.expect("every thread has such a clock")
 }
 
 /// Whom an IPv4 packet is for.

@@ -137,7 +137,8 @@ mod tests {
     fn a_shape_is_added_to_the_way_that_is_there() {
         let plan = Plan::new(Replicas::Five);
         let mut links = Links::default();
-        let shape = LinkShape { delay_us: 10_000, jitter_us: 4_000, loss_ppm: 50_000, ..LinkShape::default() };
+        let shape =
+            LinkShape { delay_us: 10_000, jitter_us: 4_000, loss_ppm: 50_000, ..LinkShape::default() };
         links.shape(0, pairs(&hosts(&["a1"]), &hosts(&["b1"]), false), shape);
         let rules = links.rules(&plan);
         let [Rule::Heal, Rule::Link { change, .. }] = rules.as_slice() else { panic!("{rules:?}") };

@@ -142,9 +142,7 @@ impl Parts {
                 busy.or(agents.min()).cloned().into_iter().collect()
             }
             Selector::Agents => self.named(is_agent),
-            Selector::Peers => {
-                self.named(|host| self.voter(host).is_some() && !other.contains(&host.name))
-            }
+            Selector::Peers => self.named(|host| self.voter(host).is_some() && !other.contains(&host.name)),
             Selector::Rest => self.named(|host| !other.contains(&host.name)),
             Selector::Everywhere => self.named(|_| true),
         }
@@ -165,7 +163,8 @@ impl Parts {
             let others = self.hosts.iter().filter_map(|host| Some((host.region, self.voter(host)?)));
             others.filter(|(_, id)| *id != self.moment.leader)
         };
-        let elsewhere = followers().filter(|(region, _)| *region != self.leader_region).map(|(_, id)| id).min();
+        let elsewhere =
+            followers().filter(|(region, _)| *region != self.leader_region).map(|(_, id)| id).min();
         elsewhere.or_else(|| followers().map(|(_, id)| id).min())
     }
 
@@ -213,7 +212,10 @@ mod tests {
     fn parts_are_what_the_scenario_says() {
         let parts = parts(1);
         assert_eq!(select(&parts, "leader"), ["a1"]);
-        assert_eq!(select(&parts, "leader-region"), ["a-clients", "a-node-1", "a-node-2", "a-spare", "a1", "a2"]);
+        assert_eq!(
+            select(&parts, "leader-region"),
+            ["a-clients", "a-node-1", "a-node-2", "a-spare", "a1", "a2"]
+        );
         assert_eq!(select(&parts, "leader-agents"), ["a-node-1", "a-node-2"]);
         assert_eq!(select(&parts, "follower"), ["b1"]);
         assert_eq!(select(&parts, "other-followers"), ["a2", "b2", "c1"]);

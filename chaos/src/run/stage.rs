@@ -321,7 +321,10 @@ impl<'a> Stage<'a> {
         let replicas = self.replicas(what)?;
         let mut removed = 0;
         for (id, host) in &replicas {
-            ensure!(self.cluster.pid_on(host).is_none(), "replica {id} runs: kill it before its disk is lost");
+            ensure!(
+                self.cluster.pid_on(host).is_none(),
+                "replica {id} runs: kill it before its disk is lost"
+            );
             let data = self.cluster.data_of(*id)?;
             if data.exists() {
                 std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
@@ -356,7 +359,9 @@ impl<'a> Stage<'a> {
     fn leader_now(&mut self) -> Result<u64> {
         let observer = self.cluster.observer().clone();
         let seen = self.cluster.operating(async move {
-            observer.until("no leader", CHANGE_LIMIT, |seen| seen.leader().ok_or_else(|| "nobody".to_owned())).await
+            observer
+                .until("no leader", CHANGE_LIMIT, |seen| seen.leader().ok_or_else(|| "nobody".to_owned()))
+                .await
         })?;
         seen.context("looking for the leader")
     }
@@ -396,7 +401,19 @@ impl<'a> Stage<'a> {
         let host = self.cluster.plan().replica(spare).context("a spare that is planned")?.clone();
         let (id, with) = (gone.to_string(), spare.to_string());
         let (peer, client) = (peer_endpoint(&host), client_endpoint(&host));
-        let words = ["cluster", "replace", &id, "--with", &with, "--region", host.region, "--peer", &peer, "--client", &client];
+        let words = [
+            "cluster",
+            "replace",
+            &id,
+            "--with",
+            &with,
+            "--region",
+            host.region,
+            "--peer",
+            &peer,
+            "--client",
+            &client,
+        ];
         let said = self.cluster.operate(&words)?;
         let mut members = self.cluster.members().clone();
         members.remove(gone);
@@ -427,11 +444,15 @@ impl<'a> Stage<'a> {
         let host = self.cluster.plan().replica(first).context("a replica that is planned")?.name.clone();
         let config = self.cluster.home_of(&host)?.join("server.toml");
         let config = config.to_str().context("the folder of a drill is text")?.to_owned();
-        let said = self.cluster.run_on(&host, &["server", "recover", "--config", &config, "--lost-majority"])?;
+        let said =
+            self.cluster.run_on(&host, &["server", "recover", "--config", &config, "--lost-majority"])?;
         self.cluster.start_replica(first, &[])?;
         self.cluster.set_members(BTreeSet::from([first]))?;
         let others = self.take_in_beside(first)?;
-        let seen = format!("replica {first} goes on from {index} with {others:?}: {}", said.trim().replace('\n', "; "));
+        let seen = format!(
+            "replica {first} goes on from {index} with {others:?}: {}",
+            said.trim().replace('\n', "; ")
+        );
         Ok((survivors.into_iter().map(|(_, host)| host).collect(), seen, true))
     }
 
@@ -439,12 +460,14 @@ impl<'a> Stage<'a> {
     fn take_in_beside(&mut self, first: u64) -> Result<Vec<u64>> {
         let plan = self.cluster.plan().clone();
         let mut members = BTreeSet::from([first]);
-        let spares = plan.hosts.iter().filter(|host| matches!(host.purpose, Purpose::Replica { spare: true, .. }));
+        let spares =
+            plan.hosts.iter().filter(|host| matches!(host.purpose, Purpose::Replica { spare: true, .. }));
         for host in spares.take(2) {
             let Some(id) = replica_of(host) else { continue };
             self.cluster.start_replica(id, &["--join"])?;
             let (number, peer, client) = (id.to_string(), peer_endpoint(host), client_endpoint(host));
-            let words = ["cluster", "add", &number, "--region", host.region, "--peer", &peer, "--client", &client];
+            let words =
+                ["cluster", "add", &number, "--region", host.region, "--peer", &peer, "--client", &client];
             // It decides nothing before the leases of before have run out.
             self.retry(CHANGE_LIMIT, |cluster| cluster.operate(&words))?;
             members.insert(id);
@@ -478,7 +501,8 @@ fn only_slower(action: &Action) -> bool {
 /// What `muster server recover` says of a replica.
 fn last_log_index(said: &str) -> Option<u64> {
     let (_, behind) = said.split_once("last log index")?;
-    let digits: String = behind.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    let digits: String =
+        behind.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
 

@@ -20,6 +20,7 @@ use crate::rejoin::{RejoinGate, come_back};
 use crate::rounds::Caller;
 use crate::state_machine::{Raft, StateMachine};
 use crate::status::ReplicaStatus;
+use crate::traffic::Traffic;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -221,6 +222,12 @@ impl Consensus {
     #[must_use]
     pub fn flush_progress(&self) -> watch::Receiver<FlushProgress> {
         self.inner.store.log.flushed()
+    }
+
+    /// What traffic this replica refuses on purpose.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        self.inner.network.traffic()
     }
 
     /// Why the replica takes no part any more, once it does not.

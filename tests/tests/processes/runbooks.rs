@@ -414,6 +414,7 @@ pages! {
     replace_dead_replica = "replace-dead-replica";
     rolling_upgrade = "rolling-upgrade";
     rotate_certificates = "rotate-certificates";
+    run_a_drill = "run-a-drill";
     slow_disk = "slow-disk";
     three_to_five = "three-to-five";
     transfer_leadership = "transfer-leadership";
