@@ -123,7 +123,8 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
-        let ready = Pool::new(settings.tasks.clone(), settings.guard_command.clone(), settings.ready_max);
+        let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
+        let ready = Pool::new(tasks, guard, cgroup_parent.clone(), settings.ready_max);
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
@@ -236,7 +237,7 @@ impl ProcessExecutor {
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            ready.hold(key);
+            ready.hold(key, spec.devices.iter().count());
             let Some(Waiting { blank, shim, order }) = ready.take() else {
                 return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
             };
@@ -298,7 +299,7 @@ impl ProcessExecutor {
     fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
         let command = &self.shared.settings.guard_command;
         let program = command.first().map_or("", String::as_str);
-        let mut child = ready::start(command, shim::RUN, task, Stdio::null())
+        let mut child = ready::start(command, shim::RUN, task, None, Stdio::null())
             .map_err(|e| format!("start the shim {program}: {e}"))?;
         let said = child.stdout.take().ok_or("a shim without a pipe")?;
         Ok(Shim { child, said: BufReader::new(said) })
@@ -367,6 +368,7 @@ impl Executor for ProcessExecutor {
             hostfile: contract::by_address(&placement),
             rank_hostfile: contract::by_rank(&placement),
         });
+        self.shared.ready.expect(placement.workers.len());
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
@@ -374,6 +376,7 @@ impl Executor for ProcessExecutor {
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
+        self.shared.ready.trim().await;
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
@@ -410,8 +413,14 @@ impl Executor for ProcessExecutor {
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
         let mut found = Vec::new();
-        let tasks = self.shared.settings.tasks.clone();
-        for key in blocking(move || list(&tasks)).await.map_err(ExecutorError::List)? {
+        let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
+        let listed = blocking(move || {
+            if let Some(parent) = parent {
+                cgroup::remove_unused(&parent, shim::WAITING_GROUP);
+            }
+            list(&tasks)
+        });
+        for key in listed.await.map_err(ExecutorError::List)? {
             let executor = self.clone();
             let adopted = blocking(move || executor.adopt_one(key)).await;
             let adopted = match adopted {
@@ -426,7 +435,7 @@ impl Executor for ProcessExecutor {
             if adopted.exit.is_none() {
                 self.watch(key, self.task(key));
             }
-            self.shared.ready.hold(key);
+            self.shared.ready.hold(key, adopted.devices.iter().count());
             found.push(adopted);
         }
         self.count_kept().await;
