@@ -7,7 +7,9 @@
 mod backups;
 mod bad_input;
 mod clocks;
+mod closed_doors;
 mod contracts;
+mod drills;
 mod durability;
 mod failover;
 mod frameworks;
@@ -16,6 +18,7 @@ mod history;
 mod hostile_workers;
 mod leases;
 mod members;
+mod planted;
 mod probe;
 mod quickstart;
 mod reads;
