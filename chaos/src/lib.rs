@@ -5,12 +5,15 @@
 //! agents, `load` puts clients and work on them, and `run` carries out scenarios and judges what was seen. What a
 //! machine cannot do is [`Unable`], which skips a drill and never fails one.
 
+pub mod bugs;
+pub mod cli;
 pub mod cluster;
 pub mod faults;
 pub mod load;
 pub mod net;
 pub mod room;
 pub mod run;
+pub mod summary;
 mod unable;
 
 pub use unable::{Means, Unable};

@@ -6,6 +6,7 @@
 
 mod backups;
 mod bad_input;
+mod clocks;
 mod closed_doors;
 mod contracts;
 mod drills;
@@ -17,6 +18,7 @@ mod history;
 mod hostile_workers;
 mod leases;
 mod members;
+mod planted;
 mod probe;
 mod quickstart;
 mod reads;
