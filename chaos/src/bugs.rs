@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
@@ -19,14 +19,14 @@ use muster_planted::{Rule, VARIABLE};
 use muster_world::settings::PlantedBug;
 use serde::Serialize;
 
+use crate::run::evidence::{Collected, stored};
+
 /// What a child is told that breaks nothing.
 const CONTROL: &str = "none";
+/// How a drill begins to say that this machine cannot carry it out.
+const SKIPPED: &str = "skipped:";
 /// Simulated time of faults of one seed.
 const CHAOS_MS: u64 = 20_000;
-/// Largest verdict that is read.
-const VERDICT_BYTES_MAX: u64 = 64 << 20;
-/// How deep verdicts lie below the folder of one child.
-const DEPTH_MAX: usize = 6;
 
 /// What must notice that a rule is broken.
 struct Hunt {
@@ -35,11 +35,14 @@ struct Hunt {
     drills: &'static [&'static str],
     /// Findings that speak of this rule.
     by: &'static [Held],
+    /// What processes say themselves when they notice: parts of lines that the harness found in their logs, or of its
+    /// own troubles.
+    said: &'static [&'static str],
 }
 
 /// Who hunts what.
 fn hunts() -> Vec<Hunt> {
-    let hunt = |rule, drills, by| Hunt { rule, drills, by };
+    let hunt = |rule, drills, by| Hunt { rule, drills, by, said: said_of(rule) };
     Rule::ALL
         .into_iter()
         .map(|rule| match rule {
@@ -110,6 +113,16 @@ fn hunts() -> Vec<Hunt> {
             Rule::WatchSkips => hunt(rule, &["leader-killed", "leader-region-lost"], &[Held::WatchDiffers]),
         })
         .collect()
+}
+
+/// A replica that notices by itself stops, and says why.
+fn said_of(rule: Rule) -> &'static [&'static str] {
+    match rule {
+        Rule::SkipGuard | Rule::VoteAfterLoss | Rule::AckBeforeFlush | Rule::LeaderRestore => {
+            &["the guard refused", "has diverged", "panicked", "cannot be applied"]
+        }
+        _ => &[],
+    }
 }
 
 /// Which planted bugs drills and seeds notice
@@ -214,8 +227,10 @@ fn cell(text: &str) -> String {
 
 /// What a child came to.
 struct Tried {
-    verdicts: Vec<Verdict>,
-    skipped: bool,
+    /// Each run, as this process judges it, and what the harness and the processes said.
+    runs: Vec<(Verdict, Vec<String>)>,
+    /// Why there is none.
+    nothing: Option<String>,
 }
 
 /// Runs the hunts; whether everything was noticed.
@@ -232,9 +247,13 @@ pub fn run(args: &BugsArgs) -> Result<bool> {
         let drills: BTreeSet<&str> = hunts.iter().flat_map(|hunt| hunt.drills.iter().copied()).collect();
         for drill in drills {
             let tried = drill_once(args, CONTROL, drill, 1)?;
-            for verdict in tried.verdicts.iter().filter(|verdict| !verdict.held) {
-                control.insert(drill.to_owned(), first_finding(verdict, &|_| true).unwrap_or_default());
+            for (verdict, troubles) in &tried.runs {
+                let found = first_finding(verdict, |_| true).or_else(|| troubles.first().cloned());
+                control.extend(found.map(|found| (drill.to_owned(), found)));
             }
+            // What cannot be carried out here finds nothing in the others either, and is missed there.
+            let broke = tried.nothing.filter(|why| !why.starts_with(SKIPPED));
+            control.extend(broke.map(|why| (drill.to_owned(), why)));
             println!("control  {drill}: {}", control.get(drill).map_or("clean", String::as_str));
         }
     }
@@ -315,25 +334,29 @@ type DrillFound = (Option<(String, String)>, Vec<String>);
 fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
     let mut missed = Vec::new();
     for drill in hunt.drills {
-        let mut skipped = false;
+        let mut why = None;
         for attempt in 1..=args.tries {
             let tried = drill_once(args, hunt.rule.name(), drill, attempt)?;
-            skipped = tried.skipped;
-            let speaks = |held: &Held| hunt.by.contains(held);
-            if let Some(finding) = tried.verdicts.iter().find_map(|verdict| first_finding(verdict, &speaks)) {
+            why = tried.nothing;
+            let noticed = tried.runs.iter().find_map(|(verdict, troubles)| {
+                let speaks = |text: &&String| hunt.said.iter().any(|part| text.contains(part));
+                let said = || troubles.iter().find(speaks).cloned();
+                first_finding(verdict, |rule| hunt.by.contains(rule)).or_else(said)
+            });
+            if let Some(finding) = noticed {
                 return Ok((Some(((*drill).to_owned(), finding)), missed));
             }
-            if skipped {
+            if why.as_ref().is_some_and(|why| why.starts_with(SKIPPED)) {
                 break;
             }
         }
-        missed.push(if skipped { format!("{drill} (skipped)") } else { (*drill).to_owned() });
+        missed.push(why.map_or_else(|| (*drill).to_owned(), |why| format!("{drill} ({})", cell(&why))));
     }
     Ok((None, missed))
 }
 
 /// The first finding of a rule that counts, with the rule's code.
-fn first_finding(verdict: &Verdict, counts: &dyn Fn(&Held) -> bool) -> Option<String> {
+fn first_finding(verdict: &Verdict, counts: impl Fn(&Held) -> bool) -> Option<String> {
     let (rule, breaches) = verdict.findings.0.iter().find(|(rule, _)| counts(rule))?;
     let first = breaches.first.first().map_or("", |finding| finding.text.as_str());
     Some(format!("{rule} ×{} {first}", breaches.count))
@@ -346,6 +369,7 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         std::fs::remove_dir_all(&out).with_context(|| format!("emptying {}", out.display()))?;
     }
     std::fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+    let evidence = out.join("evidence");
     let ran = Command::new(args.planted.join("muster-chaos"))
         .arg("run")
         .arg(drill)
@@ -353,50 +377,33 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         .arg("--muster")
         .arg(args.planted.join("muster"))
         .arg("--out")
-        .arg(&out)
+        .arg(&evidence)
         .env(VARIABLE, rule)
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("running {drill}"))?;
     let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     std::fs::write(out.join("output"), &said).with_context(|| format!("writing into {}", out.display()))?;
-    let mut verdicts = Vec::new();
-    collect(&out, DEPTH_MAX, &mut verdicts)?;
-    let skipped = verdicts.is_empty() && said.contains("skipped");
-    if verdicts.is_empty() && !skipped {
-        let end: Vec<&str> = said.lines().rev().take(5).collect();
-        bail!(
-            "{drill} with {rule} gave no verdict ({}): {}",
-            ran.status,
-            end.into_iter().rev().collect::<Vec<_>>().join(" / ")
-        );
-    }
-    Ok(Tried { verdicts, skipped })
-}
-
-/// Every `verdict.json` below a folder.
-fn collect(folder: &Path, depth: usize, verdicts: &mut Vec<Verdict>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let kind = entry.file_type().with_context(|| format!("looking at {}", path.display()))?;
-        if kind.is_dir() && depth > 0 {
-            collect(&path, depth - 1, verdicts)?;
-        } else if kind.is_file() && entry.file_name() == "verdict.json" {
-            let size = entry.metadata().with_context(|| format!("looking at {}", path.display()))?.len();
-            ensure!(size <= VERDICT_BYTES_MAX, "{} has {size} bytes", path.display());
-            let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-            let verdict =
-                serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?;
-            verdicts.push(verdict);
+    let mut runs = Vec::new();
+    if evidence.is_dir() {
+        for folder in stored(&evidence)? {
+            let collected = Collected::load(&folder)?;
+            let (_, verdict) = collected.judge(&folder)?;
+            runs.push((verdict, collected.harness.findings()));
         }
     }
-    Ok(())
+    let nothing = runs.is_empty().then(|| {
+        let skipped = said.lines().find(|line| line.starts_with(SKIPPED));
+        let last = || said.lines().rev().find(|line| !line.trim().is_empty());
+        skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
+    });
+    Ok(Tried { runs, nothing })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn every_rule_is_hunted_by_drills_that_there_are() {

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use muster_drill::scenario::Scenario;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::bugs::{self, BugsArgs};
 use crate::cluster::plan::Replicas;
 use crate::room;
 use crate::run::drill::{Interrupted, folder};
@@ -60,6 +61,7 @@ enum Command {
         #[command(flatten)]
         options: RunOptions,
     },
+    Bugs(BugsArgs),
     /// Judge stored evidence again
     Judge {
         /// The folder of one run, or of many
