@@ -7,17 +7,19 @@ use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
 
+use crate::drills::Drills;
 use crate::forward::Router;
 use crate::read::{fresh, freshness};
 use crate::warnings::{Sight, warnings};
 
 pub(crate) struct Clusters {
     router: Router,
+    drills: Drills,
 }
 
 impl Clusters {
-    pub(crate) fn new(router: Router) -> Clusters {
-        Clusters { router }
+    pub(crate) fn new(router: Router, drills: Drills) -> Clusters {
+        Clusters { router, drills }
     }
 }
 
@@ -38,7 +40,9 @@ impl ClusterService for Clusters {
             let facts = if id == own { facts.clone() } else { LocalFacts::default() };
             reports.get(&id).map(|report| health(report, &facts, id == own))
         };
+        let drill = self.drills.current();
         let sight = Sight {
+            drill: drill.as_ref(),
             status: &raft,
             reports: &reports,
             facts: &facts,

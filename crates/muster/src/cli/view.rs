@@ -395,6 +395,21 @@ pub struct Node {
     /// Absent when nothing is known against it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restriction: Option<super::node_health::Restriction>,
+    /// Absent when nobody else holds anything there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_load: Option<ForeignLoad>,
+}
+
+/// What others than Muster hold of a node, where another scheduler gives it out too.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ForeignLoad {
+    /// Nothing can be started there for now.
+    pub closed: bool,
+    /// How many devices; which ones, nobody says.
+    pub devices: usize,
+    pub cpu_milli: u64,
+    pub memory_bytes: u64,
 }
 
 /// Content of `NodeEvent`; its `logIndex` is the record that did it.
@@ -921,6 +936,12 @@ impl From<v1::Node> for Node {
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
             restriction: node.restriction.map(Into::into),
+            foreign_load: node.foreign_load.map(|load| ForeignLoad {
+                closed: load.closed,
+                devices: load.devices.len(),
+                cpu_milli: load.cpu_milli,
+                memory_bytes: load.memory_bytes,
+            }),
         }
     }
 }

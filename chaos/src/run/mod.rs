@@ -1,0 +1,5 @@
+//! Drills.
+pub mod links;
+pub mod parts;
+pub mod stage;
+pub mod timeline;
