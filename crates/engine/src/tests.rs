@@ -755,6 +755,12 @@ fn beating(session: &Session) -> tokio::task::JoinHandle<()> {
 
 /// Plays one probe of two nodes: the link from the first to the second carries `rate`.
 async fn probed(sessions: &mut [Session; 2], rate: u64) {
+    measured(sessions, |link| if link == (0, 1) { rate } else { 1 << 30 }).await;
+}
+
+/// Plays one probe of these nodes, whose links carry what `rate` says.
+async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32)) -> u64) {
+    let count = sessions.len() as u32;
     for (at, session) in sessions.iter_mut().enumerate() {
         let probe = told(session, "an order to listen", |message| match message {
             Outbound::Probe(ProbeOrder::Listen { probe }) => Some(probe),
@@ -770,12 +776,40 @@ async fn probed(sessions: &mut [Session; 2], rate: u64) {
             _ => None,
         })
         .await;
-        assert_eq!((peers.len(), peers[own as usize].1 > 0), (2, true), "{peers:?}");
+        assert_eq!((peers.len(), peers[own as usize].1 > 0), (count as usize, true), "{peers:?}");
         let link =
             |from, to, rate| Link { from, to, outcome: LinkOutcome::Measured { rate, round_trip_us: 9 } };
-        // Whoever speaks of what it did not lead is not heard.
-        let links = if own == 0 { vec![link(0, 1, rate), link(1, 0, 1 << 30)] } else { vec![link(0, 1, 1)] };
+        let led = (own + 1..count).flat_map(|other| [(own, other), (other, own)]);
+        let mut links: Vec<Link> = led.map(|(from, to)| link(from, to, rate((from, to)))).collect();
+        if own > 0 {
+            // Whoever speaks of what it did not lead is not heard.
+            links.push(link(0, 1, 1));
+        }
         say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None })).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pair_that_is_slow_beside_others_is_measured_again_alone() {
+    let engine = leader().await;
+    let mut sessions = Vec::new();
+    for (at, name) in (1..).zip(["h1", "h2", "h3"]) {
+        sessions.push(open(&engine, opening(name, at)).await);
+    }
+    let beats: Vec<_> = sessions.iter().map(beating).collect();
+    let nodes: Vec<_> = sessions.iter().map(|session| session.node).collect();
+    for alone in [1 << 30, 1_000_000] {
+        let play = async {
+            measured(&mut sessions, |link| if link == (1, 2) { 1_000_000 } else { 1 << 30 }).await;
+            measured(&mut sessions[1..], |_| alone).await;
+        };
+        let (probed, ()) = tokio::join!(guarded("a probe", engine.probe(&nodes)), play);
+        let found: Vec<_> = probed.expect("all take part").findings.into_iter().map(|f| f.link).collect();
+        let expected = if alone == 1 << 30 { vec![] } else { vec![Some((1, 2))] };
+        assert_eq!(found, expected);
+    }
+    for beat in beats {
+        beat.abort();
     }
 }
 

@@ -17,6 +17,7 @@ mod history;
 mod hostile_workers;
 mod leases;
 mod members;
+mod planted;
 mod probe;
 mod quickstart;
 mod reads;

@@ -239,7 +239,10 @@ impl Running {
             tasks: folder.join("tasks"),
             lease: folder.join("lease"),
             holder: HolderId(runner),
+            guard_command: shim_command.clone(),
             shim_command,
+            // It starts what it was started for, and nothing after that.
+            ready_max: 0,
             node,
             accelerator,
             environment: crate::config::base_environment(&pass_environment),
