@@ -127,6 +127,9 @@ pub fn main() -> ExitCode {
         Command::Report { dirs, write } => report(&dirs, write.as_deref()),
         Command::Run { names, options } => in_room(&options, Some(&names)),
         Command::All { options } => in_room(&options, None),
+        Command::Bugs(args) => {
+            bugs::run(&args).map(|noticed| if noticed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
     };
     done.unwrap_or_else(|error| {
         eprintln!("muster-chaos: {error:#}");

@@ -5,6 +5,7 @@
 //! agents, `load` puts clients and work on them, and `run` carries out scenarios and judges what was seen. What a
 //! machine cannot do is [`Unable`], which skips a drill and never fails one.
 
+pub mod bugs;
 pub mod cli;
 pub mod cluster;
 pub mod faults;

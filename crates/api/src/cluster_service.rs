@@ -1,6 +1,6 @@
 //! `muster.v1.ClusterService`.
 
-use muster_engine::{LocalFacts, PeerReport, Space};
+use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
 use muster_types::ReplicaId;
 use muster_wire::v1;
@@ -51,6 +51,7 @@ impl ClusterService for Clusters {
             records_rejected: view.rejected(),
         };
         let warnings = warnings(&sight);
+        let acts = engine.consensus().leadership().borrow().mine.is_some();
         let change = engine.consensus().change_progress().borrow().as_ref().map(|c| c.operation.clone());
         let replicas = raft.members.iter().map(|member| v1::Replica {
             id: member.replica.0,
@@ -75,7 +76,11 @@ impl ClusterService for Clusters {
             freshness: Some(freshness(engine, &view)),
             state_digest: format!("{:016x}", view.digest()),
             term: raft.term,
-            role: format!("{:?}", raft.role).to_lowercase(),
+            role: match raft.role {
+                // By its own account alone: it takes nothing and confirms nothing.
+                Role::Leader if !acts => "unconfirmed".to_owned(),
+                role => format!("{role:?}").to_lowercase(),
+            },
             raft_last_index: raft.last_log_index.unwrap_or(0),
             raft_committed_index: raft.committed_index.unwrap_or(0),
             raft_applied_index: raft.applied_index.unwrap_or(0),

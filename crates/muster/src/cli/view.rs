@@ -608,7 +608,8 @@ pub struct Replica {
     pub region: String,
     pub endpoint: String,
     pub voter: bool,
-    /// leader, follower, candidate, learner or unreachable.
+    /// leader, unconfirmed (leads by its own account, and no quorum answers it), follower, candidate, learner or
+    /// unreachable.
     pub role: String,
     /// Entries it lacks, as the leader sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
