@@ -20,7 +20,7 @@ use crate::probe::{self, Plan, Prober};
 use crate::socket::{Note, Said};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
-use muster_types::{DeviceSet, ExitStatus, FencingToken, ForeignLoad, JobId, NodeSpec};
+use muster_types::{DeviceSet, ExitStatus, Feature, Features, FencingToken, ForeignLoad, JobId, NodeSpec};
 use muster_wire::convert::{fencing_token_to_proto, foreign_load_to_proto};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -32,6 +32,9 @@ use tokio::task::JoinSet;
 
 /// The rank of a report that no worker of a placement is here and none will start.
 pub const WHOLE_PLACEMENT: u32 = muster_wire::convert::WHOLE_PLACEMENT;
+
+/// What a worker is told whose cluster is older than its agent.
+const NOTES_NOT_TAKEN: &str = "the cluster's leader is of a release that takes no checkpoints yet";
 
 /// An order, checked.
 #[derive(Debug)]
@@ -98,8 +101,8 @@ pub(crate) struct SessionHandle {
     /// How it was reached.
     pub(crate) endpoints: muster_client::Endpoints,
     pub(crate) stop_grace: Duration,
-    /// Whether the leader can be told what others hold of the node.
-    pub(crate) takes_foreign_load: bool,
+    /// What the leader takes: a session that brings something else is ended, and its lease with it.
+    pub(crate) takes: Features,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -311,7 +314,13 @@ impl<E: Executor> Node<E> {
         self.extras.clear();
         self.in_flight = None;
         self.foreign_said = None;
+        let takes_notes = session.takes.has(Feature::Notes);
         self.session = Some(session);
+        if !takes_notes {
+            for waiting in std::mem::take(&mut self.notes).into_values() {
+                let _ = waiting.answer.send(Err(NOTES_NOT_TAKEN.to_owned()));
+            }
+        }
         let notes: Vec<v1::WorkerNote> = self.notes.values().map(|waiting| waiting.message.clone()).collect();
         for note in notes {
             self.send(v1::session_request::Message::Note(note));
@@ -327,6 +336,15 @@ impl<E: Executor> Node<E> {
         };
         if let Some(outcome) = outcome {
             // Whoever asked has gone: nobody is to be told.
+            let _ = answer.send(outcome);
+            return;
+        }
+        if self.session.as_ref().is_some_and(|session| !session.takes.has(Feature::Notes)) {
+            let outcome = match note {
+                // Nobody waits for one.
+                Note::Step { .. } => Ok(()),
+                Note::CheckpointCommitted { .. } => Err(NOTES_NOT_TAKEN.to_owned()),
+            };
             let _ = answer.send(outcome);
             return;
         }
@@ -489,7 +507,7 @@ impl<E: Executor> Node<E> {
                 tracing::warn!(%job, %token, reason, "the start is refused");
                 self.refuse(&placement, &reason).await;
             }
-            Fit::Go { .. } if placement.preflight && self.executor.is_on_this_host() && !checked => {
+            Fit::Go { .. } if !checked && self.can_check(&placement) => {
                 if let Some(pending) = self.pending.get_mut(&(job, token)) {
                     pending.wait = Wait::Preflight;
                 }
@@ -500,6 +518,12 @@ impl<E: Executor> Node<E> {
                 self.launch(placement, epoch).await;
             }
         }
+    }
+
+    /// Whether the gang's network is to be checked first. A leader that takes no word of it gives no verdict.
+    fn can_check(&self, placement: &Placement) -> bool {
+        let takes = self.session.as_ref().is_some_and(|session| session.takes.has(Feature::Preflight));
+        placement.preflight && self.executor.is_on_this_host() && takes
     }
 
     /// Says that nothing but the check of the gang's network is missing here.
@@ -746,7 +770,7 @@ impl<E: Executor> Node<E> {
     /// count as theirs are ones that no worker here has, the same ones as long as that is so.
     fn send_foreign(&mut self) {
         let Some(foreign) = self.foreign.as_ref().map(|receiver| *receiver.borrow()) else { return };
-        if !self.session.as_ref().is_some_and(|session| session.takes_foreign_load) {
+        if !self.session.as_ref().is_some_and(|session| session.takes.has(Feature::ForeignLoad)) {
             return;
         }
         let live = self.workers.values().filter(|worker| !worker.has_ended());

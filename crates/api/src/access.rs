@@ -87,6 +87,11 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
     rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
 
+    rule("/muster.v1.DrillService/AnnounceDrill", Class::Call, ADMIN),
+    rule("/muster.v1.DrillService/EndDrill", Class::Call, ADMIN),
+    rule("/muster.v1.DrillService/GetDrill", Class::Call, ADMIN),
+    rule("/muster.v1.DrillService/RefuseTraffic", Class::Call, ADMIN),
+
     rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
@@ -130,6 +135,13 @@ pub(crate) const RULES: &[Rule] = &[
 /// The line for a path.
 pub(crate) fn rule_of(path: &str) -> Option<&'static Rule> {
     RULES.binary_search_by(|rule| rule.path.cmp(path)).ok().map(|at| &RULES[at])
+}
+
+/// Whether whoever shows this may make the call at `path`, by the table alone; none where no line names it, so
+/// that nobody may.
+#[must_use]
+pub fn may_call(path: &str, principal: &Principal) -> Option<bool> {
+    rule_of(path).map(|rule| rule.kinds.include(principal))
 }
 
 #[cfg(test)]
@@ -205,13 +217,17 @@ mod tests {
             admin.difference(&client).copied().collect::<BTreeSet<_>>(),
             BTreeSet::from([
                 "AddReplica",
+                "AnnounceDrill",
                 "ChangeVoters",
                 "CreateBackup",
+                "EndDrill",
                 "ForgetNode",
+                "GetDrill",
                 "ProbeNodes",
                 "PromoteReplica",
                 "RaiseFormat",
                 "ReadRounds",
+                "RefuseTraffic",
                 "RemoveReplica",
                 "ReplaceReplica",
                 "SetHealthPolicy",

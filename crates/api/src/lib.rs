@@ -15,6 +15,8 @@ mod access;
 mod access_tests;
 mod admin_service;
 mod cluster_service;
+mod drill_service;
+mod drills;
 mod explanation;
 mod fleet_service;
 mod forward;
@@ -36,6 +38,7 @@ mod tests;
 mod warnings;
 mod watcher;
 
+pub use access::may_call;
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use server::{ApiConfig, ServeError, serve};

@@ -2,16 +2,17 @@
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use muster_engine::{
     Inbound, LogChunk, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
 };
 use muster_state::State;
-use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
+use muster_types::{Features, NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto,
-    health_report_from_proto, holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto,
-    probe_ring_from_proto, worker_report_from_proto,
+    device_set_to_proto, features_from_proto, features_of_leader, features_to_proto,
+    fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto,
+    holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
+    worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -25,7 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
 use crate::read::invalid;
 
@@ -76,7 +77,7 @@ impl NodeService for Nodes {
         };
         caller.speaks_for(register.node.as_ref().map_or("", |node| &node.name))?;
         match self.router.route(caller).await? {
-            Route::Remote(channel) => pass_on(channel, caller, register, requests).await,
+            Route::Remote(leader) => pass_on(self.router.clone(), leader, caller, register, requests).await,
             Route::Local => {
                 let opening = opening(&register)?;
                 let session = self.router.engine().open_session(opening).await;
@@ -94,10 +95,10 @@ impl NodeService for Nodes {
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
             Route::Local => take_upload(&self.router, caller, uploads).await?,
-            Route::Remote(channel) => {
+            Route::Remote(leader) => {
                 let mut onward = Router::onward(with_failure(uploads), caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                onward_client(channel).upload_logs(onward).await?;
+                onward_client(leader.channel).upload_logs(onward).await?;
             }
         }
         Ok(Response::new(v1::UploadLogsResponse {}))
@@ -137,19 +138,39 @@ fn with_failure(
     })
 }
 
-/// Connects the agent's stream with one to the leader.
+/// Connects the agent's stream with one to the leader, until another leads: an agent whose leader fell silent
+/// has its lease renewed as soon as there is a leader that can.
 async fn pass_on(
-    channel: Channel,
+    router: Router,
+    Remote { channel, leader }: Remote,
     caller: Caller,
-    register: v1::Register,
+    mut register: v1::Register,
     requests: Streaming<v1::SessionRequest>,
 ) -> Result<Response<Responses>, Status> {
+    // A kind of message that this replica does not know would be empty behind it: each side is to hear of what it
+    // can pass on, and no more.
+    register.takes = features_to_proto(features_from_proto(&register.takes));
     let first = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
     let mut onward = Router::onward(all, caller);
     onward.metadata_mut().remove("grpc-timeout");
-    let responses = onward_client(channel).session(onward).await?.into_inner();
-    Ok(Response::new(responses.boxed()))
+    let mut to_leader = onward_client(channel);
+    let responses = tokio::select! {
+        opened = to_leader.session(onward) => opened?.into_inner(),
+        () = router.superseded(leader) => {
+            return Err(Status::unavailable("another replica leads by now; open another session"));
+        }
+    };
+    let superseded = async move { router.superseded(leader).await };
+    Ok(Response::new(responses.take_until(Box::pin(superseded)).map_ok(passable).boxed()))
+}
+
+/// The leader's word, as far as this replica can pass on what follows from it.
+fn passable(mut response: v1::SessionResponse) -> v1::SessionResponse {
+    if let Some(session_response::Message::Registered(registered)) = &mut response.message {
+        registered.takes = features_to_proto(features_of_leader(registered));
+    }
+    response
 }
 
 fn opening(register: &v1::Register) -> Result<Opening, Status> {
@@ -159,7 +180,10 @@ fn opening(register: &v1::Register) -> Result<Opening, Status> {
     let holder = holder_id_from_text("holder_id", &register.holder_id).map_err(|v| violations.push(v)).ok();
     let workers = worker_reports("workers", &register.workers).map_err(|v| violations.extend(v)).ok();
     match (spec, holder, workers) {
-        (Some(spec), Some(holder), Some(workers)) => Ok(Opening { spec, holder, workers }),
+        (Some(spec), Some(holder), Some(workers)) => {
+            let takes = features_from_proto(&register.takes);
+            Ok(Opening { spec, holder, workers, takes })
+        }
         _ => Err(invalid(violations)),
     }
 }
@@ -360,6 +384,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
                 takes_health: true,
+                takes: features_to_proto(Features::all()),
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }
@@ -442,4 +467,30 @@ async fn take_upload(
         let _ = to_reader.send(Err(Refusal::new(RefusalCode::LogsUnavailable, BROKEN_OFF))).await;
     }
     Err(broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::Feature;
+
+    fn passed(registered: v1::Registered) -> Features {
+        let message = Some(session_response::Message::Registered(registered));
+        match passable(v1::SessionResponse { message }).message {
+            Some(session_response::Message::Registered(registered)) => features_of_leader(&registered),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_replica_between_names_what_both_it_and_the_leader_know() {
+        let later = 1_000;
+        let named = |takes| v1::Registered { takes, takes_health: true, ..Default::default() };
+        let some: Features = [Feature::Notes].into_iter().collect();
+        let mut takes = features_to_proto(some);
+        takes.push(later);
+        assert_eq!(passed(named(takes)), some);
+        assert_eq!(passed(named(Vec::new())), Features::before_names());
+        assert_eq!(passed(v1::Registered::default()), Features::NONE);
+    }
 }

@@ -12,6 +12,8 @@
 
 mod admin;
 mod calls;
+mod connection;
+mod drill;
 pub mod endpoint;
 mod error;
 mod log;
@@ -28,6 +30,7 @@ use std::time::Duration;
 use muster_wire::v1;
 
 pub use admin::BackupStream;
+pub use drill::ReplicaDrills;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use log::{LogItem, LogReader, oldest_kept};
@@ -39,7 +42,7 @@ pub use watch::{
     NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
 };
 
-use repeat::Connection;
+use connection::Connection;
 
 /// How patient a client is.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ use crate::consensus::Consensus;
 use crate::leadership::Leadership;
 use crate::peers::{PeerReport, Reports};
 use crate::status::Member;
+use muster_planted::{Rule, breaks};
 use muster_store::Space;
 use muster_types::ReplicaId;
 use std::collections::BTreeMap;
@@ -60,6 +61,9 @@ fn is_stalled(report: &PeerReport, timing: Timing) -> bool {
 
 /// What is wrong with the leader's own storage.
 fn own_trouble(own: &PeerReport, successor: Option<&PeerReport>, timing: Timing) -> Option<Cause> {
+    if breaks(Rule::KeepsOnBadDisk) {
+        return None;
+    }
     if own.storage.space != Space::Enough {
         return Some(Cause::NoSpace);
     }

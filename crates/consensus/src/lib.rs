@@ -31,6 +31,7 @@ mod rejoin;
 mod rounds;
 mod state_machine;
 mod status;
+mod traffic;
 
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
@@ -49,3 +50,4 @@ pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
 pub use network::{PeerService, peer_server};
 pub use peers::PeerReport;
 pub use status::{Member, ReplicaStatus, Role};
+pub use traffic::{Traffic, TrafficScope};

@@ -5,10 +5,11 @@ use muster_decider::{Answer, Command, Founding};
 use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_types::health::HealthAction;
 use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
-    ClusterId, ExitStatus, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId, Parameters, Refusal,
-    RefusalCode, ReplicaId, RequestId,
+    ClusterId, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId,
+    Parameters, Refusal, RefusalCode, ReplicaId, RequestId,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,7 +107,7 @@ async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {
 }
 
 fn opening(host_name: &str, holder: u128) -> Opening {
-    Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new() }
+    Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new(), takes: Features::all() }
 }
 
 async fn open(engine: &Engine, opening: Opening) -> Session {
@@ -870,4 +871,48 @@ async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_is_found_at_fault
     drop(sessions);
     let refused = guarded("a refusal", engine.probe(&nodes)).await;
     assert_eq!(code(refused), Some(RefusalCode::ProbeUnavailable));
+}
+
+#[tokio::test]
+async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
+    let engine = leader().await;
+    let older = |name, holder| Opening { takes: Features::NONE, ..opening(name, holder) };
+    let mut sessions = [open(&engine, older("h1", 1)).await, open(&engine, older("h2", 2)).await];
+    let beats = sessions.each_ref().map(beating);
+    let nodes = [sessions[0].node, sessions[1].node];
+    let begun = std::time::Instant::now();
+    let refused = guarded("a refusal", engine.probe(&nodes)).await.expect_err("neither says that it can");
+    assert!(refused.to_string().contains("the agent of h1 is of a release that cannot probe"), "{refused}");
+    assert!(begun.elapsed() < Duration::from_secs(4), "it was asked all the same");
+
+    let raise = Command::RaiseFormat { format: FORMAT_MAX };
+    guarded("the newest format", engine.execute(raise)).await.expect("it is raised");
+    // A repair waits for an agent that can be told of it.
+    let order = muster_decider::RepairOrder::Begin {
+        action: Some(HealthAction::ResetGpu),
+        devices: DeviceSet(1),
+        deadline_ms: None,
+    };
+    let command = Command::SetRepair { request: RequestId(9), node: nodes[0], order };
+    guarded("a repair", engine.execute(command)).await.expect("it is taken");
+    until(&engine, "the repair may begin", |view| {
+        let phase = view.restriction(nodes[0]).and_then(|row| row.repair.as_ref()).map(|r| r.phase.clone());
+        phase == Some(muster_types::health::RepairPhase::Working)
+    })
+    .await;
+    for beat in 0..3 {
+        let next = guarded("an acknowledgement", sessions[0].next()).await;
+        assert!(matches!(next, Some(Outbound::HeartbeatAck { .. })), "{beat}: {next:?}");
+    }
+    // One that brings a report of its health is of the release that had all of it.
+    for (session, sequence) in sessions.iter().zip(1..) {
+        say(session, Inbound::Health { sequence, report: Box::default() }).await;
+    }
+    told(&mut sessions[0], "the repair", |m| matches!(m, Outbound::Repair(_)).then_some(())).await;
+    told(&mut sessions[1], "the health ack", |m| matches!(m, Outbound::HealthAck { .. }).then_some(())).await;
+    let (probing, ()) = tokio::join!(engine.probe(&nodes), probed(&mut sessions, 1 << 30));
+    probing.expect("both take part");
+    for beat in beats {
+        beat.abort();
+    }
 }

@@ -75,6 +75,9 @@ pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
         Ok(config) => config,
         Err(error) => return complain(&error),
     };
+    if let Err(refusal) = muster_planted::admit(&config.state_dir) {
+        return complain(&refusal);
+    }
     // On the runtime's own threads: whatever wakes it there runs it at once, where the main thread would have to be
     // woken for every message.
     let ran = tokio::spawn(muster_agent::run(config, shutdown.cancelled_owned())).await;

@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod contract;
 pub mod demand;
+pub mod feature;
 pub mod fleet;
 pub mod health;
 pub mod ids;
@@ -32,6 +33,7 @@ pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
+pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};

@@ -10,6 +10,7 @@ use crate::config::ConsensusConfig;
 use crate::error::ReadPoint;
 use crate::gate::Gate;
 use crate::leadership::Metrics;
+use crate::traffic::Traffic;
 use muster_store::{ReplicaNode, ReplicaStore};
 use muster_transport::Expect;
 use muster_types::ReplicaId;
@@ -33,6 +34,7 @@ type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 pub(crate) struct PeerNetwork {
     pub(super) config: ConsensusConfig,
     pub(super) gate: Gate,
+    pub(super) traffic: Traffic,
     store: ReplicaStore,
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics>>,
@@ -44,12 +46,24 @@ pub(crate) struct PeerNetwork {
 impl PeerNetwork {
     pub(crate) fn new(config: ConsensusConfig, gate: Gate, store: ReplicaStore) -> PeerNetwork {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
-        PeerNetwork { config, gate, store, metrics: Arc::default(), uploads, refusals: Arc::default() }
+        PeerNetwork {
+            config,
+            gate,
+            traffic: Traffic::default(),
+            store,
+            metrics: Arc::default(),
+            uploads,
+            refusals: Arc::default(),
+        }
     }
 
     pub(crate) fn watch(&self, metrics: Metrics) {
         // Started once; a second protocol on this network does not exist.
         let _ = self.metrics.set(metrics);
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     pub(crate) fn uploads(&self) -> Uploads {
@@ -131,8 +145,11 @@ impl PeerChannel {
         }
     }
 
-    /// A client at the peer's present address.
+    /// A client at the peer's present address; none while this replica calls nobody.
     pub(super) fn client(&mut self) -> Result<RaftServiceClient<Channel>, String> {
+        if self.network.traffic.peers_out_refused().is_some() {
+            return Err("this replica calls no peer for a while, for a drill".to_owned());
+        }
         if let Some(node) = self.network.node(self.target)
             && node != self.node
         {

@@ -13,6 +13,7 @@ use crate::consensus::Consensus;
 use crate::error::MembershipError;
 use crate::peers;
 use crate::state_machine::Raft;
+use crate::traffic::{Traffic, silent};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use muster_store::{LeaderId, RaftConfig, ReplicaNode, SnapshotHandle, Vote};
@@ -27,6 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Peers whose refusal is logged; more are refused silently.
@@ -64,8 +66,13 @@ impl PeerService {
         &self.shared.consensus.inner.raft
     }
 
-    /// Refuses whoever does not belong here; returns the sender.
+    fn traffic(&self) -> &Traffic {
+        self.shared.consensus.inner.network.traffic()
+    }
+
+    /// Refuses whoever does not belong here, and everybody while peers are refused; returns the sender.
     fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
+        self.traffic().admit_peer()?;
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
         let inner = &self.shared.consensus.inner;
         let (cluster_id, replica_id) = (inner.config.cluster_id, inner.config.replica_id);
@@ -112,6 +119,7 @@ impl PeerService {
 
     /// The same for calls of a leader: a replica that has nothing yet takes over the generation.
     async fn check_leader(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
+        self.traffic().admit_peer()?;
         let inner = &self.shared.consensus.inner;
         if let Some(peer) = &peer {
             self.check_name(from, peer)?;
@@ -272,15 +280,16 @@ impl RaftService for PeerService {
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
-        let refused = Arc::clone(&refusal);
-        let rest = futures::stream::unfold((inbound, refused), move |(mut inbound, refused)| async move {
+        let (refused, traffic) = (Arc::clone(&refusal), self.traffic().clone());
+        let from = (inbound, refused, traffic);
+        let rest = futures::stream::unfold(from, move |(mut inbound, refused, traffic)| async move {
             let next = match inbound.message().await {
-                Ok(Some(message)) => convert::append(message, source),
+                Ok(Some(message)) => traffic.admit_peer().and_then(|()| convert::append(message, source)),
                 Ok(None) => return None,
                 Err(status) => Err(status),
             };
             match next {
-                Ok(request) => Some((request, (inbound, refused))),
+                Ok(request) => Some((request, (inbound, refused, traffic))),
                 Err(status) => {
                     *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
                     None
@@ -331,7 +340,10 @@ impl RaftService for PeerService {
         }
         let _turn = self.turn()?;
         let snapshots = self.shared.consensus.inner.store.snapshots.clone();
-        let handle = announced.receive(snapshots, start.first_chunk, inbound).await?;
+        let handle = tokio::select! {
+            received = announced.receive(snapshots, start.first_chunk, inbound) => received?,
+            () = self.traffic().until_peers_in_refused() => return Err(silent()),
+        };
         let snapshot =
             SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
         let response = self.raft().install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
@@ -406,6 +418,17 @@ impl RaftService for PeerService {
     }
 }
 
+/// With certificates, replicas alone are heard, before anything of a call is looked at.
+fn replicas_alone(request: Request<()>) -> Result<Request<()>, Status> {
+    match sender(&request) {
+        Principal::Plaintext => Ok(request),
+        Principal::Named(name) if matches!(name.role, Role::Replica(_)) => Ok(request),
+        other => {
+            Err(Refusal::Impostor.status(format!("{other} is no replica, and only replicas speak here")))
+        }
+    }
+}
+
 /// Serves the peers that come until `shutdown` resolves.
 ///
 /// # Errors
@@ -420,7 +443,7 @@ pub async fn peer_server(
         .http2_keepalive_timeout(Some(Duration::from_secs(2)))
         .initial_stream_window_size(8 << 20)
         .initial_connection_window_size(16 << 20)
-        .add_service(service)
+        .add_service(InterceptedService::new(service, replicas_alone))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await
 }
