@@ -8,7 +8,9 @@ use crate::cgroup::{self, Cgroup};
 use crate::chain;
 use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
-use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+};
 use crate::limits;
 use crate::notice;
 use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
@@ -204,8 +206,8 @@ impl ProcessExecutor {
     }
 
     /// Tells a worker that it has to stop, before the signal does.
-    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
-        let text = notice::text(key, grace);
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, request: StopRequest) {
+        let text = notice::text(key, request);
         let (file, words) = (task.clone(), text.clone());
         let written = blocking(move || {
             let written = notice::write(&file, &words);
@@ -402,13 +404,13 @@ impl Executor for ProcessExecutor {
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
-    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+    async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let task = self.task(key);
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
-        self.give_notice(key, task.clone(), grace).await;
-        blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
+        self.give_notice(key, task.clone(), request).await;
+        blocking(move || task.request_stop(request.grace)).await.map_err(ExecutorError::Task)
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
