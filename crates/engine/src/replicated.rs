@@ -95,7 +95,8 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
     (replicated, View { shared })
 }
 
-/// The engine's end of a [`Replicated`].
+/// The engine's end of a [`Replicated`]. Clones share it.
+#[derive(Clone)]
 pub struct View {
     pub(crate) shared: Arc<Shared>,
 }
