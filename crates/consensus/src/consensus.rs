@@ -460,6 +460,12 @@ impl<G: Ground> Consensus<G> {
         }
     }
 
+    /// What this replica says of itself, now.
+    #[must_use]
+    pub fn own_report(&self) -> PeerReport {
+        self.inner.describer.report()
+    }
+
     /// A leader's request was acknowledged just now: turns in an election are counted from here.
     pub fn leader_heard(&self) {
         self.inner.heard.at(G::instant());

@@ -24,7 +24,7 @@ use openraft::raft::ClientWriteResult;
 use openraft::storage::RaftStateMachine;
 use openraft::type_config::TypeConfigExt as _;
 use openraft::type_config::alias::WriteResponderOf;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -53,6 +53,19 @@ pub trait Ground:
 
     /// Where the protocol says what became of a proposal, and what it said; none when it said nothing.
     fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>);
+
+    /// Waits.
+    fn pause(duration: Duration) -> impl Future<Output = ()> + Send {
+        Self::sleep(duration)
+    }
+
+    /// Waits for something no longer than so long.
+    fn within<T, F>(duration: Duration, future: F) -> impl Future<Output = Result<T, Late>> + Send
+    where
+        F: Future<Output = T> + Send,
+    {
+        async move { Self::timeout(duration, future).await.map_err(|_| Late) }
+    }
 
     /// Starts a task that nobody waits for.
     fn detach(task: impl Future<Output = ()> + Send + 'static) {
@@ -119,6 +132,11 @@ pub trait PeerLink: Clone + Send + Sync + 'static {
         request: ReturnRequest,
     ) -> impl Future<Output = Result<Readmitted, PeerError>> + Send;
 }
+
+/// What was waited for has not come in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("not in time")]
+pub struct Late;
 
 /// A peer did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -44,7 +44,7 @@ pub use config::{
 pub use consensus::{Consensus, Parts, Proposal};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use gate::Gate;
-pub use ground::{Ground, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};
+pub use ground::{Ground, Late, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{

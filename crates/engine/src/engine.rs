@@ -215,7 +215,7 @@ impl<G: Ground> Engine<G> {
 
     /// The consensus underneath, for its status.
     #[must_use]
-    pub fn consensus(&self) -> &Consensus {
+    pub fn consensus(&self) -> &Consensus<G> {
         &self.inner.consensus
     }
 
@@ -317,7 +317,7 @@ impl<G: Ground> Engine<G> {
     /// When it has not within `timeout`.
     pub async fn wait_applied(&self, index: LogIndex, timeout: Duration) -> Result<Arc<State>, Refusal> {
         let mut applied = self.inner.shared.applied.subscribe();
-        let reached = G::timeout(timeout, applied.wait_for(|at| *at >= index)).await;
+        let reached = G::within(timeout, applied.wait_for(|at| *at >= index)).await;
         match reached {
             Ok(Ok(_)) => Ok(self.view()),
             Ok(Err(_)) => Err(stopping()),
@@ -485,7 +485,7 @@ impl<G: Ground> Engine<G> {
             let view = self.view();
             let row = view.node(node);
             let is_up = row.is_some_and(|row| row.status == NodeStatus::Up);
-            let waited = !is_up || G::timeout(clock::until::<G>(deadline), opened.changed()).await.is_err();
+            let waited = !is_up || G::within(clock::until::<G>(deadline), opened.changed()).await.is_err();
             if waited {
                 let name = row.map_or_else(|| node.to_string(), |row| row.spec.name.to_string());
                 let text = format!("the output is on {name}, which has no session at present");

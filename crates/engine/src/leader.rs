@@ -130,7 +130,7 @@ impl<G: Ground> DecisionLoop<G> {
                 End::Shutdown => return,
                 End::Lost => {}
                 // The leadership may still stand; a moment later its barrier says so.
-                End::Refused => G::sleep(PAUSE_AFTER_REFUSAL).await,
+                End::Refused => G::pause(PAUSE_AFTER_REFUSAL).await,
             }
         }
     }
@@ -256,7 +256,7 @@ impl<G: Ground> Term<'_, G> {
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
                 Some(intake) = self.outer.clients.recv(), if open || !stands => self.answer(intake, stands),
-                () = G::sleep(clock::until::<G>(wake)), if open => {}
+                () = G::pause(clock::until::<G>(wake)), if open => {}
                 // Goes on with the pass, after whatever was ready above.
                 () = tokio::task::yield_now(), if open && self.interrupted => {}
             }

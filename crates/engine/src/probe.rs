@@ -235,7 +235,7 @@ impl<G: Ground> Engine<G> {
         let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
         let deadline = instant::<G>() + LISTEN_MAX;
         while ports.len() < nodes.len() {
-            let Ok(Some((node, report))) = G::timeout(until::<G>(deadline), reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
                 let silent = (0..nodes.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
                 return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
             };
@@ -264,7 +264,7 @@ impl<G: Ground> Engine<G> {
         let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeSet::new());
         let deadline = instant::<G>() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
         while told.len() < nodes.len() {
-            let Ok(Some((node, report))) = G::timeout(until::<G>(deadline), reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
                 break;
             };
             let (Some(place), ProbeReport::Measured { links: own, ring, .. }) = (place_of.get(&node), report)
@@ -378,7 +378,7 @@ impl<G: Ground> Engine<G> {
                 () = changed.notified() => {}
                 _ = applied.changed() => {}
                 // Leadership may end without a record.
-                () = G::sleep(LOOK_AGAIN) => {}
+                () = G::pause(LOOK_AGAIN) => {}
             }
         }
     }

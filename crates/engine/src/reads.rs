@@ -129,7 +129,7 @@ impl<G: Ground> Engine<G> {
         }
         let tried = deadline.min(arrived + BOUNDED_TRY_MAX);
         // Whatever came of it, the measure may have moved meanwhile.
-        let _ = G::timeout(until::<G>(tried), self.inner.consensus.read_index()).await;
+        let _ = G::within(until::<G>(tried), self.inner.consensus.read_index()).await;
         let reading = self.reading();
         if is_within(&reading, arrived, max_staleness) {
             return Ok(reading);
@@ -155,7 +155,7 @@ impl<G: Ground> Engine<G> {
         let mut pause = PAUSE_FIRST;
         loop {
             leadership.mark_unchanged();
-            match G::timeout(until::<G>(deadline), self.inner.consensus.read_index()).await {
+            match G::within(until::<G>(deadline), self.inner.consensus.read_index()).await {
                 Ok(Ok(_)) => return Ok(self.reading()),
                 Ok(Err(_)) if self.is_stopping() => return Err(stopping()),
                 Ok(Err(_)) => {}
@@ -167,7 +167,7 @@ impl<G: Ground> Engine<G> {
             tokio::select! {
                 biased;
                 () = self.stopping() => return Err(stopping()),
-                _ = G::timeout(pause, leadership.changed()) => {}
+                _ = G::within(pause, leadership.changed()) => {}
             }
             pause = (pause * 2).min(PAUSE_LONGEST);
         }

@@ -115,24 +115,6 @@ impl View {
     pub fn subscribe(&self, from: WatchPosition) -> Result<Subscription, Refusal> {
         self.shared.hub.subscribe(from)
     }
-
-    /// Answers that wait for their records.
-    #[must_use]
-    pub fn waiters(&self) -> &Waiters {
-        &self.shared.waiters
-    }
-
-    /// Rounds proposed here.
-    #[must_use]
-    pub fn own_rounds(&self) -> &OwnRounds {
-        &self.shared.own_rounds
-    }
-
-    /// Whose orders have changed.
-    #[must_use]
-    pub fn orders(&self) -> &OrderBoard {
-        &self.shared.orders
-    }
 }
 
 impl Replicated {

@@ -7,6 +7,8 @@ use crate::agent::Machine;
 use crate::cluster::{Cluster, lock};
 use crate::operator::Operator;
 use crate::runtime::{self, Host, below, chance, event, now_ns, pick, set_rate, sleep_ms, spawn, spawn_on};
+use muster_types::ReplicaId;
+use muster_types::health::Finding;
 use std::sync::Arc;
 
 /// Clocks run apart by at most so many millionths: what the margin of a lease allows for two of them.
@@ -57,6 +59,7 @@ impl Faults {
         }
         for machine in &self.cluster.machines {
             machine.thaw(&self.cluster).await;
+            machine.recover();
         }
         self.start_all().await;
     }
@@ -208,7 +211,7 @@ impl Faults {
     fn clock(&self, host: Host) {
         let offset = below(7_200_000) as i64 - 3_600_000;
         event("fault", format_args!("n{host} wall clock {offset} ms off"));
-        self.cluster.set_wall_offset(host, offset);
+        runtime::set_wall_offset(host, offset);
         self.drift(host);
     }
 
@@ -242,7 +245,8 @@ impl Faults {
 
     /// A bit of what was acknowledged turns over, found at the next start. Never beyond one replica.
     fn damage(&self, host: Host) {
-        if !self.cluster.damaged().is_empty() || !self.operator.is_settled() {
+        let hurt = !self.cluster.damaged().is_empty() || !self.cluster.returning().is_empty();
+        if hurt || !self.operator.is_settled() {
             return;
         }
         let disk = self.cluster.disk(host);
@@ -277,9 +281,10 @@ impl Faults {
         let Some(leader) = self.cluster.leader() else { return };
         let Some(to) = pick(&self.others(leader.host)) else { return };
         event("fault", format_args!("leadership from n{} to n{to}", leader.host));
-        let raft = leader.raft.clone();
+        let consensus = leader.consensus.clone();
         spawn_on(leader.host, async move {
-            let _ = raft.trigger().transfer_leader(u64::from(to)).await;
+            // It may lead no more by then.
+            let _ = consensus.transfer_leadership(ReplicaId(u64::from(to))).await;
         });
     }
 
@@ -292,12 +297,13 @@ impl Faults {
         }
         sleep_ms(1_500 + below(2_000)).await;
         for replica in self.cluster.replicas() {
-            let raft = replica.raft.clone();
+            let consensus = replica.consensus.clone();
             let upto = *replica.machine.applied().borrow();
             spawn_on(replica.host, async move {
-                let _ = raft.trigger().snapshot().await;
+                consensus.trigger_snapshot().await;
                 sleep_ms(20).await;
-                let _ = raft.trigger().purge_log(upto).await;
+                // A replica that stops purges nothing.
+                let _ = consensus.raft().trigger().purge_log(upto).await;
             });
         }
         sleep_ms(50 + below(100)).await;
@@ -312,7 +318,12 @@ impl Faults {
 
     fn machine(&self) {
         let Some(machine) = pick(&self.cluster.machines) else { return };
-        match below(4) {
+        match below(5) {
+            4 => {
+                if let Some(finding) = pick(&Finding::KINDS) {
+                    machine.fall_ill(finding);
+                }
+            }
             0 => {
                 let cluster = Arc::clone(&self.cluster);
                 machine.kill_agent();

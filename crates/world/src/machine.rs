@@ -9,7 +9,7 @@ use crate::runtime::{Host, event};
 use crate::settings::PlantedBug;
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_consensus::{Application, CommittedEntry, SnapshotData};
+use muster_consensus::{Application, CommittedEntry, SnapshotData, Weights};
 use muster_engine::{Replicated, Subscription, View, WatchPosition, replicated};
 use muster_journal::{Decision, FORMAT_MAX, decode_round, encode_round, hash};
 use muster_store::{
@@ -42,7 +42,8 @@ pub struct SimMachine {
     disk: Disk,
     snapshots: SnapshotStore,
     inner: Arc<Mutex<Inner>>,
-    view: Arc<View>,
+    view: View,
+    weights: Weights,
     applied: watch::Sender<u64>,
 }
 
@@ -64,7 +65,7 @@ fn encode(handle: &SnapshotHandle) -> io::Result<Vec<u8>> {
 }
 
 /// The same again, as a snapshot of this store that is not published yet; none where bytes are damaged.
-pub fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
+fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
     let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
     if crc32fast::hash(body).to_le_bytes() != *sum {
         return None;
@@ -85,11 +86,6 @@ pub fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
     writer.finish().ok()
 }
 
-/// A snapshot as it crosses the network.
-pub fn wire_bytes(handle: &SnapshotHandle) -> io::Result<Vec<u8>> {
-    encode(handle)
-}
-
 impl SimMachine {
     /// With the snapshot that the disk has, if it has one; none when that is damaged.
     pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Option<SimMachine> {
@@ -101,7 +97,8 @@ impl SimMachine {
             disk: disk.clone(),
             snapshots: SnapshotStore::memory(&StoreOptions::small()),
             inner: Arc::new(Mutex::new(inner)),
-            view: Arc::new(view),
+            view,
+            weights: Weights::default(),
             applied: watch::Sender::new(0),
         };
         if let Some(bytes) = disk.file(SNAPSHOT) {
@@ -114,8 +111,13 @@ impl SimMachine {
     }
 
     /// The state, and who waits for it.
-    pub fn view(&self) -> Arc<View> {
-        Arc::clone(&self.view)
+    pub fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    /// How much was applied.
+    pub fn weights(&self) -> Weights {
+        self.weights.clone()
     }
 
     /// The last entry that is in it.
@@ -199,6 +201,11 @@ impl SimMachine {
         event("apply", format_args!("n{} {} -> {}", self.host, entry.log_id, state.log_index()));
         checks.applied(self.host, entry.log_id, content, &state);
         checks.published(self.host, before, state.log_index(), &events);
+        let bytes = match &entry.payload {
+            EntryPayload::Normal(payload) => payload.0.len() as u64,
+            EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+        };
+        self.weights.applied(entry.log_id.index(), 1, bytes);
         self.applied.send_replace(entry.log_id.index());
     }
 

@@ -111,7 +111,8 @@ fn run_swarm(extent: Extent) -> Result<()> {
     let summary = swarm(extent, print_failure);
     println!(
         "{} seeds, {} failed; {:.0} simulated s at {:.0} simulated seconds a second of one core; {} submissions \
-         acknowledged; slowest recovery {} ms; {} runs installed snapshots, {} replaced a damaged replica",
+         acknowledged; slowest recovery {} ms; {} runs installed snapshots, {} of them in parts \
+         that broke off, {} had a replica come back without its storage; {} checkpoints",
         summary.runs,
         summary.failed.len(),
         summary.simulated_ms as f64 / 1_000.0,
@@ -119,8 +120,13 @@ fn run_swarm(extent: Extent) -> Result<()> {
         summary.acknowledged,
         summary.slowest_recovery_ms,
         summary.with_install,
-        summary.with_replacement
+        summary.with_resumption,
+        summary.with_replacement,
+        summary.checkpoints
     );
+    if let Some(speed) = summary.speed_of_five() {
+        println!("five replicas alone: {speed:.0} simulated seconds a second of one core");
+    }
     for kind in kinds(&summary.failed) {
         println!("  {kind}");
     }

@@ -8,6 +8,7 @@ use crate::faults::Faults;
 use crate::operator::Operator;
 use crate::runtime::{self, RunDigest, elapsed_ms, event, sleep_ms, spawn_on};
 use crate::settings::Settings;
+use crate::steward;
 use muster_decider::Command;
 use muster_journal::FORMAT_MAX;
 use muster_state::Phase;
@@ -86,8 +87,8 @@ async fn found(cluster: &Arc<Cluster>) {
     let members: BTreeMap<_, _> =
         cluster.replica_hosts().into_iter().map(|host| (u64::from(host), Cluster::node(host))).collect();
     if let Some(first) = cluster.replica(1) {
-        let raft = first.raft.clone();
-        let formed = spawn_on(1, async move { raft.initialize(members).await.is_ok() }).await;
+        let consensus = first.consensus.clone();
+        let formed = spawn_on(1, async move { consensus.raft().initialize(members).await.is_ok() }).await;
         if formed.ok() != Some(true) {
             cluster.checks.fail("the cluster did not form".to_owned());
         }
@@ -117,6 +118,9 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
         cluster.checks.fail("the fleet did not register".to_owned());
     }
     let mut clients = Clients::start(&cluster);
+    if cluster.settings.faults {
+        steward::start(&cluster, runtime::elapsed_ms() + 2_000 + cluster.settings.chaos_ms);
+    }
     sleep_ms(2_000).await;
     let faults = Arc::new(Faults::new(&cluster, operator.clone()));
     if cluster.settings.faults {
