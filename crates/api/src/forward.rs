@@ -42,7 +42,15 @@ pub(crate) enum Route {
     /// Here.
     Local,
     /// At the leader.
-    Remote(Channel),
+    Remote(Remote),
+}
+
+/// The leader, when it is another replica.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    pub(crate) channel: Channel,
+    /// Who it is; for [`Router::superseded`].
+    pub(crate) leader: ReplicaId,
 }
 
 struct Inner {
@@ -193,7 +201,7 @@ impl Router {
             if let Some((replica, endpoint)) = leader
                 && let Some(channel) = self.channel((replica, endpoint, caller.nodes))
             {
-                return Ok(Route::Remote(channel));
+                return Ok(Route::Remote(Remote { channel, leader: replica }));
             }
             let left = caller.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.engine().is_stopping() {
@@ -206,6 +214,20 @@ impl Router {
                 },
                 () = tokio::time::sleep(left.min(LOOK_AGAIN)) => {}
             }
+        }
+    }
+
+    /// Returns once this replica knows that another than `leader` leads. A leader that fell silent without a
+    /// word closes no connection: a call to it would wait until its connection is given up, long after somebody
+    /// else could answer. While nobody is known to lead, the old one may still be heard.
+    pub(crate) async fn superseded(&self, leader: ReplicaId) {
+        let mut leadership = self.inner.engine.leadership();
+        let another = leadership.wait_for(|view| {
+            view.mine.is_some() || view.leader.as_ref().is_some_and(|known| known.replica != leader)
+        });
+        if another.await.is_err() {
+            // The replica stops; whoever waits is told so elsewhere.
+            std::future::pending::<()>().await;
         }
     }
 
@@ -264,8 +286,14 @@ impl Router {
                     Ok(Err(refusal)) => to_status(&refusal),
                     Err(_) => return Err(to_status(&unanswered())),
                 },
-                Route::Remote(channel) => {
-                    match tokio::time::timeout_at(caller.deadline, remote(channel)).await {
+                Route::Remote(Remote { channel, leader }) => {
+                    let answer = tokio::time::timeout_at(caller.deadline, remote(channel));
+                    let answer = tokio::select! {
+                        answer = answer => answer,
+                        // Whatever the old leader still says, the new one will say the same.
+                        () = self.superseded(leader) => continue,
+                    };
+                    match answer {
                         Ok(Ok(done)) => return Ok(done),
                         Ok(Err(status)) if !is_transient_status(&status) => return Err(status),
                         Ok(Err(status)) => status,

@@ -352,11 +352,11 @@ impl JobService for Jobs {
         }
         let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
         match self.router.route(caller).await? {
-            Route::Remote(channel) => {
+            Route::Remote(leader) => {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                let stream = onward_client(channel).read_logs(onward).await?.into_inner();
+                let stream = onward_client(leader.channel).read_logs(onward).await?.into_inner();
                 Ok(Response::new(stream.map_err(of_leader).boxed()))
             }
             Route::Local => {

@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
 use crate::read::invalid;
 
@@ -76,7 +76,7 @@ impl NodeService for Nodes {
         };
         caller.speaks_for(register.node.as_ref().map_or("", |node| &node.name))?;
         match self.router.route(caller).await? {
-            Route::Remote(channel) => pass_on(channel, caller, register, requests).await,
+            Route::Remote(leader) => pass_on(self.router.clone(), leader, caller, register, requests).await,
             Route::Local => {
                 let opening = opening(&register)?;
                 let session = self.router.engine().open_session(opening).await;
@@ -94,10 +94,10 @@ impl NodeService for Nodes {
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
             Route::Local => take_upload(&self.router, caller, uploads).await?,
-            Route::Remote(channel) => {
+            Route::Remote(leader) => {
                 let mut onward = Router::onward(with_failure(uploads), caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                onward_client(channel).upload_logs(onward).await?;
+                onward_client(leader.channel).upload_logs(onward).await?;
             }
         }
         Ok(Response::new(v1::UploadLogsResponse {}))
@@ -137,9 +137,11 @@ fn with_failure(
     })
 }
 
-/// Connects the agent's stream with one to the leader.
+/// Connects the agent's stream with one to the leader, until another leads: an agent whose leader fell silent
+/// has its lease renewed as soon as there is a leader that can.
 async fn pass_on(
-    channel: Channel,
+    router: Router,
+    Remote { channel, leader }: Remote,
     caller: Caller,
     register: v1::Register,
     requests: Streaming<v1::SessionRequest>,
@@ -148,8 +150,15 @@ async fn pass_on(
     let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
     let mut onward = Router::onward(all, caller);
     onward.metadata_mut().remove("grpc-timeout");
-    let responses = onward_client(channel).session(onward).await?.into_inner();
-    Ok(Response::new(responses.boxed()))
+    let mut to_leader = onward_client(channel);
+    let responses = tokio::select! {
+        opened = to_leader.session(onward) => opened?.into_inner(),
+        () = router.superseded(leader) => {
+            return Err(Status::unavailable("another replica leads by now; open another session"));
+        }
+    };
+    let superseded = async move { router.superseded(leader).await };
+    Ok(Response::new(responses.take_until(Box::pin(superseded)).boxed()))
 }
 
 fn opening(register: &v1::Register) -> Result<Opening, Status> {

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use muster_transport::{AddressError, Expect, Security};
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -19,6 +21,10 @@ pub const ENDPOINTS_MAX: usize = 64;
 /// Time for one connection to one endpoint. A replica in another region is 300 ms away at most, and a
 /// TCP and an HTTP/2 handshake are two round trips.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_000);
+
+/// An endpoint that has not answered for so long is not waited for alone. Above what a TCP, a TLS and an
+/// HTTP/2 handshake take between neighbouring regions, so that near replicas are not passed over.
+pub const CONNECT_STAGGER: Duration = Duration::from_millis(300);
 
 /// A ping goes out when the connection was silent for this long.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
@@ -142,21 +148,33 @@ impl Endpoints {
     }
 
     /// A channel to the next endpoint of the rotation that can be reached, with its address. Each is
-    /// tried once, for [`CONNECT_TIMEOUT`] at most.
+    /// tried once, for [`CONNECT_TIMEOUT`] at most; the next one's turn comes when one has failed, or has
+    /// said nothing for [`CONNECT_STAGGER`]: in a region that is lost several in a row may be silent.
     ///
     /// # Errors
     /// When none could be reached; names each with its failure.
     pub async fn connect_next(&self) -> Result<(String, Channel), ConnectError> {
+        let first = self.cursor.fetch_add(1, Ordering::Relaxed);
+        let mut turns = (0..self.list.len()).map(|turn| first.wrapping_add(turn) % self.list.len());
+        let mut under_way = FuturesUnordered::new();
         let mut attempts = Vec::new();
-        for _ in 0..self.list.len() {
-            let place = self.cursor.fetch_add(1, Ordering::Relaxed) % self.list.len();
-            let address = &self.list[place];
-            match connect(address, &self.security).await {
-                Ok(channel) => return Ok((address.clone(), channel)),
-                Err(why) => attempts.push((address.clone(), why)),
+        loop {
+            if let Some(place) = turns.next() {
+                let address = &self.list[place];
+                under_way.push(async move { (place, connect(address, &self.security).await) });
+            }
+            let patience = if turns.len() == 0 { CONNECT_TIMEOUT * 2 } else { CONNECT_STAGGER };
+            match tokio::time::timeout(patience, under_way.next()).await {
+                Ok(Some((place, Ok(channel)))) => {
+                    // The rotation goes on behind the one that was found.
+                    self.cursor.store(place + 1, Ordering::Relaxed);
+                    return Ok((self.list[place].clone(), channel));
+                }
+                Ok(Some((place, Err(why)))) => attempts.push((self.list[place].clone(), why)),
+                Ok(None) => return Err(ConnectError::ConnectAny { attempts }),
+                Err(_) => {}
             }
         }
-        Err(ConnectError::ConnectAny { attempts })
     }
 
     /// A channel to one address, for following a hint; need not be one of the list.

@@ -12,6 +12,7 @@
 
 mod admin;
 mod calls;
+mod connection;
 pub mod endpoint;
 mod error;
 mod log;
@@ -39,7 +40,7 @@ pub use watch::{
     NodeItem, NodeWatch, OfJobs, OfNodes, OfQueues, QueueItem, QueueWatch, Watch, WatchItem, Watched,
 };
 
-use repeat::Connection;
+use connection::Connection;
 
 /// How patient a client is.
 #[derive(Clone, Debug)]

@@ -12,8 +12,9 @@ use v1::log_service_client::LogServiceClient;
 
 use crate::Client;
 use crate::calls::ANSWER_BYTES_MAX;
+use crate::connection::Link;
 use crate::error::CallError;
-use crate::repeat::{Failure, Link, Patience, Subject};
+use crate::repeat::{Failure, Patience, Subject};
 
 /// One step of a read of the log.
 #[derive(Clone, Debug, PartialEq)]

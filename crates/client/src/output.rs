@@ -11,8 +11,9 @@ use tonic::Streaming;
 
 use crate::Client;
 use crate::calls::jobs;
+use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
-use crate::repeat::{Failure, Link, Patience, Subject, Verdict};
+use crate::repeat::{Failure, Patience, Subject, Verdict};
 
 const SUBJECT: Subject = Subject { operation: "read logs", request_id: None, names_log_index: false };
 

@@ -6,164 +6,25 @@
 //! next one.
 
 use std::error::Error as _;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures::future::{Fuse, FusedFuture};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use muster_types::RefusalCode;
 use muster_wire::status::Refused;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::endpoint::{ConnectError, Endpoints};
+use crate::connection::{LEADER, Link};
+use crate::endpoint::ConnectError;
 use crate::error::{AttemptError, CallError};
 use crate::{Client, Options};
 
-/// In the answer of a replica that is not the leader: where the leader is.
-pub(crate) const LEADER: &str = "muster-leader";
-
-/// A leader that could not be reached is not tried again for so long.
-const LEADER_PAUSE: Duration = Duration::from_secs(10);
-
-/// The one channel that clones of a client share.
-pub(crate) struct Connection {
-    endpoints: Endpoints,
-    /// Held while connecting, so that many calls that lose a replica together connect once.
-    current: Mutex<Option<Link>>,
-    /// Where mutations go when a replica has said that it only passes them on.
-    leader: std::sync::Mutex<LeaderLink>,
-}
-
-/// What is known of a way to the leader.
-#[derive(Default)]
-struct LeaderLink {
-    link: Option<Link>,
-    /// When it may be looked for again; while somebody looks, some time ahead.
-    not_before: Option<Instant>,
-}
-
-/// A channel to one replica.
-#[derive(Clone)]
-pub(crate) struct Link {
-    pub(crate) address: Arc<str>,
-    pub(crate) channel: Channel,
-    /// Tells this connection from later ones to the same address.
-    identity: Arc<()>,
-    /// Of the certificates it was made with.
-    epoch: u64,
-}
-
-impl Link {
-    pub(crate) fn new((address, channel): (String, Channel), epoch: u64) -> Link {
-        Link { address: address.into(), channel, identity: Arc::new(()), epoch }
-    }
-}
-
-impl Connection {
-    pub(crate) fn new(endpoints: Endpoints) -> Connection {
-        Connection { endpoints, current: Mutex::new(None), leader: Default::default() }
-    }
-
-    pub(crate) fn endpoints(&self) -> &Endpoints {
-        &self.endpoints
-    }
-
-    /// The present channel, or one to the next endpoint of the rotation.
-    pub(crate) async fn current_within(&self, limit: Duration) -> Result<Link, ConnectError> {
-        match tokio::time::timeout(limit, self.current()).await {
-            Ok(result) => result,
-            Err(_) => Err(ConnectError::ConnectInTime { waited: limit }),
-        }
-    }
-
-    async fn current(&self) -> Result<Link, ConnectError> {
-        let mut current = self.current.lock().await;
-        let epoch = self.endpoints.security().epoch();
-        if let Some(link) = &*current {
-            // With other certificates than it was made with, a connection may soon be trusted no more:
-            // new calls go to a new one, those under way end on the old one.
-            if link.epoch == epoch {
-                return Ok(link.clone());
-            }
-            if let Ok(again) = self.endpoints.connect_to(&link.address).await {
-                let link = Link::new(again, epoch);
-                *current = Some(link.clone());
-                return Ok(link);
-            }
-        }
-        let link = Link::new(self.endpoints.connect_next().await?, epoch);
-        tracing::debug!(endpoint = %link.address, "connected");
-        *current = Some(link.clone());
-        Ok(link)
-    }
-
-    fn leader(&self) -> std::sync::MutexGuard<'_, LeaderLink> {
-        // Nothing panics while it holds the lock.
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The channel to the leader, where one is known beside the present channel.
-    fn to_leader(&self) -> Option<Link> {
-        let epoch = self.endpoints.security().epoch();
-        let mut known = self.leader();
-        if known.link.as_ref().is_some_and(|link| link.epoch != epoch) {
-            // Made with certificates that may soon be trusted no more.
-            *known = LeaderLink::default();
-        }
-        known.link.clone()
-    }
-
-    /// A replica has passed a mutation on to `leader`: later ones go there at once, as soon as there is a
-    /// connection. The present channel stays as it is, for reads and for when the leader is gone.
-    fn learn_leader(self: &Arc<Self>, leader: &str) {
-        {
-            let mut known = self.leader();
-            let waits = known.not_before.is_some_and(|not_before| Instant::now() < not_before);
-            if waits || known.link.is_some() {
-                return;
-            }
-            known.not_before = Some(Instant::now() + LEADER_PAUSE);
-        }
-        let (connection, leader) = (Arc::clone(self), leader.to_owned());
-        tokio::spawn(async move {
-            let epoch = connection.endpoints.security().epoch();
-            match connection.endpoints.connect_to(&leader).await {
-                Ok(found) => connection.leader().link = Some(Link::new(found, epoch)),
-                Err(error) => tracing::debug!(leader, %error, "the leader cannot be reached from here"),
-            }
-        });
-    }
-
-    /// The channel does not lead to the leader any more.
-    fn forget_leader(&self, failed: &Link) {
-        let mut known = self.leader();
-        if known.link.as_ref().is_some_and(|link| Arc::ptr_eq(&link.identity, &failed.identity)) {
-            *known = LeaderLink::default();
-        }
-    }
-
-    /// Gives up a channel, unless another call has already done so.
-    pub(crate) async fn give_up(&self, failed: &Link) {
-        self.forget_leader(failed);
-        let mut current = self.current.lock().await;
-        if current.as_ref().is_some_and(|link| Arc::ptr_eq(&link.identity, &failed.identity)) {
-            *current = None;
-        }
-    }
-
-    /// Moves to the address a refusal named. A hint that does not work is dropped with the channel
-    /// that gave it: the replica behind it knows no better.
-    async fn follow(&self, from: &Link, hint: &str) {
-        let mut current = self.current.lock().await;
-        if current.as_ref().is_none_or(|link| !Arc::ptr_eq(&link.identity, &from.identity)) {
-            return;
-        }
-        let epoch = self.endpoints.security().epoch();
-        *current = self.endpoints.connect_to(hint).await.ok().map(|to| Link::new(to, epoch));
-    }
-}
+/// Ways that one attempt takes at most: the leader's, the present one, a new one.
+const WAYS_MAX: usize = 3;
 
 /// What to do about a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -363,18 +224,95 @@ impl Client {
             Some(link) => link,
             None => self.connection.current_within(patience.left()).await.map_err(Failure::connect)?,
         };
+        if !mutates {
+            // A read may take long by its nature, and nothing repeats it under the same name.
+            return self.ask(link, subject, patience, send).await.map(|(_, answer)| answer);
+        }
+        self.by_any_way(link, subject, patience, send).await
+    }
+
+    /// One mutation, over other connections too while those it was sent over are silent. The first answer
+    /// that decides counts; the others say the same, by the request id.
+    async fn by_any_way<T, F, Fut>(
+        &self,
+        link: Link,
+        subject: &Subject,
+        patience: &Patience,
+        send: &F,
+    ) -> Result<(String, T), Failure>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let mut asked = FuturesUnordered::from_iter([self.ask(link.clone(), subject, patience, send)]);
+        let mut ways = vec![link.clone()];
+        let mut newest = link;
+        let mut doubled = None;
+        let mut opening = Fuse::terminated();
+        loop {
+            tokio::select! {
+                // Never none: it is left when the last answer is in.
+                Some(answer) = asked.next() => match answer {
+                    Ok((link, answer)) => {
+                        self.connection.prefer(&link, &ways).await;
+                        return Ok(answer);
+                    }
+                    Err(failure) if failure.verdict == Verdict::Final || asked.is_empty() => {
+                        return Err(failure);
+                    }
+                    Err(failure) => tracing::debug!(error = %failure.error, "one way of several failed"),
+                },
+                () = newest.silence(), if opening.is_terminated() && ways.len() < WAYS_MAX => {
+                    doubled = doubled.or_else(|| self.connection.doubled.try_acquire().ok());
+                    if doubled.is_some() {
+                        let beside = self.connection.beside(ways.clone(), patience.left());
+                        opening = beside.boxed().fuse();
+                    }
+                }
+                opened = &mut opening, if !opening.is_terminated() => {
+                    // What cannot be reached now may be after another silence.
+                    let Ok(another) = opened else { continue };
+                    tracing::debug!(silent = %newest.address, to = %another.address, "asked by another way too");
+                    ways.push(another.clone());
+                    newest = another.clone();
+                    asked.push(self.ask(another, subject, patience, send));
+                }
+            }
+        }
+    }
+
+    /// One request over one connection; with the connection, the replica's address and its answer.
+    async fn ask<T, F, Fut>(
+        &self,
+        link: Link,
+        subject: &Subject,
+        patience: &Patience,
+        send: &F,
+    ) -> Result<(Link, (String, T)), Failure>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
         let limit = patience.left().min(self.options.attempt_timeout);
         match tokio::time::timeout(limit, send(link.channel.clone())).await {
             Ok(Ok(response)) => {
+                link.heard_now();
+                let mutates = subject.request_id.is_some();
                 let leader = response.metadata().get(LEADER).filter(|_| mutates);
                 if let Some(leader) = leader.and_then(|leader| leader.to_str().ok()) {
                     // Its place may be taken by now: what is known of it is no longer true.
                     self.connection.forget_leader(&link);
                     self.connection.learn_leader(leader);
                 }
-                Ok((link.address.to_string(), response.into_inner()))
+                let address = link.address.to_string();
+                Ok((link, (address, response.into_inner())))
             }
-            Ok(Err(status)) => Err(Failure::answer(&link, &status, subject)),
+            Ok(Err(status)) => {
+                if status.source().is_none() {
+                    link.heard_now();
+                }
+                Err(Failure::answer(&link, &status, subject))
+            }
             Err(_) => Err(Failure::silence(&link)),
         }
     }

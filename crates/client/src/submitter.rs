@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use muster_wire::status::Refused;
 use muster_wire::v1;
@@ -18,11 +19,15 @@ use tonic::{Code, Status, Streaming};
 
 use crate::Client;
 use crate::calls::{ensure_request_id, jobs};
+use crate::connection::{LEADER, Link};
 use crate::error::CallError;
-use crate::repeat::{Link, Subject, Verdict};
+use crate::repeat::{Subject, Verdict};
 
 /// Submissions of one stream that may be on their way; more wait for their turn here.
 const UNDER_WAY_MAX: usize = 1_024;
+/// For opening a stream: a connection, and the leader's behind it. Until one is open submissions wait for it,
+/// so one that takes longer is not waited for: they go out as calls.
+const OPEN_MAX: Duration = Duration::from_millis(1_500);
 
 type Answered = oneshot::Sender<Result<v1::SubmitJobResponse, Status>>;
 
@@ -73,6 +78,7 @@ impl Pipe {
     /// Hands out answers until the stream is over.
     async fn receive(self, mut inbound: Streaming<v1::SubmitStreamResponse>) {
         while let Ok(Some(message)) = inbound.message().await {
+            self.link.heard_now();
             let Some(answer) = self.lock().answers.remove(&message.sequence) else { continue };
             let outcome = match message.outcome {
                 Some(Outcome::Accepted(response)) => Ok(response),
@@ -131,13 +137,17 @@ impl Submitter {
         let request_id = ensure_request_id(&mut request.request_id);
         let Some(pipe) = self.pipe().await else { return self.client.submit_job(request).await };
         let limit = self.client.options.attempt_timeout.min(self.client.options.deadline);
-        let answer = tokio::time::timeout(limit, pipe.submit(request.clone())).await;
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(limit, pipe.submit(request.clone())) => answer.ok().flatten(),
+            // The call of its own goes by other ways too.
+            () = pipe.link.silence() => None,
+        };
         match answer {
-            Ok(Some(Ok(answer))) => {
+            Some(Ok(answer)) => {
                 self.client.observe(answer.freshness.as_ref());
                 return Ok(answer);
             }
-            Ok(Some(Err(status))) => {
+            Some(Err(status)) => {
                 let refused = Refused::from_status(&status);
                 let subject = Subject { operation: "submit job", request_id, names_log_index: false };
                 if subject.judge(&refused, false) == Verdict::Final {
@@ -146,7 +156,7 @@ impl Submitter {
                 }
             }
             // The stream broke, or its replica is silent: the next submission opens another.
-            Ok(None) | Err(_) => self.give_up(&pipe).await,
+            None => self.give_up(&pipe).await,
         }
         self.client.submit_job(request).await
     }
@@ -156,7 +166,7 @@ impl Submitter {
         if let Some(pipe) = pipe.as_ref() {
             return Some(pipe.clone());
         }
-        let limit = self.client.options.attempt_timeout.min(self.client.options.deadline);
+        let limit = OPEN_MAX.min(self.client.options.attempt_timeout).min(self.client.options.deadline);
         *pipe = tokio::time::timeout(limit, self.open()).await.ok()?;
         pipe.clone()
     }
@@ -197,7 +207,7 @@ async fn open_at(link: Link) -> Option<Opened> {
     });
     let opened = jobs(link.channel.clone()).submit_stream(messages).await;
     let response = opened.inspect_err(|status| tracing::debug!(%status, "no stream of submissions")).ok()?;
-    let leader = response.metadata().get(crate::repeat::LEADER);
+    let leader = response.metadata().get(LEADER);
     let leader = leader.and_then(|leader| leader.to_str().ok()).map(str::to_owned);
     let pipe = Pipe { link, outbound, waiting: Arc::default() };
     Some((pipe, response.into_inner(), leader))

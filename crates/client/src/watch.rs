@@ -12,8 +12,9 @@ use tonic::{Response, Status, Streaming};
 
 use crate::Client;
 use crate::calls::{fleet, jobs, queues};
+use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
-use crate::repeat::{Failure, Link, Patience, Subject, Verdict};
+use crate::repeat::{Failure, Patience, Subject, Verdict};
 
 /// One step of a watch of jobs.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,1 +1,12 @@
 //! A drill as data: what is done to a cluster, what was seen of it, and what that proves.
+//!
+//! [`scenario`] reads the files of `ops/drills`: what is done to hosts, links, disks and clocks, and what must hold.
+//! [`history`] is what clients wrote down, [`run`] what whoever carried the drill out knows.
+//!
+//! **Invariant:** no network, no processes, no clock: whoever carries a drill out hands in what was seen.
+#![deny(missing_docs)]
+
+pub mod history;
+pub mod run;
+pub mod scenario;
+mod text;

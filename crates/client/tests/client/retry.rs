@@ -81,6 +81,38 @@ async fn silence_moves_on_with_the_same_request_id() {
 }
 
 #[tokio::test]
+async fn a_mutation_goes_by_another_way_while_a_replica_says_nothing() {
+    let (first, second) = (Fake::start([Step::Hang]), Fake::start([]));
+    // Without another way the one attempt would take all the time there is.
+    let patient = Options { attempt_timeout: options().deadline, ..options() };
+    let client = client(&[first.endpoint(), second.endpoint()], patient).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    let submits = |fake: &Fake| fake.script.lock().unwrap().submits.clone();
+    assert_eq!(submits(&first)[0].request_id, submits(&second)[0].request_id);
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!((submits(&first).len(), submits(&second).len()), (1, 2), "it stays where it was answered");
+}
+
+#[tokio::test]
+async fn a_mutation_goes_back_to_the_present_replica_while_the_leader_says_nothing() {
+    let (leader, follower) = (Fake::start([]), Fake::start([]));
+    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    let patient = Options { attempt_timeout: options().deadline, ..options() };
+    let client = client(&[follower.endpoint()], patient).await;
+    let served = |fake: &Fake| fake.script.lock().unwrap().submits.len();
+    while served(&leader) == 0 {
+        client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    }
+    follower.script.lock().unwrap().leader = None;
+    leader.script.lock().unwrap().steps.push_back(Step::Hang);
+    let before = (served(&leader), served(&follower));
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!((served(&leader), served(&follower)), (before.0 + 1, before.1 + 1));
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!((served(&leader), served(&follower)), (before.0 + 1, before.1 + 2), "the leader is forgotten");
+}
+
+#[tokio::test]
 async fn a_leader_hint_is_followed() {
     let leader = Fake::start([]);
     let hint = Refusal::new(RefusalCode::NotLeader, "ask the leader")

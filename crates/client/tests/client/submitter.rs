@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fake::{Fake, Step, endpoints, options};
-use muster_client::{CallError, Client};
+use muster_client::{CallError, Client, Options};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -76,6 +76,17 @@ async fn a_stream_goes_to_the_leader_that_a_replica_names_and_stays_where_there_
     let submitter = client(&[follower.endpoint()]).await.submitter();
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     assert_eq!(follower.script.lock().unwrap().streamed.len(), 1);
+}
+
+#[tokio::test]
+async fn a_submission_leaves_a_stream_that_says_nothing() {
+    let (silent, other) = (Fake::start([Step::Hang]), Fake::start([]));
+    // Without another way the stream would take all the time there is.
+    let patient = Options { attempt_timeout: options().deadline, ..options() };
+    let list = endpoints(&[silent.endpoint(), other.endpoint()]);
+    let submitter = Client::connect(list, patient).await.unwrap().submitter();
+    submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    assert_eq!(silent.script.lock().unwrap().streamed.len(), 1);
 }
 
 #[tokio::test]
