@@ -132,6 +132,13 @@ pub(crate) fn rule_of(path: &str) -> Option<&'static Rule> {
     RULES.binary_search_by(|rule| rule.path.cmp(path)).ok().map(|at| &RULES[at])
 }
 
+/// Whether whoever shows this may make the call at `path`, by the table alone; none where no line names it, so
+/// that nobody may.
+#[must_use]
+pub fn may_call(path: &str, principal: &Principal) -> Option<bool> {
+    rule_of(path).map(|rule| rule.kinds.include(principal))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

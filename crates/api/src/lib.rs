@@ -36,6 +36,7 @@ mod tests;
 mod warnings;
 mod watcher;
 
+pub use access::may_call;
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use server::{ApiConfig, ServeError, serve};

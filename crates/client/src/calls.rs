@@ -3,6 +3,8 @@
 //! Requests and answers are the messages of the API themselves. A mutation without a request id gets
 //! one before it is sent for the first time.
 
+use muster_planted::{Rule, breaks};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_wire::v1;
@@ -62,8 +64,13 @@ impl Client {
     ) -> Result<v1::SubmitJobResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
         let subject = Subject { operation: "submit job", request_id, names_log_index: false };
+        let repeated = AtomicBool::new(false);
         let send = |channel| {
-            let request = request.clone();
+            let mut request = request.clone();
+            if breaks(Rule::RetryUnderNewId) && repeated.swap(true, Ordering::Relaxed) {
+                request.request_id.clear();
+                ensure_request_id(&mut request.request_id);
+            }
             async move { jobs(channel).submit_job(request).await }
         };
         let answer: v1::SubmitJobResponse = self.repeat(subject, send).await?;

@@ -7,6 +7,7 @@
 //! **Invariant:** a submission that the stream left without an answer is repeated as a call of its own,
 //! under the same request id, so it has one effect and one answer whatever became of the stream.
 
+use muster_planted::{Rule, breaks};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -157,6 +158,9 @@ impl Submitter {
             }
             // The stream broke, or its replica is silent: the next submission opens another.
             None => self.give_up(&pipe).await,
+        }
+        if breaks(Rule::RetryUnderNewId) {
+            request.request_id.clear();
         }
         self.client.submit_job(request).await
     }

@@ -11,6 +11,7 @@
 //! **Invariant:** every limit is finite.
 
 use crate::reads::Pace;
+use muster_planted::{Rule, breaks};
 use muster_store::{ReplicaNode, StorageHealth};
 use muster_transport::Security;
 use muster_types::{ClusterId, ReplicaId};
@@ -269,9 +270,10 @@ impl ConsensusConfig {
             api_channel_size: Some(limits.proposals_waiting_max),
             enable_pre_vote: Some(true),
             // A leader that restarts within its term could answer reads from half-replayed state.
-            enable_leader_restore: Some(false),
+            enable_leader_restore: Some(breaks(Rule::LeaderRestore)),
             // A leader that lost its quorum falls silent for a while, so that others can elect.
-            quorum_loss_probe_interval: Some(self.timing.election_timeout_max_ms * 2),
+            quorum_loss_probe_interval: (!breaks(Rule::DeafLeaderSpeaks))
+                .then_some(self.timing.election_timeout_max_ms * 2),
             // An unreachable peer is tried again soon: coming back fast matters more than a few connects.
             backoff: "20ms 50ms 100ms ..250ms".to_owned(),
             // The installing side takes as long as it takes; a stall is the stream's matter.

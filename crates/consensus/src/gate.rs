@@ -12,6 +12,7 @@
 use crate::config::Timing;
 use crate::ground::{Ground, Metrics};
 use crate::leadership::quorum_silence;
+use muster_planted::{Rule, breaks};
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,6 +62,9 @@ impl<G: Ground> Gate<G> {
     /// Whether requests to followers may be sent now.
     #[must_use]
     pub fn is_open(&self) -> bool {
+        if breaks(Rule::DeafLeaderSpeaks) {
+            return true;
+        }
         let metrics = self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(metrics) = metrics.as_ref().map(|metrics| metrics.borrow_watched()) else { return true };
         let mut leading = self.shared.leading.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,6 +10,7 @@ use crate::ground::Ground;
 use crate::leadership::Leadership;
 use crate::peers::{PeerReport, Reports};
 use crate::status::Member;
+use muster_planted::{Rule, breaks};
 use muster_store::Space;
 use muster_types::ReplicaId;
 use openraft::type_config::TypeConfigExt as _;
@@ -62,6 +63,9 @@ fn is_stalled(report: &PeerReport, timing: Timing) -> bool {
 
 /// What is wrong with the leader's own storage.
 fn own_trouble(own: &PeerReport, successor: Option<&PeerReport>, timing: Timing) -> Option<Cause> {
+    if breaks(Rule::KeepsOnBadDisk) {
+        return None;
+    }
     if own.storage.space != Space::Enough {
         return Some(Cause::NoSpace);
     }

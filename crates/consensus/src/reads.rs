@@ -13,10 +13,11 @@
 use crate::confirm::{Confirmation, Confirmations, confirmed};
 use crate::error::{NotLeader, ReadPoint};
 use crate::ground::{Ground, PeerLink as _, Peers, Raft};
-use crate::leadership::LeadershipView;
+use crate::leadership::{Leadership, LeadershipView};
 use crate::rounds::{Caller, Finished, Rounds};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use muster_planted::{Rule, breaks};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
@@ -80,6 +81,10 @@ impl<G: Ground> Source<G> {
             let view = self.view.borrow();
             (view.mine.is_some(), view.leader.clone())
         };
+        if breaks(Rule::ReadWithoutQuorum) {
+            let leadership = Leadership { term: 0, replica: self.own };
+            return Ok(ReadPoint { raft_index: 0, leadership });
+        }
         if leads {
             return confirmed(&self.confirmations).await;
         }
@@ -239,7 +244,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
     use super::*;
-    use crate::leadership::Leadership;
     use tokio::sync::oneshot;
 
     fn point(raft_index: u64) -> ReadPoint {

@@ -12,6 +12,7 @@ use muster_consensus::{Consensus, Ground, LeadershipView, Proposal, ProposeError
 use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::encode_round;
 use muster_planner::Budget;
+use muster_planted::{Rule, breaks};
 use muster_state::{Leadership, NodeStatus};
 use muster_types::{LogTime, Refusal, RefusalCode};
 use std::sync::Arc;
@@ -235,7 +236,9 @@ impl<G: Ground> Term<'_, G> {
     async fn run(&mut self, leadership: &mut watch::Receiver<LeadershipView>) -> End {
         let mine = self.speculation.leadership();
         loop {
-            let stands = match standing(&leadership.borrow_and_update(), mine) {
+            let view = leadership.borrow_and_update().clone();
+            let stands = match standing(&view, mine) {
+                Standing::Lost if breaks(Rule::SkipGuard) => view.mine.is_some(),
                 Standing::Lost => return End::Lost,
                 Standing::Leads => true,
                 Standing::Paused => false,
@@ -251,7 +254,9 @@ impl<G: Ground> Term<'_, G> {
                 changed = leadership.changed() => if changed.is_err() { return End::Shutdown },
                 Some(result) = self.in_flight.next() => if let Err(error) = result {
                     self.log_end(&error);
-                    return End::Refused;
+                    if !breaks(Rule::SkipGuard) {
+                        return End::Refused;
+                    }
                 },
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),

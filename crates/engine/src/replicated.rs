@@ -4,9 +4,10 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use muster_archive::Observer as _;
 use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
-use muster_journal::{Round, decode_round};
+use muster_journal::{Decision, Round, decode_round};
+use muster_planted::{Rule, breaks};
 use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{LogIndex, Refusal};
+use muster_types::{LogIndex, LogTime, Refusal};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -151,15 +152,27 @@ impl Replicated {
             }
             None => decode(),
         };
-        let leadership = Leadership { term: round.term, replica: round.replica };
         for (ordinal, decision) in round.decisions.iter().enumerate() {
-            let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
+            let (leadership, index, log_time) = self.header(&round, ordinal);
             self.events.before(&self.state, decision);
-            let applied = self.state.apply(leadership, index, round.log_time, decision);
+            let applied = self.state.apply(leadership, index, log_time, decision);
             self.after_record(&round, ordinal, &applied);
             self.events.after(&self.state, &applied);
         }
         self.events.round_over(&self.state);
+    }
+
+    /// What a record is held against: the header of its round, and its place in it.
+    fn header(&self, round: &Round, ordinal: usize) -> (Leadership, LogIndex, LogTime) {
+        let begins = matches!(round.decisions.get(ordinal), Some(Decision::LeaderStarted));
+        if breaks(Rule::SkipGuard)
+            && !begins
+            && let Some(current) = self.state.leadership()
+        {
+            return (current, self.state.log_index().next(), round.log_time.max(self.state.log_time()));
+        }
+        let index = LogIndex(round.first_index.0.saturating_add(ordinal as u64));
+        (Leadership { term: round.term, replica: round.replica }, index, round.log_time)
     }
 
     fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied) {

@@ -9,6 +9,7 @@ use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Ground};
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
+use muster_planted::{Rule, breaks};
 use muster_state::{Leadership, Phase, RankState, State};
 use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
@@ -504,7 +505,11 @@ impl<G: Ground> Work<G> {
         let engine = self.engine.clone();
         let (node, incarnation, leadership) = (self.node, self.incarnation, self.leadership);
         Box::pin(async move {
-            let confirmed = confirm(&engine.inner.consensus).await.ok()?;
+            let confirmed = if breaks(Rule::HeartbeatWithoutQuorum) {
+                leadership
+            } else {
+                confirm(&engine.inner.consensus).await.ok()?
+            };
             let renewed = confirmed == leadership
                 && engine.inner.liveness.renew(instant::<G>(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })

@@ -1,6 +1,7 @@
 //! Answers that wait for their record to be applied.
 
 use muster_decider::Answer;
+use muster_planted::{Rule, breaks};
 use muster_state::Leadership;
 use muster_types::{LogIndex, Refusal, RefusalCode};
 use std::collections::BTreeMap;
@@ -49,6 +50,9 @@ impl Waiters {
     pub fn add(&self, at: LogIndex, leadership: Leadership, reply: Reply, answer: Result<Answer, Refusal>) {
         let mut inner = self.lock();
         let applied = inner.applied;
+        if breaks(Rule::AnswerBeforeApply) {
+            return tell(Waiter { leadership, reply, answer }, Some(leadership));
+        }
         if at > applied.index {
             inner.waiting.entry(at).or_default().push(Waiter { leadership, reply, answer });
             return;

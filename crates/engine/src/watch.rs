@@ -1,5 +1,6 @@
 //! The watch hub: recent changes by log index, for any number of followers of the log.
 
+use muster_planted::{Rule, breaks};
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
 use muster_types::{JobId, JobSpec, LogIndex, Name, NodeId, NodeSpec, Refusal, RefusalCode};
 use std::collections::VecDeque;
@@ -183,6 +184,10 @@ impl WatchHub {
     pub(crate) fn subscribe(self: &Arc<Self>, from: WatchPosition) -> Result<Subscription, Refusal> {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         check_position(&inner, from)?;
+        let from = match inner.events.iter().find(|event| event.position > from) {
+            Some(skipped) if breaks(Rule::WatchSkips) => skipped.position,
+            _ => from,
+        };
         drop(inner);
         Ok(Subscription { hub: Arc::clone(self), at: from, end: self.end.subscribe(), past: None })
     }

@@ -68,6 +68,9 @@ pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
         Ok(config) => config,
         Err(error) => return complain(&error),
     };
+    if let Err(refusal) = muster_planted::admit(&config.state_dir) {
+        return complain(&refusal);
+    }
     match muster_agent::run(config, shutdown.cancelled_owned()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(source) => complain(&AgentFailure::Run { path: args.config, source }),

@@ -14,9 +14,16 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// What this program calls itself; one that breaks rules on purpose says so wherever versions are shown.
+pub(crate) const VERSION: &str = if muster_planted::IS_ON {
+    concat!(env!("CARGO_PKG_VERSION"), "+BREAKS-RULES-ON-PURPOSE")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
 /// Muster: a scheduler cluster for fleets of accelerators that span regions.
 #[derive(Parser)]
-#[command(name = "muster", version, propagate_version = true, after_help = cli::ROOT_AFTER_HELP)]
+#[command(name = "muster", version = VERSION, propagate_version = true, after_help = cli::ROOT_AFTER_HELP)]
 pub struct Arguments {
     #[command(flatten)]
     global: cli::Global,
@@ -63,6 +70,9 @@ fn main() -> ExitCode {
         return shim(words);
     }
     let arguments = Arguments::parse();
+    if let Some(confession) = muster_planted::confess() {
+        eprintln!("muster: {confession}");
+    }
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
         Command::Server(args) => {

@@ -18,6 +18,7 @@ use crate::log_store::{DuePurge, Shared};
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, EntryPayload, LogId, RaftConfig, Vote};
+use muster_planted::{Rule, breaks};
 use openraft::storage::IOFlushed;
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -32,6 +33,8 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 const LOG_BYTES_BATCHES: u64 = 64;
 /// How long to wait for space with everything full that can be.
 const FULL_WAIT: Duration = Duration::from_millis(20);
+/// Between an acknowledgement that comes too early and the write, where that rule is broken.
+const PLANTED_WRITE_BACK: Duration = Duration::from_millis(200);
 
 /// What the thread can be asked for: a closed set.
 pub(crate) enum Operation {
@@ -334,7 +337,13 @@ impl<B: LogBackend> IoThread<B> {
         }
     }
 
-    fn write(&mut self, held: Held) {
+    fn write(&mut self, mut held: Held) {
+        let answered = breaks(Rule::AckBeforeFlush) && held.batch.vote.is_none();
+        if answered {
+            let waiters = std::mem::take(&mut held.waiters);
+            self.answer(Held { batch: held.batch.clone(), waiters }, Ok(()));
+            std::thread::sleep(PLANTED_WRITE_BACK);
+        }
         let written = match &self.failed {
             Some(reason) => Err(reason.clone()),
             None => match self.flushing("writing a batch", |backend| backend.write(&held.batch)) {
@@ -360,7 +369,9 @@ impl<B: LogBackend> IoThread<B> {
                 self.count_log_bytes();
             }
         }
-        self.answer(held, written);
+        if !answered {
+            self.answer(held, written);
+        }
     }
 
     fn answer(&mut self, held: Held, written: Result<(), String>) {

@@ -9,8 +9,8 @@ use crate::cluster::{Cluster, FIRST_AGENT, FIRST_MACHINE, lock};
 use crate::link::{End, connect};
 use crate::replica::ToAgent;
 use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn, spawn_on};
-use crate::settings::PlantedBug;
 use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, WorkerReport};
+use muster_planted::Rule;
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
 use muster_types::{
     Accelerators, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId, NodeSpec,
@@ -309,7 +309,7 @@ struct Guard {
 impl Guard {
     /// When everything of this epoch is to be stopped.
     fn deadline(&self) -> u64 {
-        if self.cluster.settings.bug == Some(PlantedBug::AgentIgnoresLease) {
+        if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
             return u64::MAX;
         }
         let lease = lock(&self.machine.inner).lease;
@@ -482,7 +482,7 @@ impl Agent {
                 Some(order) = fenced.recv() => {
                     let order: StartOrder = order;
                     let (job, token) = (order.job, order.placement.token);
-                    if self.cluster.settings.bug == Some(PlantedBug::AgentIgnoresLease) {
+                    if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
                         self.launch(live.node, &order, self.machine.live_epoch().unwrap_or(0), live.parameters);
                     } else {
                         live.confirming.insert((job, token), order);

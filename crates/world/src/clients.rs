@@ -4,9 +4,9 @@
 use crate::agent::KIND;
 use crate::cluster::{Cluster, FIRST_CLIENT, lock};
 use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
-use crate::settings::PlantedBug;
 use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
+use muster_planted::Rule;
 use muster_types::contract::{CheckpointRules, JobContract};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
@@ -232,7 +232,7 @@ impl Client {
         let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
         let jobs: Arc<[Submission]> =
             names.map(|name| Submission { spec: job(&name), contract: contract() }).collect();
-        let forgets = self.cluster.settings.bug == Some(PlantedBug::RetryUnderNewId);
+        let forgets = self.cluster.settings.bug == Some(Rule::RetryUnderNewId);
         let mut newest = request;
         let answer = ask(&self.cluster, self.host, tries, |attempt| {
             if forgets && attempt > 0 {

@@ -6,8 +6,9 @@ use crate::disk::Disk;
 use crate::network::Network;
 use crate::replica::{BootError, Replica};
 use crate::runtime::{self, HARNESS, Host, event, sleep_true_ns, spawn_on, timeout};
-use crate::settings::{PlantedBug, Settings};
+use crate::settings::Settings;
 use muster_consensus::{ConsensusConfig, LeaderPolicy, SnapshotPolicy};
+use muster_planted::Rule;
 use muster_store::ReplicaNode;
 use muster_types::{ClusterId, ReplicaId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -147,8 +148,11 @@ impl Cluster {
             election_ranks: self.ranks(),
             ..LeaderPolicy::default()
         };
-        config.known_peers =
-            self.replica_hosts().into_iter().map(|host| (ReplicaId(u64::from(host)), Cluster::node(host))).collect();
+        config.known_peers = self
+            .replica_hosts()
+            .into_iter()
+            .map(|host| (ReplicaId(u64::from(host)), Cluster::node(host)))
+            .collect();
         config
     }
 
@@ -163,11 +167,7 @@ impl Cluster {
     /// # Errors
     /// When they are refused.
     pub fn protocol_config(&self, config: &ConsensusConfig) -> Result<openraft::Config, String> {
-        let mut config = config.to_openraft().map_err(|error| error.to_string())?;
-        if self.settings.bug == Some(PlantedBug::LeaderRestore) {
-            config.enable_leader_restore = Some(true);
-        }
-        Ok(config)
+        config.to_openraft().map_err(|error| error.to_string())
     }
 
     /// Starts a replica; whether it runs.
@@ -185,7 +185,7 @@ impl Cluster {
             }
             Ok(Err(BootError::Damaged)) => {
                 event("damaged", format_args!("n{host}"));
-                if self.settings.bug == Some(PlantedBug::VoteAfterLoss) {
+                if self.settings.bug == Some(Rule::VoteAfterLoss) {
                     // As if nothing had been there.
                     runtime::kill(host);
                     self.disk(host).wipe();

@@ -9,11 +9,9 @@ use crate::cluster::{Cluster, lock};
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, local_ns, sleep_ms};
-use crate::settings::PlantedBug;
 use bytes::Bytes;
-use muster_store::{
-    Entry, EntryPayload, FlushProgress, LeaderId, LogId, Vote, decode_entry, encode_entry,
-};
+use muster_planted::Rule;
+use muster_store::{Entry, EntryPayload, FlushProgress, LeaderId, LogId, Vote, decode_entry, encode_entry};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::vote::RaftLeaderId;
 use openraft::{OptionalSend, RaftLogReader};
@@ -63,7 +61,8 @@ impl Flushes {
     fn end(&mut self, now: u64) {
         let Some(began) = self.began.take() else { return };
         let took = now.saturating_sub(began);
-        self.mean_ns = if self.mean_ns == 0 { took } else { (self.mean_ns * (MEAN_WEIGHT - 1) + took) / MEAN_WEIGHT };
+        self.mean_ns =
+            if self.mean_ns == 0 { took } else { (self.mean_ns * (MEAN_WEIGHT - 1) + took) / MEAN_WEIGHT };
     }
 }
 
@@ -241,7 +240,7 @@ impl SimLog {
                     }
                 };
             }
-            let lies = self.cluster.settings.bug == Some(PlantedBug::AckBeforeFlush);
+            let lies = self.cluster.settings.bug == Some(Rule::AckBeforeFlush);
             lock(&self.flushes).began = Some(local_ns());
             let flushed = lies || self.flush(end).await;
             lock(&self.flushes).end(local_ns());

@@ -6,12 +6,11 @@ use crate::cluster::Cluster;
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event};
-use crate::settings::PlantedBug;
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use muster_consensus::{Application, CommittedEntry, SnapshotData, Weights};
 use muster_engine::{Replicated, Subscription, View, WatchPosition, replicated};
-use muster_journal::{Decision, FORMAT_MAX, decode_round, encode_round, hash};
+use muster_journal::{FORMAT_MAX, hash};
 use muster_store::{
     Entry, EntryPayload, LogId, SnapshotHandle, SnapshotMeta, SnapshotStore, StoreOptions, StoredMembership,
     decode_snapshot_meta, encode_snapshot_meta,
@@ -148,34 +147,13 @@ impl SimMachine {
         self.lock().changes = changes.ok();
     }
 
-    /// The guard is not asked: a record of a lost leadership is made to look like one of the current.
-    fn forged(&self, payload: &Bytes) -> Option<Bytes> {
-        let state = self.view.state();
-        let mut round = decode_round(payload, FORMAT_MAX).ok()?;
-        let leadership = state.leadership()?;
-        let begins = matches!(round.decisions.first(), Some(Decision::LeaderStarted));
-        let current = (leadership.term, leadership.replica) == (round.term, round.replica)
-            && round.first_index == state.log_index().next();
-        if current || begins {
-            return None;
-        }
-        (round.term, round.replica) = (leadership.term, leadership.replica);
-        round.first_index = state.log_index().next();
-        round.basis_index = state.log_index();
-        round.log_time = round.log_time.max(state.log_time());
-        Some(encode_round(&round).into())
-    }
-
     fn apply_entry(&self, entry: &Entry) {
         let leader = entry.log_id.committed_leader_id();
-        let mut payload = match &entry.payload {
+        let payload = match &entry.payload {
             EntryPayload::Normal(payload) => Some(payload.0.clone()),
             EntryPayload::Blank | EntryPayload::Membership(_) => None,
         };
         let content = payload.as_ref().map_or(0, |payload| hash(&payload.as_ref()));
-        if self.cluster.settings.bug == Some(PlantedBug::SkipGuard) {
-            payload = payload.map(|payload| self.forged(&payload).unwrap_or(payload));
-        }
         let committed = CommittedEntry {
             raft_index: entry.log_id.index(),
             term: leader.term,

@@ -107,14 +107,18 @@ impl Operator {
                 let may = voters > 2 && host != leader.host && returning.is_empty();
                 if may && member.is_some_and(|member| member.votes) {
                     let options = ChangeOptions::default();
-                    return self.change(&leader, "remove", id, |c| async move { c.remove(id, options).await }).await;
+                    return self
+                        .change(&leader, "remove", id, |c| async move { c.remove(id, options).await })
+                        .await;
                 }
                 continue;
             }
             match member {
                 None if self.cluster.replica(host).is_some() => {
                     let node = Cluster::node(host);
-                    return self.change(&leader, "add", id, |c| async move { c.add_learner(id, node).await }).await;
+                    return self
+                        .change(&leader, "add", id, |c| async move { c.add_learner(id, node).await })
+                        .await;
                 }
                 // One whose storage was lost sees to its vote itself, unless whoever owed it leads no more.
                 Some(member) if !member.votes && member.report.as_ref().is_some_and(|r| !r.rejoining) => {

@@ -127,8 +127,10 @@ impl PeerLink for Peer {
 
     async fn read_index(self) -> Result<ReadPoint, PeerError> {
         self.question("read index", PATIENCE, |peer| async move {
-            let refused =
-                |error: muster_consensus::NotLeader| PeerError { detail: error.to_string(), may_have_begun: false };
+            let refused = |error: muster_consensus::NotLeader| PeerError {
+                detail: error.to_string(),
+                may_have_begun: false,
+            };
             peer.consensus.confirm_leadership().await.map_err(refused)
         })
         .await
@@ -199,8 +201,7 @@ impl Peer {
         vote: Vote,
         snapshot: &SnapshotHandle,
     ) -> Result<SnapshotResponse<SimConfig>, StreamingError<SimConfig>> {
-        let named =
-            Named { meta: encode_snapshot_meta(snapshot.meta()).into(), digest: snapshot.digest() };
+        let named = Named { meta: encode_snapshot_meta(snapshot.meta()).into(), digest: snapshot.digest() };
         let asked = named.clone();
         let held = self.call("snapshot held", PART_PATIENCE, move |peer| {
             let asked = asked.clone();

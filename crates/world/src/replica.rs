@@ -10,7 +10,9 @@ use crate::runtime::{Host, event, spawn, timeout};
 use crate::storage::SimStorage;
 use muster_consensus::{Consensus, Gate, Ground, Parts, PeerError, PeerReport, Raft};
 use muster_decider::{Answer, Command, Founding};
-use muster_engine::{Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition};
+use muster_engine::{
+    Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition,
+};
 use muster_types::{ClusterId, Consistency, LogIndex, Name, Refusal, RefusalCode, ReplicaId};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};

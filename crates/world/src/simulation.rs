@@ -56,6 +56,7 @@ impl Report {
 #[must_use]
 pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
     runtime::reset(settings.seed, keep_trace);
+    muster_planted::break_here(settings.bug);
     let cluster = Cluster::new(settings);
     let inside = Arc::clone(&cluster);
     let outcome = runtime::run(async move { whole_run(inside).await });

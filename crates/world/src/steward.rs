@@ -94,7 +94,8 @@ impl Steward {
             if restriction.quarantine.is_some() {
                 self.tell(|request| Command::SetQuarantine { request, node, reason: None }).await;
             }
-            let failed = |phase: &RepairPhase| matches!(phase, RepairPhase::Failed(_) | RepairPhase::Draining);
+            let failed =
+                |phase: &RepairPhase| matches!(phase, RepairPhase::Failed(_) | RepairPhase::Draining);
             if restriction.repair.as_ref().is_some_and(|repair| failed(&repair.phase)) {
                 self.tell(|request| Command::SetRepair { request, node, order: RepairOrder::Done }).await;
             } else if restriction.drain.is_some() && restriction.repair.is_none() {

@@ -1,7 +1,8 @@
 //! Many seeds: those that failed once, then new ones; and rules broken on purpose, to see them caught.
 
-use crate::settings::{PlantedBug, Settings};
+use crate::settings::Settings;
 use crate::simulation::{Report, simulate};
+use muster_planted::Rule;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -148,7 +149,7 @@ pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
 
 /// Breaks a rule, and runs seeds until somebody notices.
 #[must_use]
-pub fn catch(bug: PlantedBug, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
+pub fn catch(bug: Rule, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
     let all =
         (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
     all.map(|settings| simulate(settings, false)).find(|report| !report.violations.is_empty())

@@ -6,6 +6,7 @@
 
 mod backups;
 mod bad_input;
+mod closed_doors;
 mod contracts;
 mod durability;
 mod failover;

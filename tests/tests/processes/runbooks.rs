@@ -6,12 +6,15 @@
 //! repeated until it shows what it should, `sh start` is a server that goes on; `expect` behind one holds
 //! what has to be in its output, line by line; `exit=N` says with which code it ends.
 
+use muster_wire::v1;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::rebuild::{Disk, damage, falsify, fill};
-use crate::support::{Cluster, PATIENCE, eventually, heavy, muster, say};
+use crate::support::{
+    Agents, Cluster, Network, PATIENCE, accelerators, eventually, heavy, job, muster, say, wait_for_job,
+};
 
 const SECTIONS: [&str; 4] = ["## When", "## What you see", "## Steps", "## Undo"];
 /// Bytes a size-limited disk has at first, and when it is called full.
@@ -49,6 +52,12 @@ struct Setup {
     spares: usize,
     jobs: usize,
     disks: bool,
+    /// A proxy before every replica, so that they can be cut off.
+    proxies: bool,
+    /// Hosts with an agent, and their regions.
+    agents: Vec<(String, String)>,
+    /// Hosts on which a gang runs when the fault comes, one on each of these.
+    gangs: Vec<String>,
     settings: String,
 }
 
@@ -68,6 +77,12 @@ fn setup(words: &str) -> Setup {
             "spares" => setup.spares = number(),
             "jobs" => setup.jobs = number(),
             "disks" => setup.disks = value == "yes",
+            "proxies" => setup.proxies = value == "yes",
+            "agents" => {
+                let of = |host: &str| host.split_once(':').map(|(name, region)| (name.into(), region.into()));
+                setup.agents = value.split(',').filter_map(of).collect();
+            }
+            "gangs" => setup.gangs = value.split(',').map(ToOwned::to_owned).collect(),
             "format_max" => setup.settings = format!("[upgrade]\nformat_max = {}\n", number()),
             _ => panic!("nobody knows what {key:?} is"),
         }
@@ -127,6 +142,8 @@ fn parse(text: &str) -> Page {
 struct Run<'a> {
     name: &'a str,
     cluster: Cluster,
+    network: Option<Network>,
+    agents: Option<Agents>,
     disks: Vec<Disk>,
     more_path: String,
 }
@@ -153,6 +170,10 @@ impl Run<'_> {
             all.push((format!("REGION_{id}"), files.region()));
             all.push((format!("PID_{id}"), pid));
         }
+        for name in self.agents.iter().flat_map(Agents::names) {
+            let config = self.cluster.scratch.path().join(format!("agent-{name}/agent.toml"));
+            all.push((format!("AGENT_{name}"), config.display().to_string()));
+        }
         all
     }
 
@@ -178,12 +199,44 @@ impl Run<'_> {
         (place, words.map(ToOwned::to_owned).collect())
     }
 
+    /// Only replicas of one group hear each other; `|` stands between groups, `all` for each alone.
+    fn part(&self, groups: &str) {
+        let network = self.network.as_ref().expect("the page asks for proxies");
+        let name = |id: &str| format!("replica-{id}");
+        let groups: Vec<Vec<String>> = match groups {
+            "all" => self.cluster.replicas.iter().map(|files| vec![name(&files.id.to_string())]).collect(),
+            groups => groups.split('|').map(|g| g.split(',').map(name).collect()).collect(),
+        };
+        network.part(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    }
+
+    /// Everything in a region at once: its replicas, and its hosts with all that runs there.
+    async fn lose_region(&mut self, region: &str) {
+        for at in 0..self.cluster.replicas.len() {
+            if self.cluster.replicas[at].region() == region && self.cluster.runs(at) {
+                self.cluster.kill(at).await;
+            }
+        }
+        let agents = self.agents.as_mut().expect("the page asks for agents");
+        for name in agents.in_region(region) {
+            agents.crash(&name, "second").await;
+        }
+    }
+
     async fn fault(&mut self, words: &str) {
+        match words.split_once(' ').unwrap_or((words, "")) {
+            ("heal", "") => return self.network.as_ref().expect("the page asks for proxies").heal(),
+            ("part", groups) => return self.part(groups),
+            ("power-cut", "") => return self.cluster.kill_all_at_once().await,
+            ("lose", region) => return self.lose_region(region).await,
+            _ => {}
+        }
         let (what, id) = words.split_once(' ').unwrap_or_else(|| panic!("{words:?} names no replica"));
         let id: u64 = id.parse().unwrap_or_else(|_| panic!("{words:?} names no replica"));
         let at = self.cluster.replicas.iter().position(|files| files.id == id).expect("it is laid out");
         match what {
             "kill" => self.cluster.kill(at).await,
+            "pause" => self.cluster.signal(at, nix::sys::signal::Signal::SIGSTOP),
             "damage" => {
                 self.cluster.stop(at).await;
                 damage(&self.cluster.replicas[at].data().join("log"));
@@ -218,6 +271,11 @@ impl Run<'_> {
         };
         match block.kind {
             Kind::Fault => self.fault(&block.text).await,
+            Kind::Start if block.text.trim().starts_with("muster agent") => {
+                let name = block.text.trim().strip_prefix("muster agent --config $AGENT_");
+                let name = name.unwrap_or_else(|| panic!("{place}\nnot `muster agent --config $AGENT_NAME`"));
+                self.agents.as_mut().expect("the page asks for agents").start_agent(name);
+            }
             Kind::Start => {
                 let (at, more) = self.server_of(block);
                 if self.cluster.runs(at) {
@@ -235,6 +293,24 @@ impl Run<'_> {
                 eventually(&place, || async { holds(&self.shell(block).await).then_some(()) }).await;
             }
         }
+    }
+}
+
+/// A gang that runs on this host until somebody stops it, and may go on anywhere.
+async fn run_gang(cluster: &Cluster, hosts: &[(String, String)], host: &str) {
+    let client = cluster.client();
+    let others: Vec<&str> =
+        hosts.iter().map(|(name, _)| name.as_str()).filter(|name| *name != host).collect();
+    for other in &others {
+        cluster.operated(&["node", "cordon", other]).await;
+    }
+    let mut spec = job(&format!("gang-on-{host}"), &["/bin/sleep", "3600"]);
+    spec.groups[0].accelerators = Some(accelerators("h100", 4));
+    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    let id = client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0);
+    wait_for_job(&client, &id, |job| job.phase() == v1::JobPhase::Running).await;
+    for other in &others {
+        cluster.operated(&["node", "uncordon", other]).await;
     }
 }
 
@@ -258,11 +334,26 @@ async fn carry_out(name: &str) {
             return;
         }
     }
+    let mut network = None;
+    if page.setup.proxies {
+        let mut proxies = Network::new(cluster.scratch.path());
+        cluster.put_behind(&mut proxies).await;
+        network = Some(proxies);
+    }
     cluster.found().await;
     fill(&cluster, page.setup.jobs).await;
+    let mut agents = None;
+    if !page.setup.agents.is_empty() {
+        let hosts: Vec<(&str, &str)> =
+            page.setup.agents.iter().map(|(n, r)| (n.as_str(), r.as_str())).collect();
+        agents = Some(Agents::start_in(&cluster, &hosts).await);
+    }
+    for host in &page.setup.gangs {
+        run_gang(&cluster, &page.setup.agents, host).await;
+    }
     let tools = muster().parent().expect("a program lies in a folder").display().to_string();
     let more_path = format!("{tools}:{}", std::env::var("PATH").unwrap_or_default());
-    let mut run = Run { name, cluster, disks, more_path };
+    let mut run = Run { name, cluster, network, agents, disks, more_path };
     for block in &page.blocks {
         run.carry_out(block).await;
     }
@@ -297,12 +388,19 @@ macro_rules! pages {
 pages! {
     add_replica = "add-replica";
     backup_and_restore = "backup-and-restore";
+    clock_skew = "clock-skew";
     damaged_replica = "damaged-replica";
     disaster_recovery = "disaster-recovery";
     diverged_replica = "diverged-replica";
     full_disk = "full-disk";
+    leader_lost = "leader-lost";
     log_and_archive = "log-and-archive";
+    network_loss = "network-loss";
+    partition = "partition";
+    paused_host = "paused-host";
+    power_cut = "power-cut";
     preferred_region = "preferred-region";
+    region_lost = "region-lost";
     remove_replica = "remove-replica";
     replace_dead_replica = "replace-dead-replica";
     rolling_upgrade = "rolling-upgrade";

@@ -26,6 +26,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Peers whose refusal is logged; more are refused silently.
@@ -366,6 +367,17 @@ impl RaftService for PeerService {
     }
 }
 
+/// With certificates, replicas alone are heard, before anything of a call is looked at.
+fn replicas_alone(request: Request<()>) -> Result<Request<()>, Status> {
+    match sender(&request) {
+        Principal::Plaintext => Ok(request),
+        Principal::Named(name) if matches!(name.role, Role::Replica(_)) => Ok(request),
+        other => {
+            Err(Refusal::Impostor.status(format!("{other} is no replica, and only replicas speak here")))
+        }
+    }
+}
+
 /// Serves the peers that come until `shutdown` resolves.
 ///
 /// # Errors
@@ -380,7 +392,7 @@ pub async fn peer_server(
         .http2_keepalive_timeout(Some(Duration::from_secs(2)))
         .initial_stream_window_size(8 << 20)
         .initial_connection_window_size(16 << 20)
-        .add_service(service)
+        .add_service(InterceptedService::new(service, replicas_alone))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await
 }

@@ -229,7 +229,7 @@ fn completion(console: &Console, shell: Shell) -> Result<Exit, Failure> {
 
 async fn version(global: &Global, console: &Console, server: bool) -> Result<Exit, Failure> {
     let info = if server { Some(global.client().await?.get_server_info().await?) } else { None };
-    let version = view::Version::new(env!("CARGO_PKG_VERSION"), info);
+    let version = view::Version::new(crate::VERSION, info);
     if console.is_structured() {
         console.object(&version)?;
         return Ok(Exit::Ok);

@@ -133,6 +133,9 @@ pub enum ServerError {
         /// The address.
         address: SocketAddr,
     },
+    /// This build breaks rules on purpose, and may not do so here.
+    #[error(transparent)]
+    Planted(#[from] muster_planted::Refusal),
     /// The certificates were refused.
     #[error("tls: the certificates cannot be used")]
     Tls(#[from] TlsError),
@@ -253,6 +256,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let open = args.insecure || matches!(security, Security::Tls(_));
     let clients = listen("client_listen", config.client_listen, open).await?;
     let peers = listen("peer_listen", config.peer_listen, open).await?;
+    muster_planted::admit(&config.data_dir)?;
     let store = open_store(&config, start).await?;
     let founding = Founding {
         cluster: config.cluster_id,
@@ -275,7 +279,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.known_peers = config.members.clone();
     settings.security = security.clone();
     settings.advertise =
-        Advertise { version: env!("CARGO_PKG_VERSION").to_owned(), format_max: config.format_max().into() };
+        Advertise { version: crate::VERSION.to_owned(), format_max: config.format_max().into() };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.

@@ -8,6 +8,7 @@
 //! **Invariant:** a folder that is intact is never emptied, whatever the command line says.
 //! **Invariant:** a diverged replica starts only to be rebuilt.
 
+use muster_planted::{Rule, breaks};
 use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use std::path::Path;
 
@@ -54,11 +55,14 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
         }
         set_aside(config)?;
     }
+    let renewed =
+        if breaks(Rule::VoteAfterLoss) { OpenMode::CreateIfMissing } else { OpenMode::RebuildIfMissing };
     let mode = match start {
         Start::Bootstrap => OpenMode::CreateIfMissing,
-        Start::Join | Start::Rebuild => OpenMode::RebuildIfMissing,
+        Start::Join => OpenMode::RebuildIfMissing,
+        Start::Rebuild => renewed,
         // A rebuild that was interrupted goes on.
-        Start::Again if rebuilds(config) && is_emptied(dir) => OpenMode::RebuildIfMissing,
+        Start::Again if rebuilds(config) && is_emptied(dir) => renewed,
         Start::Again => OpenMode::Existing,
     };
     match try_open(config, mode) {
@@ -71,7 +75,7 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
         Err(StoreError::Damaged { dir, damage }) if start == Start::Rebuild || rebuilds(config) => {
             tracing::error!(%damage, dir = %dir.display(), "the data folder is damaged; this replica is rebuilt from its peers");
             set_aside(config)?;
-            try_open(config, OpenMode::RebuildIfMissing).map_err(refuse)
+            try_open(config, renewed).map_err(refuse)
         }
         Err(source) => Err(refuse(source)),
     }

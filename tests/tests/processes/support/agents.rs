@@ -16,6 +16,7 @@ const DEVICES: u32 = 4;
 
 struct Agent {
     home: PathBuf,
+    region: String,
     child: Option<Child>,
 }
 
@@ -40,14 +41,30 @@ impl Agents {
         endpoints: impl Fn(&str) -> Vec<String>,
         settings: impl Fn(&str, Ipv4Addr) -> String,
     ) -> Agents {
+        let hosts: Vec<(&str, &str)> = names.iter().map(|name| (*name, "region-1")).collect();
+        Agents::start_hosts(cluster, &hosts, endpoints, settings).await
+    }
+
+    /// Starts agents on these hosts, each in its region.
+    pub async fn start_in(cluster: &Cluster, hosts: &[(&str, &str)]) -> Agents {
+        let endpoints = cluster.shown_endpoints();
+        Agents::start_hosts(cluster, hosts, |_| endpoints.clone(), |_, _| String::new()).await
+    }
+
+    async fn start_hosts(
+        cluster: &Cluster,
+        hosts: &[(&str, &str)],
+        endpoints: impl Fn(&str) -> Vec<String>,
+        settings: impl Fn(&str, Ipv4Addr) -> String,
+    ) -> Agents {
         let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new() };
-        for (place, name) in names.iter().enumerate() {
+        for (place, (name, region)) in hosts.iter().enumerate() {
             let home = cluster.scratch.path().join(format!("agent-{name}"));
             std::fs::create_dir_all(&home).expect("a folder can be made");
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
             std::fs::write(home.join("boot_id"), "first").expect("writing a boot id");
             let text = format!(
-                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = {region:?}\ncluster = \"{region}-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
                 settings(name, address),
                 home.join("state"),
                 home.join("boot_id"),
@@ -55,10 +72,12 @@ impl Agents {
                 64u64 << 30,
             );
             std::fs::write(home.join("agent.toml"), text).expect("writing a config");
-            agents.agents.insert((*name).to_owned(), Agent { home, child: None });
+            agents
+                .agents
+                .insert((*name).to_owned(), Agent { home, region: (*region).to_owned(), child: None });
             agents.start_agent(name);
         }
-        for name in names {
+        for (name, _) in hosts {
             agents.wait_status(name, v1::NodeStatus::Up).await;
         }
         agents
@@ -84,6 +103,17 @@ impl Agents {
         let config = agent.home.join("agent.toml");
         let config = config.to_str().expect("the test's folder is text");
         agent.child = Some(spawn_below(wrapper, &agent.home, &["agent", "--config", config]));
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.agents.keys().map(String::as_str)
+    }
+
+    /// The names of those in a region.
+    pub fn in_region(&self, region: &str) -> Vec<String> {
+        let here = self.agents.iter().filter(|(_, agent)| agent.region == region);
+        here.map(|(name, _)| name.clone()).collect()
     }
 
     /// The folder of an agent; every process of its host names it.
