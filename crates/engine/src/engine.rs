@@ -317,10 +317,10 @@ impl<G: Ground> Engine<G> {
     /// When it has not within `timeout`.
     pub async fn wait_applied(&self, index: LogIndex, timeout: Duration) -> Result<Arc<State>, Refusal> {
         let mut applied = self.inner.shared.applied.subscribe();
-        let reached = G::within(timeout, applied.wait_for(|at| *at >= index)).await;
-        match reached {
-            Ok(Ok(_)) => Ok(self.view()),
-            Ok(Err(_)) => Err(stopping()),
+        let reached = async { applied.wait_for(|at| *at >= index).await.is_ok() };
+        match G::within(timeout, reached).await {
+            Ok(true) => Ok(self.view()),
+            Ok(false) => Err(stopping()),
             Err(_) => {
                 let at = self.view().log_index();
                 let text = format!("this replica has applied the log up to {at}, not yet up to {index}");

@@ -460,7 +460,9 @@ impl Agent {
         };
         lock(&self.machine.inner).health_told = None;
         self.serve(&mut live).await;
-        for (job, token) in live.confirming.into_keys() {
+        // Nobody answers for what was on its way to be started.
+        let starting = lock(&self.machine.inner).starting.clone();
+        for (job, token) in starting {
             self.give_up(job, token);
         }
     }

@@ -78,6 +78,8 @@ pub struct Counts {
     pub resumed: u64,
     /// Checkpoints acknowledged.
     pub checkpoints: u64,
+    /// Leaders that fell out of a cluster that was otherwise well, and were replaced in time.
+    pub replaced_leaders: u64,
 }
 
 /// Everything that is checked. Every call may find a violation.

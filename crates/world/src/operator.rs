@@ -108,7 +108,7 @@ impl Operator {
                 if may && member.is_some_and(|member| member.votes) {
                     let options = ChangeOptions::default();
                     return self
-                        .change(&leader, "remove", id, |c| async move { c.remove(id, options).await })
+                        .change(&leader, "remove", id, move |c| async move { c.remove(id, options).await })
                         .await;
                 }
                 continue;
@@ -117,12 +117,14 @@ impl Operator {
                 None if self.cluster.replica(host).is_some() => {
                     let node = Cluster::node(host);
                     return self
-                        .change(&leader, "add", id, |c| async move { c.add_learner(id, node).await })
+                        .change(&leader, "add", id, move |c| async move { c.add_learner(id, node).await })
                         .await;
                 }
                 // One whose storage was lost sees to its vote itself, unless whoever owed it leads no more.
                 Some(member) if !member.votes && member.report.as_ref().is_some_and(|r| !r.rejoining) => {
-                    return self.change(&leader, "promote", id, |c| async move { c.promote(id).await }).await;
+                    return self
+                        .change(&leader, "promote", id, move |c| async move { c.promote(id).await })
+                        .await;
                 }
                 _ => {}
             }

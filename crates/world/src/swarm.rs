@@ -80,6 +80,8 @@ pub struct Summary {
     pub with_replacement: u64,
     /// Runs in which an upload of a snapshot went on where it had broken off.
     pub with_resumption: u64,
+    /// Leaders that were replaced in time, of all.
+    pub replaced_leaders: u64,
     /// Checkpoints acknowledged, of all.
     pub checkpoints: u64,
 }
@@ -112,6 +114,7 @@ impl Summary {
         self.with_install += u64::from(report.counts.installed > 0);
         self.with_replacement += u64::from(report.counts.replaced > 0);
         self.with_resumption += u64::from(report.counts.resumed > 0);
+        self.replaced_leaders += report.counts.replaced_leaders;
         self.checkpoints += report.counts.checkpoints;
         if !report.violations.is_empty() {
             self.failed.push(report);
