@@ -425,11 +425,9 @@ impl Agent {
     /// Connects to a replica, which serves the session if it leads.
     fn dial(&self, replica: Host) -> End<Inbound, ToAgent> {
         let (mine, theirs) = connect(&self.cluster, self.machine.agent, replica);
-        let opening = Opening {
-            spec: self.machine.spec.clone(),
-            holder: HolderId(lock(&self.machine.inner).holder + 1),
-            workers: self.machine.reports(true),
-        };
+        let holder = HolderId(lock(&self.machine.inner).holder + 1);
+        let opening =
+            Opening { spec: self.machine.spec.clone(), holder, workers: self.machine.reports(true) };
         let (cluster, agent) = (Arc::clone(&self.cluster), self.machine.agent);
         spawn_on(HARNESS, async move {
             let leg = lock(&cluster.network).leg(agent, replica);

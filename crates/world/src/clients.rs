@@ -176,9 +176,9 @@ impl Clients {
         }
     }
 
-    /// Every request id that was ever used.
-    pub fn asked(&self) -> BTreeSet<RequestId> {
-        lock(&self.asked).clone()
+    /// Every request id that was ever used; whoever asks beside the clients adds theirs.
+    pub fn asked(&self) -> Arc<Mutex<BTreeSet<RequestId>>> {
+        Arc::clone(&self.asked)
     }
 
     /// Nothing new is begun; returns once everything that was begun is over.

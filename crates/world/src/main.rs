@@ -113,7 +113,8 @@ fn run_swarm(extent: Extent) -> Result<()> {
     println!(
         "{} seeds, {} failed; {:.0} simulated s at {:.0} simulated seconds a second of one core; {} submissions \
          acknowledged; slowest recovery {} ms; {} runs installed snapshots, {} of them in parts \
-         that broke off, {} had a replica come back without its storage; {} checkpoints",
+         that broke off, {} had a replica come back without its storage; {} checkpoints, {} leaders \
+         replaced in time",
         summary.runs,
         summary.failed.len(),
         summary.simulated_ms as f64 / 1_000.0,
@@ -123,7 +124,8 @@ fn run_swarm(extent: Extent) -> Result<()> {
         summary.with_install,
         summary.with_resumption,
         summary.with_replacement,
-        summary.checkpoints
+        summary.checkpoints,
+        summary.replaced_leaders
     );
     if let Some(speed) = summary.speed_of_five() {
         println!("five replicas alone: {speed:.0} simulated seconds a second of one core");

@@ -3,7 +3,7 @@
 
 use crate::checks::Counts;
 use crate::clients::{Clients, ask, policy};
-use crate::cluster::{Cluster, FIRST_CLIENT};
+use crate::cluster::{Cluster, FIRST_CLIENT, lock};
 use crate::faults::Faults;
 use crate::operator::Operator;
 use crate::runtime::{self, RunDigest, elapsed_ms, event, sleep_ms, spawn_on};
@@ -120,7 +120,8 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
     }
     let mut clients = Clients::start(&cluster);
     if cluster.settings.faults {
-        steward::start(&cluster, runtime::elapsed_ms() + 2_000 + cluster.settings.chaos_ms);
+        let until_ms = runtime::elapsed_ms() + 2_000 + cluster.settings.chaos_ms;
+        steward::start(&cluster, clients.asked(), until_ms);
     }
     sleep_ms(2_000).await;
     let faults = Arc::new(Faults::new(&cluster, operator.clone()));
@@ -212,7 +213,7 @@ fn left(cluster: &Arc<Cluster>) -> String {
 }
 
 fn last_look(cluster: &Arc<Cluster>, clients: &Clients) {
-    let asked = clients.asked();
+    let asked = lock(&clients.asked()).clone();
     for replica in cluster.replicas() {
         let state = replica.view.state();
         cluster.checks.nothing_lost(replica.host, &state);

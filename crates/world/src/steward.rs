@@ -2,12 +2,13 @@
 //! puts back whatever is still kept away.
 
 use crate::clients::{ask, policy_of};
-use crate::cluster::{Cluster, FIRST_CLIENT};
+use crate::cluster::{Cluster, FIRST_CLIENT, lock};
 use crate::runtime::{Host, below, event, pick, random, sleep_ms, spawn_on};
 use muster_decider::{Command, DrainOrder, RepairOrder};
 use muster_types::health::RepairPhase;
 use muster_types::{DeviceSet, NodeId, RequestId};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 /// Its host.
 const WHO: Host = FIRST_CLIENT + 6;
@@ -15,13 +16,15 @@ const WHO: Host = FIRST_CLIENT + 6;
 const TRIES: usize = 8;
 
 /// Restricts nodes and changes the policy until `until_ms`, then puts everything back.
-pub fn start(cluster: &Arc<Cluster>, until_ms: u64) {
-    let this = Steward { cluster: Arc::clone(cluster) };
+/// Every request that it makes is in `asked`.
+pub fn start(cluster: &Arc<Cluster>, asked: Arc<Mutex<BTreeSet<RequestId>>>, until_ms: u64) {
+    let this = Steward { cluster: Arc::clone(cluster), asked };
     spawn_on(WHO, async move { this.run(until_ms).await });
 }
 
 struct Steward {
     cluster: Arc<Cluster>,
+    asked: Arc<Mutex<BTreeSet<RequestId>>>,
 }
 
 impl Steward {
@@ -38,6 +41,7 @@ impl Steward {
 
     async fn tell(&self, command: impl Fn(RequestId) -> Command) {
         let request = RequestId(u128::from(random()) << 64 | u128::from(random()));
+        lock(&self.asked).insert(request);
         // Refused where the node is already so, or not there: the next look says what is left to do.
         let _ = ask(&self.cluster, WHO, TRIES, |_| command(request)).await;
     }
