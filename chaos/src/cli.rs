@@ -297,7 +297,8 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
                     table.skip(&scenario.name, &why);
                 }
                 Outcome::Broke(error) => {
-                    session.say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
+                    session
+                        .say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
                     table.broke(&scenario.name, number, &format!("{error:#}"));
                 }
             }
@@ -329,7 +330,9 @@ fn program(named: Option<&Path>) -> Result<PathBuf> {
         Some(path) => path.to_path_buf(),
         None => std::env::current_exe().context("finding this program")?.with_file_name("muster"),
     };
-    let advice = || format!("{} is not there; build it (cargo build -p muster) or name it with --muster", path.display());
+    let advice = || {
+        format!("{} is not there; build it (cargo build -p muster) or name it with --muster", path.display())
+    };
     path.canonicalize().with_context(advice)
 }
 
@@ -363,4 +366,3 @@ fn watch_signals(interrupted: &Interrupted) -> Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).spawn(watching).context("a thread for signals")?;
     Ok(())
 }
-

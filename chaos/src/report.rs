@@ -74,14 +74,16 @@ pub fn markdown(runs: &[Judged], commands: &[String], load: &str) -> String {
     }
     text.push_str("```\n\n| drill | n | held | submissions silent, median / worst | bar | etcd, same topology (anchor) | linearizable reads silent | slowest submission | failed | survivors' reads silent | lost | overlaps |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (drill, runs) in &drills {
-        let of = |value: fn(&Row) -> Option<u64>| middle_and_worst(runs.iter().filter_map(|run| value(&run.row)));
+        let of =
+            |value: fn(&Row) -> Option<u64>| middle_and_worst(runs.iter().filter_map(|run| value(&run.row)));
         let worst = |value: fn(&Row) -> Option<u64>| {
             runs.iter().filter_map(|run| value(&run.row)).max().map_or("-".to_owned(), |ms| ms.to_string())
         };
         let sum = |value: fn(&Row) -> u64| runs.iter().map(|run| value(&run.row)).sum::<u64>();
-        let bar = runs.first().and_then(|run| run.bars.submission).map_or("-".to_owned(), |(median, worst)| {
-            format!("{} / {worst}", median.map_or("-".to_owned(), |ms| ms.to_string()))
-        });
+        let bar =
+            runs.first().and_then(|run| run.bars.submission).map_or("-".to_owned(), |(median, worst)| {
+                format!("{} / {worst}", median.map_or("-".to_owned(), |ms| ms.to_string()))
+            });
         let anchor = ETCD.iter().find(|(name, _, _)| name == drill);
         let anchor = anchor.map_or("-".to_owned(), |(_, n, figures)| format!("{figures} (n {n})"));
         let held = runs.iter().filter(|run| run.row.held).count();

@@ -74,7 +74,12 @@ impl Stage<'_> {
         Ok(replicas)
     }
 
-    pub(super) fn damage(&mut self, what: &Selection, file: DataFile, how: Harm) -> Result<(Hosts, String, bool)> {
+    pub(super) fn damage(
+        &mut self,
+        what: &Selection,
+        file: DataFile,
+        how: Harm,
+    ) -> Result<(Hosts, String, bool)> {
         let replicas = self.stopped_replicas(what)?;
         let mut seen = Vec::new();
         for (id, _) in &replicas {
@@ -102,7 +107,12 @@ impl Stage<'_> {
         Ok((replicas.into_iter().map(|(_, host)| host).collect(), seen, true))
     }
 
-    pub(super) fn clock(&mut self, what: &Selection, offset_ms: i64, rate_milli: u32) -> Result<(Hosts, String, bool)> {
+    pub(super) fn clock(
+        &mut self,
+        what: &Selection,
+        offset_ms: i64,
+        rate_milli: u32,
+    ) -> Result<(Hosts, String, bool)> {
         let mut hosts = Hosts::new();
         for host in self.parts.select(what)? {
             let Some(clock) = self.cluster.clock_of(&host) else { continue };
@@ -117,7 +127,8 @@ impl Stage<'_> {
             hosts.insert(host);
         }
         let real = !hosts.is_empty();
-        let seen = format!("{} clocks are off by {offset_ms} ms and run at {rate_milli} thousandths", hosts.len());
+        let seen =
+            format!("{} clocks are off by {offset_ms} ms and run at {rate_milli} thousandths", hosts.len());
         Ok((hosts, seen, real))
     }
 

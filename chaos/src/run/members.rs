@@ -52,7 +52,11 @@ impl Stage<'_> {
     }
 
     /// Again until it succeeds: what an operator does whose command says "not yet".
-    pub(super) fn retry<T>(&mut self, limit: Duration, mut work: impl FnMut(&mut Cluster) -> Result<T>) -> Result<T> {
+    pub(super) fn retry<T>(
+        &mut self,
+        limit: Duration,
+        mut work: impl FnMut(&mut Cluster) -> Result<T>,
+    ) -> Result<T> {
         let until = Instant::now() + limit;
         loop {
             match work(self.cluster) {

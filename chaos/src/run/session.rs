@@ -67,7 +67,8 @@ fn fitness(scenario: &Scenario) -> Fitness {
         (false, true) => Disks::Small,
         (false, false) => Disks::Shared,
     };
-    let other_rate = |action: &Action| matches!(action, Action::Clock { rate_milli, .. } if *rate_milli != 1_000);
+    let other_rate =
+        |action: &Action| matches!(action, Action::Clock { rate_milli, .. } if *rate_milli != 1_000);
     let reach = match scenario.processes.iter().any(|step| other_rate(&step.action)) {
         true => Reach::All,
         false => Reach::Wall,
@@ -129,7 +130,8 @@ impl Session {
         let dir = folder(&self.settings.out, &scenario.name, number);
         let begun = self.begun;
         let name = scenario.name.clone();
-        let say = move |text: &str| eprintln!("{:>7.1}s  {name} {number}: {text}", begun.elapsed().as_secs_f32());
+        let say =
+            move |text: &str| eprintln!("{:>7.1}s  {name} {number}: {text}", begun.elapsed().as_secs_f32());
         let order = Order {
             scenario_text,
             scenario,

@@ -338,7 +338,6 @@ impl<'a> Stage<'a> {
         ensure!(!replicas.is_empty(), "`{what}` has no replica");
         Ok(replicas)
     }
-
 }
 
 /// A worse link that drops and changes nothing is seen in no count.

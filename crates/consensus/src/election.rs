@@ -8,13 +8,13 @@
 //! **Invariant:** nothing here shortens a lease: a campaign before its end is a campaign not made.
 
 use crate::config::ConsensusConfig;
-use crate::leadership::Metrics;
+use crate::ground::{Ground, Metrics, Raft};
 use crate::rejoin::RejoinGate;
-use crate::state_machine::Raft;
 use muster_store::{Space, StorageHealth};
 use muster_types::ReplicaId;
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -24,8 +24,8 @@ use tokio::sync::watch;
 pub(crate) struct Heard(Arc<Mutex<Option<Instant>>>);
 
 impl Heard {
-    pub(crate) fn now(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    pub(crate) fn at(&self, now: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
     fn last(&self) -> Option<Instant> {
@@ -56,12 +56,12 @@ fn offset(config: &ConsensusConfig, place: u32, turns: u32, storage: StorageHeal
 }
 
 /// Campaigns once in every silence, when this replica's turn comes.
-pub(crate) async fn campaign_in_turn(
+pub(crate) async fn campaign_in_turn<G: Ground>(
     config: ConsensusConfig,
-    raft: Raft,
-    metrics: Metrics,
+    raft: Raft<G>,
+    metrics: Metrics<G>,
     heard: Heard,
-    rejoin: RejoinGate,
+    rejoin: RejoinGate<G>,
     storage: watch::Receiver<StorageHealth>,
 ) {
     let lease = config.timing.lease();
@@ -80,12 +80,13 @@ pub(crate) async fn campaign_in_turn(
         }
         let last = heard.last().filter(|last| campaigned != Some(*last));
         let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
-            tokio::time::sleep(lease / 4).await;
+            G::sleep(lease / 4).await;
             continue;
         };
         let due = last + lease + MARGIN + offset(&config, place, turns, *storage.borrow());
-        if Instant::now() < due {
-            tokio::time::sleep_until(due.into()).await;
+        let rest = due.saturating_duration_since(G::instant());
+        if !rest.is_zero() {
+            G::sleep(rest).await;
             continue;
         }
         campaigned = Some(last);

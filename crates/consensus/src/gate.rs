@@ -10,7 +10,8 @@
 //! **Invariant:** a leader that was heard within the bound is never held back.
 
 use crate::config::Timing;
-use crate::leadership::{Metrics, quorum_silence};
+use crate::ground::{Ground, Metrics};
+use crate::leadership::quorum_silence;
 use muster_planted::{Rule, breaks};
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
@@ -21,15 +22,20 @@ use std::time::{Duration, Instant};
 const PHASES: u128 = 3;
 
 /// Whether requests to followers may be sent now. Clones share it.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    shared: Arc<Shared>,
+pub struct Gate<G: Ground> {
+    shared: Arc<Shared<G>>,
 }
 
-struct Shared {
+impl<G: Ground> Clone for Gate<G> {
+    fn clone(&self) -> Self {
+        Gate { shared: Arc::clone(&self.shared) }
+    }
+}
+
+struct Shared<G: Ground> {
     phase: Duration,
     /// Set once the protocol runs.
-    metrics: Mutex<Option<Metrics>>,
+    metrics: Mutex<Option<Metrics<G>>>,
     /// The term this replica last led in, and since when.
     leading: Mutex<Option<(u64, Instant)>>,
 }
@@ -39,18 +45,23 @@ fn passes(silence: Duration, phase: Duration) -> bool {
     slot.is_multiple_of(PHASES)
 }
 
-impl Gate {
-    pub(crate) fn new(timing: Timing) -> Gate {
+impl<G: Ground> Gate<G> {
+    /// Open until the protocol says otherwise.
+    #[must_use]
+    pub fn new(timing: Timing) -> Gate<G> {
         let shared =
             Shared { phase: timing.silence_max(), metrics: Mutex::new(None), leading: Mutex::new(None) };
         Gate { shared: Arc::new(shared) }
     }
 
-    pub(crate) fn watch(&self, metrics: Metrics) {
+    /// Once the protocol runs.
+    pub fn watch(&self, metrics: Metrics<G>) {
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    /// Whether requests to followers may be sent now.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
         if breaks(Rule::DeafLeaderSpeaks) {
             return true;
         }
@@ -63,7 +74,7 @@ impl Gate {
         }
         let since = match *leading {
             Some((term, since)) if term == metrics.current_term => since,
-            _ => leading.insert((metrics.current_term, Instant::now())).1,
+            _ => leading.insert((metrics.current_term, G::instant())).1,
         };
         quorum_silence(&metrics, since).is_none_or(|silence| passes(silence, self.shared.phase))
     }

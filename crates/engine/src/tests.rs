@@ -590,7 +590,7 @@ async fn engine_without_cluster() -> Engine {
 async fn a_decision_loop_that_breaks_off_ends_the_sessions_and_is_noticed() {
     let engine = leader().await;
     let session = open(&engine, opening("h1", 1)).await;
-    let broken = tokio::spawn(async { panic!("the guard refused the leader's own record at {}", 7) });
+    let broken = async { panic!("the guard refused the leader's own record at {}", 7) };
     guarded("it is noticed", engine.clone().supervise(broken)).await;
     let detail = engine.failed().borrow().clone();
     assert_eq!(detail.as_deref(), Some("the guard refused the leader's own record at 7"));

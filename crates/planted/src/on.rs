@@ -2,6 +2,7 @@
 
 use crate::rule::names;
 use crate::{Refusal, Rule, VARIABLE};
+use std::cell::Cell;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -25,10 +26,18 @@ fn told() -> &'static Result<Option<Rule>, Refusal> {
     })
 }
 
+thread_local! { static HERE: Cell<Option<Rule>> = const { Cell::new(None) }; }
+
+/// Breaks a rule on this thread alone, whatever the variable says: for simulations, each of which is one
+/// thread.
+pub fn break_here(rule: Option<Rule>) {
+    HERE.set(rule);
+}
+
 /// Whether this process breaks `rule`.
 #[must_use]
 pub fn breaks(rule: Rule) -> bool {
-    matches!(told(), Ok(Some(broken)) if *broken == rule)
+    HERE.get() == Some(rule) || matches!(told(), Ok(Some(broken)) if *broken == rule)
 }
 
 /// What this process says of itself before anything else.
