@@ -1,3 +1,7 @@
 //! Drills over real processes.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    muster_chaos::cli::main()
+}

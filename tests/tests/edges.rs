@@ -34,6 +34,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-agent",
             "muster",
             "muster-bench",
+            "muster-chaos",
         ],
     ),
     ("rustls", &["muster-transport"]),
@@ -132,6 +133,33 @@ fn the_dependency_edges_are_the_ones_written_down() {
         path.display(),
         difference(&expected, &actual)
     );
+}
+
+/// A build that breaks rules on purpose is made by those who ask for it by name, and by nobody else.
+#[test]
+fn rules_are_broken_only_where_somebody_asks_for_it() {
+    const SWITCH: &str = "muster-planted/on";
+    let metadata = metadata();
+    let mut asked = BTreeSet::new();
+    for package in &metadata.packages {
+        for (feature, means) in &package.features {
+            if means.iter().any(|word| word == SWITCH) {
+                asked.insert(format!("{}/{feature}", package.name));
+            }
+        }
+        let always = package.dependencies.iter().any(|d| {
+            d.name == "muster-planted"
+                && (d.features.iter().any(|f| f == "on") || d.kind == DependencyKind::Build)
+        });
+        assert!(!always, "{} breaks rules whenever it is built", package.name);
+    }
+    let expected = ["muster/planted-bugs", "muster-chaos/planted-bugs"].map(ToOwned::to_owned);
+    assert_eq!(asked, BTreeSet::from(expected));
+    let by_itself = metadata.packages.iter().filter_map(|package| {
+        let usual = package.features.get("default")?;
+        usual.iter().any(|word| word.contains("planted")).then_some(&package.name)
+    });
+    assert_eq!(by_itself.count(), 0, "no build breaks rules by itself");
 }
 
 #[test]

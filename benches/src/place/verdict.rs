@@ -118,8 +118,8 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
             times.around(|| plan(state, &spec, &terms, &mut Budget::new(VISITS_PER_ROUND)));
         }
         plans.see(&spec, times);
-        reasons.see(&spec, repeat(|| answers.insert(explain(state, &spec, &terms).code().to_owned())));
-        whole.see(&spec, repeat(|| explain_spec(state, fleet.speculation.now(), &spec)));
+        reasons.see(&spec, repeat(|| answers.insert(explain(state, &spec, &terms, None).code().to_owned())));
+        whole.see(&spec, repeat(|| explain_spec(state, fleet.speculation.now(), &spec, None)));
     }
     let what = |of: &str| format!("{of}, slowest of 8 jobs, {how_full} {HOSTS} hosts");
     let figure = |of: &str, found: &Slowest| {

@@ -68,7 +68,13 @@ fn registration(n: u32) -> v1::SessionRequest {
         ..Default::default()
     };
     let holder_id = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
-    let register = v1::Register { node: Some(node), holder_id, workers: Vec::new(), version: String::new() };
+    let register = v1::Register {
+        node: Some(node),
+        holder_id,
+        workers: Vec::new(),
+        version: String::new(),
+        takes: Vec::new(),
+    };
     v1::SessionRequest { message: Some(Request::Register(register)) }
 }
 

@@ -1,5 +1,6 @@
 //! From a submission to the first instruction of what was submitted, on an idle cluster with real agents:
-//! one worker on one host, a gang over many, and a gang whose host dies.
+//! one worker on one host, a gang over many (on an idle cluster, right behind another one, and behind the check of the
+//! network between its hosts), and a gang whose host dies.
 //!
 //! A worker is a shell that writes a line into a FIFO as the first thing it does. The clock runs from before
 //! the submission is sent until this program has read the line, so the shell's own start is in it.
@@ -41,6 +42,9 @@ pub(crate) struct LaunchArgs {
     /// Gangs over all hosts, one after another
     #[arg(long, default_value_t = 20)]
     gangs: u32,
+    /// How long the cluster is left alone before a gang, in milliseconds; then again without
+    #[arg(long, default_value_t = 1_000)]
+    pause_ms: u64,
     /// Hosts of a gang, with four workers each
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..=64))]
     hosts: u8,
@@ -121,17 +125,32 @@ async fn ended(client: &Client, id: &str) -> Result<()> {
     }
 }
 
+/// What is submitted.
+#[derive(Clone, Copy)]
+struct Gang {
+    workers: usize,
+    /// Whether the network between its hosts is measured before it starts, as that of a large gang usually is.
+    checked: bool,
+    /// How long nothing is asked of the cluster before it.
+    pause: Duration,
+}
+
 /// Submissions one after another: until acknowledged, and until the last worker has begun.
 async fn launches(
     client: &Client,
     lines: &mut Lines,
     count: u32,
-    workers: usize,
+    gang: Gang,
 ) -> Result<(Latencies, Latencies)> {
     let (mut acknowledged, mut begun) = (Latencies::new()?, Latencies::new()?);
+    let Gang { workers, checked, pause } = gang;
     for n in 0..count {
+        tokio::time::sleep(pause).await;
         let word = format!("w{workers}-{n}");
-        let spec = lines.job(&word, workers, "exit 0");
+        let mut spec = lines.job(&word, workers, "exit 0");
+        if !checked {
+            spec.contract = Some(v1::JobContract { preflight: "off".into(), ..Default::default() });
+        }
         let sent = Instant::now();
         let id = submit(client, spec).await?;
         acknowledged.record(sent.elapsed());
@@ -189,10 +208,15 @@ fn print(what: &str, latency: &Latencies) {
 
 fn memory(cluster: &Cluster) -> Value {
     let mib = |bytes: u64| rounded(bytes as f64 / f64::from(1 << 20));
-    let resident: Vec<u64> = cluster.agents().into_iter().map(machine::resident_bytes_of).collect();
-    let most = resident.iter().copied().max().unwrap_or(0);
-    println!("resident memory of an agent: at most {} MiB", mib(most));
-    json!({ "agents": resident.len(), "resident_mib_max": mib(most) })
+    let agents: Vec<(u64, u64)> = cluster.agents().into_iter().map(machine::memory_of).collect();
+    let most = agents.iter().map(|(resident, _)| *resident).max().unwrap_or(0);
+    let own = agents.iter().map(|(_, own)| *own).max().unwrap_or(0);
+    println!(
+        "resident memory of an agent: at most {} MiB, {} MiB of it not its program's text",
+        mib(most),
+        mib(own)
+    );
+    json!({ "agents": agents.len(), "resident_mib_max": mib(most), "own_mib_max": mib(own) })
 }
 
 pub(crate) async fn run(args: LaunchArgs) -> Result<()> {
@@ -205,17 +229,24 @@ pub(crate) async fn run(args: LaunchArgs) -> Result<()> {
 
     cluster.start_agents(1).await?;
     // The first few pay for connections and cold files.
-    launches(&client, &mut lines, 5, 1).await?;
-    let (acknowledged, single) = launches(&client, &mut lines, args.launches, 1).await?;
+    let one = Gang { workers: 1, checked: false, pause: Duration::ZERO };
+    launches(&client, &mut lines, 5, one).await?;
+    let (acknowledged, single) = launches(&client, &mut lines, args.launches, one).await?;
     print("one worker: submitted -> acknowledged", &acknowledged);
     print("one worker: submitted -> first instruction", &single);
 
     let hosts = usize::from(args.hosts);
     cluster.start_agents(hosts).await?;
     let workers = hosts * DEVICES;
-    launches(&client, &mut lines, 1, workers).await?;
-    let (_, gang) = launches(&client, &mut lines, args.gangs, workers).await?;
+    let idle = Gang { workers, checked: false, pause: Duration::from_millis(args.pause_ms) };
+    launches(&client, &mut lines, 1, idle).await?;
+    let (_, gang) = launches(&client, &mut lines, args.gangs, idle).await?;
     print(&format!("{workers} workers over {hosts} hosts: -> the last one's first"), &gang);
+    let (_, at_once) =
+        launches(&client, &mut lines, args.gangs, Gang { pause: Duration::ZERO, ..idle }).await?;
+    print("the same, one right behind another", &at_once);
+    let (_, checked) = launches(&client, &mut lines, args.gangs / 2, Gang { checked: true, ..idle }).await?;
+    print("the same, behind the check of the network", &checked);
     let memory = memory(&cluster);
 
     let gaps = deaths(&mut cluster, &client, &mut lines, args.deaths.min(u32::from(args.hosts) - 2)).await?;
@@ -231,7 +262,14 @@ pub(crate) async fn run(args: LaunchArgs) -> Result<()> {
         "scenario": "launch",
         "machine": machine,
         "one_worker": { "acknowledged": acknowledged.json(), "first_instruction": single.json() },
-        "gang": { "workers": workers, "hosts": hosts, "last_first_instruction": gang.json() },
+        "gang": {
+            "workers": workers,
+            "hosts": hosts,
+            "pause_ms": args.pause_ms,
+            "last_first_instruction": gang.json(),
+            "one_behind_another": at_once.json(),
+            "behind_network_check": checked.json(),
+        },
         "memory": memory,
         "host_death": { "lease_ms": lease_ms, "gang_elsewhere_ms": gaps },
         "load_average_after": machine::load_average(),

@@ -4,6 +4,7 @@
 
 use crate::discovery;
 use crate::health::{HealthConfig, Inventory};
+use crate::limits;
 use crate::slurm::SlurmConfig;
 use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
@@ -29,6 +30,15 @@ pub struct AgentConfig {
     /// Program and first arguments of a shim; the binary that mounts this crate fills it in.
     #[serde(default)]
     pub shim_command: Vec<String>,
+    /// The small program that guards a worker, two processes of it for each: `muster-shim`, where it is installed
+    /// beside the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
+    #[serde(default)]
+    pub shim_program: Option<PathBuf>,
+    /// Shims that wait for workers, so that a start need not make them: as many as the last start needed, and at most
+    /// so many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
+    /// most, when not said; 0 for none at all.
+    #[serde(default)]
+    pub ready_workers: Option<usize>,
     /// How much output is kept.
     #[serde(default = "LogLimits::usual")]
     pub logs: LogLimits,
@@ -275,6 +285,13 @@ impl AgentConfig {
         if self.shim_command.first().is_none_or(|program| !program.starts_with('/')) {
             return Err(broken("shim_command", "must begin with the absolute path of a program"));
         }
+        if self.shim_program.as_ref().is_some_and(|program| !program.is_absolute()) {
+            return Err(broken("shim_program", "must be an absolute path"));
+        }
+        if self.ready_workers.is_some_and(|workers| workers > limits::READY_WORKERS_MAX) {
+            let rule = format!("must be at most {}", limits::READY_WORKERS_MAX);
+            return Err(broken("ready_workers", rule));
+        }
         if self.logs.worker_bytes_max < 4_096 || self.logs.worker_bytes_max > 1 << 40 {
             return Err(broken("logs.worker_bytes_max", "must be 4096 bytes to 1 TiB"));
         }
@@ -434,6 +451,8 @@ mod tests {
         assert_eq!(key(|v| v["state_dir"] = "relative".into()), "state_dir");
         assert_eq!(key(|v| v["endpoints"] = serde_json::json!([])), "endpoints");
         assert_eq!(key(|v| v["shim_command"] = serde_json::json!(["muster"])), "shim_command");
+        assert_eq!(key(|v| v["shim_program"] = "muster-shim".into()), "shim_program");
+        assert_eq!(key(|v| v["ready_workers"] = 65.into()), "ready_workers");
         assert_eq!(key(|v| v["node"]["name"] = "No".into()), "node.name");
         assert_eq!(key(|v| v["node"]["cpu_milli"] = 0.into()), "node.cpu_milli");
         assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["ok", "No"])), "node.taints[1]");

@@ -76,13 +76,22 @@ enum Lasting {
 
 fn record<T: Serialize>(path: &Path, value: &T, lasting: Lasting) -> Result<(), DurableError> {
     let fail = |source| DurableError::Write { path: path.to_owned(), source };
-    let body = serde_json::to_vec(value).map_err(|e| fail(io::Error::other(e)))?;
+    let bytes = encode_record(value).map_err(fail)?;
+    replace(path, &bytes, lasting).map_err(fail)
+}
+
+/// The bytes of a record, for a file that nobody reads yet.
+///
+/// # Errors
+/// When the value has no JSON form or is larger than a record may be.
+pub(crate) fn encode_record<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let body = serde_json::to_vec(value).map_err(io::Error::other)?;
     if body.len() as u64 > RECORD_BYTES_MAX {
-        return Err(fail(io::Error::other("larger than a record may be")));
+        return Err(io::Error::other("larger than a record may be"));
     }
     let mut bytes = format!("{MAGIC} {:08x} {}\n", crc32fast::hash(&body), body.len()).into_bytes();
     bytes.extend_from_slice(&body);
-    replace(path, &bytes, lasting).map_err(fail)
+    Ok(bytes)
 }
 
 /// Replaces a file through a sibling; not for what has to survive a power cut.

@@ -11,6 +11,8 @@ pub mod cgroup;
 pub mod clock;
 pub mod config;
 pub mod contract;
+#[doc(hidden)]
+pub mod decoders;
 pub mod discovery;
 pub mod durable;
 pub mod executor;
@@ -28,6 +30,7 @@ pub mod order;
 pub mod probe;
 pub mod process;
 pub mod processes;
+mod ready;
 mod session;
 mod shim;
 pub mod slurm;
@@ -41,7 +44,7 @@ pub use config::{
     AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, MemoryLimit, NodeConfig,
 };
 pub use node::WHOLE_PLACEMENT;
-pub use shim::shim_main;
+pub use shim::{guard_main, shim_main};
 
 use executor::Executor as _;
 use muster_client::Endpoints;
@@ -113,6 +116,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         lease: state.lease(),
         holder: state.holder(),
         shim_command: config.shim_command.clone(),
+        guard_command: guard_command(&config).await,
+        ready_max: config.ready_workers.unwrap_or_else(|| limits::ready_workers(spec.device_count())),
         node: spec.name.to_string(),
         accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
         environment: config.base_environment(),
@@ -176,6 +181,18 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = inner.source();
     }
     text
+}
+
+/// What guards workers: the small program where it is one of this release, else this one.
+async fn guard_command(config: &AgentConfig) -> Vec<String> {
+    let Some(program) = &config.shim_program else { return config.shim_command.clone() };
+    match ready::speaks(program).await {
+        Ok(()) => vec![program.display().to_string()],
+        Err(why) => {
+            tracing::warn!(program = %program.display(), why, "workers are guarded by this program instead");
+            config.shim_command.clone()
+        }
+    }
 }
 
 /// Off the runtime: the first call of a driver's library may take seconds.

@@ -30,6 +30,17 @@ pub const FENCED_JOBS_MAX: usize = 16_384;
 pub const ARCHIVES_MAX: usize = 2;
 /// Folders below `tasks/` that are looked at on start.
 pub const TASK_FOLDERS_MAX: usize = 65_536;
+/// Shims that wait for workers, at most.
+pub const READY_WORKERS_MAX: usize = 64;
+/// The usual most of them: each is two processes.
+const READY_WORKERS_USUAL: usize = 8;
+
+/// How many shims may wait for workers on a host with so many devices, unless its operator says otherwise: one for
+/// each device.
+#[must_use]
+pub fn ready_workers(devices: u16) -> usize {
+    usize::from(devices).clamp(1, READY_WORKERS_USUAL)
+}
 /// What a shim may take from its start to the launch of its worker.
 pub const SHIM_START_MAX: Duration = Duration::from_secs(30);
 /// How long the shim's deadline waits for one read of the lease file before it counts as expired:

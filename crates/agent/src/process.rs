@@ -8,25 +8,28 @@ use crate::cgroup::{self, Cgroup};
 use crate::chain;
 use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
-use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+};
 use crate::limits;
 use crate::notice;
 use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
+use crate::ready::{self, Pool, Shim, Waiting};
 use crate::shim;
-use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec, UNFINISHED};
 use muster_types::{ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
-use tokio::process::Command;
+use tokio::process::ChildStdout;
 use tokio::sync::mpsc;
 
 /// What the executor is made of.
@@ -38,8 +41,12 @@ pub struct ProcessSettings {
     pub lease: PathBuf,
     /// Whose lease.
     pub holder: HolderId,
-    /// Program and first arguments of a shim.
+    /// Program and first arguments of a shim, which launchers of frameworks are part of.
     pub shim_command: Vec<String>,
+    /// Program and first arguments of what guards a worker: the same, or a small program of its own.
+    pub guard_command: Vec<String>,
+    /// Shims that wait for workers, and workers, together: beyond, none waits.
+    pub ready_max: usize,
     /// This node's name.
     pub node: String,
     /// Type of its accelerators; empty for none.
@@ -70,6 +77,7 @@ struct Shared {
     /// Workers whose folder is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
     kept: Mutex<Kept>,
+    ready: Arc<Pool>,
 }
 
 /// Folders of acknowledged workers, oldest first, with their sizes. Read from the disk once: to look through all
@@ -117,9 +125,12 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
+        let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
+        let ready = Pool::new(tasks, guard, cgroup_parent.clone(), settings.ready_max);
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
+                    ready: Arc::new(ready),
                     settings,
                     cgroup_parent,
                     events,
@@ -176,7 +187,7 @@ impl ProcessExecutor {
             holder: settings.holder,
             epoch,
             stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
-            shim_arguments: settings.shim_command.iter().skip(1).cloned().collect(),
+            shim_arguments: settings.guard_command.iter().skip(1).cloned().collect(),
             log_bytes_max: settings.logs.worker_bytes_max,
             log_free_min: settings.logs.free_bytes_min,
             cgroup_parent: self.shared.cgroup_parent.clone(),
@@ -195,8 +206,8 @@ impl ProcessExecutor {
     }
 
     /// Tells a worker that it has to stop, before the signal does.
-    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
-        let text = notice::text(key, grace);
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, request: StopRequest) {
+        let text = notice::text(key, request);
         let (file, words) = (task.clone(), text.clone());
         let written = blocking(move || {
             let written = notice::write(&file, &words);
@@ -222,18 +233,31 @@ impl ProcessExecutor {
             // Another call makes the folder right now: it is that one's to launch.
             return;
         }
-        let tasks = self.shared.settings.tasks.clone();
+        let (tasks, ready) = (self.shared.settings.tasks.clone(), Arc::clone(&self.shared.ready));
         let created = blocking(move || {
             // Launched before, or refused: never again.
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            TaskDir::create(&tasks, &spec, &files).map(Some)
+            ready.hold(key, spec.devices.iter().count());
+            let Some(Waiting { blank, shim, order }) = ready.take() else {
+                return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
+            };
+            let task = blank.fill(&tasks, &spec, &files)?;
+            // One that has died has launched nothing: another takes its place.
+            let shim = match ready::order(order, &task) {
+                Ok(()) => Some(shim),
+                Err(error) => {
+                    tracing::warn!(worker = %key, %error, "the waiting shim has ended");
+                    None
+                }
+            };
+            Ok(Some((task, shim)))
         })
         .await;
         beginning().remove(&key);
-        let task = match created {
-            Ok(Some(task)) => task,
+        let (task, shim) = match created {
+            Ok(Some(created)) => created,
             Ok(None) => return,
             Err(error) => {
                 let error = chain(&error);
@@ -241,7 +265,7 @@ impl ProcessExecutor {
                 return self.refuse(key, format!("make the worker's folder: {error}")).await;
             }
         };
-        match self.run_shim(&task).await {
+        match self.run_shim(&task, shim).await {
             Ok(()) => {
                 self.tell(ExecutorEvent::Running(key)).await;
                 self.watch(key, task);
@@ -250,31 +274,15 @@ impl ProcessExecutor {
         }
     }
 
-    /// Starts the shim and waits until it has launched the worker or given up.
-    async fn run_shim(&self, task: &TaskDir) -> Result<(), String> {
-        let command = &self.shared.settings.shim_command;
-        let (program, first) = command.split_first().ok_or("shim_command is empty")?;
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(task.shim_log())
-            .map_err(|e| format!("open the shim's log: {e}"))?;
-        let mut child = Command::new(program)
-            .args(first)
-            .arg(shim::RUN)
-            .arg(task.path())
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .map_err(|e| format!("start the shim {program}: {e}"))?;
-        let out = child.stdout.take();
-        let said = tokio::time::timeout(limits::SHIM_START_MAX, first_line(out)).await;
-        let launched = matches!(&said, Ok(line) if line == shim::RUNNING_LINE);
-        if said.is_err() {
+    /// Waits until the shim has launched the worker or given up; starts one where none is.
+    async fn run_shim(&self, task: &TaskDir, shim: Option<Shim>) -> Result<(), String> {
+        let Shim { mut child, mut said } = match shim {
+            Some(shim) => shim,
+            None => self.start_shim(task)?,
+        };
+        let line = tokio::time::timeout(limits::SHIM_START_MAX, next_line(&mut said)).await;
+        let launched = matches!(&line, Ok(line) if line == shim::RUNNING_LINE);
+        if line.is_err() {
             // Hangs before the launch. Its worker, if there is one by now, dies with it.
             let _ = child.start_kill();
         }
@@ -288,6 +296,20 @@ impl ProcessExecutor {
             Ok(Err(error)) => Err(format!("wait for the shim: {error}")),
             Err(_) => Err("the wait for the shim was given up".to_owned()),
         }
+    }
+
+    fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
+        let command = &self.shared.settings.guard_command;
+        let program = command.first().map_or("", String::as_str);
+        let mut child = ready::start(command, shim::RUN, task, None, Stdio::null())
+            .map_err(|e| format!("start the shim {program}: {e}"))?;
+        let said = child.stdout.take().ok_or("a shim without a pipe")?;
+        Ok(Shim { child, said: BufReader::new(said) })
+    }
+
+    /// Makes shims that wait, as many as the host could get workers.
+    fn make_ready(&self) {
+        tokio::spawn(Arc::clone(&self.shared.ready).fill());
     }
 
     /// Tells the end of a worker whose shim runs.
@@ -348,6 +370,7 @@ impl Executor for ProcessExecutor {
             hostfile: contract::by_address(&placement),
             rank_hostfile: contract::by_rank(&placement),
         });
+        self.shared.ready.expect(placement.workers.len());
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
@@ -355,6 +378,7 @@ impl Executor for ProcessExecutor {
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
+        self.shared.ready.trim().await;
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
@@ -380,19 +404,25 @@ impl Executor for ProcessExecutor {
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
-    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+    async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let task = self.task(key);
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
-        self.give_notice(key, task.clone(), grace).await;
-        blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
+        self.give_notice(key, task.clone(), request).await;
+        blocking(move || task.request_stop(request.grace)).await.map_err(ExecutorError::Task)
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
         let mut found = Vec::new();
-        let tasks = self.shared.settings.tasks.clone();
-        for key in blocking(move || list(&tasks)).await.map_err(ExecutorError::List)? {
+        let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
+        let listed = blocking(move || {
+            if let Some(parent) = parent {
+                cgroup::remove_unused(&parent, shim::WAITING_GROUP);
+            }
+            list(&tasks)
+        });
+        for key in listed.await.map_err(ExecutorError::List)? {
             let executor = self.clone();
             let adopted = blocking(move || executor.adopt_one(key)).await;
             let adopted = match adopted {
@@ -407,9 +437,11 @@ impl Executor for ProcessExecutor {
             if adopted.exit.is_none() {
                 self.watch(key, self.task(key));
             }
+            self.shared.ready.hold(key, adopted.devices.iter().count());
             found.push(adopted);
         }
         self.count_kept().await;
+        self.make_ready();
         Ok(found)
     }
 
@@ -420,6 +452,8 @@ impl Executor for ProcessExecutor {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
         self.keep(task).await;
+        self.shared.ready.release(key);
+        self.make_ready();
     }
 
     async fn read_output(
@@ -483,7 +517,7 @@ fn mark(key: WorkerKey, holder: HolderId) -> String {
 }
 
 /// Runs file work where it may block.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         // The work panicked (a bug) or the runtime is going down with everything on it.
@@ -494,12 +528,11 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     }
 }
 
-/// The first line, of a bounded length; empty at the end of the stream.
-async fn first_line(out: Option<tokio::process::ChildStdout>) -> String {
-    let Some(out) = out else { return String::new() };
+/// The next line, of a bounded length; empty at the end of the stream.
+pub(crate) async fn next_line(said: &mut BufReader<ChildStdout>) -> String {
     let mut line = String::new();
     // An unreadable line is as good as none.
-    let _ = BufReader::new(out.take(256)).read_line(&mut line).await;
+    let _ = said.take(256).read_line(&mut line).await;
     line.trim_end().to_owned()
 }
 
@@ -592,7 +625,7 @@ pub(crate) fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
         let Some(name) = name.to_str() else { continue };
         if let Some(key) = TaskDir::key_of_name(name) {
             keys.push(key);
-        } else if name.starts_with(".new_") {
+        } else if name.starts_with(UNFINISHED) {
             std::fs::remove_dir_all(entry.path())?;
         }
     }

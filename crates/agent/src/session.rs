@@ -15,7 +15,7 @@ use crate::node::{Event, SessionHandle, order_of};
 use crate::order::grace;
 use crate::state_dir::{StateDir, StateDirError};
 use muster_client::Endpoints;
-use muster_types::{ClusterId, NodeSpec};
+use muster_types::{ClusterId, Feature, Features, NodeSpec};
 use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::session_request::Message as Request;
 use muster_wire::v1::session_response::Message as Response;
@@ -165,18 +165,12 @@ impl Sessions {
             "registered"
         );
         let endpoints = self.endpoints.clone();
-        if registered.takes_health {
+        let takes = convert::features_of_leader(&registered);
+        if takes.has(Feature::Health) {
             self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));
         }
-        let handle = SessionHandle {
-            number,
-            outgoing,
-            endpoint,
-            endpoints,
-            stop_grace: terms.stop_grace,
-            // They came together.
-            takes_foreign_load: registered.takes_health,
-        };
+        let handle =
+            SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace, takes };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {
@@ -191,6 +185,7 @@ impl Sessions {
             holder_id: convert::holder_id_to_text(self.state.holder()),
             workers,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            takes: convert::features_to_proto(Features::all()),
         }
     }
 

@@ -5,7 +5,7 @@
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
 //! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
-//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
+//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids; a second name of `spec` |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
@@ -14,12 +14,14 @@
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
-//! | `acked` | agent | the leader knows the end |
+//! | `acked` | agent | the leader knows the end; a second name of `exit` |
 //!
 //! Nothing here is read after a reboot: then the folders are set aside, and who held the node holds it no
 //! more. So no file is flushed to the disk; a launch waits for the flush of its fencing token alone.
 //!
-//! A folder appears whole, by a rename. Shim and agent agree on who speaks last through `lock`: whoever
+//! A folder appears whole, by a rename. What a launch does not know better is made before one is ordered: a
+//! file that is new can cost a busy file system most of a millisecond, one that is written anew next to
+//! nothing. Shim and agent agree on who speaks last through `lock`: whoever
 //! holds it may write `exit`, and a shim that finds one does not launch.
 //!
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
@@ -172,35 +174,8 @@ impl TaskDir {
     /// # Errors
     /// When any step fails; then there is no folder under the final name.
     pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
-        let task = TaskDir::of(tasks, spec.key);
-        let aside = tasks.join(format!(".new_{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank));
-        if let Err(source) = std::fs::remove_dir_all(&aside)
-            && source.kind() != io::ErrorKind::NotFound
-        {
-            return Err(TaskError::Io { doing: "remove", path: aside, source });
-        }
-        let io = |doing: &'static str, path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| TaskError::Io { doing, path, source }
-        };
-        std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(io("make", &aside))?;
-        let part = TaskDir { path: aside.clone() };
-        std::fs::create_dir(part.work()).map_err(io("make", &aside))?;
-        for (path, text) in [
-            (part.rank_map(), &files.rank_map),
-            (part.hostfile(), &files.hostfile),
-            (part.rank_hostfile(), &files.rank_hostfile),
-        ] {
-            std::fs::write(path, text).map_err(io("write", &aside))?;
-        }
-        for fifo in [part.alive(), part.control()] {
-            nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
-                .map_err(|e| io("make", &fifo)(e.into()))?;
-        }
-        File::create(part.lock_path()).map_err(io("make", &aside))?;
-        write_record(&part.spec_path(), spec)?;
-        std::fs::rename(&aside, &task.path).map_err(io("rename", &aside))?;
-        Ok(task)
+        let name = format!("{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank);
+        Blank::make(tasks, &name)?.fill(tasks, spec, files)
     }
 
     /// The folder.
@@ -342,7 +317,12 @@ impl TaskDir {
     /// # Errors
     /// When it cannot be written; the end is then reported again after a restart.
     pub fn write_acked(&self) -> Result<(), DurableError> {
-        write_record(&self.path.join("acked"), &())
+        let acked = self.path.join("acked");
+        // That it is there is all it says: a second name of the end costs no file of its own.
+        match std::fs::hard_link(self.path.join("exit"), &acked) {
+            Ok(()) => Ok(()),
+            Err(_) => write_record(&acked, &()),
+        }
     }
 
     /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then on disk for a
@@ -381,6 +361,86 @@ impl TaskDir {
             Err(TryLockError::Error(source)) => Err(io(source)),
         }
     }
+}
+
+/// What stands before the name of a folder that is no worker's yet.
+pub(crate) const UNFINISHED: &str = ".new_";
+
+/// A folder with every file that a launch needs, and nothing in them: a worker's that is not known yet.
+#[derive(Debug)]
+pub struct Blank {
+    part: TaskDir,
+}
+
+impl Blank {
+    /// Makes one. `name` is its own below `tasks`; what an earlier process left there goes.
+    ///
+    /// # Errors
+    /// When any step fails.
+    pub fn make(tasks: &Path, name: &str) -> Result<Blank, TaskError> {
+        let aside = tasks.join(format!("{UNFINISHED}{name}"));
+        if let Err(source) = std::fs::remove_dir_all(&aside)
+            && source.kind() != io::ErrorKind::NotFound
+        {
+            return Err(TaskError::Io { doing: "remove", path: aside, source });
+        }
+        std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(at("make", &aside))?;
+        let part = TaskDir { path: aside };
+        std::fs::create_dir(part.work()).map_err(at("make", &part.path))?;
+        for fifo in [part.alive(), part.control()] {
+            nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
+                .map_err(|e| at("make", &fifo)(e.into()))?;
+        }
+        for path in [part.rank_map(), part.hostfile(), part.rank_hostfile()] {
+            File::create(&path).map_err(at("make", &path))?;
+        }
+        let (spec, lock) = (part.spec_path(), part.lock_path());
+        let mut private = OpenOptions::new();
+        private.write(true).create_new(true).mode(0o600).open(&spec).map_err(at("make", &spec))?;
+        // A second name costs no file of its own, where the file system has such.
+        if std::fs::hard_link(&spec, &lock).is_err() {
+            File::create(&lock).map_err(at("make", &lock))?;
+        }
+        Ok(Blank { part })
+    }
+
+    /// The folder, for now.
+    #[must_use]
+    pub fn folder(&self) -> &TaskDir {
+        &self.part
+    }
+
+    /// Makes it a worker's.
+    ///
+    /// # Errors
+    /// When any step fails; then there is no folder under the final name.
+    pub fn fill(self, tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
+        let (part, task) = (self.part, TaskDir::of(tasks, spec.key));
+        for (path, text) in [
+            (part.rank_map(), &files.rank_map),
+            (part.hostfile(), &files.hostfile),
+            (part.rank_hostfile(), &files.rank_hostfile),
+        ] {
+            std::fs::write(&path, text).map_err(at("write", &path))?;
+        }
+        // In place: nobody reads it before the folder has its name.
+        let path = part.spec_path();
+        let bytes = crate::durable::encode_record(spec).map_err(at("encode", &path))?;
+        std::fs::write(&path, bytes).map_err(at("write", &path))?;
+        std::fs::rename(&part.path, &task.path).map_err(at("rename", &part.path))?;
+        Ok(task)
+    }
+
+    /// Removes it: no worker will have it.
+    pub fn discard(self) {
+        // What stays goes when the agent starts again.
+        let _ = std::fs::remove_dir_all(self.part.path);
+    }
+}
+
+fn at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TaskError {
+    let path = path.to_owned();
+    move |source| TaskError::Io { doing, path, source }
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Library {
 
 /// A leader that takes health reports, and a host with a library.
 async fn scene() -> (Leader, Host, Library) {
-    let leader = Leader::start(Manner { takes_health: true, ..Manner::patient() }).await;
+    let leader = Leader::start(Manner::patient()).await;
     let mut host = Host::new(&leader);
     let mut library = Library::copy_to(&host);
     library.play(&[GOOD, GOOD]);
@@ -152,7 +152,7 @@ async fn a_library_that_hangs_is_told_and_hurts_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_runs_where_the_library_is_broken_or_absent() {
     for content in [None, Some(&b"no library at all"[..])] {
-        let mut leader = Leader::start(Manner { takes_health: true, ..Manner::patient() }).await;
+        let mut leader = Leader::start(Manner::patient()).await;
         let mut host = Host::new(&leader);
         let path = host.file("libnvidia-ml.so");
         if let Some(content) = content {
@@ -193,13 +193,4 @@ async fn maintenance_and_repairs() {
     leader.send(Response::Repair(order.clone()));
     let told = report(&mut leader, "the repair", |r| r.repair_number == 77).await;
     assert_eq!(told.repair_failure, "exit status: 4: GPU-00000000-0000-0000-0000-000000000001");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_older_leader_is_told_nothing() {
-    let (mut leader, host, _library) = scene().await;
-    leader.change(|manner| manner.takes_health = false);
-    let _agent = host.agent();
-    leader.registered().await;
-    leader.quiet_for(5, |heard| matches!(heard, Heard::Health(_) | Heard::SessionEnded)).await;
 }

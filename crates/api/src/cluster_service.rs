@@ -1,23 +1,25 @@
 //! `muster.v1.ClusterService`.
 
-use muster_engine::{LocalFacts, PeerReport, Space};
+use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
 use muster_types::ReplicaId;
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
 
+use crate::drills::Drills;
 use crate::forward::Router;
 use crate::read::{fresh, freshness};
 use crate::warnings::{Sight, warnings};
 
 pub(crate) struct Clusters {
     router: Router,
+    drills: Drills,
 }
 
 impl Clusters {
-    pub(crate) fn new(router: Router) -> Clusters {
-        Clusters { router }
+    pub(crate) fn new(router: Router, drills: Drills) -> Clusters {
+        Clusters { router, drills }
     }
 }
 
@@ -38,7 +40,9 @@ impl ClusterService for Clusters {
             let facts = if id == own { facts.clone() } else { LocalFacts::default() };
             reports.get(&id).map(|report| health(report, &facts, id == own))
         };
+        let drill = self.drills.current();
         let sight = Sight {
+            drill: drill.as_ref(),
             status: &raft,
             reports: &reports,
             facts: &facts,
@@ -47,6 +51,7 @@ impl ClusterService for Clusters {
             records_rejected: view.rejected(),
         };
         let warnings = warnings(&sight);
+        let acts = engine.consensus().leadership().borrow().mine.is_some();
         let change = engine.consensus().change_progress().borrow().as_ref().map(|c| c.operation.clone());
         let replicas = raft.members.iter().map(|member| v1::Replica {
             id: member.replica.0,
@@ -71,7 +76,11 @@ impl ClusterService for Clusters {
             freshness: Some(freshness(engine, &view)),
             state_digest: format!("{:016x}", view.digest()),
             term: raft.term,
-            role: format!("{:?}", raft.role).to_lowercase(),
+            role: match raft.role {
+                // By its own account alone: it takes nothing and confirms nothing.
+                Role::Leader if !acts => "unconfirmed".to_owned(),
+                role => format!("{role:?}").to_lowercase(),
+            },
             raft_last_index: raft.last_log_index.unwrap_or(0),
             raft_committed_index: raft.committed_index.unwrap_or(0),
             raft_applied_index: raft.applied_index.unwrap_or(0),

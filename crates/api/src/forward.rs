@@ -198,7 +198,8 @@ impl Router {
                 // Whoever passed it on knows more, or will soon; a second hop could go in circles.
                 return Err(to_status(&not_leader(endpoint)));
             }
-            if let Some((replica, endpoint)) = leader
+            let is_cut_off = self.engine().consensus().traffic().peers_out_refused().is_some();
+            if let Some((replica, endpoint)) = leader.filter(|_| !is_cut_off)
                 && let Some(channel) = self.channel((replica, endpoint, caller.nodes))
             {
                 return Ok(Route::Remote(Remote { channel, leader: replica }));
@@ -328,7 +329,13 @@ fn is_refusal(status: &Status) -> bool {
 
 /// Whether the same request may succeed at once elsewhere or a moment later.
 fn is_transient(code: RefusalCode) -> bool {
-    matches!(code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown | RefusalCode::ClusterRecovering)
+    matches!(
+        code,
+        RefusalCode::NotLeader
+            | RefusalCode::OutcomeUnknown
+            | RefusalCode::ClusterRecovering
+            | RefusalCode::TrafficRefused
+    )
 }
 
 /// The same of an answer from the leader, or of none.

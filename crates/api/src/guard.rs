@@ -1,11 +1,13 @@
 //! The door: who calls, whether they may, and whether they have not too much open already.
 //!
 //! **Invariant:** nothing of a request is read before it has passed.
+//! **Invariant:** while this replica refuses traffic for a drill, the calls that end that drill still pass.
 //! **Invariant:** each caller has its own allowance of each kind of call, so that a flood of one takes
 //! nothing from the others; agents' sessions are counted apart from everything else. What is counted is
 //! bounded by what is open: nothing is kept of a caller with nothing open.
 
 use http_body::{Frame, SizeHint};
+use muster_engine::Traffic;
 use muster_transport::{PeerInfo, PeerName, Principal, Role};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
@@ -13,6 +15,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tonic::body::Body;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::{Code, Status};
@@ -79,10 +82,51 @@ fn slot(class: Class) -> usize {
     }
 }
 
+/// Which traffic a call is part of.
+struct PartOf {
+    traffic: Traffic,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    /// About a drill: never refused for one.
+    Drill,
+    /// Another replica's, or passed on by it.
+    Peer,
+    Client,
+}
+
+impl PartOf {
+    /// # Errors
+    /// While a drill makes this replica silent for the caller.
+    fn admit(&self) -> Result<(), Status> {
+        let refused = match self.kind {
+            Kind::Drill => None,
+            Kind::Peer => self.traffic.peers_in_refused(),
+            Kind::Client => self.traffic.clients_refused(),
+        };
+        refused.map_or(Ok(()), |left| Err(silent(left)))
+    }
+
+    /// Waits until it is refused.
+    async fn until_refused(self) {
+        match self.kind {
+            Kind::Drill => std::future::pending().await,
+            Kind::Peer => self.traffic.until_peers_in_refused().await,
+            Kind::Client => self.traffic.until_clients_refused().await,
+        }
+    }
+}
+
 struct Guard {
     limits: CallLimits,
     open: Arc<Open>,
+    traffic: Traffic,
 }
+
+/// Calls about a drill, by which a replica that refuses everything else is made to take it again.
+const DRILL_CALLS: &str = "/muster.v1.DrillService/";
 
 /// One call that is open.
 struct Permit {
@@ -103,23 +147,48 @@ impl Drop for Permit {
     }
 }
 
+/// What a caller is told while this replica is silent on purpose.
+fn silent(left: Duration) -> Status {
+    let text = "this replica is silent for a while, for a drill; the others take calls";
+    let refusal = Refusal::new(RefusalCode::TrafficRefused, text);
+    to_status(&refusal.with("refused_ms", left.as_millis()))
+}
+
 fn denied(principal: Principal, text: String) -> Status {
     to_status(&Refusal::new(RefusalCode::PermissionDenied, text).with("principal", principal))
 }
 
 impl Guard {
-    fn admit(&self, request: &mut http::Request<Body>) -> Result<Permit, Status> {
+    fn admit(&self, request: &mut http::Request<Body>) -> Result<(Permit, PartOf), Status> {
         let Some(rule) = rule_of(request.uri().path()) else {
             return Err(Status::unimplemented("there is no such call"));
         };
         let principal = principal(request)?;
+        let traffic = self.traffic_of(rule.path, request);
+        traffic.admit()?;
         if !rule.kinds.include(&principal) {
             let text = format!("{principal} may not call {}", rule.path.trim_start_matches('/'));
             return Err(denied(principal, text));
         }
         let permit = self.enter(principal, rule.class)?;
         request.extensions_mut().insert(Admitted { principal, class: rule.class });
-        Ok(permit)
+        Ok((permit, traffic))
+    }
+
+    /// What of this replica's traffic a call is part of.
+    fn traffic_of(&self, path: &str, request: &http::Request<Body>) -> PartOf {
+        let by_replica = request
+            .extensions()
+            .get::<PeerInfo>()
+            .is_some_and(|peer| matches!(peer.principal.role(), Some(Role::Replica(_))));
+        let kind = if path.starts_with(DRILL_CALLS) {
+            Kind::Drill
+        } else if by_replica || request.headers().contains_key(FORWARDED) {
+            Kind::Peer
+        } else {
+            Kind::Client
+        };
+        PartOf { traffic: self.traffic.clone(), kind }
     }
 
     fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
@@ -190,8 +259,8 @@ fn response_in_our_words(response: http::Response<Body>) -> http::Response<Body>
 pub(crate) struct GuardLayer(Arc<Guard>);
 
 impl GuardLayer {
-    pub(crate) fn new(limits: CallLimits) -> GuardLayer {
-        GuardLayer(Arc::new(Guard { limits, open: Arc::default() }))
+    pub(crate) fn new(limits: CallLimits, traffic: Traffic) -> GuardLayer {
+        GuardLayer(Arc::new(Guard { limits, open: Arc::default(), traffic }))
     }
 }
 
@@ -225,27 +294,33 @@ where
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let permit = match self.guard.admit(&mut request) {
-            Ok(permit) => permit,
+        let (permit, traffic) = match self.guard.admit(&mut request) {
+            Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
         let answered = self.inner.call(request);
         Box::pin(async move {
             let response = response_in_our_words(answered.await?);
             match permit.class {
-                // The whole answer is there.
-                Class::Call => Ok(response),
+                // The whole answer is there; one that comes out of a replica gone silent is not heard.
+                Class::Call => match traffic.admit() {
+                    Ok(()) => Ok(response),
+                    Err(silent) => Ok(silent.into_http()),
+                },
                 Class::Stream | Class::Session | Class::Upload => {
-                    Ok(response.map(|inner| Body::new(Held { inner, _permit: permit })))
+                    let cut = Box::pin(traffic.until_refused());
+                    Ok(response.map(|inner| Body::new(Held { inner: Some(inner), cut, _permit: permit })))
                 }
             }
         })
     }
 }
 
-/// An answer that goes on; its place is taken until it ends.
+/// An answer that goes on; its place is taken until it ends. It ends early when the replica is made silent.
 struct Held {
-    inner: Body,
+    /// None once it was cut.
+    inner: Option<Body>,
+    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
     _permit: Permit,
 }
 
@@ -257,14 +332,25 @@ impl http_body::Body for Held {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.inner).poll_frame(context)
+        let held = &mut *self;
+        let Some(inner) = &mut held.inner else { return Poll::Ready(None) };
+        if held.cut.as_mut().poll(context).is_pending() {
+            return Pin::new(inner).poll_frame(context);
+        }
+        // What answers is dropped with it.
+        held.inner = None;
+        let mut trailers = http::HeaderMap::new();
+        match silent(Duration::ZERO).add_header(&mut trailers) {
+            Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            Err(status) => Poll::Ready(Some(Err(status))),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.inner.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.inner.as_ref().map_or_else(SizeHint::default, http_body::Body::size_hint)
     }
 }

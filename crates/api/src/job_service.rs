@@ -263,7 +263,7 @@ impl JobService for Jobs {
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
-        let explained = engine.explain_spec(Arc::clone(view.state()), job.spec).await;
+        let explained = engine.explain_spec(Arc::clone(view.state()), job).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))

@@ -15,6 +15,8 @@ mod access;
 mod access_tests;
 mod admin_service;
 mod cluster_service;
+mod drill_service;
+mod drills;
 mod explanation;
 mod fleet_service;
 mod forward;

@@ -2,16 +2,17 @@
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use muster_engine::{
     Inbound, LogChunk, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
 };
 use muster_state::State;
-use muster_types::{NodeId, Refusal, RefusalCode, Violation, limits};
+use muster_types::{Features, NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
-    device_set_to_proto, fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto,
-    health_report_from_proto, holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto,
-    probe_ring_from_proto, worker_report_from_proto,
+    device_set_to_proto, features_from_proto, features_of_leader, features_to_proto,
+    fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto,
+    holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
+    worker_report_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::v1;
@@ -143,9 +144,12 @@ async fn pass_on(
     router: Router,
     Remote { channel, leader }: Remote,
     caller: Caller,
-    register: v1::Register,
+    mut register: v1::Register,
     requests: Streaming<v1::SessionRequest>,
 ) -> Result<Response<Responses>, Status> {
+    // A kind of message that this replica does not know would be empty behind it: each side is to hear of what it
+    // can pass on, and no more.
+    register.takes = features_to_proto(features_from_proto(&register.takes));
     let first = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
     let mut onward = Router::onward(all, caller);
@@ -158,7 +162,15 @@ async fn pass_on(
         }
     };
     let superseded = async move { router.superseded(leader).await };
-    Ok(Response::new(responses.take_until(Box::pin(superseded)).boxed()))
+    Ok(Response::new(responses.take_until(Box::pin(superseded)).map_ok(passable).boxed()))
+}
+
+/// The leader's word, as far as this replica can pass on what follows from it.
+fn passable(mut response: v1::SessionResponse) -> v1::SessionResponse {
+    if let Some(session_response::Message::Registered(registered)) = &mut response.message {
+        registered.takes = features_to_proto(features_of_leader(registered));
+    }
+    response
 }
 
 fn opening(register: &v1::Register) -> Result<Opening, Status> {
@@ -168,7 +180,10 @@ fn opening(register: &v1::Register) -> Result<Opening, Status> {
     let holder = holder_id_from_text("holder_id", &register.holder_id).map_err(|v| violations.push(v)).ok();
     let workers = worker_reports("workers", &register.workers).map_err(|v| violations.extend(v)).ok();
     match (spec, holder, workers) {
-        (Some(spec), Some(holder), Some(workers)) => Ok(Opening { spec, holder, workers }),
+        (Some(spec), Some(holder), Some(workers)) => {
+            let takes = features_from_proto(&register.takes);
+            Ok(Opening { spec, holder, workers, takes })
+        }
         _ => Err(invalid(violations)),
     }
 }
@@ -369,6 +384,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
                 takes_health: true,
+                takes: features_to_proto(Features::all()),
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }
@@ -394,6 +410,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             job_id: stop.job.to_string(),
             token: Some(fencing_token_to_proto(stop.token)),
             grace_ms: stop.grace_ms,
+            reason: stop.reason.map(|reason| reason.name().to_owned()).unwrap_or_default(),
         }),
         Outbound::Probe(order) => Message::PreflightOrder(preflight_order(order)),
         Outbound::ReadLogs(read) => Message::ReadLogs(v1::ReadLogsOrder {
@@ -451,4 +468,30 @@ async fn take_upload(
         let _ = to_reader.send(Err(Refusal::new(RefusalCode::LogsUnavailable, BROKEN_OFF))).await;
     }
     Err(broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::Feature;
+
+    fn passed(registered: v1::Registered) -> Features {
+        let message = Some(session_response::Message::Registered(registered));
+        match passable(v1::SessionResponse { message }).message {
+            Some(session_response::Message::Registered(registered)) => features_of_leader(&registered),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_replica_between_names_what_both_it_and_the_leader_know() {
+        let later = 1_000;
+        let named = |takes| v1::Registered { takes, takes_health: true, ..Default::default() };
+        let some: Features = [Feature::Notes].into_iter().collect();
+        let mut takes = features_to_proto(some);
+        takes.push(later);
+        assert_eq!(passed(named(takes)), some);
+        assert_eq!(passed(named(Vec::new())), Features::before_names());
+        assert_eq!(passed(v1::Registered::default()), Features::NONE);
+    }
 }

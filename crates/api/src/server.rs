@@ -4,6 +4,7 @@ use muster_engine::Engine;
 use muster_transport::{AcceptLimits, Security};
 use muster_wire::v1::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
+use muster_wire::v1::drill_service_server::DrillServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
 use muster_wire::v1::log_service_server::LogServiceServer;
@@ -16,6 +17,8 @@ use tonic::transport::Server;
 
 use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
+use crate::drill_service::DrillCalls;
+use crate::drills::Drills;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
@@ -42,6 +45,8 @@ pub struct ApiConfig {
     pub streams_per_connection_max: u32,
     /// How long a write may take when its caller sets no deadline.
     pub write_timeout: Duration,
+    /// How long this replica may be made silent for a drill at most; zero for not at all.
+    pub drill_refusal_max: Duration,
     /// What each caller may have open at a time.
     pub calls: CallLimits,
     /// Connections.
@@ -57,6 +62,7 @@ impl ApiConfig {
         calls_per_connection_max: 1_024,
         streams_per_connection_max: 262_144,
         write_timeout: Duration::from_secs(30),
+        drill_refusal_max: Duration::from_secs(60),
         calls: CallLimits::DEFAULT,
         accept: AcceptLimits::DEFAULT,
     };
@@ -89,7 +95,7 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 9] = [
+const PUBLIC_SERVICES: [&str; 10] = [
     "muster.v1.JobService",
     "muster.v1.NodeService",
     "muster.v1.FleetService",
@@ -98,6 +104,7 @@ const PUBLIC_SERVICES: [&str; 9] = [
     "muster.v1.ClusterService",
     "muster.v1.LogService",
     "muster.v1.ClusterAdminService",
+    "muster.v1.DrillService",
     "grpc.health.v1.Health",
 ];
 
@@ -115,6 +122,8 @@ pub async fn serve(
     let incoming = security.accept(listener, config.accept);
     let router = Router::new(engine.clone(), config, security);
     let watches = Watches::new();
+    let traffic = engine.consensus().traffic().clone();
+    let drills = Drills::new(traffic.clone(), config.drill_refusal_max);
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
     let (health, health_service) = tonic_health::server::health_reporter();
     for service in [
@@ -126,6 +135,7 @@ pub async fn serve(
         "muster.v1.ClusterService",
         "muster.v1.LogService",
         "muster.v1.ClusterAdminService",
+        "muster.v1.DrillService",
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
@@ -135,7 +145,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
-        .layer(GuardLayer::new(config.calls))
+        .layer(GuardLayer::new(config.calls, traffic))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)
@@ -159,7 +169,13 @@ pub async fn serve(
         .add_service(
             ClusterAdminServiceServer::new(Admin::new(router.clone())).max_decoding_message_size(small),
         )
-        .add_service(ClusterServiceServer::new(Clusters::new(router)).max_decoding_message_size(small))
+        .add_service(
+            DrillServiceServer::new(DrillCalls::new(router.clone(), drills.clone()))
+                .max_decoding_message_size(small),
+        )
+        .add_service(
+            ClusterServiceServer::new(Clusters::new(router, drills)).max_decoding_message_size(small),
+        )
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;
     leader_health.abort();

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** the most urgent comes first, and each is said once.
 
+use crate::drills::Held;
 use muster_engine::{LocalFacts, PeerReport, ReplicaStatus, Role, Space};
 use muster_types::ReplicaId;
 use muster_wire::v1;
@@ -16,6 +17,8 @@ const CERTIFICATE_DAYS_MIN: i64 = 14;
 
 /// What there is to warn about.
 pub(crate) struct Sight<'a> {
+    /// The drill that runs, as far as this replica was told.
+    pub(crate) drill: Option<&'a Held>,
     pub(crate) status: &'a ReplicaStatus,
     pub(crate) reports: &'a BTreeMap<ReplicaId, PeerReport>,
     pub(crate) facts: &'a LocalFacts,
@@ -48,11 +51,44 @@ pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
         formats(sight, &mut all);
     }
     storage(sight, &mut all);
+    if let Some(drill) = sight.drill {
+        self::drill(sight.status.replica, drill, &mut all);
+    }
     if let Some(days) = sight.facts.certificate_days_left.filter(|days| *days < CERTIFICATE_DAYS_MIN) {
         let text = format!("a certificate of {} runs out in {days} days", sight.status.replica);
         all.push(warn("CERTIFICATE_EXPIRES", Some(sight.status.replica), text));
     }
     all
+}
+
+fn drill(own: ReplicaId, drill: &Held, all: &mut Vec<v1::ClusterWarning>) {
+    let text = format!(
+        "drill {} ({}), started by {}, runs; `muster drill stop` ends it at once",
+        drill.name, drill.id, drill.started_by
+    );
+    all.push(warn("DRILL_RUNNING", None, text));
+    for id in drill.silent.iter().filter(|id| **id != own) {
+        all.push(warn(
+            "TRAFFIC_REFUSED",
+            Some(*id),
+            format!("{id} is silent on purpose, for drill {}", drill.id),
+        ));
+    }
+    if let Some((scope, left)) = drill.refused {
+        let text = format!(
+            "{own} refuses traffic ({scope}) for another {} s at most, for a drill",
+            left.as_secs() + 1
+        );
+        all.push(warn("TRAFFIC_REFUSED", Some(own), text));
+    }
+    if !drill.cordoned_regions.is_empty() {
+        let regions = joined(&drill.cordoned_regions);
+        all.push(warn(
+            "REGION_CORDONED",
+            None,
+            format!("nodes in {regions} get no new work, for drill {}", drill.id),
+        ));
+    }
 }
 
 fn is_silent(sight: &Sight<'_>, id: ReplicaId, silent_ms: Option<u64>) -> bool {
@@ -202,6 +238,7 @@ mod tests {
         };
         let facts = LocalFacts::default();
         let sight = Sight {
+            drill: None,
             status: &status,
             reports: &reports,
             facts: &facts,

@@ -13,6 +13,7 @@
 mod admin;
 mod calls;
 mod connection;
+mod drill;
 pub mod endpoint;
 mod error;
 mod log;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use muster_wire::v1;
 
 pub use admin::BackupStream;
+pub use drill::ReplicaDrills;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
 pub use log::{LogItem, LogReader, oldest_kept};

@@ -63,6 +63,26 @@ impl Client {
         }
     }
 
+    /// Encoded rounds of the log from a Raft index on, as far as a segment or a megabyte reaches, and where
+    /// the next ones begin: the same index when there are none behind it.
+    ///
+    /// # Errors
+    /// Refusals at once, among them that they are not kept any more; everything else when the deadline
+    /// has passed.
+    pub async fn read_rounds(&self, from_raft_index: u64) -> Result<(Vec<v1::LogRound>, u64), CallError> {
+        let subject = Subject { operation: "read rounds", request_id: None, names_log_index: false };
+        let send = |channel| async move {
+            let answer = log(channel).read_rounds(v1::ReadRoundsRequest { from_raft_index }).await?;
+            let (mut messages, mut rounds, mut next) = (answer.into_inner(), Vec::new(), from_raft_index);
+            while let Some(message) = messages.message().await? {
+                next = message.next_raft_index;
+                rounds.extend(message.rounds);
+            }
+            Ok(tonic::Response::new((rounds, next)))
+        };
+        self.repeat(subject, send).await
+    }
+
     /// How some replica's archive stands.
     ///
     /// # Errors

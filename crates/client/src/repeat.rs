@@ -62,9 +62,12 @@ impl Subject {
                 | RefusalCode::ClusterRecovering,
             ) => Verdict::Stay,
             // What this replica cannot say of its own state, another may.
-            Some(RefusalCode::Diverged | RefusalCode::TooStale | RefusalCode::ReadUnconfirmed) => {
-                Verdict::Rotate
-            }
+            Some(
+                RefusalCode::Diverged
+                | RefusalCode::TooStale
+                | RefusalCode::ReadUnconfirmed
+                | RefusalCode::TrafficRefused,
+            ) => Verdict::Rotate,
             Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
             None => judge_by_grpc(refused.grpc, transport),
@@ -376,7 +379,8 @@ mod tests {
                 RefusalCode::ClusterRecovering,
                 RefusalCode::TooStale,
                 RefusalCode::ReadUnconfirmed,
-                RefusalCode::StorageFull
+                RefusalCode::StorageFull,
+                RefusalCode::TrafficRefused
             ]
         );
     }

@@ -21,6 +21,7 @@ use crate::rejoin::{RejoinGate, come_back};
 use crate::rounds::Caller;
 use crate::state_machine::StateMachine;
 use crate::status::ReplicaStatus;
+use crate::traffic::Traffic;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -124,6 +125,12 @@ impl Consensus {
         network.watch(raft.metrics());
         let parts = Parts { raft, storage: store, peers: network, applied, weights, stop };
         Ok(Consensus::assemble(config, parts))
+    }
+
+    /// What traffic this replica refuses on purpose.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        self.inner.network.traffic()
     }
 
     /// What peers call, to be mounted on the peer listener.

@@ -33,6 +33,7 @@ mod rejoin;
 mod rounds;
 mod state_machine;
 mod status;
+mod traffic;
 
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
@@ -56,3 +57,4 @@ pub use peers::PeerReport;
 pub use reception::{Announced, Reception, ReceptionError, SnapshotPart};
 pub use rejoin::{Readmitted, ReturnRequest, ReturnStep, Unable};
 pub use status::{Member, ReplicaStatus, Role};
+pub use traffic::{Traffic, TrafficScope};

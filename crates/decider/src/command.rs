@@ -19,7 +19,7 @@ use muster_types::{
 
 use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::{cluster, health, job, node};
+use crate::{cluster, health, job, network, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -117,6 +117,11 @@ pub enum Command {
         incarnation: u32,
         /// All that is wrong, and what happened.
         report: Box<HealthReport>,
+    },
+    /// A probe of several nodes has found nothing wrong with the network of these.
+    NoteSoundNetwork {
+        /// Which.
+        nodes: Vec<NodeId>,
     },
     /// An agent says what others hold of its host.
     ReportForeignLoad {
@@ -248,6 +253,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::ReportHealth { node, incarnation, report } => {
             health::report(speculation, *node, *incarnation, report)
         }
+        Command::NoteSoundNetwork { nodes } => Ok(network::sound(speculation, nodes)),
         Command::ReportForeignLoad { node, incarnation, load } => {
             node::foreign_load(speculation, *node, *incarnation, *load)
         }

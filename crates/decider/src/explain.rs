@@ -9,14 +9,14 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
-use muster_planner::{Budget, Plan, Verdict, WaitReason, plan};
+use muster_planner::{Budget, Checkpoints, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate};
 use muster_state::quota::QuotaBlock;
 use muster_state::{JobRow, Phase, State, Turn};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name};
 
 use crate::future::{Future, Pace};
-use crate::planned::planned_spec;
+use crate::planned::{narrowed, planned_spec};
 use crate::schedule::with_terms;
 
 /// Jobs before the explained one that are given their room first.
@@ -115,9 +115,12 @@ pub fn explain_job(state: &State, now: LogTime, job: JobId) -> Option<JobExplana
     if row.phase != Phase::Pending {
         return None;
     }
-    // Where its checkpoints cannot be read is no place for it.
-    let planned = planned_spec(state, job);
-    Some(explain(state, now, Some(job), planned.as_deref().unwrap_or(spec), row))
+    Some(explain(state, now, Some(job), (spec, place_of(state, job)), row))
+}
+
+/// The data set that a job's checkpoints are in.
+fn place_of(state: &State, job: JobId) -> Option<&Name> {
+    state.contract(job)?.checkpoint.place.as_ref()
 }
 
 /// The same without what takes long to find out: its place in line, who keeps room, and when it starts.
@@ -127,36 +130,51 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
     if row.phase != Phase::Pending {
         return None;
     }
-    if let Some(known) = known_reason(state, Some(job), spec, row, now) {
+    if let Some(known) = known_reason(state, Some(job), (spec, place_of(state, job)), row, now) {
         return Some(known);
     }
     let planned = planned_spec(state, job);
     let spec = planned.as_deref().unwrap_or(spec);
     let holds = Future::of(now).holds_for(state, &spec.tenant);
     let places =
-        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
+        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms, None));
     Some((places.reason, places.sentence))
 }
 
-/// What would become of a job that was submitted now.
+/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one.
 #[must_use]
-pub fn explain_spec(state: &State, now: LogTime, spec: &JobSpec) -> JobExplanation {
+pub fn explain_spec(state: &State, now: LogTime, spec: &JobSpec, place: Option<&Name>) -> JobExplanation {
     let row = JobRow::submitted(now, estimate(state, spec, now), spec);
-    explain(state, now, None, spec, &row)
+    explain(state, now, None, (spec, place), &row)
 }
 
-fn explain(state: &State, now: LogTime, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> JobExplanation {
+fn explain(
+    state: &State,
+    now: LogTime,
+    job: Option<JobId>,
+    (own, place): (&JobSpec, Option<&Name>),
+    row: &JobRow,
+) -> JobExplanation {
+    // Where its checkpoints cannot be read is no place for it.
+    let planned = place.and_then(|place| narrowed(state, own, place));
+    let spec = planned.as_ref().unwrap_or(own);
+    let policy = state.policy();
+    let checkpoints = place.and_then(|data_set| {
+        let copies = &policy.policy.datasets.get(data_set)?.regions;
+        Some(Checkpoints { data_set, copies, regions: &own.regions })
+    });
     let ahead = Ahead::of(state, now, job, spec, row, None);
     let holds = ahead.future.holds_for(state, &spec.tenant);
     let mut budget = Budget::new(VISITS);
-    let places =
-        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms));
+    let places = with_terms(state, now, spec, row, &holds, |terms| {
+        muster_planner::explain(state, spec, terms, checkpoints.as_ref())
+    });
     let verdict = with_terms(state, now, spec, row, &holds, |terms| plan(state, spec, terms, &mut budget));
     let found = match verdict {
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,
     };
-    let (reason, sentence) = match known_reason(state, job, spec, row, now) {
+    let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
         None => reason(found.as_ref(), &ahead, &places),
     };
@@ -232,7 +250,7 @@ fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanat
 fn known_reason(
     state: &State,
     job: Option<JobId>,
-    spec: &JobSpec,
+    (spec, place): (&JobSpec, Option<&Name>),
     row: &JobRow,
     now: LogTime,
 ) -> Option<(WaitReason, String)> {
@@ -258,10 +276,9 @@ fn known_reason(
         }
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
     }
-    if let Some(job) = job
-        && planned_spec(state, job).is_none()
+    if let Some(place) = place
+        && narrowed(state, spec, place).is_none()
     {
-        let place = state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref())?;
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }

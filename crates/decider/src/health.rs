@@ -155,7 +155,12 @@ fn conclude(
     // An XID is over when the host was rebooted or the device reset, unless somebody has to look first.
     let stays = |c: &&Condition| {
         let is_xid = matches!(c.observation.finding, Finding::Xid(_));
-        is_xid && (c.action == HealthAction::Inspect || (c.boot == report.boot && !was_reset(&c.observation)))
+        // No agent can see that the network is sound again.
+        let is_network = c.observation.finding == Finding::Network;
+        is_network
+            || is_xid
+                && (c.action == HealthAction::Inspect
+                    || (c.boot == report.boot && !was_reset(&c.observation)))
     };
     health.conditions = before.conditions.iter().filter(stays).cloned().collect();
     for observation in &report.findings {
@@ -230,7 +235,7 @@ fn escalated(
 }
 
 /// What the conditions come to.
-fn weigh(policy: &HealthPolicy, health: &mut NodeHealth, all: DeviceSet) {
+pub(crate) fn weigh(policy: &HealthPolicy, health: &mut NodeHealth, all: DeviceSet) {
     let unusable = |set: DeviceSet, c: &Condition| set.union(c.unusable(policy.reset_takes_group));
     let unusable = health.conditions.iter().fold(DeviceSet::EMPTY, unusable);
     health.unusable = DeviceSet(unusable.0 & all.0);
@@ -252,7 +257,7 @@ fn faulty(health: &NodeHealth) -> (DeviceSet, bool) {
 }
 
 /// Stops the gangs that run on what is faulty.
-fn stop_faulty(speculation: &mut Speculation, node: NodeId) {
+pub(crate) fn stop_faulty(speculation: &mut Speculation, node: NodeId) {
     let state = speculation.state();
     let Some(row) = state.restriction(node) else { return };
     let (devices, is_all) = faulty(&row.health);
@@ -516,7 +521,7 @@ fn end_repair(speculation: &mut Speculation, request: Option<RequestKey>, node: 
     let policy = state.health_policy();
     let all = state.node(node).map_or(DeviceSet::EMPTY, |row| DeviceSet::first(row.spec.device_count()));
     let mut health = NodeHealth { maintenance_at: row.health.maintenance_at, ..NodeHealth::default() };
-    let is_seen = |c: &&Condition| !matches!(c.observation.finding, Finding::Xid(_));
+    let is_seen = |c: &&Condition| !matches!(c.observation.finding, Finding::Xid(_) | Finding::Network);
     health.conditions = row.health.conditions.iter().filter(is_seen).cloned().collect();
     weigh(&policy.policy, &mut health, all);
     let mut at = speculation.last_index();
@@ -557,7 +562,9 @@ pub(crate) fn set_policy(
         );
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
-    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy.clone()) };
+    // A policy that was read and changed has lines about what only a later format can find.
+    let policy = policy.clone().in_format(speculation.state().format());
+    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy) };
     if let Some(refusal) = not_active(speculation, &decision, "a health policy") {
         return Err(refusal);
     }

@@ -19,6 +19,7 @@ mod future;
 mod goodput;
 mod health;
 mod job;
+mod network;
 mod node;
 mod planned;
 mod quarantine;

@@ -13,6 +13,7 @@ use muster_types::{
 
 use crate::command::Answer;
 use crate::job::{settle, settle_many};
+use crate::network;
 use crate::speculation::Speculation;
 
 pub(crate) fn register(
@@ -185,8 +186,15 @@ pub(crate) fn report(
         return Ok(Answer::Done { at: speculation.last_index() });
     }
     let updates: Vec<(u32, RankUpdate)> = news.into_iter().collect();
+    let fault = updates.iter().find_map(|(_, update)| match update {
+        RankUpdate::Exited(ExitStatus::PreflightFailed(fault)) => Some(fault.clone()),
+        _ => None,
+    });
     let at = speculation.push(Decision::WorkersReported { node, incarnation, job, token, updates });
     settle(speculation, job);
+    if let Some(fault) = fault {
+        network::at_fault(speculation, node, &fault);
+    }
     // What has ended may be the room that others were promised.
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);

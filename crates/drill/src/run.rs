@@ -72,6 +72,9 @@ pub struct Host {
     /// Whether a step touched it: survivors are those that none did. A cut touches the side that is cut off: `from`
     /// where `to` is `rest` or `peers`, and the other way round.
     pub touched: bool,
+    /// Whether it was still not there when the drill was over, because it was replaced or given up.
+    #[serde(default)]
+    pub gone: bool,
 }
 
 /// What runs on a host.

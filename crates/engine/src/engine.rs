@@ -376,8 +376,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the replica stops.
-    pub async fn explain_spec(&self, view: Arc<State>, spec: JobSpec) -> Result<JobExplanation, Refusal> {
-        self.explaining(view, move |view, now| muster_decider::explain_spec(view, now, &spec)).await
+    pub async fn explain_spec(&self, view: Arc<State>, job: Submission) -> Result<JobExplanation, Refusal> {
+        let explain = move |view: &State, now| {
+            muster_decider::explain_spec(view, now, &job.spec, job.contract.checkpoint.place.as_ref())
+        };
+        self.explaining(view, explain).await
     }
 
     async fn explaining<T: Send + 'static>(

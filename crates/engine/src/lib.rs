@@ -50,6 +50,7 @@ pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round}
 pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
+    Traffic, TrafficScope,
 };
 pub use orders::{Order, StartOrder, StopOrder};
 pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};

@@ -8,9 +8,11 @@
 //! by one probe alone.
 
 use muster_consensus::Ground;
+use muster_decider::Command;
 use muster_state::{Phase, RankState};
-use muster_types::probe::{Finding, Link, Ring, better_of, findings};
-use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode};
+use muster_types::health::Finding as HealthFinding;
+use muster_types::probe::{Finding, Link, LinkOutcome, Ring, better_of, findings, slow_pairs};
+use muster_types::{Feature, FencingToken, JobId, NodeId, Refusal, RefusalCode};
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
@@ -27,6 +29,8 @@ use crate::session::Outbound;
 pub const PROBE_NODES_MAX: usize = 256;
 /// Nodes of a gang that are checked; of a larger one the check is left out, and that is said.
 const PREFLIGHT_NODES_MAX: usize = 1_024;
+/// Pairs that are measured again one by one; of more than these it is all of them again, at once.
+const PAIRS_AGAIN_MAX: usize = 8;
 /// Probes at a time: they share networks.
 const PROBES_MAX: usize = 8;
 /// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time
@@ -193,12 +197,62 @@ impl<G: Ground> Engine<G> {
         let (links, rings) = self.probe_once(nodes, &names).await?;
         let found = findings(&names, &links, &rings);
         if found.is_empty() {
+            self.note_sound(nodes, &links, &found).await;
             return Ok(ProbeResult { links, rings, findings: found });
         }
-        let (again, rings) = self.probe_once(nodes, &names).await?;
+        let pairs = slow_pairs(&links);
+        let (again, rings) =
+            if found.iter().all(|finding| finding.link.is_some()) && pairs.len() <= PAIRS_AGAIN_MAX {
+                (self.probe_pairs(nodes, &names, pairs).await?, rings)
+            } else {
+                self.probe_once(nodes, &names).await?
+            };
         let links = better_of(links, again);
         let findings = findings(&names, &links, &rings);
+        self.note_sound(nodes, &links, &findings).await;
         Ok(ProbeResult { links, rings, findings })
+    }
+
+    /// Takes back what was known against the network of nodes that a probe finds nothing wrong with.
+    async fn note_sound(&self, nodes: &[NodeId], links: &[Link], found: &[Finding]) {
+        let view = self.view();
+        let is_blamed = |node: &NodeId| {
+            let conditions = view.restriction(*node).map(|row| &row.health.conditions);
+            conditions.is_some_and(|c| c.iter().any(|c| c.observation.finding == HealthFinding::Network))
+        };
+        let sound = sound_among(nodes.len(), links, found);
+        let nodes: Vec<NodeId> = sound.into_iter().map(|place| nodes[place]).filter(is_blamed).collect();
+        if nodes.is_empty() {
+            return;
+        }
+        tracing::info!(?nodes, "a probe finds the network of nodes sound that was at fault before");
+        if let Err(refusal) = self.execute_for_node(Command::NoteSoundNetwork { nodes }).await {
+            // The next probe finds it again.
+            tracing::info!(%refusal, "what a probe found was not taken over");
+        }
+    }
+
+    /// Measures some pairs again, one after another: while all hosts measure at a time, a pair can be held up by
+    /// what others do with a shared network, or a shared processor.
+    async fn probe_pairs(
+        &self,
+        nodes: &[NodeId],
+        names: &[String],
+        pairs: BTreeSet<(u32, u32)>,
+    ) -> Result<Vec<Link>, Refusal> {
+        let mut links = Vec::new();
+        for (low, high) in pairs {
+            let of = [low as usize, high as usize];
+            let (measured, _) =
+                self.probe_once(&of.map(|at| nodes[at]), &of.map(|at| names[at].clone())).await?;
+            let place = |at: u32| if at == 0 { low } else { high };
+            links.extend(measured.into_iter().map(|link| Link {
+                from: place(link.from),
+                to: place(link.to),
+                ..link
+            }));
+        }
+        Ok(links)
     }
 
     async fn probe_once(
@@ -217,10 +271,14 @@ impl<G: Ground> Engine<G> {
         let view = self.view();
         // An agent that comes back is waited for a moment, all of them at once.
         let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
-            self.session_of(*node).await.map_err(|refusal| match refusal.code {
+            let session = self.session_of(*node).await.map_err(|refusal| match refusal.code {
                 RefusalCode::LogsUnavailable => unavailable(format!("{name} has no session")),
                 _ => refusal,
-            })
+            })?;
+            if !self.inner.sessions.takes(*node).has(Feature::Preflight) {
+                return Err(unavailable(format!("the agent of {name} is of a release that cannot probe")));
+            }
+            Ok(session)
         });
         let sessions = futures::future::try_join_all(sessions).await?;
         let send = |place: usize, order: ProbeOrder| {
@@ -413,6 +471,27 @@ impl<G: Ground> Engine<G> {
             }
         }
     }
+}
+
+/// Places of a probe that are free of blame: all their links were measured, none is slow, and there were others to
+/// compare with. Two hosts have but one link, which is as fast as itself.
+fn sound_among(count: usize, links: &[Link], found: &[Finding]) -> Vec<usize> {
+    if count < 3 {
+        return Vec::new();
+    }
+    let mut measured = vec![0; count];
+    for link in links.iter().filter(|link| matches!(link.outcome, LinkOutcome::Measured { .. })) {
+        for place in [link.from, link.to] {
+            if let Some(links) = measured.get_mut(place as usize) {
+                *links += 1;
+            }
+        }
+    }
+    let blamed = |place: usize| {
+        let is_end = |end: u32| end as usize == place;
+        found.iter().any(|f| is_end(f.host) || f.link.is_some_and(|(from, to)| is_end(from) || is_end(to)))
+    };
+    (0..count).filter(|place| measured[*place] == 2 * (count - 1) && !blamed(*place)).collect()
 }
 
 fn is_starting(view: &muster_state::State, job: JobId, token: FencingToken) -> bool {

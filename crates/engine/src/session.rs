@@ -13,8 +13,8 @@ use muster_planted::{Rule, breaks};
 use muster_state::{Leadership, Phase, RankState, State};
 use muster_types::health::{HealthReport, Repair, RepairPhase};
 use muster_types::{
-    ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec, Parameters, Refusal,
-    RefusalCode, limits,
+    ExitStatus, Feature, Features, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec,
+    Parameters, Refusal, RefusalCode, limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +57,8 @@ pub struct Opening {
     pub holder: HolderId,
     /// What it still has.
     pub workers: Vec<WorkerReport>,
+    /// What it says to take; nothing where it is of a release that says nothing.
+    pub takes: Features,
 }
 
 /// From the agent.
@@ -174,6 +176,7 @@ pub enum Outbound {
 struct Standing {
     session: u64,
     outbound: mpsc::Sender<Outbound>,
+    takes: Features,
     end: CancellationToken,
 }
 
@@ -192,9 +195,15 @@ impl Sessions {
     }
 
     /// A later session of a node takes the place of the one before.
-    fn add(&self, node: NodeId, outbound: mpsc::Sender<Outbound>, end: CancellationToken) -> u64 {
+    fn add(
+        &self,
+        node: NodeId,
+        takes: Features,
+        outbound: mpsc::Sender<Outbound>,
+        end: CancellationToken,
+    ) -> u64 {
         let session = self.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(old) = self.lock().insert(node, Standing { session, outbound, end }) {
+        if let Some(old) = self.lock().insert(node, Standing { session, outbound, takes, end }) {
             old.end.cancel();
         }
         self.opened.send_replace(session);
@@ -218,6 +227,21 @@ impl Sessions {
         for registered in all.into_values() {
             registered.end.cancel();
         }
+    }
+
+    /// An agent that said nothing of what it takes has brought something that every release brings together with
+    /// all that it takes.
+    fn show(&self, node: NodeId, session: u64) {
+        let mut by_node = self.lock();
+        let standing = by_node.get_mut(&node).filter(|r| r.session == session && r.takes.is_empty());
+        if let Some(standing) = standing {
+            standing.takes = Features::before_names();
+        }
+    }
+
+    /// What the agent of a node takes, as far as it has said or shown.
+    pub(crate) fn takes(&self, node: NodeId) -> Features {
+        self.lock().get(&node).map_or(Features::NONE, |r| r.takes)
     }
 
     pub(crate) fn outbound(&self, node: NodeId) -> Option<mpsc::Sender<Outbound>> {
@@ -290,7 +314,7 @@ impl<G: Ground> Engine<G> {
         let registered =
             Outbound::Registered { node, incarnation, generation, parameters: view.parameters() };
         to_agent.try_send(registered).expect("a new queue has room and its receiver is here");
-        let session = self.inner.sessions.add(node, to_agent.clone(), end.clone());
+        let session = self.inner.sessions.add(node, opening.takes, to_agent.clone(), end.clone());
         if !self.inner.liveness.counts(leadership) {
             // The sessions of that leadership were closed before this one was added.
             end.cancel();
@@ -300,7 +324,8 @@ impl<G: Ground> Engine<G> {
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
         let (foreign, load) = watch::channel(None);
         G::detach(report_foreign(self.clone(), node, incarnation, load));
-        let work = Work { engine: self.clone(), node, incarnation, leadership, out, reports, foreign };
+        let work =
+            Work { engine: self.clone(), node, session, incarnation, leadership, out, reports, foreign };
         G::detach(reporter.run(to_report));
         G::detach({
             let (end, sessions) = (end.clone(), Arc::clone(&self.inner.sessions));
@@ -355,6 +380,7 @@ impl Outlet {
 struct Work<G: Ground> {
     engine: Engine<G>,
     node: NodeId,
+    session: u64,
     incarnation: u32,
     leadership: Leadership,
     out: Outlet,
@@ -418,7 +444,7 @@ impl<G: Ground> Work<G> {
                     // The lease could not be renewed: the agent is to look for the leader.
                     None => return,
                 },
-                message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message {
+                message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message.inspect(|m| self.learn(m)) {
                     Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
                     Some(Inbound::Step { job, token, rank, number, duration_ms }) => {
@@ -453,6 +479,21 @@ impl<G: Ground> Work<G> {
         }
     }
 
+    /// What an agent brings shows what it takes.
+    fn learn(&self, message: &Inbound) {
+        let shows = match message {
+            Inbound::Heartbeat { .. } | Inbound::Report { .. } | Inbound::ConfirmStart { .. } => false,
+            Inbound::Health { .. }
+            | Inbound::CheckpointCommitted { .. }
+            | Inbound::Step { .. }
+            | Inbound::Probe(_)
+            | Inbound::ForeignLoad(_) => true,
+        };
+        if shows {
+            self.engine.inner.sessions.show(self.node, self.session);
+        }
+    }
+
     /// Hands a report on; whether there was room.
     fn pass_on(&self, said: Said) -> bool {
         let has_room = self.reports.try_send(said).is_ok();
@@ -468,7 +509,8 @@ impl<G: Ground> Work<G> {
         let repair = view.restriction(self.node).and_then(|row| row.repair.clone());
         let due =
             repair.filter(|repair| repair.phase == RepairPhase::Working && *sent != Some(repair.number));
-        if let Some(repair) = due {
+        let takes = || self.engine.inner.sessions.takes(self.node).has(Feature::Health);
+        if let Some(repair) = due.filter(|_| takes()) {
             *sent = Some(repair.number);
             self.out.send(Outbound::Repair(repair)).await?;
         }
@@ -583,7 +625,7 @@ pub fn square(
             held.insert((worker.job, worker.token, rank));
         }
         if worker.exit.is_none() && !current {
-            let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0 };
+            let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0, reason: None };
             let known = stops.entry(worker.job).or_insert(stop);
             known.token = known.token.max(worker.token);
         }

@@ -5,10 +5,11 @@ use muster_decider::{Answer, Command, Founding};
 use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
+use muster_types::health::HealthAction;
 use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
-    ClusterId, ExitStatus, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId, Parameters, Refusal,
-    RefusalCode, ReplicaId, RequestId,
+    ClusterId, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId,
+    Parameters, Refusal, RefusalCode, ReplicaId, RequestId,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,7 +107,7 @@ async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {
 }
 
 fn opening(host_name: &str, holder: u128) -> Opening {
-    Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new() }
+    Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new(), takes: Features::all() }
 }
 
 async fn open(engine: &Engine, opening: Opening) -> Session {
@@ -754,6 +755,12 @@ fn beating(session: &Session) -> tokio::task::JoinHandle<()> {
 
 /// Plays one probe of two nodes: the link from the first to the second carries `rate`.
 async fn probed(sessions: &mut [Session; 2], rate: u64) {
+    measured(sessions, |link| if link == (0, 1) { rate } else { 1 << 30 }).await;
+}
+
+/// Plays one probe of these nodes, whose links carry what `rate` says.
+async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32)) -> u64) {
+    let count = sessions.len() as u32;
     for (at, session) in sessions.iter_mut().enumerate() {
         let probe = told(session, "an order to listen", |message| match message {
             Outbound::Probe(ProbeOrder::Listen { probe }) => Some(probe),
@@ -769,12 +776,40 @@ async fn probed(sessions: &mut [Session; 2], rate: u64) {
             _ => None,
         })
         .await;
-        assert_eq!((peers.len(), peers[own as usize].1 > 0), (2, true), "{peers:?}");
+        assert_eq!((peers.len(), peers[own as usize].1 > 0), (count as usize, true), "{peers:?}");
         let link =
             |from, to, rate| Link { from, to, outcome: LinkOutcome::Measured { rate, round_trip_us: 9 } };
-        // Whoever speaks of what it did not lead is not heard.
-        let links = if own == 0 { vec![link(0, 1, rate), link(1, 0, 1 << 30)] } else { vec![link(0, 1, 1)] };
+        let led = (own + 1..count).flat_map(|other| [(own, other), (other, own)]);
+        let mut links: Vec<Link> = led.map(|(from, to)| link(from, to, rate((from, to)))).collect();
+        if own > 0 {
+            // Whoever speaks of what it did not lead is not heard.
+            links.push(link(0, 1, 1));
+        }
         say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None })).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pair_that_is_slow_beside_others_is_measured_again_alone() {
+    let engine = leader().await;
+    let mut sessions = Vec::new();
+    for (at, name) in (1..).zip(["h1", "h2", "h3"]) {
+        sessions.push(open(&engine, opening(name, at)).await);
+    }
+    let beats: Vec<_> = sessions.iter().map(beating).collect();
+    let nodes: Vec<_> = sessions.iter().map(|session| session.node).collect();
+    for alone in [1 << 30, 1_000_000] {
+        let play = async {
+            measured(&mut sessions, |link| if link == (1, 2) { 1_000_000 } else { 1 << 30 }).await;
+            measured(&mut sessions[1..], |_| alone).await;
+        };
+        let (probed, ()) = tokio::join!(guarded("a probe", engine.probe(&nodes)), play);
+        let found: Vec<_> = probed.expect("all take part").findings.into_iter().map(|f| f.link).collect();
+        let expected = if alone == 1 << 30 { vec![] } else { vec![Some((1, 2))] };
+        assert_eq!(found, expected);
+    }
+    for beat in beats {
+        beat.abort();
     }
 }
 
@@ -836,4 +871,48 @@ async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_is_found_at_fault
     drop(sessions);
     let refused = guarded("a refusal", engine.probe(&nodes)).await;
     assert_eq!(code(refused), Some(RefusalCode::ProbeUnavailable));
+}
+
+#[tokio::test]
+async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
+    let engine = leader().await;
+    let older = |name, holder| Opening { takes: Features::NONE, ..opening(name, holder) };
+    let mut sessions = [open(&engine, older("h1", 1)).await, open(&engine, older("h2", 2)).await];
+    let beats = sessions.each_ref().map(beating);
+    let nodes = [sessions[0].node, sessions[1].node];
+    let begun = std::time::Instant::now();
+    let refused = guarded("a refusal", engine.probe(&nodes)).await.expect_err("neither says that it can");
+    assert!(refused.to_string().contains("the agent of h1 is of a release that cannot probe"), "{refused}");
+    assert!(begun.elapsed() < Duration::from_secs(4), "it was asked all the same");
+
+    let raise = Command::RaiseFormat { format: FORMAT_MAX };
+    guarded("the newest format", engine.execute(raise)).await.expect("it is raised");
+    // A repair waits for an agent that can be told of it.
+    let order = muster_decider::RepairOrder::Begin {
+        action: Some(HealthAction::ResetGpu),
+        devices: DeviceSet(1),
+        deadline_ms: None,
+    };
+    let command = Command::SetRepair { request: RequestId(9), node: nodes[0], order };
+    guarded("a repair", engine.execute(command)).await.expect("it is taken");
+    until(&engine, "the repair may begin", |view| {
+        let phase = view.restriction(nodes[0]).and_then(|row| row.repair.as_ref()).map(|r| r.phase.clone());
+        phase == Some(muster_types::health::RepairPhase::Working)
+    })
+    .await;
+    for beat in 0..3 {
+        let next = guarded("an acknowledgement", sessions[0].next()).await;
+        assert!(matches!(next, Some(Outbound::HeartbeatAck { .. })), "{beat}: {next:?}");
+    }
+    // One that brings a report of its health is of the release that had all of it.
+    for (session, sequence) in sessions.iter().zip(1..) {
+        say(session, Inbound::Health { sequence, report: Box::default() }).await;
+    }
+    told(&mut sessions[0], "the repair", |m| matches!(m, Outbound::Repair(_)).then_some(())).await;
+    told(&mut sessions[1], "the health ack", |m| matches!(m, Outbound::HealthAck { .. }).then_some(())).await;
+    let (probing, ()) = tokio::join!(engine.probe(&nodes), probed(&mut sessions, 1 << 30));
+    probing.expect("both take part");
+    for beat in beats {
+        beat.abort();
+    }
 }

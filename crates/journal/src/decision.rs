@@ -27,7 +27,8 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 2 | [`Decision::NodeForgotten`] |
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
 /// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
-pub const FORMAT_MAX: u16 = 3;
+/// | 4 | [`Finding::Network`](muster_types::health::Finding::Network) |
+pub const FORMAT_MAX: u16 = 4;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -513,11 +514,14 @@ impl Decision {
                 });
                 exits.max().unwrap_or(FORMAT_MIN)
             }
-            Decision::NodeHealthChanged { .. }
-            | Decision::NodeDrainSet { .. }
+            Decision::NodeHealthChanged { health, events, .. } => {
+                let events = events.iter().map(|event| event.observation.finding.since_format());
+                events.max().unwrap_or(3).max(health.since_format())
+            }
+            Decision::HealthPolicySet { policy, .. } => policy.since_format(),
+            Decision::NodeDrainSet { .. }
             | Decision::NodeQuarantineSet { .. }
             | Decision::NodeRepairSet { .. }
-            | Decision::HealthPolicySet { .. }
             | Decision::ForeignLoadSet { .. } => 3,
             Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,

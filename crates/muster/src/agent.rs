@@ -42,6 +42,9 @@ enum AgentFailure {
     Program(#[source] std::io::Error),
 }
 
+/// What guards workers, where it is installed beside this program.
+const SHIM_PROGRAM: &str = "muster-shim";
+
 fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
     let failed = |source| AgentFailure::Read { path: path.to_path_buf(), source };
     let size = std::fs::metadata(path).map_err(failed)?.len();
@@ -57,6 +60,10 @@ fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
     })?;
     if config.shim_command.is_empty() {
         let program = std::env::current_exe().map_err(AgentFailure::Program)?;
+        let small = program.with_file_name(SHIM_PROGRAM);
+        if config.shim_program.is_none() && small.exists() {
+            config.shim_program = Some(small);
+        }
         config.shim_command = vec![program.display().to_string(), "shim".to_owned()];
     }
     Ok(config)
@@ -71,7 +78,10 @@ pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
     if let Err(refusal) = muster_planted::admit(&config.state_dir) {
         return complain(&refusal);
     }
-    match muster_agent::run(config, shutdown.cancelled_owned()).await {
+    // On the runtime's own threads: whatever wakes it there runs it at once, where the main thread would have to be
+    // woken for every message.
+    let ran = tokio::spawn(muster_agent::run(config, shutdown.cancelled_owned())).await;
+    match ran.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(source) => complain(&AgentFailure::Run { path: args.config, source }),
     }

@@ -1,6 +1,6 @@
 //! Why a gang waits, and what would help. Made on demand: a pass over the line makes no report.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -359,9 +359,25 @@ fn closest(reports: &[ClusterReport]) -> Option<&ClusterReport> {
     reports.iter().rev().max_by_key(rank)
 }
 
-/// Says why a gang does not start now, with full counts.
+/// Where the checkpoints of a job can be read, for a job that is planned there alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpoints<'a> {
+    /// The data set that they are in.
+    pub data_set: &'a Name,
+    /// Regions with a copy of it.
+    pub copies: &'a BTreeSet<Name>,
+    /// Regions that the job itself allows; empty for all.
+    pub regions: &'a [Name],
+}
+
+/// Says why a gang does not start now, with full counts. Nothing is advised that `checkpoints` forbid.
 #[must_use]
-pub fn explain(state: &State, spec: &JobSpec, terms: &Terms<'_>) -> Explanation {
+pub fn explain(
+    state: &State,
+    spec: &JobSpec,
+    terms: &Terms<'_>,
+    checkpoints: Option<&Checkpoints<'_>>,
+) -> Explanation {
     let wanted = if terms.elastic { spec.worker_count_min() } else { spec.worker_count() };
     let pools = sites::pools(state, spec);
     let mut clusters = Vec::new();
@@ -382,7 +398,7 @@ pub fn explain(state: &State, spec: &JobSpec, terms: &Terms<'_>) -> Explanation 
         report.score = of_site.map(|(_, plan)| plan.score.clone());
         clusters.push(report);
     }
-    let variations = Variations { state, spec, terms };
+    let variations = Variations { state, spec, terms, checkpoints };
     let finding = variations.reason(&clusters, wanted, !pools.is_empty());
     let would_help = match finding {
         Finding::InLine => Vec::new(),
@@ -621,6 +637,7 @@ struct Variations<'a> {
     state: &'a State,
     spec: &'a JobSpec,
     terms: &'a Terms<'a>,
+    checkpoints: Option<&'a Checkpoints<'a>>,
 }
 
 impl Variations<'_> {
@@ -715,13 +732,22 @@ impl Variations<'_> {
     }
 
     fn other_regions(&self) -> Option<String> {
-        if self.spec.regions.is_empty() {
-            return None;
-        }
-        let mut draft = self.spec.clone().into_draft();
-        draft.regions = Vec::new();
-        let plan = self.plan(&draft.check().ok()?, self.terms)?;
-        Some(format!("allow region {} (fits now)", plan.region))
+        let region_in = |regions: Vec<Name>| {
+            let mut draft = self.spec.clone().into_draft();
+            draft.regions = regions;
+            Some(self.plan(&draft.check().ok()?, self.terms)?.region)
+        };
+        let allow = |region: Name| format!("allow region {region} (fits now)");
+        let Some(Checkpoints { data_set, copies, regions }) = self.checkpoints else {
+            return if self.spec.regions.is_empty() { None } else { region_in(Vec::new()).map(allow) };
+        };
+        let readable =
+            if copies.is_empty() { None } else { region_in(copies.iter().cloned().collect()).map(allow) };
+        // Where it may go, but would find nothing to go on from.
+        readable.or_else(|| {
+            let region = region_in(regions.to_vec())?;
+            Some(format!("copy data set {data_set} to region {region} (fits now)"))
+        })
     }
 
     fn other_types(&self) -> Vec<String> {

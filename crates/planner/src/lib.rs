@@ -42,7 +42,7 @@ mod terms;
 mod valuation;
 
 pub use ever::{Never, could_ever};
-pub use explain::{ClusterReport, Explanation, NodeCounts, WaitReason, explain};
+pub use explain::{Checkpoints, ClusterReport, Explanation, NodeCounts, WaitReason, explain};
 pub use gang::{Plan, Verdict, plan};
 pub use outlook::{Outlook, Start};
 pub use score::{Score, ScorePart};

@@ -94,11 +94,14 @@ pub enum Finding {
     DeviceLost,
     /// The driver's library does not return: nothing is known of the host's devices any more.
     MonitorHung,
+    /// Since record format 4: its links to other hosts are much slower than theirs. Never said by an agent of its own
+    /// host, but by a check of several.
+    Network,
 }
 
 impl Finding {
     /// Every one but the XIDs, which are told apart by their codes, and the recovery actions.
-    pub const KINDS: [Finding; 7] = [
+    pub const KINDS: [Finding; 8] = [
         Finding::EccUncorrectable,
         Finding::RowRemapPending,
         Finding::RowRemapFailed,
@@ -106,7 +109,14 @@ impl Finding {
         Finding::Fabric,
         Finding::DeviceLost,
         Finding::MonitorHung,
+        Finding::Network,
     ];
+
+    /// The lowest record format that can say it.
+    #[must_use]
+    pub fn since_format(self) -> u16 {
+        if self == Finding::Network { 4 } else { 3 }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -121,6 +131,7 @@ impl fmt::Display for Finding {
             Finding::Fabric => f.write_str("fabric"),
             Finding::DeviceLost => f.write_str("device-lost"),
             Finding::MonitorHung => f.write_str("monitor-hung"),
+            Finding::Network => f.write_str("network"),
         }
     }
 }
@@ -290,6 +301,10 @@ impl HealthReport {
             }
             for (place, observation) in list.iter().enumerate() {
                 let of_kind = matches!(observation.finding, Finding::Xid(_)) == (name == "events");
+                if observation.finding == Finding::Network {
+                    let text = "is found by measuring several hosts, and not said by one of them";
+                    found.push(Violation::new(format!("{name}[{place}].finding"), text));
+                }
                 if !of_kind {
                     let text = "an XID is an event, and everything else a finding";
                     found.push(Violation::new(format!("{name}[{place}].finding"), text));
@@ -397,6 +412,7 @@ impl Default for HealthPolicy {
             (Finding::Fabric, HealthAction::Cordon),
             (Finding::DeviceLost, HealthAction::RebootNode),
             (Finding::MonitorHung, HealthAction::Cordon),
+            (Finding::Network, HealthAction::Cordon),
         ]);
         HealthPolicy {
             xids,
@@ -480,6 +496,19 @@ const XID_DEFAULTS: &[(XidRule, &[(u16, u16)])] = &[
 ];
 
 impl HealthPolicy {
+    /// The lowest record format that can say it.
+    #[must_use]
+    pub fn since_format(&self) -> u16 {
+        self.findings.keys().map(|finding| finding.since_format()).max().unwrap_or(3)
+    }
+
+    /// The same as far as a record format can say it: a line about what cannot be found yet is left out.
+    #[must_use]
+    pub fn in_format(mut self, format: u16) -> HealthPolicy {
+        self.findings.retain(|finding, _| finding.since_format() <= format.max(3));
+        self
+    }
+
     /// Every rule that it breaks.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
@@ -597,6 +626,14 @@ pub struct NodeHealth {
 }
 
 impl NodeHealth {
+    /// The lowest record format that can say it.
+    #[must_use]
+    pub fn since_format(&self) -> u16 {
+        let conditions = self.conditions.iter().chain(&self.recent).map(|c| c.observation.finding);
+        let findings = conditions.chain(self.reboots.iter().map(|count| count.finding));
+        findings.map(Finding::since_format).max().unwrap_or(3)
+    }
+
     /// Whether nothing is known against it.
     #[must_use]
     pub fn is_blank(&self) -> bool {

@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod contract;
 pub mod demand;
+pub mod feature;
 pub mod fleet;
 pub mod health;
 pub mod ids;
@@ -24,6 +25,7 @@ pub mod policy;
 pub mod probe;
 pub mod read;
 pub mod reason;
+pub mod stop;
 pub mod time;
 pub mod topology;
 pub mod tpu;
@@ -32,6 +34,7 @@ pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
+pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
@@ -39,5 +42,6 @@ pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::{NAME_RULE, Name};
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
+pub use stop::StopReason;
 pub use time::LogTime;
 pub use topology::{Level, Spread, TopologyRule};

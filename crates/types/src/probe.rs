@@ -7,7 +7,7 @@
 //! **Invariant:** nobody is blamed for what all share: a link is slow against the median of its own probe, or
 //! below a floor that no network for training is below.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -114,12 +114,7 @@ pub fn median_rate(links: &[Link]) -> Option<u64> {
 pub fn findings(names: &[String], links: &[Link], rings: &[Ring]) -> Vec<Finding> {
     let name = |host: u32| names.get(host as usize).map_or("an unknown host", String::as_str);
     let median = median_rate(links).unwrap_or(0);
-    let bar = (median / SLOW_BELOW_MEDIAN_OVER).max(RATE_FLOOR_BYTES_PER_S);
-    let is_slow = |link: &&Link| match link.outcome {
-        LinkOutcome::Measured { rate, .. } => rate < bar,
-        LinkOutcome::Failed(_) => true,
-    };
-    let mut slow: Vec<&Link> = links.iter().filter(is_slow).collect();
+    let mut slow = slow_links(links, median);
     let mut found = Vec::new();
     // One host less in every turn.
     while !slow.is_empty() {
@@ -162,6 +157,24 @@ pub fn findings(names: &[String], links: &[Link], rings: &[Ring]) -> Vec<Finding
     found
 }
 
+/// The pairs of hosts between which a link is slow, each once and the lower place first: what is to be measured
+/// again without the others, for many pairs at a time share more than a network.
+#[must_use]
+pub fn slow_pairs(links: &[Link]) -> BTreeSet<(u32, u32)> {
+    let median = median_rate(links).unwrap_or(0);
+    let pair = |link: &Link| (link.from.min(link.to), link.from.max(link.to));
+    slow_links(links, median).into_iter().map(pair).collect()
+}
+
+fn slow_links(links: &[Link], median: u64) -> Vec<&Link> {
+    let bar = (median / SLOW_BELOW_MEDIAN_OVER).max(RATE_FLOOR_BYTES_PER_S);
+    let is_slow = |link: &&Link| match link.outcome {
+        LinkOutcome::Measured { rate, .. } => rate < bar,
+        LinkOutcome::Failed(_) => true,
+    };
+    links.iter().filter(is_slow).collect()
+}
+
 fn rate_of(link: &Link) -> u64 {
     match link.outcome {
         LinkOutcome::Measured { rate, .. } => rate,
@@ -190,6 +203,15 @@ mod tests {
                 Link { from, to, outcome }
             })
             .collect()
+    }
+
+    #[test]
+    fn slow_pairs_are_named_once() {
+        let rate =
+            |a: u32, b: u32| if a.min(b) == 1 && a.max(b) == 3 || (a, b) == (2, 0) { FAST / 5 } else { FAST };
+        let pairs: Vec<_> = slow_pairs(&mesh(5, rate)).into_iter().collect();
+        assert_eq!(pairs, [(0, 2), (1, 3)]);
+        assert!(slow_pairs(&mesh(5, |_, _| FAST)).is_empty() && slow_pairs(&[]).is_empty());
     }
 
     #[test]

@@ -148,6 +148,12 @@ refusal_codes! {
     MaintenanceDue = "MS-9052", "MAINTENANCE_DUE";
     /// A node cannot take part in a probe of the network at present.
     ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE";
+    /// The replica is silent on purpose, for a drill.
+    TrafficRefused = "MS-4011", "TRAFFIC_REFUSED";
+    /// Another drill runs on the cluster.
+    DrillRunning = "MS-7101", "DRILL_RUNNING";
+    /// The drill does not run any more.
+    DrillOver = "MS-7102", "DRILL_OVER";
 }
 
 impl fmt::Display for RefusalCode {

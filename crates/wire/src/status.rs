@@ -68,6 +68,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::MembershipRefused
         | RefusalCode::FormatNotReady
         | RefusalCode::ProbeUnavailable
+        | RefusalCode::DrillRunning
+        | RefusalCode::DrillOver
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over is right.
@@ -88,6 +90,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::LogsUnavailable
         | RefusalCode::ClusterRecovering
         | RefusalCode::Diverged
+        | RefusalCode::TrafficRefused
         // Another replica may answer at once, and this one as soon as it hears of the leader.
         | RefusalCode::TooStale
         | RefusalCode::ReadUnconfirmed => Code::Unavailable,
@@ -134,6 +137,10 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ArchiveUnavailable
         | RefusalCode::LogsUnavailable
         | RefusalCode::ProbeUnavailable
+        | RefusalCode::DrillRunning
+        | RefusalCode::DrillOver
+        // Another replica takes it at once.
+        | RefusalCode::TrafficRefused
         | RefusalCode::PermissionDenied
         | RefusalCode::MessageTooLarge => None,
     }

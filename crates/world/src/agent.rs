@@ -13,8 +13,8 @@ use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, Wo
 use muster_planted::Rule;
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
 use muster_types::{
-    Accelerators, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId, NodeSpec,
-    Parameters,
+    Accelerators, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId,
+    NodeSpec, Parameters,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};

@@ -6,10 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 use hyper_util::rt::TokioIo;
-use muster_transport::{Authority, Expect, PeerName, Principal, Role, Security, ShortName, Tls, TlsFiles};
+use muster_transport::{Authority, PeerName, Principal, Role, Security, ShortName, Tls, TlsFiles};
 use muster_types::{RefusalCode, ReplicaId};
 use muster_wire::status::Refused;
-use muster_wire::v1;
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use std::collections::BTreeSet;
@@ -222,7 +221,6 @@ impl House {
         let mut cluster = Cluster::lay_out(1);
         let folder = cluster.scratch.path().join("certificates");
         let authority = Authority::init(&folder.join("authority"), cluster.id, 30).expect("it is made");
-        let house = |cluster| House { cluster, authority, folder };
         let tls = |folder: &Path| TlsFiles {
             ca: folder.join("ca.crt"),
             cert: folder.join("tls.crt"),
@@ -239,7 +237,7 @@ impl House {
         std::fs::write(cluster.replicas[0].config(), config).unwrap();
         cluster.start_secured(&Security::Tls(Tls::load(tls(&admin)).expect("it can be used")));
         cluster.leader().await;
-        house(cluster)
+        House { cluster, authority, folder }
     }
 
     fn issued(&self, authority: &Authority, name: &str, role: Role) -> Shown {

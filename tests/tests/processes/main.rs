@@ -6,15 +6,19 @@
 
 mod backups;
 mod bad_input;
+mod clocks;
 mod closed_doors;
 mod contracts;
+mod drills;
 mod durability;
 mod failover;
 mod frameworks;
+mod gpus;
 mod history;
 mod hostile_workers;
 mod leases;
 mod members;
+mod planted;
 mod probe;
 mod quickstart;
 mod reads;

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::rebuild::{Disk, damage, falsify, fill};
 use crate::support::{
-    Agents, Cluster, Network, PATIENCE, accelerators, eventually, heavy, job, muster, say, wait_for_job,
+    Agents, Cluster, LOOK_AGAIN, Network, PATIENCE, accelerators, heavy, job, muster, say, wait_for_job,
 };
 
 const SECTIONS: [&str; 4] = ["## When", "## What you see", "## Steps", "## Undo"];
@@ -290,7 +290,16 @@ impl Run<'_> {
                 assert!(holds(&output), "{place}\nended with {:?}:\n{}", output.code, output.text);
             }
             Kind::Look => {
-                eventually(&place, || async { holds(&self.shell(block).await).then_some(()) }).await;
+                let end = tokio::time::Instant::now() + PATIENCE;
+                loop {
+                    let output = self.shell(block).await;
+                    if holds(&output) {
+                        break;
+                    }
+                    let in_time = tokio::time::Instant::now() < end;
+                    assert!(in_time, "{place}\nstill ends with {:?}:\n{}", output.code, output.text);
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
             }
         }
     }
@@ -405,6 +414,7 @@ pages! {
     replace_dead_replica = "replace-dead-replica";
     rolling_upgrade = "rolling-upgrade";
     rotate_certificates = "rotate-certificates";
+    run_a_drill = "run-a-drill";
     slow_disk = "slow-disk";
     three_to_five = "three-to-five";
     transfer_leadership = "transfer-leadership";

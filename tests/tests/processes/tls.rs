@@ -334,6 +334,10 @@ async fn a_cluster_with_certificates() {
     ran.assert_refused(2, &["http is plaintext", "https://"]);
     let cordon = ["--endpoint", &endpoints.join(","), "node", "cordon", "h1"];
     run_to_end(&[&with[..], &cordon[..]].concat(), "").await.assert_refused(4, &["MS-8001", "client/ada"]);
+    for words in [["drill", "run", "replica-silent", "--dry-run"].as_slice(), &["drill", "stop"]] {
+        let words = [&with[..], &list[..2], words].concat();
+        run_to_end(&words, "").await.assert_refused(4, &["MS-8001", "client/ada"]);
+    }
 
     // The load is about calls, not about work.
     let cordon =

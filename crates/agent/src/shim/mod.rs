@@ -5,6 +5,10 @@
 //! shim's main thread owns a timer on CLOCK_BOOTTIME and signals, and leaves reading the lease file and
 //! writing output to other threads.
 //!
+//! A shim may be started before there is a worker for it: it then has its folder, its lock and the process that
+//! becomes the worker already, and waits for the folder's final name on its standard input. At its end there it
+//! goes, for the agent that would have ordered something is gone.
+//!
 //! **Invariant:** no worker runs past its lease's deadline and grace while its shim gets the processor;
 //! the worker dies with its shim; `exit` is written only when no descendant is left.
 
@@ -13,6 +17,7 @@ mod output;
 mod stage;
 
 use crate::cgroup::Cgroup;
+use crate::clock::BootTime;
 use crate::limits;
 use crate::order::detail;
 use crate::task::{Running, TaskDir, TaskSpec};
@@ -20,17 +25,28 @@ use crate::transcript::{OutputStream, Writer};
 use muster_types::ExitStatus;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal};
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
-use std::io::{PipeReader, PipeWriter, Write};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 /// First argument of a shim.
 pub(crate) const RUN: &str = "run";
+/// First argument of a shim that waits for its worker.
+pub(crate) const WAIT: &str = "wait";
+/// First argument of a shim that is to say what it understands.
+pub(crate) const SPEAKS: &str = "speaks";
+/// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
+/// of another release out that lies beside it.
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 1");
+/// How the control groups of workers begin whose shims waited for them.
+pub(crate) const WAITING_GROUP: &str = "muster_ready_";
+/// What a waiting shim writes to its standard output once nothing but its worker is missing.
+pub(crate) const READY_LINE: &str = "ready";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
 /// First argument of the runner inside an allocation of Slurm.
@@ -40,28 +56,46 @@ pub(crate) const RUNNING_LINE: &str = "running";
 /// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
 /// and its death ends its worker.
 const SHIM_OOM_SCORE: &str = "-950";
+/// Bytes of a path with its end.
+const PATH_BYTES_MAX: u64 = 4_096 + 1;
 
 /// The hidden subcommand: `args` are those after it. Returns the exit code. To be called on the main
 /// thread, before any runtime or other thread exists.
 pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
-    let words: Vec<&str> = args.iter().filter_map(|a| a.to_str()).collect();
-    match words.as_slice() {
-        [RUN, task] if args.len() == 2 => match run(&TaskDir::at(PathBuf::from(task))) {
-            Ok(()) => 0,
-            Err(reason) => {
-                complain(&reason);
-                1
-            }
-        },
-        [STAGE, task, shim_pid, oom_score, cgroup] if args.len() == 5 => {
-            let Ok(shim_pid) = shim_pid.parse() else { return usage() };
-            let cgroup = (!cgroup.is_empty()).then(|| Path::new(*cgroup));
-            stage::main(&stage::Arguments { task: Path::new(task), shim_pid, oom_score, cgroup })
+    match args.first().and_then(|first| first.to_str()) {
+        Some(SLURM) if args.len() == 1 => crate::slurm::runner_main(),
+        Some(crate::launch::LAUNCH) => {
+            let words: Option<Vec<&str>> = args[1..].iter().map(|word| word.to_str()).collect();
+            words.map_or_else(usage, |words| crate::launch::main(&words))
         }
-        [SLURM] if args.len() == 1 => crate::slurm::runner_main(),
-        [crate::launch::LAUNCH, rest @ ..] if words.len() == args.len() => crate::launch::main(rest),
-        _ => usage(),
+        _ => guard_main(args),
+    }
+}
+
+/// The part of the hidden subcommand that two processes of every worker are, and nothing else: for a program that
+/// is small enough to be started often. As [`shim_main`].
+pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let outcome = match args.as_slice() {
+        [word, task] if word == RUN => run(&TaskDir::at(PathBuf::from(task))),
+        [word, blank, parent @ ..] if word == WAIT && parent.len() <= 1 => {
+            wait(&TaskDir::at(PathBuf::from(blank)), parent.first().map(Path::new))
+        }
+        [word, _folder, shim_pid, oom_score, group @ ..] if word == STAGE && group.len() <= 1 => {
+            let shim_pid = shim_pid.to_str().and_then(|pid| pid.parse().ok());
+            let group = group.first().map(Path::new);
+            return shim_pid.map_or_else(usage, |shim_pid| stage::main(shim_pid, oom_score, group));
+        }
+        [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
+        _ => return usage(),
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(reason) => {
+            complain(&reason);
+            1
+        }
     }
 }
 
@@ -85,32 +119,137 @@ fn watched_signals() -> SigSet {
 }
 
 fn run(task: &TaskDir) -> Result<(), String> {
+    begin()?;
+    // Before any thread exists, so that no thread takes one.
+    watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
+    let oom_score = harden();
+    let held = Held::take(task)?;
+    live(task, held, &oom_score, Prepared::default())
+}
+
+/// What is there of a worker before it is known; goes unless it is taken out.
+#[derive(Default)]
+struct Prepared {
+    stage: Option<stage::Stage>,
+    /// Where that is.
+    cgroup: Option<Cgroup>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some(stage) = self.stage.take() {
+            stage.dismiss();
+        }
+        remove_cgroup(self.cgroup.take().as_ref());
+    }
+}
+
+impl Prepared {
+    /// With a control group below `parent`, where one can be made.
+    fn make(blank: &TaskDir, parent: Option<&Path>, oom_score: &str) -> Result<Prepared, String> {
+        let before = before_own_arguments();
+        let name = format!("{WAITING_GROUP}{}_{:x}", std::process::id(), BootTime::now().0);
+        let group = parent.and_then(|parent| Cgroup::create_unlimited(parent, &name).ok());
+        if let Some(group) = group {
+            let stage = stage::Stage::start(&before, blank.path(), oom_score, Some(group.path()));
+            let prepared = Prepared { stage: stage.ok(), cgroup: Some(group) };
+            if prepared.stage.is_some() {
+                return Ok(prepared);
+            }
+        }
+        // Why there can be no group is told when the worker's own cannot be made.
+        let stage = stage::Stage::start(&before, blank.path(), oom_score, None)?;
+        Ok(Prepared { stage: Some(stage), cgroup: None })
+    }
+}
+
+/// Waits for a worker in a folder that is no worker's yet. Its control group is made below `parent`, if any.
+fn wait(blank: &TaskDir, parent: Option<&Path>) -> Result<(), String> {
+    begin()?;
+    let oom_score = harden();
+    let held = Held::take(blank)?;
+    let prepared = Prepared::make(blank, parent, &oom_score)?;
+    say(READY_LINE).map_err(|e| format!("say that this shim is ready: {e}"))?;
+    let Some(task) = ordered(std::io::stdin().lock())? else {
+        return Ok(());
+    };
+    // Until here a signal just ends this process.
+    watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
+    name_after(&task);
+    live(&task, held, &oom_score, prepared)
+}
+
+/// What makes this process a shim.
+fn begin() -> Result<(), String> {
     // Another thread could take the signals that the guard waits for, and the parent-death signal follows
     // the thread that forks: this must be the first and only one.
     if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) > 1 {
         return Err("a shim must be started before its process has other threads".to_owned());
     }
-    // Blocked before any thread exists, so that no thread takes one.
-    watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
     // An own session: neither a terminal nor the agent's process group can reach it. It fails only for
     // a group leader, which a process started by the agent is not.
     nix::unistd::setsid().map_err(|e| format!("start a session: {e}"))?;
-    set_child_subreaper(true).map_err(|e| format!("become the reaper of descendants: {e}"))?;
-    let oom_score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
+    set_child_subreaper(true).map_err(|e| format!("become the reaper of descendants: {e}"))
+}
+
+/// Makes this process hard to kill for want of memory; says how hard it was before, for the worker.
+fn harden() -> String {
+    let before = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
     // Needs a privilege that an agent without root lacks; then the shim is as mortal as any process.
     let _ = std::fs::write("/proc/self/oom_score_adj", SHIM_OOM_SCORE);
+    before.trim().to_owned()
+}
 
-    // Before the lock: who finds the lock held finds this end of the FIFO open.
-    let _alive = open_fifo(&task.alive())?;
-    let control = open_fifo(&task.control())?;
-    let Some(_lock) = task.try_lock().map_err(|e| format!("{e}: {}", chain(&e)))? else {
-        return Err("another shim has this worker".to_owned());
-    };
+/// What a shim has of its folder as long as it lives.
+struct Held {
+    _alive: File,
+    control: File,
+    _lock: File,
+}
+
+impl Held {
+    fn take(task: &TaskDir) -> Result<Held, String> {
+        // Before the lock: who finds the lock held finds this end of the FIFO open.
+        let alive = open_fifo(&task.alive())?;
+        let control = open_fifo(&task.control())?;
+        match task.try_lock().map_err(|e| format!("{e}: {}", chain(&e)))? {
+            Some(lock) => Ok(Held { _alive: alive, control, _lock: lock }),
+            None => Err("another shim has this worker".to_owned()),
+        }
+    }
+}
+
+/// The folder of the worker that a waiting shim gets; none where the agent is gone.
+fn ordered(from: impl Read) -> Result<Option<TaskDir>, String> {
+    let mut bytes = Vec::new();
+    let read = from.take(PATH_BYTES_MAX).read_to_end(&mut bytes);
+    read.map_err(|e| format!("read which worker this shim gets: {e}"))?;
+    // An order that broke off is none.
+    let whole = bytes.strip_suffix(&[0]);
+    Ok(whole.map(|path| TaskDir::at(PathBuf::from(OsString::from_vec(path.to_vec())))))
+}
+
+/// For the list of processes, where the command line still has the folder's first name.
+fn name_after(task: &TaskDir) {
+    let name = task.path().file_name().unwrap_or_default().as_bytes();
+    if let Ok(name) = CString::new(name) {
+        let _ = nix::sys::prctl::set_name(&name);
+    }
+}
+
+/// What stands before the shim's own arguments on the command line of this process.
+fn before_own_arguments() -> Vec<OsString> {
+    std::env::args_os().skip(1).take_while(|word| word != WAIT && word != RUN).collect()
+}
+
+/// From the order to the record of the worker's end.
+fn live(task: &TaskDir, held: Held, oom_score: &str, prepared: Prepared) -> Result<(), String> {
     if task.exit().map_err(|e| e.to_string())?.is_some() {
         return Err("this worker's end is recorded already; it is not launched again".to_owned());
     }
     let spec = task.spec().map_err(|e| e.to_string())?.ok_or("there is no launch")?;
-    let status = worker_life(task, &spec, control, oom_score.trim());
+    let Held { _alive, control, _lock } = held;
+    let status = worker_life(task, &spec, control, oom_score, prepared);
     task.write_exit(status).map_err(|e| format!("{e}: {}", chain(&e)))
 }
 
@@ -129,7 +268,13 @@ fn open_fifo(path: &Path) -> Result<File, String> {
 }
 
 /// Launches, guards and ends the worker; nothing of it is left when this returns.
-fn worker_life(task: &TaskDir, spec: &TaskSpec, control: File, oom_score: &str) -> ExitStatus {
+fn worker_life(
+    task: &TaskDir,
+    spec: &TaskSpec,
+    control: File,
+    oom_score: &str,
+    mut prepared: Prepared,
+) -> ExitStatus {
     let failed = |why: String| ExitStatus::LaunchFailed(detail(&why));
     let lease = match guard::LeaseWatch::start(spec) {
         Ok(lease) => lease,
@@ -144,12 +289,20 @@ fn worker_life(task: &TaskDir, spec: &TaskSpec, control: File, oom_score: &str) 
         Ok(Some(_)) => return ExitStatus::NotStarted,
         Err(error) => return failed(error.to_string()),
     }
-    let (cgroup, cgroup_absent) = make_cgroup(spec);
     let watch = match guard::Events::open(control) {
         Ok(watch) => watch,
         Err(why) => return failed(why),
     };
-    let mut child = match launch(task, spec, cgroup.as_ref(), oom_score) {
+    let waited_in = prepared.cgroup.take().filter(|group| group.path().exists());
+    let stage = prepared.stage.take().map(|stage| (stage, waited_in.is_some()));
+    let (cgroup, cgroup_absent) = match waited_in {
+        Some(group) => {
+            group.limit_to(spec.memory_bytes, spec.cpu_milli);
+            (Some(group), None)
+        }
+        None => make_cgroup(spec),
+    };
+    let mut child = match launch(task, spec, cgroup.as_ref(), oom_score, stage) {
         Ok(child) => child,
         Err(why) => {
             remove_cgroup(cgroup.as_ref());
@@ -211,24 +364,24 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
     }
 }
 
-/// Starts the stage that becomes the worker. From the main thread: the parent-death signal follows the
-/// thread that forked, and this one lives as long as the shim.
-fn launch(task: &TaskDir, spec: &TaskSpec, cgroup: Option<&Cgroup>, oom: &str) -> Result<Child, String> {
-    let oom = if oom.is_empty() { "0" } else { oom };
-    Command::new("/proc/self/exe")
-        .args(&spec.shim_arguments)
-        .arg(STAGE)
-        .arg(task.path())
-        .arg(std::process::id().to_string())
-        .arg(oom)
-        .arg(cgroup.map(|g| g.path().as_os_str().to_owned()).unwrap_or_default())
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(|e| format!("start the worker's process: {e}"))
+/// Has the worker's process become the worker: the one that waits for it, in its control group or not yet, or where
+/// that has died a new one.
+fn launch(
+    task: &TaskDir,
+    spec: &TaskSpec,
+    cgroup: Option<&Cgroup>,
+    oom_score: &str,
+    stage: Option<(stage::Stage, bool)>,
+) -> Result<Child, String> {
+    let group = cgroup.map(Cgroup::path);
+    if let Some((stage, is_there)) = stage {
+        match stage.become_worker(task.path(), group.filter(|_| !is_there)) {
+            Ok(child) => return Ok(child),
+            Err(why) => complain(&why),
+        }
+    }
+    let before: Vec<OsString> = spec.shim_arguments.iter().map(OsString::from).collect();
+    stage::Stage::start(&before, task.path(), oom_score, None)?.become_worker(task.path(), group)
 }
 
 /// What is kept of the worker's output, and where the shim adds a line of its own to it.
@@ -245,6 +398,22 @@ fn copy_output(task: &TaskDir, spec: &TaskSpec, child: &mut Child) -> (output::C
 
 /// Tells the agent that started this shim, if it is still there.
 fn announce() {
+    let _ = say(RUNNING_LINE);
+}
+
+fn say(line: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{RUNNING_LINE}").and_then(|()| out.flush());
+    writeln!(out, "{line}").and_then(|()| out.flush())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiting_shim_takes_a_whole_path_or_goes() {
+        let path = |bytes: &[u8]| ordered(bytes).unwrap().map(|task| task.path().to_owned());
+        assert_eq!(path(b"/t/a\nb\0"), Some(PathBuf::from("/t/a\nb")));
+        assert_eq!((path(b""), path(b"/t/a")), (None, None));
+    }
 }

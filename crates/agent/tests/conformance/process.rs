@@ -117,6 +117,8 @@ impl Subject for Processes {
             lease: self.folder.path().join("lease"),
             holder: HolderId(HOLDER),
             shim_command: vec![binary.into(), "shim".into()],
+            guard_command: vec![binary.into(), "shim".into()],
+            ready_max: 2,
             node: "host-a".into(),
             accelerator: String::new(),
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),

@@ -3,6 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::large_enum_variant)]
 
 use muster_agent::lease::LeaseSlot;
+use muster_types::{Feature, Features};
+use muster_wire::convert;
 use muster_wire::v1;
 use muster_wire::v1::node_service_server::{NodeService, NodeServiceServer};
 use muster_wire::v1::session_request::Message as Request;
@@ -34,6 +36,8 @@ pub enum Heard {
     Preflight(v1::PreflightReport),
     Upload(v1::UploadLogsRequest),
     UploadEnded,
+    /// Something that a leader of its release cannot read; the session is over.
+    Unknown,
     SessionEnded,
 }
 
@@ -51,6 +55,9 @@ pub struct Manner {
     pub heartbeat_ms: u64,
     pub stop_grace_ms: u64,
     pub cluster_id: String,
+    /// What it names of what it takes. It ends a session that brings anything else.
+    pub takes: Features,
+    /// Says that it takes what there was before features had names.
     pub takes_health: bool,
 }
 
@@ -66,7 +73,41 @@ impl Manner {
             heartbeat_ms: 200,
             stop_grace_ms: 500,
             cluster_id: CLUSTER.to_owned(),
-            takes_health: false,
+            takes: Features::all(),
+            takes_health: true,
+        }
+    }
+
+    /// Of a release that knows nothing but workers.
+    pub fn first_release() -> Manner {
+        Manner { takes: Features::NONE, takes_health: false, ..Manner::patient() }
+    }
+
+    fn registered(&self) -> v1::Registered {
+        v1::Registered {
+            node_id: "node-0".into(),
+            incarnation: 1,
+            cluster_generation: 1,
+            lease_ttl_ms: self.ttl_ms,
+            heartbeat_interval_ms: self.heartbeat_ms,
+            lease_stop_grace_ms: self.stop_grace_ms,
+            cluster_id: self.cluster_id.clone(),
+            takes_health: self.takes_health,
+            takes: convert::features_to_proto(self.takes),
+        }
+    }
+
+    /// Whether a leader of that release could read it.
+    fn knows(&self, message: &Request) -> bool {
+        let takes = convert::features_of_leader(&self.registered());
+        match message {
+            Request::Register(_) | Request::Heartbeat(_) | Request::Report(_) | Request::ConfirmStart(_) => {
+                true
+            }
+            Request::Health(_) => takes.has(Feature::Health),
+            Request::Note(_) => takes.has(Feature::Notes),
+            Request::PreflightReport(_) => takes.has(Feature::Preflight),
+            Request::ForeignLoad(_) => takes.has(Feature::ForeignLoad),
         }
     }
 
@@ -148,19 +189,15 @@ impl Shared {
     fn answer(&self, message: Request, out: &Outgoing) {
         let manner = self.manner.lock().unwrap().clone();
         let reply = |message| drop(out.send(response(message)));
+        if !manner.knows(&message) {
+            let _ = out.send(Err(Status::invalid_argument("message: must be one that this release knows")));
+            let _ = self.heard.send(Heard::Unknown);
+            return;
+        }
         let heard = match message {
             Request::Register(register) => {
                 *self.session.lock().unwrap() = Some(out.clone());
-                reply(Response::Registered(v1::Registered {
-                    node_id: "node-0".into(),
-                    incarnation: 1,
-                    cluster_generation: 1,
-                    lease_ttl_ms: manner.ttl_ms,
-                    heartbeat_interval_ms: manner.heartbeat_ms,
-                    lease_stop_grace_ms: manner.stop_grace_ms,
-                    cluster_id: manner.cluster_id,
-                    takes_health: manner.takes_health,
-                }));
+                reply(Response::Registered(manner.registered()));
                 Heard::Register(register)
             }
             Request::Heartbeat(beat) => {
@@ -336,7 +373,12 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
 }
 
 pub fn stop(job: &str, log_index: u64, grace_ms: u64) -> Response {
-    Response::Stop(v1::StopOrder { job_id: job.to_owned(), token: token(log_index), grace_ms })
+    Response::Stop(v1::StopOrder {
+        job_id: job.to_owned(),
+        token: token(log_index),
+        grace_ms,
+        reason: "preempted".to_owned(),
+    })
 }
 
 /// The agent's folders and configuration.

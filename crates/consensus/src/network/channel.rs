@@ -12,6 +12,7 @@ use crate::gate::Gate;
 use crate::ground::{Metrics, PeerError, PeerLink, Peers, Process};
 use crate::peers::{self, PeerReport};
 use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep};
+use crate::traffic::Traffic;
 use muster_store::{ReplicaNode, ReplicaStore};
 use muster_transport::Expect;
 use muster_types::ReplicaId;
@@ -35,6 +36,7 @@ type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 pub struct PeerNetwork {
     pub(super) config: ConsensusConfig,
     pub(super) gate: Gate<Process>,
+    pub(super) traffic: Traffic,
     store: ReplicaStore,
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics<Process>>>,
@@ -46,12 +48,24 @@ pub struct PeerNetwork {
 impl PeerNetwork {
     pub(crate) fn new(config: ConsensusConfig, gate: Gate<Process>, store: ReplicaStore) -> PeerNetwork {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
-        PeerNetwork { config, gate, store, metrics: Arc::default(), uploads, refusals: Arc::default() }
+        PeerNetwork {
+            config,
+            gate,
+            traffic: Traffic::default(),
+            store,
+            metrics: Arc::default(),
+            uploads,
+            refusals: Arc::default(),
+        }
     }
 
     pub(crate) fn watch(&self, metrics: Metrics<Process>) {
         // Started once; a second protocol on this network does not exist.
         let _ = self.metrics.set(metrics);
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// A connection to `target`, at `node` until the membership says otherwise; opened when first
@@ -129,8 +143,11 @@ impl PeerChannel {
         }
     }
 
-    /// A client at the peer's present address.
+    /// A client at the peer's present address; none while this replica calls nobody.
     pub(super) fn client(&mut self) -> Result<RaftServiceClient<Channel>, String> {
+        if self.network.traffic.peers_out_refused().is_some() {
+            return Err("this replica calls no peer for a while, for a drill".to_owned());
+        }
         if let Some(node) = self.network.node(self.target)
             && node != self.node
         {

@@ -9,6 +9,7 @@ use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
 use crate::gate::Gate;
 use crate::ground::Process;
+use crate::traffic::Traffic;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
 use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle, Vote};
@@ -37,6 +38,7 @@ impl RaftNetworkFactory<RaftConfig> for PeerNetwork {
             source: self.config.replica_id,
             channel: self.channel(ReplicaId(target), node),
             gate: self.gate.clone(),
+            traffic: self.traffic.clone(),
             stall_max: self.config.timing.stall_max(),
             uploads: self.uploads.clone(),
         }
@@ -48,6 +50,7 @@ pub struct PeerClient {
     source: ReplicaId,
     channel: PeerChannel,
     gate: Gate<Process>,
+    traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,
 }
@@ -62,7 +65,7 @@ fn unreachable(reason: impl ToString) -> RpcError {
 #[derive(Default)]
 struct InFlight {
     sent_at: VecDeque<Instant>,
-    gate_closed: bool,
+    held_back: bool,
 }
 
 type SharedInFlight = Arc<Mutex<InFlight>>;
@@ -107,15 +110,15 @@ impl PeerClient {
     where
         S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
     {
-        let gate = self.gate.clone();
+        let (gate, traffic) = (self.gate.clone(), self.traffic.clone());
         let first_peer = Some(self.channel.peer());
         futures::stream::unfold((input, first_peer), move |(mut input, mut peer)| {
-            let gate = gate.clone();
+            let (gate, traffic) = (gate.clone(), traffic.clone());
             let in_flight = Arc::clone(&in_flight);
             async move {
                 let request = input.next().await?;
-                if !gate.is_open() {
-                    with_in_flight(&in_flight, |in_flight| in_flight.gate_closed = true);
+                if !gate.is_open() || traffic.peers_out_refused().is_some() {
+                    with_in_flight(&in_flight, |in_flight| in_flight.held_back = true);
                     return None;
                 }
                 with_in_flight(&in_flight, |in_flight| in_flight.sent_at.push_back(Instant::now()));
@@ -191,8 +194,8 @@ impl Answers<'_> {
                     with_in_flight(&self.in_flight, |in_flight| in_flight.sent_at.pop_front());
                     Some(convert::append_result(message).map_err(|status| self.client.failed(&status)))
                 }
-                Ok(None) if with_in_flight(&self.in_flight, |in_flight| in_flight.gate_closed) => {
-                    Some(Err(unreachable("no quorum is heard")))
+                Ok(None) if with_in_flight(&self.in_flight, |in_flight| in_flight.held_back) => {
+                    Some(Err(unreachable("no quorum is heard, or this replica is to be silent")))
                 }
                 Ok(None) => None,
                 Err(status) => Some(Err(self.client.failed(&status))),
@@ -267,9 +270,12 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
             snapshot,
             part_wait: self.stall_max.max(snapshots::PART_WAIT),
         };
-        let uploads = self.uploads.clone();
+        let (uploads, traffic) = (self.uploads.clone(), self.traffic.clone());
         let uploaded = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
+            () = traffic.until_peers_out_refused() => {
+                return Err(unreachable("this replica calls no peer for a while, for a drill").into());
+            }
             uploaded = upload.run(&uploads) => uploaded,
         };
         match uploaded {

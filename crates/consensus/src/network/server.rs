@@ -13,6 +13,7 @@ use crate::consensus::Consensus;
 use crate::ground::{Process, Raft};
 use crate::peers;
 use crate::rejoin::{ReturnRequest, ReturnStep, Unable};
+use crate::traffic::{Traffic, silent};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle};
@@ -64,8 +65,13 @@ impl PeerService {
         &self.shared.consensus.inner.raft
     }
 
-    /// Refuses whoever does not belong here; returns the sender.
+    fn traffic(&self) -> &Traffic {
+        self.shared.consensus.inner.network.traffic()
+    }
+
+    /// Refuses whoever does not belong here, and everybody while peers are refused; returns the sender.
     fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
+        self.traffic().admit_peer()?;
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
         let inner = &self.shared.consensus.inner;
         let (cluster_id, replica_id) = (inner.config.cluster_id, inner.config.replica_id);
@@ -112,6 +118,7 @@ impl PeerService {
 
     /// The same for calls of a leader: a replica that has nothing yet takes over the generation.
     async fn check_leader(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
+        self.traffic().admit_peer()?;
         let inner = &self.shared.consensus.inner;
         if let Some(peer) = &peer {
             self.check_name(from, peer)?;
@@ -214,15 +221,16 @@ impl RaftService for PeerService {
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
-        let refused = Arc::clone(&refusal);
-        let rest = futures::stream::unfold((inbound, refused), move |(mut inbound, refused)| async move {
+        let (refused, traffic) = (Arc::clone(&refusal), self.traffic().clone());
+        let from = (inbound, refused, traffic);
+        let rest = futures::stream::unfold(from, move |(mut inbound, refused, traffic)| async move {
             let next = match inbound.message().await {
-                Ok(Some(message)) => convert::append(message, source),
+                Ok(Some(message)) => traffic.admit_peer().and_then(|()| convert::append(message, source)),
                 Ok(None) => return None,
                 Err(status) => Err(status),
             };
             match next {
-                Ok(request) => Some((request, (inbound, refused))),
+                Ok(request) => Some((request, (inbound, refused, traffic))),
                 Err(status) => {
                     *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
                     None
@@ -273,7 +281,10 @@ impl RaftService for PeerService {
         }
         let _turn = self.turn()?;
         let store = self.shared.consensus.inner.store.snapshots.clone();
-        let handle = snapshots::receive(announced, store, start.first_chunk, inbound).await?;
+        let handle = tokio::select! {
+            received = snapshots::receive(announced, store, start.first_chunk, inbound) => received?,
+            () = self.traffic().until_peers_in_refused() => return Err(silent()),
+        };
         let snapshot =
             SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
         let response = self.raft().install_full_snapshot(vote, snapshot).await.map_err(stopped)?;

@@ -398,7 +398,7 @@ fn what_restricts_a_node_is_checked() {
     let drain = Drain { since: LogTime(0), deadline: None, cause: DrainCause::Operator };
     let drained = |node, request| Decision::NodeDrainSet { request, node: NodeId(node), drain: Some(drain) };
     assert_eq!(scene.state.check(&drained(0, None)), Err(GuardError::Format));
-    handle(&mut scene.speculation, &Command::RaiseFormat { format: 3 }).unwrap();
+    handle(&mut scene.speculation, &Command::RaiseFormat { format: 4 }).unwrap();
     commit(&mut scene.speculation, &mut scene.state);
     let quarantine = |reason: &str| {
         let reason = Some(reason.to_owned());

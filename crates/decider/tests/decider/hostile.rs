@@ -50,7 +50,7 @@ fn run(seed: u64) -> [u64; VARIANTS] {
         let leads = state.leadership();
         let is_start = matches!(decision, Decision::LeaderStarted);
         let round = Round {
-            format: 3,
+            format: 4,
             term: leads.map_or(1, |l| l.term + u64::from(is_start)),
             replica: leads.map_or(ReplicaId(1), |l| l.replica),
             first_index: state.log_index().next(),
@@ -229,7 +229,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(4) as u16 },
+        40 => Decision::FormatRaised { format: random.below(5) as u16 },
         44..48 => {
             let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
             let is_new = |job: &JobId| state.job(*job).is_some_and(|row| row.attempt == 0);
@@ -288,7 +288,8 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
     match random.below(5) {
         0 => {
             let detail = "x".repeat(random.below(limits::HEALTH_DETAIL_BYTES_MAX as u64 + 10) as usize);
-            let mut observation = Observation::of(Finding::Xid(79), Some(0));
+            let finding = if random.once_in(4) { Finding::Network } else { Finding::Xid(79) };
+            let mut observation = Observation::of(finding, Some(0));
             observation.detail = detail;
             let condition = Condition { observation, action, since: state.log_time(), boot: 1 };
             let conditions = vec![condition; random.below(3) as usize];

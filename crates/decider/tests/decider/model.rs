@@ -124,7 +124,7 @@ impl Model {
             term: 1,
             founding: FOUNDING,
             // In every other run nobody ever knows more than format 2.
-            format: if seed.is_multiple_of(2) { 3 } else { 2 },
+            format: if seed.is_multiple_of(2) { 4 } else { 2 },
             made: BTreeSet::new(),
         }
     }
@@ -535,8 +535,9 @@ impl Model {
             return;
         }
         let request = self.request();
-        let command = match self.random.below(6) {
+        let command = match self.random.below(7) {
             0..3 => self.health(node),
+            6 => Command::NoteSoundNetwork { nodes: vec![node, NodeId(self.random.below(9) as u32)] },
             3 => {
                 let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
                 let begin = DrainOrder::Begin { deadline_ms };
@@ -617,7 +618,7 @@ impl Model {
         match kind {
             0..5 => RankUpdate::Running,
             5..8 => RankUpdate::Exited(ExitStatus::Code(i32::from(self.random.once_in(6)))),
-            _ => RankUpdate::Exited(match self.random.below(9) {
+            _ => RankUpdate::Exited(match self.random.below(10) {
                 0 => ExitStatus::Code(0),
                 1 => ExitStatus::Signal(9),
                 2 => ExitStatus::LeaseExpired,
@@ -626,6 +627,7 @@ impl Model {
                 5 => ExitStatus::OutOfMemory,
                 6 => ExitStatus::NodeFault("é".repeat(self.random.below(600) as usize)),
                 7 => ExitStatus::BackendLost("gone".into()),
+                8 => ExitStatus::PreflightFailed("é".repeat(self.random.below(600) as usize)),
                 _ => ExitStatus::NotStarted,
             }),
         }

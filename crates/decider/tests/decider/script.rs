@@ -22,8 +22,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode, Submission,
-    TaskGroup,
+    ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode,
+    Submission, TaskGroup,
 };
 
 use crate::support::{
@@ -209,6 +209,14 @@ impl World {
                 let (rank, slow_milli) = (rest[1].parse().unwrap(), rest[2].parse().ok());
                 self.carry_out(&Command::NoteStraggler { job, token, rank, slow_milli })
             }
+            "sound" => {
+                let nodes = rest.iter().map(|text| self.node_id(text)).collect();
+                self.carry_out(&Command::NoteSoundNetwork { nodes })
+            }
+            "foreign" => {
+                let command = self.foreign(rest);
+                self.carry_out(&command)
+            }
             "policy" => self.policy(rest),
             "report" => {
                 let command = self.report(rest);
@@ -384,6 +392,25 @@ impl World {
         Command::ReportHealth { node, incarnation, report: Box::new(report) }
     }
 
+    /// `foreign NODE closed devices=0,3 cpu=MILLI memory=BYTES incarnation=N`: what others hold; none of it is nothing.
+    fn foreign(&mut self, words: &[&str]) -> Command {
+        let node = self.node_id(words[0]);
+        let number = |prefix: &str| self.number(words, prefix).map_or(0, |text| text.parse().unwrap());
+        let devices = self.number(words, "devices=").unwrap_or_default();
+        let devices = devices.split(',').filter_map(|device| device.parse::<u32>().ok());
+        let load = ForeignLoad {
+            closed: words.contains(&"closed"),
+            devices: DeviceSet(devices.fold(0, |set, device| set | 1 << device)),
+            cpu_milli: number("cpu="),
+            memory_bytes: number("memory="),
+        };
+        let incarnation = self.number(words, "incarnation=").map_or_else(
+            || self.state().node(node).map_or(0, |row| row.incarnation),
+            |text| text.parse().unwrap(),
+        );
+        Command::ReportForeignLoad { node, incarnation, load }
+    }
+
     /// `report NODE JOB RANKS WHAT`: ranks are `all`, `3` or `0..4`.
     fn report(&mut self, words: &[&str]) -> Command {
         let node = self.node_id(words[0]);
@@ -416,6 +443,7 @@ impl World {
             "out-of-memory" => RankUpdate::Exited(ExitStatus::OutOfMemory),
             "node-fault" => RankUpdate::Exited(ExitStatus::NodeFault(words[4..].join(" "))),
             "backend-lost" => RankUpdate::Exited(ExitStatus::BackendLost(words[4..].join(" "))),
+            "preflight-failed" => RankUpdate::Exited(ExitStatus::PreflightFailed(words[4..].join(" "))),
             "launch-failed" => RankUpdate::Exited(ExitStatus::LaunchFailed(words[4..].join(" "))),
             other => panic!("nobody reports {other}"),
         };

@@ -163,6 +163,7 @@ async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failure> 
     if generation < least {
         return Err(Failure::usage(format!("--generation must be {least} or more, got {generation}")));
     }
+    muster_planted::admit(&config.data_dir).map_err(|error| chain(Exit::Conflict, &error))?;
     let begun = server::begin_from(&config, &state, generation).await;
     begun.map_err(|error| {
         chain(Exit::Conflict, &error).with_next("restore into a data folder that holds no replica")

@@ -216,6 +216,11 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::StorageFull => {
             "free space on the replicas' data disks; `muster cluster status` shows which of them are low"
         }
+        RefusalCode::TrafficRefused => {
+            "ask another --endpoint; `muster cluster status` names the drill, `muster drill stop` ends it"
+        }
+        RefusalCode::DrillRunning => "wait until it is over, or end it with `muster drill stop`",
+        RefusalCode::DrillOver => "find out who stopped it and why before you start another",
         RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",
         RefusalCode::LogsUnavailable => {
             "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"

@@ -14,6 +14,7 @@ mod cluster;
 mod config;
 mod console;
 mod ctl;
+mod drill;
 mod explanation;
 pub mod failure;
 mod follow;
@@ -136,6 +137,9 @@ pub enum ClientCommand {
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Drills on this cluster: what there are, one under way, its report; each undoes itself
+    #[command(subcommand, visible_alias = "drills")]
+    Drill(drill::DrillCommand),
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
@@ -192,6 +196,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Drill(command) => drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(console, command),
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),

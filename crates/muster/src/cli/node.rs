@@ -274,7 +274,16 @@ fn status(node: &view::Node) -> &'static str {
 fn table(nodes: &[view::Node], wide: bool) -> Grid {
     let mut header = vec!["NAME", "REGION", "CLUSTER", "STATUS", "ACCELERATORS", "FREE"];
     if wide {
-        header.extend(["BLOCK", "RACK", "CPU-FREE", "MEMORY-FREE", "INCARNATION", "ID", "ADDRESS"]);
+        header.extend([
+            "BLOCK",
+            "RACK",
+            "CPU-FREE",
+            "MEMORY-FREE",
+            "OTHERS-HOLD",
+            "INCARNATION",
+            "ID",
+            "ADDRESS",
+        ]);
     }
     header.push("JOBS");
     let mut grid = Grid::new(header);
@@ -293,6 +302,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             cells.push(node.rack.clone());
             cells.push(format!("{}/{}", cpus(node.free_cpu_milli), cpus(node.cpu_milli)));
             cells.push(format!("{}/{}", gib(node.free_memory_bytes), gib(node.memory_bytes)));
+            cells.push(node.foreign_load.as_ref().map(held_by_others).unwrap_or_default());
             cells.push(node.incarnation.to_string());
             cells.push(node.id.clone());
             cells.push(node.address.clone());
@@ -301,6 +311,24 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
         grid.row(cells);
     }
     grid
+}
+
+/// What others hold, as far as it is anything: `4 devices, 16 cpus, 64Gi`, or that nothing is given out there.
+fn held_by_others(load: &view::ForeignLoad) -> String {
+    let mut parts = Vec::new();
+    if load.closed {
+        parts.push("closed".to_owned());
+    }
+    if load.devices > 0 {
+        parts.push(format!("{} devices", load.devices));
+    }
+    if load.cpu_milli > 0 {
+        parts.push(format!("{} cpus", cpus(load.cpu_milli)));
+    }
+    if load.memory_bytes > 0 {
+        parts.push(gib(load.memory_bytes.next_multiple_of(1 << 30)));
+    }
+    parts.join(", ")
 }
 
 fn cpus(milli: u64) -> String {

@@ -395,6 +395,21 @@ pub struct Node {
     /// Absent when nothing is known against it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restriction: Option<super::node_health::Restriction>,
+    /// Absent when nobody else holds anything there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_load: Option<ForeignLoad>,
+}
+
+/// What others than Muster hold of a node, where another scheduler gives it out too.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ForeignLoad {
+    /// Nothing can be started there for now.
+    pub closed: bool,
+    /// How many devices; which ones, nobody says.
+    pub devices: usize,
+    pub cpu_milli: u64,
+    pub memory_bytes: u64,
 }
 
 /// Content of `NodeEvent`; its `logIndex` is the record that did it.
@@ -593,7 +608,8 @@ pub struct Replica {
     pub region: String,
     pub endpoint: String,
     pub voter: bool,
-    /// leader, follower, candidate, learner or unreachable.
+    /// leader, unconfirmed (leads by its own account, and no quorum answers it), follower, candidate, learner or
+    /// unreachable.
     pub role: String,
     /// Entries it lacks, as the leader sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -921,6 +937,12 @@ impl From<v1::Node> for Node {
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
             restriction: node.restriction.map(Into::into),
+            foreign_load: node.foreign_load.map(|load| ForeignLoad {
+                closed: load.closed,
+                devices: load.devices.len(),
+                cpu_milli: load.cpu_milli,
+                memory_bytes: load.memory_bytes,
+            }),
         }
     }
 }

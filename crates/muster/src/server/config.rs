@@ -96,6 +96,7 @@ struct LimitsFile {
     agent_sessions_max: Option<u32>,
     agent_uploads_max: Option<u32>,
     plaintext_max: Option<u32>,
+    drill_refusal_max_ms: Option<u64>,
     connections_max: Option<u32>,
     connections_per_principal_max: Option<u32>,
     handshakes_max: Option<u32>,
@@ -500,6 +501,9 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
     set("agent_uploads_max", file.agent_uploads_max, MANY, &mut api.calls.agent_uploads_max)?;
     set("plaintext_max", file.plaintext_max, MANY, &mut api.calls.plaintext_max)?;
+    let mut refusal_ms = u64::try_from(api.drill_refusal_max.as_millis()).unwrap_or(u64::MAX);
+    set("drill_refusal_max_ms", file.drill_refusal_max_ms, (0, 600_000), &mut refusal_ms)?;
+    api.drill_refusal_max = Duration::from_millis(refusal_ms);
     let size = |given: Option<u32>| given.map(|value| value as usize);
     let many = (1, 1_000_000);
     let accept = &mut api.accept;

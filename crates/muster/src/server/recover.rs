@@ -47,6 +47,9 @@ pub enum RecoverError {
     /// The configuration was refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// This build breaks rules on purpose, and may not do so here.
+    #[error(transparent)]
+    Planted(#[from] muster_planted::Refusal),
     /// The folder cannot be read.
     #[error("data_dir: {dir} cannot be recovered from")]
     Folder {
@@ -121,6 +124,7 @@ fn name_time(log_time_ms: u64) -> String {
 /// Says what is wrong with the folder; nothing was changed then.
 pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     let config = ServerConfig::read(&args.config)?;
+    muster_planted::admit(&config.data_dir)?;
     let dir = config.data_dir.clone();
     let made = beside(&dir, ".recovered");
     let old_name = |generation: u32| beside(&dir, &format!(".generation-{generation}"));

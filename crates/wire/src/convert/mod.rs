@@ -11,6 +11,7 @@
 
 mod contract;
 mod demand;
+mod feature;
 mod health;
 mod id;
 mod job;
@@ -24,6 +25,7 @@ use muster_types::Violation;
 
 pub use contract::{contract_to_proto, notice_to_proto};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
+pub use feature::{features_from_proto, features_of_leader, features_to_proto};
 pub use health::{
     health_action_from_text, health_policy_from_proto, health_policy_to_proto, health_report_from_proto,
     health_report_to_proto, repair_from_proto, restriction_to_proto,

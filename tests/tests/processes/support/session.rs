@@ -43,6 +43,7 @@ pub fn registration(node: v1::NodeDescription, holder_id: &str) -> v1::SessionRe
         holder_id: holder_id.to_owned(),
         workers: Vec::new(),
         version: String::new(),
+        takes: Vec::new(),
     };
     v1::SessionRequest { message: Some(v1::session_request::Message::Register(register)) }
 }

@@ -17,7 +17,7 @@ _DETAILS = "grpc-status-details-bin"
 
 # Refusals that may end differently: at the same replica a moment later, or at another one.
 _STAY = {"OVERLOADED", "OUTCOME_UNKNOWN", "STORAGE_FULL", "CLUSTER_RECOVERING"}
-_ROTATE = {"DIVERGED", "TOO_STALE", "READ_UNCONFIRMED"}
+_ROTATE = {"DIVERGED", "TOO_STALE", "READ_UNCONFIRMED", "TRAFFIC_REFUSED"}
 _BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 
 

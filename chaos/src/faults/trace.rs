@@ -1,0 +1,135 @@
+//! System calls of a running process that take long or fail, by strace: a slow disk, or one that reports errors.
+
+use super::FaultError;
+use super::tools::Tool;
+use crate::unable::{Means, Unable};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+/// Leaving a process takes as long as a call that is being delayed at that moment.
+const LEAVE_WITHIN: Duration = Duration::from_secs(30);
+const SAID_LINES_MAX: usize = 100;
+
+/// What becomes of system calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// They begin so much later.
+    Delay {
+        /// Names of system calls.
+        calls: Vec<String>,
+        /// How much later.
+        by: Duration,
+    },
+    /// They are not made, and report this error.
+    Fail {
+        /// Names of system calls.
+        calls: Vec<String>,
+        /// The error.
+        error: Errno,
+    },
+}
+
+impl Injection {
+    /// Every flush of a file takes so much longer.
+    pub fn slow_flushes(by: Duration) -> Injection {
+        Injection::Delay { calls: flushes(), by }
+    }
+
+    /// No flush of a file succeeds: the disk reports an error.
+    pub fn failing_flushes() -> Injection {
+        Injection::Fail { calls: flushes(), error: Errno::EIO }
+    }
+
+    fn calls(&self) -> &[String] {
+        match self {
+            Injection::Delay { calls, .. } | Injection::Fail { calls, .. } => calls,
+        }
+    }
+
+    fn expression(&self) -> String {
+        let calls = self.calls().join(",");
+        match self {
+            Injection::Delay { by, .. } => format!("inject={calls}:delay_enter={}", by.as_micros()),
+            Injection::Fail { error, .. } => format!("inject={calls}:error={error:?}"),
+        }
+    }
+}
+
+fn flushes() -> Vec<String> {
+    ["fdatasync", "fsync", "sync_file_range"].map(str::to_owned).to_vec()
+}
+
+/// A process whose system calls are changed, until this is detached or dropped.
+#[derive(Debug)]
+pub struct Traced {
+    pid: Pid,
+    strace: Child,
+    log: PathBuf,
+}
+
+impl Traced {
+    /// Changes the calls of every thread of a running process, and of what it starts. Returns when all its threads
+    /// are reached. What was met is written to the log file. Every other system call costs the process some fifty
+    /// microseconds meanwhile: a running process can only be stopped at each of them.
+    pub async fn attach(pid: Pid, injections: &[Injection], log: &Path) -> Result<Traced, FaultError> {
+        let program = Tool::Strace.find()?;
+        let watched: Vec<&str> = injections.iter().flat_map(Injection::calls).map(String::as_str).collect();
+        let mut command = Command::new(program);
+        command.args(["-f", "-p", &pid.to_string(), "-o"]).arg(log);
+        command.args(["-e", &format!("trace={}", watched.join(","))]).args(["-e", "signal=none"]);
+        for injection in injections {
+            command.args(["-e", &injection.expression()]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut strace = command
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(FaultError::on("starting", "strace"))?;
+        let said = strace.stderr.take().expect("it was asked for");
+        let mut said = BufReader::new(said).lines();
+        let mut so_far = Vec::new();
+        while let Ok(Some(line)) = said.next_line().await {
+            if line.contains("attached") {
+                // Nobody reads the rest, and nobody must wait for a reader.
+                tokio::spawn(async move { while let Ok(Some(_)) = said.next_line().await {} });
+                return Ok(Traced { pid, strace, log: log.to_owned() });
+            }
+            if so_far.len() < SAID_LINES_MAX {
+                so_far.push(line);
+            }
+        }
+        Err(Unable::because(Means::Strace, so_far.join("; ")).into())
+    }
+
+    /// Calls that met the fault so far.
+    pub fn met(&self) -> Result<usize, FaultError> {
+        let log = std::fs::read(&self.log).map_err(FaultError::on_path("reading", &self.log))?;
+        let log = String::from_utf8_lossy(&log);
+        Ok(log.matches("(DELAYED)").count() + log.matches("(INJECTED)").count())
+    }
+
+    /// Lets the process be, and answers how many calls met the fault.
+    pub async fn detach(mut self) -> Result<usize, FaultError> {
+        if let Some(id) = self.strace.id() {
+            // It ends by itself with the process that it watches.
+            let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM);
+        }
+        if tokio::time::timeout(LEAVE_WITHIN, self.strace.wait()).await.is_err() {
+            // The system lets the process go on when its tracer is gone.
+            self.strace.kill().await.map_err(FaultError::on("ending", "strace"))?;
+        }
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).map(str::trim);
+        if tracer.is_some_and(|tracer| tracer != "0") {
+            return Err(FaultError::NoEffect(format!("process {} is still traced", self.pid)));
+        }
+        self.met()
+    }
+}

@@ -1,0 +1,220 @@
+//! `muster.v1.DrillService`: always about this replica, never passed on.
+
+use muster_engine::TrafficScope;
+use muster_transport::Principal;
+use muster_types::{Name, Refusal, RefusalCode, ReplicaId, Violation};
+use muster_wire::status::to_status;
+use muster_wire::v1;
+use muster_wire::v1::drill_service_server::DrillService;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tonic::{Request, Response, Status};
+
+use crate::drills::{Announcement, Drills, Held};
+use crate::forward::Router;
+use crate::guard::Admitted;
+use crate::read::invalid;
+
+/// Replicas and regions one drill may name.
+const NAMED_MAX: usize = 16;
+/// Bytes of who says to have started it.
+const STARTED_BY_BYTES_MAX: usize = 128;
+/// A drill is held so long without being renewed, in milliseconds.
+const HOLD_MS: (u64, u64) = (500, 30_000);
+/// Shorter than this nothing is refused, in milliseconds.
+const REFUSAL_MS_MIN: u64 = 100;
+
+pub(crate) struct DrillCalls {
+    router: Router,
+    drills: Drills,
+}
+
+impl DrillCalls {
+    pub(crate) fn new(router: Router, drills: Drills) -> DrillCalls {
+        DrillCalls { router, drills }
+    }
+
+    /// # Errors
+    /// When the voters that are left would be no majority.
+    fn check_quorum(&self, silent: &BTreeSet<ReplicaId>) -> Result<(), Refusal> {
+        let status = self.router.engine().consensus().status();
+        let voters: Vec<_> = status.members.iter().filter(|member| member.votes).collect();
+        let left = voters.iter().filter(|member| !silent.contains(&member.replica)).count();
+        let needed = voters.len() / 2 + 1;
+        if left >= needed {
+            return Ok(());
+        }
+        let text = format!("{left} of {} voters would be left, {needed} are needed", voters.len());
+        Err(Refusal::new(RefusalCode::WouldLoseQuorum, text))
+    }
+}
+
+fn principal<T>(request: &Request<T>) -> String {
+    match request.extensions().get::<Admitted>().map(|admitted| admitted.principal) {
+        Some(Principal::Named(name)) => name.to_string(),
+        Some(Principal::Plaintext) | None => String::new(),
+    }
+}
+
+fn named(field: &str, text: &str) -> Result<Name, Violation> {
+    Name::new(text).ok_or_else(|| Violation::new(field, format!("must be {}", muster_types::name::NAME_RULE)))
+}
+
+fn replicas(field: &str, ids: &[u64]) -> Result<BTreeSet<ReplicaId>, Violation> {
+    if ids.len() > NAMED_MAX {
+        return Err(Violation::limit(field, ids.len() as u64, 0, NAMED_MAX as u64));
+    }
+    if ids.contains(&0) {
+        return Err(Violation::new(field, "must be 1 or more"));
+    }
+    Ok(ids.iter().copied().map(ReplicaId).collect())
+}
+
+fn announcement(message: &v1::AnnounceDrillRequest, principal: String) -> Result<Announcement, Status> {
+    let mut violations = Vec::new();
+    let mut wrong = |violation| violations.push(violation);
+    let id = named("drill_id", &message.drill_id).map_err(&mut wrong).ok();
+    let name = named("name", &message.name).map_err(&mut wrong).ok();
+    let by = &message.started_by;
+    if by.is_empty() || by.len() > STARTED_BY_BYTES_MAX || by.chars().any(char::is_control) {
+        let rule = format!("must be one line of 1 to {STARTED_BY_BYTES_MAX} bytes");
+        wrong(Violation::new("started_by", rule));
+    }
+    let (min, max) = HOLD_MS;
+    if !(min..=max).contains(&message.hold_ms) {
+        wrong(Violation::limit("hold_ms", message.hold_ms, min, max));
+    }
+    let silent = replicas("silent_replica_ids", &message.silent_replica_ids).map_err(&mut wrong).ok();
+    if message.cordoned_regions.len() > NAMED_MAX {
+        wrong(Violation::limit(
+            "cordoned_regions",
+            message.cordoned_regions.len() as u64,
+            0,
+            NAMED_MAX as u64,
+        ));
+    }
+    let regions = message.cordoned_regions.iter().take(NAMED_MAX);
+    let regions: Vec<Name> =
+        regions.filter_map(|region| named("cordoned_regions", region).map_err(&mut wrong).ok()).collect();
+    match (id, name, silent) {
+        (Some(id), Some(name), Some(silent)) if violations.is_empty() => Ok(Announcement {
+            id,
+            name,
+            started_by: message.started_by.clone(),
+            principal,
+            hold: Duration::from_millis(message.hold_ms),
+            silent: silent.into_iter().collect(),
+            cordoned_regions: regions,
+        }),
+        _ => Err(invalid(violations)),
+    }
+}
+
+/// The directions named, each once.
+fn scope(message: &v1::RefuseTrafficRequest) -> Result<TrafficScope, Violation> {
+    let mut scope = TrafficScope::default();
+    for traffic in message.traffic() {
+        let direction = match traffic {
+            v1::Traffic::PeersIn => &mut scope.peers_in,
+            v1::Traffic::PeersOut => &mut scope.peers_out,
+            v1::Traffic::Clients => &mut scope.clients,
+            v1::Traffic::Unspecified => {
+                return Err(Violation::new("traffic", "must be PEERS_IN, PEERS_OUT or CLIENTS"));
+            }
+        };
+        if std::mem::replace(direction, true) {
+            return Err(Violation::new("traffic", "must name each kind once"));
+        }
+    }
+    if scope.is_empty() {
+        return Err(Violation::new("traffic", "must name at least one kind"));
+    }
+    Ok(scope)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn drill(held: &Held) -> v1::Drill {
+    let (scope, left) = held.refused.unwrap_or_default();
+    let kinds = [
+        (scope.peers_in, v1::Traffic::PeersIn),
+        (scope.peers_out, v1::Traffic::PeersOut),
+        (scope.clients, v1::Traffic::Clients),
+    ];
+    v1::Drill {
+        id: held.id.to_string(),
+        name: held.name.to_string(),
+        started_by: held.started_by.clone(),
+        principal: held.principal.clone(),
+        held_ms: millis(held.left),
+        silent_replica_ids: held.silent.iter().map(|id| id.0).collect(),
+        cordoned_regions: held.cordoned_regions.iter().map(ToString::to_string).collect(),
+        refused: kinds.into_iter().filter(|(is, _)| *is).map(|(_, kind)| kind.into()).collect(),
+        refused_ms: millis(left),
+    }
+}
+
+#[tonic::async_trait]
+impl DrillService for DrillCalls {
+    async fn announce_drill(
+        &self,
+        request: Request<v1::AnnounceDrillRequest>,
+    ) -> Result<Response<v1::AnnounceDrillResponse>, Status> {
+        let said = announcement(request.get_ref(), principal(&request))?;
+        if self.drills.refusal_max().is_zero() {
+            let text = "this replica takes part in no drill: limits.drill_refusal_max_ms is 0";
+            return Err(to_status(&Refusal::new(RefusalCode::PermissionDenied, text)));
+        }
+        let held = self.drills.announce(said).map_err(|refusal| to_status(&refusal))?;
+        Ok(Response::new(v1::AnnounceDrillResponse { drill: Some(drill(&held)) }))
+    }
+
+    async fn refuse_traffic(
+        &self,
+        request: Request<v1::RefuseTrafficRequest>,
+    ) -> Result<Response<v1::RefuseTrafficResponse>, Status> {
+        let message = request.get_ref();
+        let mut violations = Vec::new();
+        let mut wrong = |violation| violations.push(violation);
+        let id = named("drill_id", &message.drill_id).map_err(&mut wrong).ok();
+        let scope = scope(message).map_err(&mut wrong).ok();
+        let silent = replicas("silent_replica_ids", &message.silent_replica_ids).map_err(&mut wrong).ok();
+        let max = millis(self.drills.refusal_max());
+        if !(REFUSAL_MS_MIN..=max).contains(&message.duration_ms) {
+            wrong(Violation::limit("duration_ms", message.duration_ms, REFUSAL_MS_MIN, max));
+        }
+        let (Some(id), Some(scope), Some(mut silent), true) = (id, scope, silent, violations.is_empty())
+        else {
+            return Err(invalid(violations));
+        };
+        silent.insert(self.router.engine().info().replica);
+        self.check_quorum(&silent).map_err(|refusal| to_status(&refusal))?;
+        let held = self.drills.refuse(&id, scope, Duration::from_millis(message.duration_ms));
+        let held = held.map_err(|refusal| to_status(&refusal))?;
+        Ok(Response::new(v1::RefuseTrafficResponse { drill: Some(drill(&held)) }))
+    }
+
+    async fn end_drill(
+        &self,
+        request: Request<v1::EndDrillRequest>,
+    ) -> Result<Response<v1::EndDrillResponse>, Status> {
+        let text = &request.get_ref().drill_id;
+        let id = if text.is_empty() { Ok(None) } else { named("drill_id", text).map(Some) };
+        let id = id.map_err(|violation| invalid(vec![violation]))?;
+        let ended = self.drills.end(id.as_ref(), &principal(&request));
+        Ok(Response::new(v1::EndDrillResponse { drill: ended.as_ref().map(drill) }))
+    }
+
+    async fn get_drill(
+        &self,
+        _request: Request<v1::GetDrillRequest>,
+    ) -> Result<Response<v1::GetDrillResponse>, Status> {
+        Ok(Response::new(v1::GetDrillResponse {
+            drill: self.drills.current().as_ref().map(drill),
+            replica_id: self.router.engine().info().replica.0,
+            refuse_max_ms: millis(self.drills.refusal_max()),
+        }))
+    }
+}

@@ -1,0 +1,377 @@
+//! Histories and logs broken on purpose, one way for each rule.
+
+use muster_drill::history::{
+    Call, Consistency, JobPhase, Operation, Outcome, Query, Seen, Torn, WatchChange,
+};
+use muster_drill::judge::{LogRound, Rule};
+use muster_journal::{Decision, Estimate, RequestKey, Round, encode_round};
+use muster_types::{JobId, LogIndex, LogTime, RequestId};
+
+use crate::support::{Sample, seen};
+
+/// Breaks a sample; none where this one has no place for it.
+type Breach = fn(&mut Sample) -> Option<()>;
+
+pub const BREACHES: &[(&str, Rule, Breach)] = &[
+    ("an acknowledged submission is not in the log", Rule::AcknowledgementLost, lost),
+    ("a submission is told another position", Rule::WrongRecord, other_position),
+    ("a submission is told other jobs", Rule::WrongRecord, other_jobs),
+    ("a request is carried out twice", Rule::DoneTwice, twice),
+    ("the log has a request that nobody made", Rule::RequestOfNobody, nobody),
+    ("what was refused is in the log", Rule::DoneThoughRefused, refused),
+    ("a later change stands before an earlier one", Rule::OrderBroken, reordered),
+    ("a linearizable read is answered from an old state", Rule::StaleLinearizableRead, stale_read),
+    ("a linearizable read does not find a job", Rule::StaleLinearizableRead, not_found),
+    ("a bounded read is older than its bound", Rule::StaleBoundedRead, beyond_bound),
+    ("an answer is older than it says", Rule::StalenessUntrue, untrue),
+    ("a session sees less than it saw", Rule::SessionWentBack, session),
+    ("an answer is from behind the log's end", Rule::AnswerFromNowhere, nowhere),
+    ("a job is shown in another phase", Rule::ContentDiffers, other_phase),
+    ("a page is of another prefix", Rule::ContentDiffers, other_page),
+    ("a digest is of another prefix", Rule::ContentDiffers, other_digest),
+    ("a watch leaves a change out", Rule::WatchDiffers, gap),
+    ("a watch shows a change twice", Rule::WatchDiffers, watched_twice),
+    ("a watch shows two changes in another order", Rule::WatchDiffers, watched_swapped),
+    ("a watch begins without a job", Rule::WatchDiffers, watched_present),
+    ("two attempts of a gang run at the same time", Rule::Overlap, overlap),
+    ("a worker runs under a token that nobody gave", Rule::RanUnplaced, unplaced),
+    ("a replica has another state", Rule::ReplicaDiffers, replica),
+    ("a replica is not seen behind the fault", Rule::ReplicasApart, replica_unseen),
+    ("a round of the log is gone", Rule::AcknowledgementLost, round_gone),
+    ("a round of the log is damaged", Rule::Log, round_damaged),
+    ("a leader recorded another digest", Rule::Log, diverged),
+    ("no linearizable read was made", Rule::NotChecked, no_reads),
+    ("the last line of a history is torn", Rule::History, torn),
+    ("a history is given twice", Rule::History, repeated),
+    ("a submission behind the fault is never answered", Rule::SubmissionFailed, unanswered),
+    ("submissions are silent for too long", Rule::SubmissionsLate, silent),
+    ("reads on a survivor stop", Rule::SurvivorsSilent, survivor_silent),
+    ("leadership comes back to where it was", Rule::Leadership, same_leader),
+    ("a gang waits for too long", Rule::GangsLate, gang_late),
+];
+
+fn acknowledged(sample: &mut Sample) -> impl Iterator<Item = &mut Operation> {
+    let submitted = |operation: &&mut Operation| {
+        matches!(operation.call, Call::Submit { .. })
+            && matches!(operation.outcome, Outcome::Acknowledged { .. })
+    };
+    sample.history.operations.iter_mut().filter(submitted)
+}
+
+fn answered(sample: &mut Sample, wanted: impl Fn(&Query, &Consistency) -> bool) -> Option<&mut Operation> {
+    // From the end: much was shown before it.
+    sample.history.operations.iter_mut().rev().find(|operation| {
+        let is_answered = matches!(operation.outcome, Outcome::Answered { .. });
+        matches!(&operation.call, Call::Read { query, consistency, .. } if is_answered && wanted(query, consistency))
+    })
+}
+
+fn lost(sample: &mut Sample) -> Option<()> {
+    let operation = acknowledged(sample).nth(3)?;
+    if let Call::Submit { request, .. } = &mut operation.call {
+        *request = RequestId(0xdead);
+    }
+    Some(())
+}
+
+fn other_position(sample: &mut Sample) -> Option<()> {
+    let operation = acknowledged(sample).nth(2)?;
+    if let Outcome::Acknowledged { log_index, .. } = &mut operation.outcome {
+        *log_index += 1;
+    }
+    Some(())
+}
+
+fn other_jobs(sample: &mut Sample) -> Option<()> {
+    let operation = acknowledged(sample).nth(2)?;
+    if let Outcome::Acknowledged { jobs, .. } = &mut operation.outcome {
+        jobs.push(JobId(7));
+    }
+    Some(())
+}
+
+/// Adds a round behind the last one.
+fn append(sample: &mut Sample, decisions: Vec<Decision>) {
+    let last = sample.rounds.last().expect("a log has rounds").round.clone();
+    let (_, state) = sample.past.last().expect("a log has states").clone();
+    let leadership = state.leadership().expect("somebody leads");
+    let round = Round {
+        format: muster_journal::FORMAT_MIN,
+        term: leadership.term,
+        replica: leadership.replica,
+        first_index: state.log_index().next(),
+        basis_index: state.log_index(),
+        log_time: state.log_time(),
+        decisions,
+    };
+    let mut archived = last;
+    archived.raft_index += 1;
+    archived.payload = encode_round(&round).into();
+    sample.rounds.push(LogRound::whole(archived));
+}
+
+fn twice(sample: &mut Sample) -> Option<()> {
+    let request = acknowledged(sample).nth(1)?.request()?;
+    let spec = sample.past.last()?.1.jobs().iter().map(|(id, _)| *id).next()?;
+    let spec = sample.past.last()?.1.spec(spec)?.clone();
+    let (requests_before, jobs_before) = (LogTime(u64::MAX), LogTime(0));
+    let request = RequestKey { id: request, fingerprint: 1 };
+    // Forgotten, and so taken again.
+    append(
+        sample,
+        vec![
+            Decision::HistoryPruned { requests_before, jobs_before },
+            Decision::JobsSubmitted { request, specs: vec![spec], estimates: vec![Estimate::default()] },
+        ],
+    );
+    Some(())
+}
+
+fn nobody(sample: &mut Sample) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let spec = state.spec(*state.jobs().last_key()?)?.clone();
+    let request = RequestKey { id: RequestId(0xbeef), fingerprint: 1 };
+    let estimates = vec![Estimate::default()];
+    append(sample, vec![Decision::JobsSubmitted { request, specs: vec![spec], estimates }]);
+    Some(())
+}
+
+fn refused(sample: &mut Sample) -> Option<()> {
+    let operations = &mut sample.history.operations;
+    let alone = |operation: &Operation| {
+        let request = operation.request();
+        operations.iter().filter(|other| other.request() == request).count() == 1
+    };
+    let place = operations.iter().position(|operation| {
+        matches!(operation.outcome, Outcome::Acknowledged { .. })
+            && matches!(operation.call, Call::Submit { .. })
+            && alone(operation)
+    })?;
+    operations[place].outcome = Outcome::Refused { code: "OVERLOADED".into() };
+    Some(())
+}
+
+fn reordered(sample: &mut Sample) -> Option<()> {
+    let end_us = sample.run.end_us;
+    let operation = acknowledged(sample).next()?;
+    (operation.invoked_us, operation.completed_us) = (end_us - 2, end_us - 1);
+    Some(())
+}
+
+/// Answers a read from the state of an earlier position, truly in everything else.
+fn from_the_past(
+    sample: &mut Sample,
+    wanted: impl Fn(&Query, &Consistency) -> bool,
+    staleness: Option<u64>,
+) -> Option<()> {
+    let old = sample.past.iter().find(|(at_us, _)| *at_us > 1_500_000)?.1.clone();
+    let operation = answered(sample, wanted)?;
+    let Call::Read { query, min_log_index, .. } = &mut operation.call else { return None };
+    *min_log_index = 0;
+    let seen = seen(&old, query)?;
+    operation.outcome = Outcome::Answered { log_index: old.log_index().0, staleness_ms: staleness, seen };
+    Some(())
+}
+
+fn stale_read(sample: &mut Sample) -> Option<()> {
+    let wanted = |query: &Query, consistency: &Consistency| {
+        !matches!(query, Query::Job { .. }) && *consistency == Consistency::Linearizable
+    };
+    from_the_past(sample, wanted, None)
+}
+
+fn beyond_bound(sample: &mut Sample) -> Option<()> {
+    let wanted = |query: &Query, consistency: &Consistency| {
+        !matches!(query, Query::Job { .. }) && matches!(consistency, Consistency::Bounded { .. })
+    };
+    from_the_past(sample, wanted, None)
+}
+
+fn untrue(sample: &mut Sample) -> Option<()> {
+    let wanted = |query: &Query, consistency: &Consistency| {
+        !matches!(query, Query::Job { .. }) && *consistency == Consistency::Any
+    };
+    from_the_past(sample, wanted, Some(100))
+}
+
+fn not_found(sample: &mut Sample) -> Option<()> {
+    let wanted = |query: &Query, consistency: &Consistency| {
+        *query != Query::Status && *consistency == Consistency::Linearizable
+    };
+    let first = acknowledged(sample).find_map(|operation| match &operation.outcome {
+        Outcome::Acknowledged { jobs, .. } => jobs.first().copied(),
+        _ => None,
+    })?;
+    let operation = answered(sample, wanted)?;
+    let (consistency, min_log_index) = (Consistency::Linearizable, 0);
+    operation.call = Call::Read { query: Query::Job { job: first }, consistency, min_log_index };
+    operation.outcome = Outcome::Refused { code: "JOB_NOT_FOUND".into() };
+    Some(())
+}
+
+fn session(sample: &mut Sample) -> Option<()> {
+    let operation = answered(sample, |_, _| true)?;
+    let own = operation.log_index()?.0;
+    if let Call::Read { min_log_index, .. } = &mut operation.call {
+        *min_log_index = own + 1;
+    }
+    Some(())
+}
+
+fn nowhere(sample: &mut Sample) -> Option<()> {
+    if let Outcome::Answered { log_index, .. } = &mut answered(sample, |_, _| true)?.outcome {
+        *log_index += 10_000;
+    }
+    Some(())
+}
+
+fn other_phase(sample: &mut Sample) -> Option<()> {
+    let operation = answered(sample, |query, _| matches!(query, Query::Job { .. }))?;
+    if let Outcome::Answered { seen: Seen::Job(seen), .. } = &mut operation.outcome {
+        seen.phase = if seen.phase == JobPhase::Running { JobPhase::Pending } else { JobPhase::Running };
+    }
+    Some(())
+}
+
+fn other_page(sample: &mut Sample) -> Option<()> {
+    let operation = answered(sample, |query, _| matches!(query, Query::Jobs { .. }))?;
+    if let Outcome::Answered { seen: Seen::Jobs { digest, .. }, .. } = &mut operation.outcome {
+        *digest ^= 1;
+    }
+    Some(())
+}
+
+fn other_digest(sample: &mut Sample) -> Option<()> {
+    let operation = answered(sample, |query, _| *query == Query::Status)?;
+    if let Outcome::Answered { log_index, .. } = &mut operation.outcome {
+        *log_index -= 1;
+    }
+    Some(())
+}
+
+/// Places of changes of the first watch behind its beginning.
+fn watched(sample: &Sample) -> Vec<usize> {
+    let events = &sample.history.watch_events;
+    let sync = events.iter().position(|event| event.change == WatchChange::SyncEnd).unwrap_or(0);
+    let changes = events.iter().enumerate().skip(sync + 1);
+    let of_first = changes.take_while(|(_, event)| event.watch == 1);
+    of_first.filter(|(_, event)| event.change != WatchChange::Bookmark).map(|(place, _)| place).collect()
+}
+
+fn gap(sample: &mut Sample) -> Option<()> {
+    let places = watched(sample);
+    sample.history.watch_events.remove(places[places.len() / 2]);
+    Some(())
+}
+
+fn watched_twice(sample: &mut Sample) -> Option<()> {
+    let places = watched(sample);
+    let place = places[places.len() / 2];
+    let again = sample.history.watch_events[place].clone();
+    sample.history.watch_events.insert(place, again);
+    Some(())
+}
+
+fn watched_swapped(sample: &mut Sample) -> Option<()> {
+    let places = watched(sample);
+    sample.history.watch_events.swap(places[3], places[4]);
+    Some(())
+}
+
+fn watched_present(sample: &mut Sample) -> Option<()> {
+    let events = &mut sample.history.watch_events;
+    let second = events.iter().position(|event| event.watch == 2)?;
+    if events[second].change == WatchChange::SyncEnd {
+        return None;
+    }
+    events.remove(second);
+    Some(())
+}
+
+fn overlap(sample: &mut Sample) -> Option<()> {
+    sample.intervals[0].end_ns = sample.intervals[1].start_ns + 1;
+    Some(())
+}
+
+fn unplaced(sample: &mut Sample) -> Option<()> {
+    sample.intervals[1].attempt = format!("1.{}", LogIndex(3));
+    Some(())
+}
+
+fn replica(sample: &mut Sample) -> Option<()> {
+    sample.run.states[1].digest ^= 1;
+    Some(())
+}
+
+fn replica_unseen(sample: &mut Sample) -> Option<()> {
+    sample.run.states.remove(1);
+    Some(())
+}
+
+fn round_gone(sample: &mut Sample) -> Option<()> {
+    let at = sample.rounds.len() / 2;
+    sample.rounds.remove(at);
+    Some(())
+}
+
+fn round_damaged(sample: &mut Sample) -> Option<()> {
+    let at = sample.rounds.len() / 2;
+    let mut bytes = sample.rounds[at].round.payload.to_vec();
+    *bytes.last_mut()? ^= 1;
+    sample.rounds[at].round.payload = bytes.into();
+    Some(())
+}
+
+fn diverged(sample: &mut Sample) -> Option<()> {
+    append(sample, vec![Decision::DigestRecorded { digest: 7 }]);
+    Some(())
+}
+
+fn no_reads(sample: &mut Sample) -> Option<()> {
+    sample.history.operations.retain(|operation| {
+        !matches!(operation.call, Call::Read { consistency: Consistency::Linearizable, .. })
+    });
+    Some(())
+}
+
+fn torn(sample: &mut Sample) -> Option<()> {
+    sample.history.torn.push(Torn { file: "client-1.jsonl".into(), line: 7, bytes: 3 });
+    Some(())
+}
+
+fn repeated(sample: &mut Sample) -> Option<()> {
+    let first = sample.history.operations[0].clone();
+    sample.history.operations.push(first);
+    Some(())
+}
+
+fn unanswered(sample: &mut Sample) -> Option<()> {
+    let fault_us = sample.run.fault_us;
+    let operation = acknowledged(sample).find(|operation| operation.invoked_us > fault_us)?;
+    operation.outcome = Outcome::TimedOut;
+    Some(())
+}
+
+fn silent(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.submission_again.as_mut()?.worst_ms = 700;
+    Some(())
+}
+
+fn survivor_silent(sample: &mut Sample) -> Option<()> {
+    let fault_us = sample.run.fault_us;
+    sample.history.operations.retain(|operation| {
+        let in_gap = (fault_us + 500_000..fault_us + 2_000_000).contains(&operation.invoked_us);
+        !(operation.replica == Some(2) && in_gap)
+    });
+    Some(())
+}
+
+fn same_leader(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.leadership = Some(muster_drill::scenario::Leadership::Stays);
+    Some(())
+}
+
+fn gang_late(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.gangs_elsewhere_after_lease_ms = Some(1);
+    Some(())
+}

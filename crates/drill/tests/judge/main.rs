@@ -1,0 +1,55 @@
+//! Verdicts: what is clean is judged clean, and whatever is broken is found.
+
+mod broken;
+mod figures;
+mod support;
+
+use proptest::prelude::*;
+use support::sample;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Clients that saw what the log says are never blamed, whatever the order of what overlaps.
+    #[test]
+    fn what_follows_from_a_log_is_judged_clean(seed in any::<u64>(), steps in 60usize..150) {
+        let verdict = sample(seed, steps).judge();
+        prop_assert!(verdict.held, "{:#?}", verdict.findings);
+        prop_assert!(verdict.is_linearizable());
+        prop_assert!(verdict.checked.linearizable_reads > 5);
+        prop_assert!(verdict.checked.bounded_reads > 0);
+        prop_assert!(verdict.checked.contents > 20);
+        prop_assert!(verdict.checked.watch_events > 20);
+        prop_assert!(verdict.checked.acknowledgements > 10);
+        prop_assert_eq!(verdict.checked.replica_states, 3);
+        prop_assert!(verdict.checked.placements > 0);
+    }
+
+    /// Each breach from the list is found by its rule, in whatever history.
+    #[test]
+    fn any_breach_is_found(seed in any::<u64>(), which in 0..broken::BREACHES.len()) {
+        let mut sample = sample(seed, 100);
+        let (what, rule, breach) = broken::BREACHES[which];
+        prop_assume!(breach(&mut sample).is_some());
+        let verdict = sample.judge();
+        prop_assert!(!verdict.held, "{what}");
+        prop_assert!(verdict.findings.count(rule) > 0, "{what} is not {rule}: {:#?}", verdict.findings);
+    }
+}
+
+#[test]
+fn every_breach_of_the_list_is_found() {
+    for (what, rule, breach) in broken::BREACHES {
+        let mut found = 0;
+        for seed in 0..4 {
+            let mut sample = sample(seed, 120);
+            if breach(&mut sample).is_none() {
+                continue;
+            }
+            let verdict = sample.judge();
+            assert!(verdict.findings.count(*rule) > 0, "{what} is not {rule}: {:#?}", verdict.findings);
+            found += 1;
+        }
+        assert!(found > 0, "{what} was never made");
+    }
+}

@@ -1,0 +1,43 @@
+//! What the ends of an agent's session take.
+
+use muster_types::{Feature, Features};
+
+use crate::v1;
+use crate::v1::SessionFeature;
+
+/// Those of a message that are known here; others are of a later release.
+#[must_use]
+pub fn features_from_proto(takes: &[i32]) -> Features {
+    let known = takes.iter().filter_map(|number| SessionFeature::try_from(*number).ok());
+    known
+        .filter_map(|feature| match feature {
+            SessionFeature::Unspecified => None,
+            SessionFeature::Health => Some(Feature::Health),
+            SessionFeature::Notes => Some(Feature::Notes),
+            SessionFeature::Preflight => Some(Feature::Preflight),
+            SessionFeature::ForeignLoad => Some(Feature::ForeignLoad),
+        })
+        .collect()
+}
+
+/// As numbers of a message.
+#[must_use]
+pub fn features_to_proto(features: Features) -> Vec<i32> {
+    let number = |feature| match feature {
+        Feature::Health => SessionFeature::Health,
+        Feature::Notes => SessionFeature::Notes,
+        Feature::Preflight => SessionFeature::Preflight,
+        Feature::ForeignLoad => SessionFeature::ForeignLoad,
+    };
+    features.iter().map(|feature| number(feature) as i32).collect()
+}
+
+/// What the leader takes of an agent, by the answer to its registration.
+#[must_use]
+pub fn features_of_leader(registered: &v1::Registered) -> Features {
+    let named = features_from_proto(&registered.takes);
+    match (named.is_empty(), registered.takes_health) {
+        (true, true) => Features::before_names(),
+        _ => named,
+    }
+}
