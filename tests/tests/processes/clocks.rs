@@ -32,6 +32,8 @@ impl WallClock {
             format!("FAKETIME_TIMESTAMP_FILE={}", file.display()),
             "FAKETIME_NO_CACHE=1".to_owned(),
             "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
+            // One process at a time reads it: nothing is to be left in shared memory by one that is killed.
+            "FAKETIME_DISABLE_SHM=1".to_owned(),
             // Times of files are the kernel's.
             "NO_FAKE_STAT=1".to_owned(),
         ];
