@@ -237,7 +237,7 @@ fn looked_at(
     }
     let needs_gangs = expect.gangs_untouched || expect.gangs_elsewhere_after_lease_ms.is_some();
     missing(
-        needs_gangs && evidence.intervals.is_none_or(<[_]>::is_empty),
+        needs_gangs && evidence.intervals.is_some_and(<[_]>::is_empty),
         "workers: none wrote down when it ran",
     );
     missing(needs_gangs && evidence.log.is_none(), "gangs: without the log nothing is known of them");
