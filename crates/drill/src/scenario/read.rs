@@ -713,7 +713,8 @@ impl<'a> Fields<'a> {
         let may = |s: &Selector| is_replica(s) && (*s != Selector::Leader || !is_first);
         let fits = to.0.len() == 1 && to.0.iter().all(may);
         if !fits {
-            let text = "must be follower or replica:ID, behind the first step also leader; leave it out for any";
+            let text =
+                "must be follower or replica:ID, behind the first step also leader; leave it out for any";
             self.problem(self.line, "to", text);
             return None;
         }
