@@ -67,9 +67,18 @@ pub(crate) fn process_time(pid: u32) -> Duration {
 
 /// Bytes of memory that a process has resident.
 pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
+    let (resident, _) = memory_of(pid);
+    resident
+}
+
+/// Bytes of memory that a process has resident, and those of them that are in no file: its program's text is, and is
+/// there once for all who run it.
+pub(crate) fn memory_of(pid: u32) -> (u64, u64) {
     const PAGE_BYTES: u64 = 4_096;
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE_BYTES
+    let mut pages = text.split_whitespace().skip(1).map(|pages| pages.parse::<u64>().unwrap_or(0));
+    let (resident, in_files) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
+    (resident * PAGE_BYTES, resident.saturating_sub(in_files) * PAGE_BYTES)
 }
 
 /// The same as a line.

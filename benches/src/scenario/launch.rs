@@ -208,10 +208,15 @@ fn print(what: &str, latency: &Latencies) {
 
 fn memory(cluster: &Cluster) -> Value {
     let mib = |bytes: u64| rounded(bytes as f64 / f64::from(1 << 20));
-    let resident: Vec<u64> = cluster.agents().into_iter().map(machine::resident_bytes_of).collect();
-    let most = resident.iter().copied().max().unwrap_or(0);
-    println!("resident memory of an agent: at most {} MiB", mib(most));
-    json!({ "agents": resident.len(), "resident_mib_max": mib(most) })
+    let agents: Vec<(u64, u64)> = cluster.agents().into_iter().map(machine::memory_of).collect();
+    let most = agents.iter().map(|(resident, _)| *resident).max().unwrap_or(0);
+    let own = agents.iter().map(|(_, own)| *own).max().unwrap_or(0);
+    println!(
+        "resident memory of an agent: at most {} MiB, {} MiB of it not its program's text",
+        mib(most),
+        mib(own)
+    );
+    json!({ "agents": agents.len(), "resident_mib_max": mib(most), "own_mib_max": mib(own) })
 }
 
 pub(crate) async fn run(args: LaunchArgs) -> Result<()> {

@@ -293,7 +293,7 @@ fn carry_out(
     let touched = touched(&parts, order.scenario)?;
     let members_before = cluster.members().clone();
     (order.say)(&format!("replica {leader} leads, in region {}", parts.leader_region()));
-    let mut stage = Stage::new(cluster, order.scenario, parts.clone());
+    let mut stage = Stage::new(cluster, order.scenario, parts.clone(), order.seed);
     let begun = Instant::now();
     let fault_us = now_us();
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).context("the clock")?;

@@ -103,20 +103,34 @@ impl Cgroup {
     /// # Errors
     /// When it cannot be made, for example because the parent is not delegated to this user.
     pub fn create(parent: &Path, name: &str, memory_bytes: u64, cpu_milli: u64) -> io::Result<Cgroup> {
+        let group = Cgroup::create_unlimited(parent, name)?;
+        group.limit_to(memory_bytes, cpu_milli);
+        Ok(group)
+    }
+
+    /// The same without limits of memory and processor: for a worker that is not known yet.
+    ///
+    /// # Errors
+    /// As for the other.
+    pub fn create_unlimited(parent: &Path, name: &str) -> io::Result<Cgroup> {
         let path = parent.join(name);
         fs::create_dir(&path)?;
         let group = Cgroup { path };
-        if memory_bytes > 0 {
-            group.limit("memory.max", &memory_bytes.to_string());
-            // A worker that has lost one of its processes is not left half alive.
-            group.limit("memory.oom.group", "1");
-        }
         group.limit("pids.max", &PIDS_MAX.to_string());
+        Ok(group)
+    }
+
+    /// Sets the limits, where the controllers are there.
+    pub fn limit_to(&self, memory_bytes: u64, cpu_milli: u64) {
+        if memory_bytes > 0 {
+            self.limit("memory.max", &memory_bytes.to_string());
+            // A worker that has lost one of its processes is not left half alive.
+            self.limit("memory.oom.group", "1");
+        }
         if cpu_milli > 0 {
             // A share, not a ceiling: 100 is the weight of an unlimited sibling; 1 CPU = 10.
-            group.limit("cpu.weight", &(cpu_milli / 100).clamp(1, 10_000).to_string());
+            self.limit("cpu.weight", &(cpu_milli / 100).clamp(1, 10_000).to_string());
         }
-        Ok(group)
     }
 
     /// A group that an earlier process made.
@@ -173,6 +187,16 @@ impl Cgroup {
         match fs::remove_dir(&self.path) {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+/// Removes the groups below `parent` with such names in which nothing is: a shim that was killed while it waited has
+/// left its own. The kernel keeps those that are in use.
+pub(crate) fn remove_unused(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+            let _ = fs::remove_dir(entry.path());
         }
     }
 }

@@ -34,8 +34,9 @@ pub struct AgentConfig {
     /// beside the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
     #[serde(default)]
     pub shim_program: Option<PathBuf>,
-    /// Shims that wait for workers, so that a start need not make them: as many as there are devices, 8 at most,
-    /// when not said. Workers that run count as well: a full host has none that wait. 0 for none at all.
+    /// Shims that wait for workers, so that a start need not make them: as many as the last start needed, and at most
+    /// so many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
+    /// most, when not said; 0 for none at all.
     #[serde(default)]
     pub ready_workers: Option<usize>,
     /// How much output is kept.

@@ -9,7 +9,7 @@
 
 use crate::order::{Placement, WorkerKey};
 use crate::transcript::OutputStream;
-use muster_types::{DeviceSet, ExitStatus};
+use muster_types::{DeviceSet, ExitStatus, StopReason};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -96,6 +96,30 @@ pub struct Foreign {
     pub memory_bytes: u64,
 }
 
+/// How a worker is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopRequest {
+    /// From SIGTERM or its like to SIGKILL.
+    pub grace: Duration,
+    /// What the worker is told of why; none where that is not known.
+    pub reason: Option<StopReason>,
+}
+
+impl StopRequest {
+    /// This one behind an earlier one: the shorter grace, and the reason that was told first.
+    #[must_use]
+    pub fn behind(self, earlier: Option<StopRequest>) -> StopRequest {
+        let Some(earlier) = earlier else { return self };
+        StopRequest { grace: self.grace.min(earlier.grace), reason: earlier.reason.or(self.reason) }
+    }
+}
+
+impl From<Duration> for StopRequest {
+    fn from(grace: Duration) -> StopRequest {
+        StopRequest { grace, reason: None }
+    }
+}
+
 /// Runs workers.
 pub trait Executor: Send + Sync + 'static {
     /// Launches every worker of the placement that is not launched yet, in lease epoch `epoch`. What becomes
@@ -121,8 +145,11 @@ pub trait Executor: Send + Sync + 'static {
     ///
     /// # Errors
     /// When the request could not be delivered; the worker may still be running.
-    fn stop(&self, key: WorkerKey, grace: Duration)
-    -> impl Future<Output = Result<(), ExecutorError>> + Send;
+    fn stop(
+        &self,
+        key: WorkerKey,
+        request: StopRequest,
+    ) -> impl Future<Output = Result<(), ExecutorError>> + Send;
 
     /// Takes over what an earlier agent left: running workers, and ends that are not acknowledged.
     ///

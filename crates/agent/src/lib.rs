@@ -11,6 +11,8 @@ pub mod cgroup;
 pub mod clock;
 pub mod config;
 pub mod contract;
+#[doc(hidden)]
+pub mod decoders;
 pub mod discovery;
 pub mod durable;
 pub mod executor;

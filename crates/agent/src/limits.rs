@@ -35,8 +35,8 @@ pub const READY_WORKERS_MAX: usize = 64;
 /// The usual most of them: each is two processes.
 const READY_WORKERS_USUAL: usize = 8;
 
-/// How many shims wait for workers on a host with so many devices, unless its operator says otherwise: one for
-/// each device, for that is the usual worker.
+/// How many shims may wait for workers on a host with so many devices, unless its operator says otherwise: one for
+/// each device.
 #[must_use]
 pub fn ready_workers(devices: u16) -> usize {
     usize::from(devices).clamp(1, READY_WORKERS_USUAL)

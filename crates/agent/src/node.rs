@@ -11,7 +11,7 @@
 //! Orders of an earlier session are never acted on.
 
 use crate::clock::BootTime;
-use crate::executor::{Executor, ExecutorEvent, Foreign, OutputRequest};
+use crate::executor::{Executor, ExecutorEvent, Foreign, OutputRequest, StopRequest};
 use crate::fencing::{Fences, Standing};
 use crate::lease::Lease;
 use crate::limits;
@@ -20,7 +20,9 @@ use crate::probe::{self, Plan, Prober};
 use crate::socket::{Note, Said};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
-use muster_types::{DeviceSet, ExitStatus, Feature, Features, FencingToken, ForeignLoad, JobId, NodeSpec};
+use muster_types::{
+    DeviceSet, ExitStatus, Feature, Features, FencingToken, ForeignLoad, JobId, NodeSpec, StopReason,
+};
 use muster_wire::convert::{fencing_token_to_proto, foreign_load_to_proto};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -50,7 +52,7 @@ pub(crate) enum Order {
     Stop {
         job: JobId,
         token: FencingToken,
-        grace: Duration,
+        request: StopRequest,
     },
     StartConfirmed {
         job: JobId,
@@ -118,8 +120,8 @@ struct Worker {
     devices: DeviceSet,
     epoch: u64,
     phase: Phase,
-    /// The shortest grace asked for.
-    stop: Option<Duration>,
+    /// How it was asked to stop, with the shortest grace.
+    stop: Option<StopRequest>,
     /// Rises with everything there is to report; equal to `acked` when the leader knows all of it.
     version: u32,
     acked: u32,
@@ -407,7 +409,7 @@ impl<E: Executor> Node<E> {
             Order::StartConfirmed { job, token, current } => {
                 self.on_confirmed(job, token, current).await;
             }
-            Order::Stop { job, token, grace } => self.on_stop(job, token, grace).await,
+            Order::Stop { job, token, request } => self.on_stop(job, token, request).await,
             Order::ReportAck(sequence) => self.on_report_ack(sequence),
             Order::NoteAck(sequence, refused) => self.on_note_ack(sequence, refused),
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
@@ -573,7 +575,7 @@ impl<E: Executor> Node<E> {
             .map(|(key, _)| *key)
             .collect();
         for key in older {
-            self.stop_worker(key, placement.stop_grace).await;
+            self.stop_worker(key, placement.stop_grace.into()).await;
         }
     }
 
@@ -677,7 +679,7 @@ impl<E: Executor> Node<E> {
         }
     }
 
-    async fn on_stop(&mut self, job: JobId, token: FencingToken, grace: Duration) {
+    async fn on_stop(&mut self, job: JobId, token: FencingToken, request: StopRequest) {
         let pending = self.pending.get(&(job, token)).map(|p| Arc::clone(&p.placement));
         let never: BTreeSet<u32> = pending.iter().flat_map(|p| p.ranks()).collect();
         let mut ranks = never.clone();
@@ -692,7 +694,7 @@ impl<E: Executor> Node<E> {
         let held: Vec<WorkerKey> = self.workers.range(from..=to).map(|(key, _)| *key).collect();
         // First the stop, which waits for no disk; then the fence against a start that comes later.
         for key in &held {
-            self.stop_worker(*key, grace).await;
+            self.stop_worker(*key, request).await;
         }
         if self.raise_fence(job, token, ranks.clone()).await.is_err() {
             // Unfenced, "none will start" would be a promise that a restart could break.
@@ -709,16 +711,21 @@ impl<E: Executor> Node<E> {
         }
     }
 
-    async fn stop_worker(&mut self, key: WorkerKey, grace: Duration) {
+    async fn stop_worker(&mut self, key: WorkerKey, request: StopRequest) {
         let Some(worker) = self.workers.get_mut(&key) else { return };
         if worker.has_ended() {
             worker.version += 1;
             return;
         }
-        let grace = worker.stop.map_or(grace, |before| before.min(grace));
-        worker.stop = Some(grace);
+        if worker.stop.is_none() {
+            let reason = request.reason.map(StopReason::name);
+            let grace_ms = u64::try_from(request.grace.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(worker = %key, reason, grace_ms, "told to stop");
+        }
+        let request = request.behind(worker.stop);
+        worker.stop = Some(request);
         let launching = worker.phase == Phase::Launching;
-        if let Err(error) = self.executor.stop(key, grace).await {
+        if let Err(error) = self.executor.stop(key, request).await {
             // One that is being launched is told again when it runs.
             if !launching {
                 let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -736,8 +743,8 @@ impl<E: Executor> Node<E> {
                 }
                 worker.phase = Phase::Running;
                 worker.version += 1;
-                if let Some(grace) = worker.stop {
-                    self.stop_worker(key, grace).await;
+                if let Some(request) = worker.stop {
+                    self.stop_worker(key, request).await;
                 }
             }
             ExecutorEvent::Ended(key, status) => {
@@ -868,7 +875,10 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
         Message::Stop(stop) => Order::Stop {
             job: order::job(&stop.job_id)?,
             token: order::token(stop.token)?,
-            grace: order::grace(stop.grace_ms),
+            request: StopRequest {
+                grace: order::grace(stop.grace_ms),
+                reason: StopReason::of_name(&stop.reason),
+            },
         },
         Message::StartConfirmed(confirmed) => Order::StartConfirmed {
             job: order::job(&confirmed.job_id)?,

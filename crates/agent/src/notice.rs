@@ -4,8 +4,10 @@
 //! [`FILE_MAX`]. The call is made beside it and nobody waits for its outcome; a program that does not listen
 //! has the signal. When the lease runs out nobody may be there to tell: then the signal is all.
 
+use crate::executor::StopRequest;
 use crate::order::{HttpNotice, WorkerKey};
 use crate::task::TaskDir;
+use muster_types::StopReason;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -19,13 +21,16 @@ const CALL_MAX: Duration = Duration::from_secs(2);
 
 /// The notice as a program reads it.
 #[must_use]
-pub fn text(key: WorkerKey, grace: Duration) -> String {
+pub fn text(key: WorkerKey, request: StopRequest) -> String {
+    let StopRequest { grace, reason } = request;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let notice = serde_json::json!({
         "kind": "stop",
         "job_id": key.job.to_string(),
         "fencing_token": key.token.to_string(),
         "rank": key.rank,
+        // Null where it is not known.
+        "reason": reason.map(StopReason::name),
         "grace_ms": u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
         // For people and programs that plan; what counts the grace is a clock that nobody sets.
         "deadline_unix_ms": u64::try_from((now + grace).as_millis()).unwrap_or(u64::MAX),
@@ -94,7 +99,11 @@ mod tests {
 
     #[test]
     fn the_notice_says_who_and_how_long() {
-        let notice: serde_json::Value = serde_json::from_str(&text(key(), Duration::from_secs(30))).unwrap();
+        let read = |request| serde_json::from_str::<serde_json::Value>(&text(key(), request)).unwrap();
+        assert!(read(Duration::ZERO.into())["reason"].is_null());
+        let reason = Some(StopReason::Preempted);
+        let notice = read(StopRequest { grace: Duration::from_secs(30), reason });
+        assert_eq!(notice["reason"], "preempted");
         assert_eq!((&notice["rank"], &notice["grace_ms"]), (&3.into(), &30_000.into()));
         assert_eq!(notice["fencing_token"], "1.7");
     }

@@ -8,7 +8,9 @@ use crate::cgroup::{self, Cgroup};
 use crate::chain;
 use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
-use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+};
 use crate::limits;
 use crate::notice;
 use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
@@ -123,7 +125,8 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
-        let ready = Pool::new(settings.tasks.clone(), settings.guard_command.clone(), settings.ready_max);
+        let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
+        let ready = Pool::new(tasks, guard, cgroup_parent.clone(), settings.ready_max);
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
@@ -203,8 +206,8 @@ impl ProcessExecutor {
     }
 
     /// Tells a worker that it has to stop, before the signal does.
-    async fn give_notice(&self, key: WorkerKey, task: TaskDir, grace: Duration) {
-        let text = notice::text(key, grace);
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, request: StopRequest) {
+        let text = notice::text(key, request);
         let (file, words) = (task.clone(), text.clone());
         let written = blocking(move || {
             let written = notice::write(&file, &words);
@@ -236,7 +239,7 @@ impl ProcessExecutor {
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            ready.hold(key);
+            ready.hold(key, spec.devices.iter().count());
             let Some(Waiting { blank, shim, order }) = ready.take() else {
                 return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
             };
@@ -298,7 +301,7 @@ impl ProcessExecutor {
     fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
         let command = &self.shared.settings.guard_command;
         let program = command.first().map_or("", String::as_str);
-        let mut child = ready::start(command, shim::RUN, task, Stdio::null())
+        let mut child = ready::start(command, shim::RUN, task, None, Stdio::null())
             .map_err(|e| format!("start the shim {program}: {e}"))?;
         let said = child.stdout.take().ok_or("a shim without a pipe")?;
         Ok(Shim { child, said: BufReader::new(said) })
@@ -367,6 +370,7 @@ impl Executor for ProcessExecutor {
             hostfile: contract::by_address(&placement),
             rank_hostfile: contract::by_rank(&placement),
         });
+        self.shared.ready.expect(placement.workers.len());
         let mut launches = tokio::task::JoinSet::new();
         for worker in &placement.workers {
             let spec = self.spec(&placement, worker, epoch);
@@ -374,6 +378,7 @@ impl Executor for ProcessExecutor {
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
+        self.shared.ready.trim().await;
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
@@ -399,19 +404,25 @@ impl Executor for ProcessExecutor {
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
-    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+    async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let task = self.task(key);
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
-        self.give_notice(key, task.clone(), grace).await;
-        blocking(move || task.request_stop(grace)).await.map_err(ExecutorError::Task)
+        self.give_notice(key, task.clone(), request).await;
+        blocking(move || task.request_stop(request.grace)).await.map_err(ExecutorError::Task)
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
         let mut found = Vec::new();
-        let tasks = self.shared.settings.tasks.clone();
-        for key in blocking(move || list(&tasks)).await.map_err(ExecutorError::List)? {
+        let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
+        let listed = blocking(move || {
+            if let Some(parent) = parent {
+                cgroup::remove_unused(&parent, shim::WAITING_GROUP);
+            }
+            list(&tasks)
+        });
+        for key in listed.await.map_err(ExecutorError::List)? {
             let executor = self.clone();
             let adopted = blocking(move || executor.adopt_one(key)).await;
             let adopted = match adopted {
@@ -426,7 +437,7 @@ impl Executor for ProcessExecutor {
             if adopted.exit.is_none() {
                 self.watch(key, self.task(key));
             }
-            self.shared.ready.hold(key);
+            self.shared.ready.hold(key, adopted.devices.iter().count());
             found.push(adopted);
         }
         self.count_kept().await;

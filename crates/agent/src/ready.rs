@@ -2,8 +2,8 @@
 //! finds one writes a few small files and a name into a pipe; without one it makes a dozen files and executes two
 //! programs first.
 //!
-//! There are never more of them than workers the host could still get: a host that is full has none. Those of an
-//! agent that has ended go by themselves, for their standard input ends.
+//! As many wait as the last start on this host needed, two at least, and never more than workers could still come: a host
+//! that is full has none. Those of an agent that has ended go by themselves, for their standard input ends.
 //!
 //! **Invariant:** a waiting shim knows no worker, so it needs no token and has no lease; it gets one worker, after
 //! that one's token is durable, and looks at its lease as any other does.
@@ -13,16 +13,19 @@ use crate::order::WorkerKey;
 use crate::process::{blocking, next_line};
 use crate::shim;
 use crate::task::{Blank, TaskDir};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::BufReader;
 use tokio::process::{Child, ChildStdout, Command};
+
+/// Jobs of one worker that come one behind another find a shim each, while another is being made.
+const EXPECTED_MIN: usize = 2;
 
 /// A shim that waits.
 #[derive(Debug)]
@@ -57,7 +60,9 @@ pub(crate) struct Pool {
     tasks: PathBuf,
     /// Program and first arguments of a shim.
     command: Vec<String>,
-    /// Waiting shims and workers together.
+    /// Where the control groups of workers are made.
+    cgroup_parent: Option<PathBuf>,
+    /// Waiting shims and workers together, where a worker counts as many as it has devices.
     max: usize,
     inner: Mutex<Inner>,
 }
@@ -65,8 +70,11 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: Vec<Waiting>,
-    /// Workers whose end the leader does not know yet.
-    held: BTreeSet<WorkerKey>,
+    /// What the next start may need.
+    expected: usize,
+    /// Workers whose end the leader does not know yet, with what each counts.
+    held: BTreeMap<WorkerKey, usize>,
+    held_count: usize,
     /// Somebody makes more of them right now.
     is_making: bool,
     made: u64,
@@ -74,19 +82,27 @@ struct Inner {
 }
 
 impl Inner {
-    fn lacks(&self, max: usize) -> bool {
-        self.waiting.len() + self.held.len() < max
+    /// How many are to wait.
+    fn wanted(&self, max: usize) -> usize {
+        self.expected.max(EXPECTED_MIN).min(max.saturating_sub(self.held_count))
     }
 }
 
 /// Starts a shim.
-pub(crate) fn start(command: &[String], word: &str, folder: &TaskDir, stdin: Stdio) -> io::Result<Child> {
+pub(crate) fn start(
+    command: &[String],
+    word: &str,
+    folder: &TaskDir,
+    cgroup_parent: Option<&Path>,
+    stdin: Stdio,
+) -> io::Result<Child> {
     let (program, first) = command.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(folder.shim_log())?;
     Command::new(program)
         .args(first)
         .arg(word)
         .arg(folder.path())
+        .args(cgroup_parent)
         .env_clear()
         .current_dir("/")
         .stdin(stdin)
@@ -96,8 +112,13 @@ pub(crate) fn start(command: &[String], word: &str, folder: &TaskDir, stdin: Std
 }
 
 impl Pool {
-    pub(crate) fn new(tasks: PathBuf, command: Vec<String>, max: usize) -> Pool {
-        Pool { tasks, command, max, inner: Mutex::default() }
+    pub(crate) fn new(
+        tasks: PathBuf,
+        command: Vec<String>,
+        cgroup_parent: Option<PathBuf>,
+        max: usize,
+    ) -> Pool {
+        Pool { tasks, command, cgroup_parent, max, inner: Mutex::default() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -105,14 +126,38 @@ impl Pool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A worker is here, or will be.
-    pub(crate) fn hold(&self, key: WorkerKey) {
-        self.lock().held.insert(key);
+    /// A start of so many workers has come; the next one may well be like it.
+    pub(crate) fn expect(&self, workers: usize) {
+        self.lock().expected = workers;
+    }
+
+    /// A worker is here, or will be, with so many devices.
+    pub(crate) fn hold(&self, key: WorkerKey, devices: usize) {
+        let mut inner = self.lock();
+        let count = devices.max(1);
+        let before = inner.held.insert(key, count).unwrap_or(0);
+        inner.held_count = inner.held_count + count - before;
     }
 
     /// A worker is no more.
     pub(crate) fn release(&self, key: WorkerKey) {
-        self.lock().held.remove(&key);
+        let mut inner = self.lock();
+        let count = inner.held.remove(&key).unwrap_or(0);
+        inner.held_count -= count;
+    }
+
+    /// Has those go that nobody could need.
+    pub(crate) async fn trim(&self) {
+        let surplus = {
+            let mut inner = self.lock();
+            let wanted = inner.wanted(self.max).min(inner.waiting.len());
+            inner.waiting.split_off(wanted)
+        };
+        for Waiting { blank, shim, order } in surplus {
+            // Its standard input ends, and it with it; the runtime collects it.
+            drop((order, shim));
+            blocking(move || blank.discard()).await;
+        }
     }
 
     /// One of them, if there is one.
@@ -135,7 +180,7 @@ impl Pool {
         loop {
             let number = {
                 let mut inner = self.lock();
-                if inner.is_making || !inner.lacks(self.max) {
+                if inner.is_making || inner.waiting.len() >= inner.wanted(self.max) {
                     return;
                 }
                 (inner.is_making, inner.made) = (true, inner.made + 1);
@@ -175,8 +220,9 @@ impl Pool {
 
     async fn begin(&self, folder: &TaskDir) -> Result<(Shim, File), String> {
         let program = self.command.first().map_or("", String::as_str);
-        let mut child = start(&self.command, shim::WAIT, folder, Stdio::piped())
-            .map_err(|e| format!("start the shim {program}: {e}"))?;
+        let mut child =
+            start(&self.command, shim::WAIT, folder, self.cgroup_parent.as_deref(), Stdio::piped())
+                .map_err(|e| format!("start the shim {program}: {e}"))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
             return Err("a shim without pipes".to_owned());
@@ -195,7 +241,7 @@ impl Pool {
 }
 
 /// Whether a program guards workers as this agent has them guarded.
-pub(crate) async fn speaks(program: &std::path::Path) -> Result<(), String> {
+pub(crate) async fn speaks(program: &Path) -> Result<(), String> {
     let asked = Command::new(program)
         .arg(shim::SPEAKS)
         .env_clear()

@@ -70,7 +70,7 @@ struct Step {
     duration_ms: u64,
 }
 
-fn parse(line: &[u8]) -> Result<(WorkerKey, Note), String> {
+pub(crate) fn parse(line: &[u8]) -> Result<(WorkerKey, Note), String> {
     let request: Request = serde_json::from_slice(line).map_err(|e| format!("not a request: {e}"))?;
     let job: JobId = request.job_id.parse().map_err(|_| "job_id must be the id of a job".to_owned())?;
     let token: FencingToken =

@@ -5,7 +5,7 @@
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
 //! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
-//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids |
+//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids; a second name of `spec` |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
@@ -14,7 +14,7 @@
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
-//! | `acked` | agent | the leader knows the end |
+//! | `acked` | agent | the leader knows the end; a second name of `exit` |
 //!
 //! Nothing here is read after a reboot: then the folders are set aside, and who held the node holds it no
 //! more. So no file is flushed to the disk; a launch waits for the flush of its fencing token alone.
@@ -317,7 +317,12 @@ impl TaskDir {
     /// # Errors
     /// When it cannot be written; the end is then reported again after a restart.
     pub fn write_acked(&self) -> Result<(), DurableError> {
-        write_record(&self.path.join("acked"), &())
+        let acked = self.path.join("acked");
+        // That it is there is all it says: a second name of the end costs no file of its own.
+        match std::fs::hard_link(self.path.join("exit"), &acked) {
+            Ok(()) => Ok(()),
+            Err(_) => write_record(&acked, &()),
+        }
     }
 
     /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then on disk for a
@@ -386,12 +391,16 @@ impl Blank {
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
                 .map_err(|e| at("make", &fifo)(e.into()))?;
         }
-        for path in [part.rank_map(), part.hostfile(), part.rank_hostfile(), part.lock_path()] {
+        for path in [part.rank_map(), part.hostfile(), part.rank_hostfile()] {
             File::create(&path).map_err(at("make", &path))?;
         }
-        let spec = part.spec_path();
+        let (spec, lock) = (part.spec_path(), part.lock_path());
         let mut private = OpenOptions::new();
         private.write(true).create_new(true).mode(0o600).open(&spec).map_err(at("make", &spec))?;
+        // A second name costs no file of its own, where the file system has such.
+        if std::fs::hard_link(&spec, &lock).is_err() {
+            File::create(&lock).map_err(at("make", &lock))?;
+        }
         Ok(Blank { part })
     }
 

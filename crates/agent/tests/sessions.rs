@@ -554,7 +554,7 @@ async fn a_committed_checkpoint_waits_for_the_log_through_a_lost_session() {
     leader.send(stop(JOB, 7, 20_000));
     assert_eq!(leader.exit_of(7, 0).await, Kind::Signal(15));
     let notice = std::fs::read_to_string(host.task(JOB, 7, 0).join("notice.json")).unwrap();
-    assert!(notice.contains("\"grace_ms\":20000"), "{notice}");
+    assert!(notice.contains("\"grace_ms\":20000") && notice.contains("\"reason\":\"preempted\""), "{notice}");
     let answer = say(&host, who("1.7", 0, saved)).await.unwrap();
     assert!(answer.contains("has ended") || answer.contains("does not run"), "{answer}");
 }

@@ -410,6 +410,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             job_id: stop.job.to_string(),
             token: Some(fencing_token_to_proto(stop.token)),
             grace_ms: stop.grace_ms,
+            reason: stop.reason.map(|reason| reason.name().to_owned()).unwrap_or_default(),
         }),
         Outbound::Probe(order) => Message::PreflightOrder(preflight_order(order)),
         Outbound::ReadLogs(read) => Message::ReadLogs(v1::ReadLogsOrder {

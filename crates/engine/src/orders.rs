@@ -1,8 +1,10 @@
 //! The outbox: what a node is asked to do, read off the state. Nothing is queued, so nothing is lost
 //! with a leader: a session looks again whenever its node's orders have changed.
 
+use muster_journal::{RearrangeCause, StopCause};
 use muster_state::{Phase, Placement, RankState, State};
-use muster_types::{FencingToken, JobId, JobSpec, NodeId};
+use muster_types::health::DrainCause;
+use muster_types::{FencingToken, JobId, JobSpec, NodeId, StopReason};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
@@ -31,6 +33,8 @@ pub struct StopOrder {
     pub token: FencingToken,
     /// From SIGTERM to SIGKILL.
     pub grace_ms: u64,
+    /// Why, as far as a worker is to know; none for what should not be there at all.
+    pub reason: Option<StopReason>,
 }
 
 /// What a node is asked to do.
@@ -60,7 +64,7 @@ pub fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
     for job in view.gangs_on(node) {
         let (Some(row), Some(spec)) = (view.job(job), view.spec(job)) else { continue };
         let Some(placement) = &row.placement else { continue };
-        match row.phase {
+        match &row.phase {
             Phase::Starting | Phase::Running if has_unstarted(placement, node) => {
                 orders.push(Order::Start(StartOrder {
                     job,
@@ -70,15 +74,44 @@ pub fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
                     view: Arc::clone(view),
                 }));
             }
-            Phase::Stopping(_) => {
+            Phase::Stopping(cause) => {
                 let said = view.contract(job).map(|contract| contract.stop_grace_ms(spec));
                 let grace_ms = said.unwrap_or(spec.stop_grace_ms);
-                orders.push(Order::Stop(StopOrder { job, token: placement.token, grace_ms }));
+                orders.push(Order::Stop(StopOrder {
+                    job,
+                    token: placement.token,
+                    grace_ms,
+                    reason: Some(reason_of(view, cause)),
+                }));
             }
             _ => {}
         }
     }
     orders
+}
+
+/// What workers are told of the cause of a stop. A node that is emptied is so for a reason of its own.
+fn reason_of(view: &State, cause: &StopCause) -> StopReason {
+    let emptied = |node: &NodeId| Some(view.restriction(*node)?.drain.as_ref()?.cause);
+    let of_drain = |cause: DrainCause| match cause {
+        DrainCause::Operator => StopReason::Drained,
+        DrainCause::Maintenance => StopReason::Maintenance,
+        DrainCause::Repair => StopReason::Repair,
+    };
+    match cause {
+        StopCause::Cancelled => StopReason::Cancelled,
+        StopCause::RunTimeLimit => StopReason::RunTimeLimit,
+        StopCause::WorkerFailed { .. } => StopReason::PeerFailed,
+        StopCause::Fault { class, .. } if class.is_of_application() => StopReason::PeerFailed,
+        StopCause::Fault { .. } => StopReason::NodeFault,
+        StopCause::Evicted { node } => emptied(node).map_or(StopReason::NodeFault, of_drain),
+        StopCause::Rearranged(RearrangeCause::Preempted { .. }) => StopReason::Preempted,
+        StopCause::Rearranged(RearrangeCause::Moved { .. }) => StopReason::Moved,
+        StopCause::Rearranged(RearrangeCause::Resized) => StopReason::Resized,
+        StopCause::Rearranged(RearrangeCause::Drained { node }) => {
+            emptied(node).map_or(StopReason::Drained, of_drain)
+        }
+    }
 }
 
 fn has_unstarted(placement: &Placement, node: NodeId) -> bool {

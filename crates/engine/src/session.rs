@@ -624,7 +624,7 @@ pub fn square(
             held.insert((worker.job, worker.token, rank));
         }
         if worker.exit.is_none() && !current {
-            let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0 };
+            let stop = StopOrder { job: worker.job, token: worker.token, grace_ms: 0, reason: None };
             let known = stops.entry(worker.job).or_insert(stop);
             known.token = known.token.max(worker.token);
         }

@@ -78,7 +78,10 @@ pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
     if let Err(refusal) = muster_planted::admit(&config.state_dir) {
         return complain(&refusal);
     }
-    match muster_agent::run(config, shutdown.cancelled_owned()).await {
+    // On the runtime's own threads: whatever wakes it there runs it at once, where the main thread would have to be
+    // woken for every message.
+    let ran = tokio::spawn(muster_agent::run(config, shutdown.cancelled_owned())).await;
+    match ran.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(source) => complain(&AgentFailure::Run { path: args.config, source }),
     }

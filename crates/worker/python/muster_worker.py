@@ -55,6 +55,8 @@ class Notice:
     grace_s: float
     #: The same as a time of day, seconds since the Unix epoch.
     deadline_unix_s: float
+    #: Why, in one word, such as "preempted" or "maintenance"; empty where it is not known.
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ class Worker:
         try:
             with open(self.notice_file, "rb") as file:
                 told = json.loads(file.read(_NOTICE_BYTES_MAX))
-            return Notice(told["grace_ms"] / 1000, told["deadline_unix_ms"] / 1000)
+            return Notice(
+                told["grace_ms"] / 1000, told["deadline_unix_ms"] / 1000, told.get("reason") or ""
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

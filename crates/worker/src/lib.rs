@@ -73,6 +73,9 @@ pub struct Notice {
     pub grace: Duration,
     /// The same as a time of day, milliseconds since the Unix epoch.
     pub deadline_unix_ms: u64,
+    /// Why: `preempted`, `drained`, `maintenance`, `node-fault`, `cancelled`, `run-time-limit`, `moved`, `resized`,
+    /// `repair` or `peer-failed`; others may come. None where it is not known.
+    pub reason: Option<String>,
 }
 
 /// This process, as the agent knows it.
@@ -144,6 +147,7 @@ impl Worker {
         Some(Notice {
             grace: Duration::from_millis(notice["grace_ms"].as_u64()?),
             deadline_unix_ms: notice["deadline_unix_ms"].as_u64()?,
+            reason: notice["reason"].as_str().map(str::to_owned),
         })
     }
 
@@ -288,7 +292,11 @@ mod tests {
         std::fs::write(&file, "half").unwrap();
         assert_eq!(worker.notice(), None);
         std::fs::write(&file, r#"{"kind":"stop","grace_ms":5000,"deadline_unix_ms":7}"#).unwrap();
-        assert_eq!(worker.notice(), Some(Notice { grace: Duration::from_secs(5), deadline_unix_ms: 7 }));
+        let notice = Notice { grace: Duration::from_secs(5), deadline_unix_ms: 7, reason: None };
+        assert_eq!(worker.notice(), Some(notice.clone()), "an agent of before reasons");
+        let text = r#"{"kind":"stop","reason":"preempted","grace_ms":5000,"deadline_unix_ms":7}"#;
+        std::fs::write(&file, text).unwrap();
+        assert_eq!(worker.notice(), Some(Notice { reason: Some("preempted".to_owned()), ..notice }));
     }
 
     #[test]

@@ -124,12 +124,15 @@ async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
     let ended = wait_for_job(&client, &id, is_finished).await;
     let told = output(&client, &id).await;
     assert_eq!(ended.phase(), JobPhase::Cancelled, "{told}");
-    for line in ["before 3", r#"notice {"deadlineUnixMs""#, r#""graceMs":15000"#, "saved"] {
+    for line in
+        ["before 3", r#"notice {"deadlineUnixMs""#, r#""graceMs":15000"#, r#""reason":"cancelled""#, "saved"]
+    {
         assert!(told.contains(line), "{line}: {told}");
     }
     assert!(ended.checkpointed_at_ms > 0, "saved while it was stopping: {ended:#?}");
     let call = called.await.unwrap();
     assert!(call.starts_with("POST /stop HTTP/1.1\r\n") && call.contains("\"grace_ms\":15000"), "{call}");
+    assert!(call.contains("\"reason\":\"cancelled\""), "{call}");
 
     drop(agents);
     cluster.assert_digests_agree().await;

@@ -210,10 +210,12 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     cluster.assert_digests_agree().await;
 }
 
-/// The word after `shim` of a shim's command line is `run`; its worker and the agent have no such pair.
+/// A shim's command line has `run` or `wait` behind the program's name or the word `shim`; its worker and the agent
+/// have no such pair.
 fn is_shim(pid: &i32) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|byte| *byte == 0).collect::<Vec<_>>().windows(2).any(|pair| pair == [b"shim", &b"run"[..]])
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    words.windows(2).any(|pair| pair[0].ends_with(b"shim") && matches!(pair[1], b"run" | b"wait"))
 }
 
 fn signal_all(pids: &[i32], what: Signal) {
@@ -237,7 +239,12 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     let first = wait_for_job(&client, &id, is_running).await;
     begun(&folder, &id, 1).await;
     let host = nodes_of(&first).remove(0);
-    let asleep = agents.processes(&host);
+    // Shims that waited for other workers go, for the host is full.
+    let asleep = eventually("an agent, a shim and a worker", || async {
+        let all = agents.processes(&host);
+        (all.len() == 3).then_some(all)
+    })
+    .await;
     signal_all(&asleep, Signal::SIGSTOP);
     let (shims, rest): (Vec<i32>, Vec<i32>) = asleep.iter().partition(|pid| is_shim(pid));
     assert_eq!((shims.len(), rest.len()), (1, 2), "an agent, a shim and a worker");

@@ -6,6 +6,7 @@
 
 mod backups;
 mod bad_input;
+mod clocks;
 mod closed_doors;
 mod contracts;
 mod drills;

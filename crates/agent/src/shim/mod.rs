@@ -17,6 +17,7 @@ mod output;
 mod stage;
 
 use crate::cgroup::Cgroup;
+use crate::clock::BootTime;
 use crate::limits;
 use crate::order::detail;
 use crate::task::{Running, TaskDir, TaskSpec};
@@ -42,6 +43,8 @@ pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that lies beside it.
 pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 1");
+/// How the control groups of workers begin whose shims waited for them.
+pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// What a waiting shim writes to its standard output once nothing but its worker is missing.
 pub(crate) const READY_LINE: &str = "ready";
 /// First argument of the worker's process before it becomes the worker.
@@ -76,10 +79,13 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
     let outcome = match args.as_slice() {
         [word, task] if word == RUN => run(&TaskDir::at(PathBuf::from(task))),
-        [word, blank] if word == WAIT => wait(&TaskDir::at(PathBuf::from(blank))),
-        [word, _folder, shim_pid, oom_score] if word == STAGE => {
+        [word, blank, parent @ ..] if word == WAIT && parent.len() <= 1 => {
+            wait(&TaskDir::at(PathBuf::from(blank)), parent.first().map(Path::new))
+        }
+        [word, _folder, shim_pid, oom_score, group @ ..] if word == STAGE && group.len() <= 1 => {
             let shim_pid = shim_pid.to_str().and_then(|pid| pid.parse().ok());
-            return shim_pid.map_or_else(usage, |shim_pid| stage::main(shim_pid, oom_score));
+            let group = group.first().map(Path::new);
+            return shim_pid.map_or_else(usage, |shim_pid| stage::main(shim_pid, oom_score, group));
         }
         [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
         _ => return usage(),
@@ -118,24 +124,59 @@ fn run(task: &TaskDir) -> Result<(), String> {
     watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
     let oom_score = harden();
     let held = Held::take(task)?;
-    live(task, held, &oom_score, None)
+    live(task, held, &oom_score, Prepared::default())
 }
 
-/// Waits for a worker in a folder that is no worker's yet.
-fn wait(blank: &TaskDir) -> Result<(), String> {
+/// What is there of a worker before it is known; goes unless it is taken out.
+#[derive(Default)]
+struct Prepared {
+    stage: Option<stage::Stage>,
+    /// Where that is.
+    cgroup: Option<Cgroup>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some(stage) = self.stage.take() {
+            stage.dismiss();
+        }
+        remove_cgroup(self.cgroup.take().as_ref());
+    }
+}
+
+impl Prepared {
+    /// With a control group below `parent`, where one can be made.
+    fn make(blank: &TaskDir, parent: Option<&Path>, oom_score: &str) -> Result<Prepared, String> {
+        let before = before_own_arguments();
+        let name = format!("{WAITING_GROUP}{}_{:x}", std::process::id(), BootTime::now().0);
+        let group = parent.and_then(|parent| Cgroup::create_unlimited(parent, &name).ok());
+        if let Some(group) = group {
+            let stage = stage::Stage::start(&before, blank.path(), oom_score, Some(group.path()));
+            let prepared = Prepared { stage: stage.ok(), cgroup: Some(group) };
+            if prepared.stage.is_some() {
+                return Ok(prepared);
+            }
+        }
+        // Why there can be no group is told when the worker's own cannot be made.
+        let stage = stage::Stage::start(&before, blank.path(), oom_score, None)?;
+        Ok(Prepared { stage: Some(stage), cgroup: None })
+    }
+}
+
+/// Waits for a worker in a folder that is no worker's yet. Its control group is made below `parent`, if any.
+fn wait(blank: &TaskDir, parent: Option<&Path>) -> Result<(), String> {
     begin()?;
     let oom_score = harden();
     let held = Held::take(blank)?;
-    let stage = stage::Stage::start(&before_own_arguments(), blank.path(), &oom_score)?;
+    let prepared = Prepared::make(blank, parent, &oom_score)?;
     say(READY_LINE).map_err(|e| format!("say that this shim is ready: {e}"))?;
     let Some(task) = ordered(std::io::stdin().lock())? else {
-        stage.dismiss();
         return Ok(());
     };
     // Until here a signal just ends this process.
     watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
     name_after(&task);
-    live(&task, held, &oom_score, Some(stage))
+    live(&task, held, &oom_score, prepared)
 }
 
 /// What makes this process a shim.
@@ -202,13 +243,13 @@ fn before_own_arguments() -> Vec<OsString> {
 }
 
 /// From the order to the record of the worker's end.
-fn live(task: &TaskDir, held: Held, oom_score: &str, stage: Option<stage::Stage>) -> Result<(), String> {
+fn live(task: &TaskDir, held: Held, oom_score: &str, prepared: Prepared) -> Result<(), String> {
     if task.exit().map_err(|e| e.to_string())?.is_some() {
         return Err("this worker's end is recorded already; it is not launched again".to_owned());
     }
     let spec = task.spec().map_err(|e| e.to_string())?.ok_or("there is no launch")?;
     let Held { _alive, control, _lock } = held;
-    let status = worker_life(task, &spec, control, oom_score, stage);
+    let status = worker_life(task, &spec, control, oom_score, prepared);
     task.write_exit(status).map_err(|e| format!("{e}: {}", chain(&e)))
 }
 
@@ -232,7 +273,7 @@ fn worker_life(
     spec: &TaskSpec,
     control: File,
     oom_score: &str,
-    stage: Option<stage::Stage>,
+    mut prepared: Prepared,
 ) -> ExitStatus {
     let failed = |why: String| ExitStatus::LaunchFailed(detail(&why));
     let lease = match guard::LeaseWatch::start(spec) {
@@ -248,10 +289,18 @@ fn worker_life(
         Ok(Some(_)) => return ExitStatus::NotStarted,
         Err(error) => return failed(error.to_string()),
     }
-    let (cgroup, cgroup_absent) = make_cgroup(spec);
     let watch = match guard::Events::open(control) {
         Ok(watch) => watch,
         Err(why) => return failed(why),
+    };
+    let waited_in = prepared.cgroup.take().filter(|group| group.path().exists());
+    let stage = prepared.stage.take().map(|stage| (stage, waited_in.is_some()));
+    let (cgroup, cgroup_absent) = match waited_in {
+        Some(group) => {
+            group.limit_to(spec.memory_bytes, spec.cpu_milli);
+            (Some(group), None)
+        }
+        None => make_cgroup(spec),
     };
     let mut child = match launch(task, spec, cgroup.as_ref(), oom_score, stage) {
         Ok(child) => child,
@@ -315,23 +364,24 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
     }
 }
 
-/// Has the worker's process become the worker: the one that waits for it, or where that has died a new one.
+/// Has the worker's process become the worker: the one that waits for it, in its control group or not yet, or where
+/// that has died a new one.
 fn launch(
     task: &TaskDir,
     spec: &TaskSpec,
     cgroup: Option<&Cgroup>,
     oom_score: &str,
-    stage: Option<stage::Stage>,
+    stage: Option<(stage::Stage, bool)>,
 ) -> Result<Child, String> {
     let group = cgroup.map(Cgroup::path);
-    if let Some(stage) = stage {
-        match stage.become_worker(task.path(), group) {
+    if let Some((stage, is_there)) = stage {
+        match stage.become_worker(task.path(), group.filter(|_| !is_there)) {
             Ok(child) => return Ok(child),
             Err(why) => complain(&why),
         }
     }
     let before: Vec<OsString> = spec.shim_arguments.iter().map(OsString::from).collect();
-    stage::Stage::start(&before, task.path(), oom_score)?.become_worker(task.path(), group)
+    stage::Stage::start(&before, task.path(), oom_score, None)?.become_worker(task.path(), group)
 }
 
 /// What is kept of the worker's output, and where the shim adds a line of its own to it.

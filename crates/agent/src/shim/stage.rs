@@ -32,13 +32,21 @@ struct Order {
     cgroup: Option<PathBuf>,
 }
 
+/// What it says where its worker's output will go, before there is a worker.
+const THERE: [u8; 1] = *b".";
 /// Two paths take no more.
 const ORDER_BYTES_MAX: u64 = 2 * (4_096 + 1);
 
 impl Stage {
     /// Starts one. From the main thread: the parent-death signal follows the thread that forked, and this one
-    /// lives as long as the shim. `folder` is for whoever looks at the list of processes.
-    pub(super) fn start(before: &[OsString], folder: &Path, oom_score: &str) -> Result<Stage, String> {
+    /// lives as long as the shim. `folder` is for whoever looks at the list of processes. With a control group it
+    /// is in that one before it gets its order.
+    pub(super) fn start(
+        before: &[OsString],
+        folder: &Path,
+        oom_score: &str,
+        cgroup: Option<&Path>,
+    ) -> Result<Stage, String> {
         let oom_score = if oom_score.is_empty() { "0" } else { oom_score };
         let child = Command::new("/proc/self/exe")
             .args(before)
@@ -46,6 +54,7 @@ impl Stage {
             .arg(folder)
             .arg(std::process::id().to_string())
             .arg(oom_score)
+            .args(cgroup)
             .env_clear()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -53,7 +62,19 @@ impl Stage {
             .process_group(0)
             .spawn()
             .map_err(|e| format!("start the worker's process: {e}"))?;
-        Ok(Stage { child })
+        let mut stage = Stage { child };
+        if cgroup.is_some() && !stage.is_there() {
+            stage.dismiss();
+            return Err("the worker's process did not enter its control group".to_owned());
+        }
+        Ok(stage)
+    }
+
+    /// Waits for its word that it is in its control group.
+    fn is_there(&mut self) -> bool {
+        let mut word = [0; THERE.len()];
+        let said = self.child.stdout.as_mut().map(|said| said.read_exact(&mut word));
+        matches!(said, Some(Ok(()))) && word == THERE
     }
 
     /// Tells it what to become. On an error it will become nothing.
@@ -100,9 +121,20 @@ fn read_order(from: impl Read) -> io::Result<Option<Order>> {
 const NOT_EXECUTED: i32 = 127;
 
 /// Becomes the worker; returns only when that is impossible, or no order comes. `shim_pid` is who started this
-/// process, `oom_score` what the worker's is to be.
-pub(super) fn main(shim_pid: i32, oom_score: &OsStr) -> i32 {
+/// process, `oom_score` what the worker's is to be, `cgroup` where it waits. To enter one takes many milliseconds:
+/// the kernel waits until no processor still looks at the group before.
+pub(super) fn main(shim_pid: i32, oom_score: &OsStr, cgroup: Option<&Path>) -> i32 {
     let tied = tie_to(shim_pid);
+    if let Some(group) = cgroup {
+        let entered = cgroup::join(group).and_then(|()| {
+            let mut out = io::stdout().lock();
+            out.write_all(&THERE).and_then(|()| out.flush())
+        });
+        if let Err(error) = entered {
+            super::complain(&format!("join control group {}: {error}", group.display()));
+            return NOT_EXECUTED;
+        }
+    }
     let order = match read_order(io::stdin().lock()) {
         Ok(Some(order)) => order,
         Ok(None) => return 0,

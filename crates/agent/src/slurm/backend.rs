@@ -13,6 +13,7 @@ use super::parse::{self, JOB_FIELDS, Partition, SlurmJob, SlurmNode};
 use super::record::Stage;
 use crate::clock::BootTime;
 use crate::config::LogLimits;
+use crate::executor::StopRequest;
 use crate::lease::Lease;
 use crate::order::WorkerKey;
 use muster_transport::Secret;
@@ -44,7 +45,7 @@ pub(super) struct View {
 #[derive(Debug)]
 pub(super) enum ToShare {
     /// Stop a worker.
-    Stop { rank: u32, grace: Duration },
+    Stop { rank: u32, request: StopRequest },
     /// A worker's end is acknowledged by the leader.
     Acknowledged,
     /// `sbatch` has ended, begun at this moment.

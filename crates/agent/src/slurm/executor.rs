@@ -6,7 +6,9 @@
 use super::backend::{Backend, Held, Promise, Registered, ToShare};
 use super::record::{Folders, Record, Stage};
 use super::share::{Share, blocking};
-use crate::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest};
+use crate::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
+};
 use crate::lease::Lease;
 use crate::limits;
 use crate::order::{Placement, WorkerKey, detail};
@@ -16,7 +18,6 @@ use muster_transport::Secret;
 use muster_types::{DeviceSet, ExitStatus};
 use std::io;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait for one share.
@@ -179,12 +180,12 @@ impl Executor for SlurmExecutor {
         let _ = self.events.send(ExecutorEvent::Ended(key, status)).await;
     }
 
-    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+    async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let Some(share) = self.backend.share(&self.share_name(key)) else {
             let ended = matches!(self.folders.task(key).exit(), Ok(Some(_)));
             return if ended { Ok(()) } else { Err(ExecutorError::Unknown(key)) };
         };
-        let stop = ToShare::Stop { rank: key.rank, grace };
+        let stop = ToShare::Stop { rank: key.rank, request };
         share.inbox.send(stop).await.map_err(|_| ExecutorError::Unknown(key))
     }
 

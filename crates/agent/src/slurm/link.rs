@@ -10,7 +10,7 @@ use crate::config::LogLimits;
 use crate::order::Placement;
 use crate::transcript::OutputStream;
 use muster_transport::Secret;
-use muster_types::ExitStatus;
+use muster_types::{ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};
 
 /// What a runner finds on its standard input.
@@ -107,6 +107,9 @@ pub(super) enum ToRunner {
     Stop {
         rank: u32,
         grace_ms: u64,
+        /// A runner of an earlier release does not look at it.
+        #[serde(default)]
+        reason: Option<StopReason>,
     },
 }
 
@@ -185,7 +188,7 @@ mod tests {
             let piece = Piece { number: 9, rank: 4, stream, lost: 1 << 40, data: vec![0, 255, 10] };
             assert_eq!(decode_frame(&encode_piece(&piece)), Some(Frame::Output(piece)));
         }
-        let stop = ToRunner::Stop { rank: 1, grace_ms: 5 };
+        let stop = ToRunner::Stop { rank: 1, grace_ms: 5, reason: Some(StopReason::Drained) };
         assert_eq!(decode::<ToRunner>(&encode(&stop)), Some(stop));
     }
 

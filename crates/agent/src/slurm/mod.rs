@@ -191,6 +191,27 @@ fn security(config: &AgentConfig, name: &str) -> Result<Security, TlsError> {
     }
 }
 
+/// Whether a frame of either side is one.
+pub(crate) fn takes_frame(frame: &[u8]) -> bool {
+    link::decode_frame(frame).is_some() || link::decode::<link::ToRunner>(frame).is_some()
+}
+
+/// A frame as a runner sends it.
+pub(crate) fn frame_sample() -> Vec<u8> {
+    let stream = Some(crate::transcript::OutputStream::Stdout);
+    link::encode_piece(&link::Piece { number: 9, rank: 4, stream, lost: 3, data: b"output".to_vec() })
+}
+
+/// Whether what Slurm's commands print names anything.
+pub(crate) fn takes_text(text: &str) -> bool {
+    let jobs = parse::jobs(text);
+    let states = jobs.iter().filter(|job| job.is_pending() || job.is_over() || job.waits_in_vain()).count();
+    let nodes = parse::nodes(text);
+    let usable = nodes.iter().filter(|node| node.is_usable()).count();
+    let others = parse::partitions(text).len() + usize::from(parse::submitted(text).is_some());
+    jobs.len() + nodes.len() + others > 0 && states <= jobs.len() && usable <= nodes.len()
+}
+
 /// What tells this agent's batch jobs from another's, made once.
 fn scope(root: &Path) -> Result<String, state_dir::StateDirError> {
     let path = root.join("scope");

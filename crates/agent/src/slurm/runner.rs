@@ -12,7 +12,7 @@ use super::ends::code;
 use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
 use crate::config::{ControlGroups, MemoryLimit};
-use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest};
+use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::lease::Lease;
 use crate::order::{Placement, WorkerKey, detail};
 use crate::process::{ProcessExecutor, ProcessSettings};
@@ -211,7 +211,7 @@ struct Running {
     output: BTreeMap<u32, tokio::task::JoinHandle<()>>,
     alive: BTreeSet<u32>,
     /// The shortest grace asked for: one that is being launched is told again when it runs.
-    stops: BTreeMap<u32, Duration>,
+    stops: BTreeMap<u32, StopRequest>,
     /// Slurm has told the batch job to end, and nobody else these workers.
     evicted: BTreeSet<u32>,
     ends: BTreeMap<u32, ExitStatus>,
@@ -434,7 +434,10 @@ impl Running {
                     self.unacknowledged.pop_front();
                 }
             }
-            ToRunner::Stop { rank, grace_ms } => self.stop(rank, Duration::from_millis(grace_ms)).await,
+            ToRunner::Stop { rank, grace_ms, reason } => {
+                let grace = Duration::from_millis(grace_ms);
+                self.stop(rank, StopRequest { grace, reason }).await;
+            }
             ToRunner::Launch(_) | ToRunner::GoOn { .. } => {}
         }
     }
@@ -449,17 +452,17 @@ impl Running {
 
     async fn stop_all(&mut self, grace: Duration) {
         for rank in self.alive.clone() {
-            self.stop(rank, grace).await;
+            self.stop(rank, grace.into()).await;
         }
     }
 
-    async fn stop(&mut self, rank: u32, grace: Duration) {
+    async fn stop(&mut self, rank: u32, request: StopRequest) {
         if !self.alive.contains(&rank) {
             return;
         }
-        let grace = self.stops.get(&rank).map_or(grace, |before| grace.min(*before));
-        self.stops.insert(rank, grace);
-        if let Err(error) = self.executor.stop(self.placement.key(rank), grace).await {
+        let request = request.behind(self.stops.get(&rank).copied());
+        self.stops.insert(rank, request);
+        if let Err(error) = self.executor.stop(self.placement.key(rank), request).await {
             // It has not been launched yet: it is told when it is.
             complain(0, &format!("stop rank {rank}: {error}"));
         }
@@ -468,8 +471,8 @@ impl Running {
     async fn on_event(&mut self, event: ExecutorEvent) {
         match event {
             ExecutorEvent::Running(key) => {
-                if let Some(grace) = self.stops.get(&key.rank).copied() {
-                    self.stop(key.rank, grace).await;
+                if let Some(request) = self.stops.get(&key.rank).copied() {
+                    self.stop(key.rank, request).await;
                 }
                 let Some(say) = self.say.clone() else { return };
                 let reader = tokio::spawn(read_output(self.executor.clone(), key, say));

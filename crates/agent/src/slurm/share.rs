@@ -17,7 +17,7 @@ use super::link::{Frame, Grant, Ticket, ToAgent, ToRunner};
 use super::output::Outputs;
 use super::parse::SlurmJob;
 use super::record::{Folders, Record, Stage};
-use crate::executor::ExecutorEvent;
+use crate::executor::{ExecutorEvent, StopRequest};
 use crate::order::{WorkerKey, detail};
 use muster_types::ExitStatus;
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,8 +70,8 @@ struct Work {
     views: watch::Receiver<Arc<View>>,
     /// Ranks whose end is not durable yet.
     open: BTreeSet<u32>,
-    /// The shortest grace asked for, and since when.
-    stops: BTreeMap<u32, (Duration, Instant)>,
+    /// How each was asked to stop, and since when.
+    stops: BTreeMap<u32, (StopRequest, Instant)>,
     linked: Option<Linked>,
     outputs: Outputs,
     /// The last word taken from the runner.
@@ -393,7 +393,7 @@ impl Work {
     fn check_stops(&mut self) {
         let all = self.open.iter().all(|rank| self.stops.contains_key(rank));
         let Some(job) = self.job.as_ref().filter(|job| !job.is_over()) else { return };
-        let latest = self.stops.values().map(|(grace, since)| *since + *grace + CANCEL_WAIT).max();
+        let latest = self.stops.values().map(|(request, since)| *since + request.grace + CANCEL_WAIT).max();
         // A runner that lost its link dials again within a second or two.
         let first = self.stops.values().map(|(_, since)| *since).min();
         let unheard = self.linked.is_none() && first.is_some_and(|at| at.elapsed() > UNHEARD_MAX);
@@ -524,7 +524,7 @@ impl Work {
 
     async fn on_message(&mut self, message: ToShare) {
         match message {
-            ToShare::Stop { rank, grace } => self.on_stop(rank, grace).await,
+            ToShare::Stop { rank, request } => self.on_stop(rank, request).await,
             ToShare::Acknowledged => {}
             ToShare::Cancelled(result) => {
                 self.cancelling = false;
@@ -571,7 +571,7 @@ impl Work {
         }
     }
 
-    async fn on_stop(&mut self, rank: u32, grace: Duration) {
+    async fn on_stop(&mut self, rank: u32, request: StopRequest) {
         if !self.open.contains(&rank) {
             return;
         }
@@ -579,10 +579,10 @@ impl Work {
             return self.end(rank, ExitStatus::NotStarted).await;
         }
         let now = Instant::now();
-        let slot = self.stops.entry(rank).or_insert((grace, now));
-        slot.0 = slot.0.min(grace);
-        let grace_ms = u64::try_from(slot.0.as_millis()).unwrap_or(u64::MAX);
-        self.tell(ToRunner::Stop { rank, grace_ms });
+        let slot = self.stops.entry(rank).or_insert((request, now));
+        slot.0 = request.behind(Some(slot.0));
+        let stop = to_runner(rank, slot.0);
+        self.tell(stop);
     }
 
     /// To the runner, when there is one; a full queue is a connection that does not move, and ends.
@@ -607,11 +607,10 @@ impl Work {
         if !again {
             self.heard = 0;
         }
-        let stops: Vec<(u32, Duration)> =
-            self.stops.iter().map(|(rank, (grace, _))| (*rank, *grace)).collect();
-        for (rank, grace) in stops {
-            let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-            self.tell(ToRunner::Stop { rank, grace_ms });
+        let stops: Vec<ToRunner> =
+            self.stops.iter().map(|(rank, (request, _))| to_runner(*rank, *request)).collect();
+        for stop in stops {
+            self.tell(stop);
         }
     }
 
@@ -735,6 +734,11 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
             Err(_) => std::future::pending().await,
         },
     }
+}
+
+fn to_runner(rank: u32, request: StopRequest) -> ToRunner {
+    let grace_ms = u64::try_from(request.grace.as_millis()).unwrap_or(u64::MAX);
+    ToRunner::Stop { rank, grace_ms, reason: request.reason }
 }
 
 #[cfg(test)]

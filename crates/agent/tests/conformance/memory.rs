@@ -5,7 +5,9 @@
 
 use crate::process::Keeper;
 use crate::suite::{Behaviour, Subject, conforms};
-use muster_agent::executor::{Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest};
+use muster_agent::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+};
 use muster_agent::order::{Placement, WorkerKey};
 use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
@@ -213,7 +215,11 @@ impl Executor for Remote {
         self.create(key, object);
     }
 
-    async fn stop(&self, key: WorkerKey, grace: Duration) -> Result<(), ExecutorError> {
+    async fn stop(
+        &self,
+        key: WorkerKey,
+        StopRequest { grace, .. }: StopRequest,
+    ) -> Result<(), ExecutorError> {
         let object = self.store.get(key).ok_or(ExecutorError::Unknown(key))?;
         let (store, stubborn) = (Arc::clone(&self.store), object.command[0] == "stubborn");
         let end = if stubborn { ExitStatus::Signal(9) } else { ExitStatus::Code(0) };

@@ -130,7 +130,7 @@ async fn a_controller_that_forgets_costs_a_placement_and_never_runs_one_twice() 
     tokio::time::sleep(Duration::from_secs(6)).await;
     bench.subject.lab.kill_controller();
     bench.subject.lab.start_controller();
-    bench.executor.stop(gang.key(0), GRACE).await.unwrap();
+    bench.executor.stop(gang.key(0), GRACE.into()).await.unwrap();
     assert_eq!(bench.end_of(gang.key(0)).await, ExitStatus::Code(0));
 
     // It comes back with nothing: what waits is submitted again, what runs is given up.

@@ -252,19 +252,19 @@ impl<'a, S: Subject> Bench<'a, S> {
         for rank in 0..2 {
             self.runs(gang.key(rank)).await;
         }
-        self.executor.stop(gang.key(0), GRACE).await.expect("it can be told");
+        self.executor.stop(gang.key(0), GRACE.into()).await.expect("it can be told");
         assert_eq!(self.end_of(gang.key(0)).await, ExitStatus::Code(0));
         assert!(!self.ends.contains_key(&gang.key(1)), "only one was told to stop");
-        self.executor.stop(gang.key(1), Duration::from_secs(3_600)).await.expect("it can be told");
+        self.executor.stop(gang.key(1), Duration::from_secs(3_600).into()).await.expect("it can be told");
         // Repeating shortens the grace.
-        self.executor.stop(gang.key(1), Duration::ZERO).await.expect("it can be told again");
+        self.executor.stop(gang.key(1), Duration::ZERO.into()).await.expect("it can be told again");
         assert_eq!(self.end_of(gang.key(1)).await, ExitStatus::Signal(9));
-        self.executor.stop(gang.key(1), Duration::ZERO).await.expect("one that is over is stopped");
+        self.executor.stop(gang.key(1), Duration::ZERO.into()).await.expect("one that is over is stopped");
     }
 
     async fn unknown_workers_are_said_to_be(&mut self) {
         let never = self.placement(&[Behaviour::Hold]).key(0);
-        let stop = self.executor.stop(never, GRACE).await;
+        let stop = self.executor.stop(never, GRACE.into()).await;
         assert!(matches!(stop, Err(ExecutorError::Unknown(key)) if key == never), "{stop:?}");
         let (sink, _chunks) = mpsc::channel(1);
         let streams = vec![OutputStream::Stdout];
@@ -290,7 +290,7 @@ impl<'a, S: Subject> Bench<'a, S> {
         assert_eq!(over.exit, Some(ExitStatus::Code(4)));
         assert!(of(known.key(0)).is_none(), "an acknowledged end is not");
         self.executor.start(Arc::clone(&held), epoch).await;
-        self.executor.stop(held.key(0), GRACE).await.expect("it is still there to be stopped");
+        self.executor.stop(held.key(0), GRACE.into()).await.expect("it is still there to be stopped");
         assert_eq!(self.end_of(held.key(0)).await, ExitStatus::Code(0));
         assert_eq!(self.subject.launches(held.key(0)), 1);
         self.executor.acknowledge(held.key(0)).await;
@@ -301,7 +301,7 @@ impl<'a, S: Subject> Bench<'a, S> {
         let before = self.start(&[Behaviour::Hold]).await;
         self.runs(before.key(0)).await;
         if !self.subject.break_backend(true) {
-            self.executor.stop(before.key(0), GRACE).await.expect("it can be told");
+            self.executor.stop(before.key(0), GRACE.into()).await.expect("it can be told");
             self.end_of(before.key(0)).await;
             return;
         }
@@ -312,7 +312,7 @@ impl<'a, S: Subject> Bench<'a, S> {
         self.subject.break_backend(false);
         assert_eq!(self.end_of(during.key(0)).await, ExitStatus::Code(0));
         assert_eq!(self.subject.launches(during.key(0)), 1);
-        self.executor.stop(before.key(0), GRACE).await.expect("it can be told");
+        self.executor.stop(before.key(0), GRACE.into()).await.expect("it can be told");
         assert_eq!(self.end_of(before.key(0)).await, ExitStatus::Code(0));
     }
 

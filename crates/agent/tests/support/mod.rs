@@ -373,7 +373,12 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
 }
 
 pub fn stop(job: &str, log_index: u64, grace_ms: u64) -> Response {
-    Response::Stop(v1::StopOrder { job_id: job.to_owned(), token: token(log_index), grace_ms })
+    Response::Stop(v1::StopOrder {
+        job_id: job.to_owned(),
+        token: token(log_index),
+        grace_ms,
+        reason: "preempted".to_owned(),
+    })
 }
 
 /// The agent's folders and configuration.

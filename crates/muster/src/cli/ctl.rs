@@ -68,6 +68,7 @@ pub fn run(global: &Global, console: &Console, command: CtlCommand) -> Result<Ex
             let text = serde_json::json!({
                 "graceMs": u64::try_from(notice.grace.as_millis()).unwrap_or(u64::MAX),
                 "deadlineUnixMs": notice.deadline_unix_ms,
+                "reason": notice.reason,
             });
             console.bytes(format!("{text}\n").as_bytes())?;
         }

@@ -2,6 +2,7 @@
 //! much was tried.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
+mod agent;
 mod journal;
 mod messages;
 mod state;

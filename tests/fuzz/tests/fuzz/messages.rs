@@ -131,3 +131,41 @@ fn no_details_of_a_status_make_a_client_panic() {
         Refused::from_status(&status).code.is_some()
     });
 }
+
+#[test]
+fn nothing_that_an_agent_says_of_its_host_makes_it_panic() {
+    use v1::session_request::Message as Said;
+    let link =
+        v1::ProbeLink { from: 0, to: 1, bytes_per_s: 1 << 30, round_trip_us: 9, failure: String::new() };
+    let ring = v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 900, correct: true };
+    let measured = v1::ProbeMeasured { probe_id: 3, links: vec![link; 2], ring: Some(ring) };
+    let report = v1::PreflightReport { step: Some(v1::preflight_report::Step::Measured(measured)) };
+    let seen =
+        v1::HealthObservation { finding: "xid-79".into(), device: Some(0), count: 1, ..Default::default() };
+    let health = v1::HealthReport { sequence: 1, boot: 7, events: vec![seen], ..Default::default() };
+    let load = v1::ForeignLoad { devices: vec![0, 3], cpu_milli: 5, ..Default::default() };
+    let seeds = [Said::PreflightReport(report), Said::Health(health), Said::ForeignLoad(load)]
+        .map(|message| v1::SessionRequest { message: Some(message) }.encode_to_vec());
+    muster_fuzz::run("wire-host", &seeds, nothing, |input| {
+        let Ok(request) = v1::SessionRequest::decode(input) else { return false };
+        match request.message {
+            Some(Said::PreflightReport(v1::PreflightReport {
+                step: Some(v1::preflight_report::Step::Measured(measured)),
+            })) => {
+                let rings = measured.ring.iter().map(muster_wire::convert::probe_ring_from_proto).count();
+                muster_wire::convert::probe_links_from_proto("links", &measured.links).is_ok() && rings <= 1
+            }
+            Some(Said::Health(health)) => {
+                muster_wire::convert::health_report_from_proto("health", &health).is_ok()
+            }
+            Some(Said::ForeignLoad(load)) => {
+                muster_wire::convert::foreign_load_from_proto("load", &load).is_ok()
+            }
+            Some(Said::Register(register)) => {
+                muster_wire::convert::features_from_proto(&register.takes).iter().count()
+                    <= register.takes.len()
+            }
+            _ => false,
+        }
+    });
+}

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::process::Child;
 
-use super::{Scratch, eventually, signal, spawn};
+use super::{Scratch, eventually, signal, spawn_below};
 
 /// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold.
 const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n";
@@ -183,11 +183,16 @@ impl Cluster {
 
     /// Starts a replica with more arguments.
     pub fn start_replica_with(&mut self, at: usize, more: &[&str]) {
+        self.start_replica_below(&[], at, more);
+    }
+
+    /// The same below another command.
+    pub fn start_replica_below(&mut self, wrapper: &[&str], at: usize, more: &[&str]) {
         let files = &self.replicas[at];
         let config = files.config();
         let config = config.to_str().expect("the test's folder is text");
         let args = [&["server", "--config", config], more].concat();
-        let old = self.children.insert(at, spawn(&files.home, &args));
+        let old = self.children.insert(at, spawn_below(wrapper, &files.home, &args));
         assert!(old.is_none(), "replica {at} runs already");
     }
 

@@ -207,13 +207,17 @@ async fn renew(
     let mut asking = JoinSet::new();
     // Each at its own pace: one that does not answer holds up no other.
     for (replica, service) in services {
-        let (identity, in_force, news) = (identity.clone(), in_force.clone(), news.clone());
+        let (identity, mut in_force, news) = (identity.clone(), in_force.clone(), news.clone());
         asking.spawn(async move {
             let mut ticks = tokio::time::interval(RENEW_EVERY);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
-                ticks.tick().await;
-                let request = identity.announcement(&in_force.borrow().clone());
+                // What changes is told at once.
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    Ok(()) = in_force.changed() => {}
+                }
+                let request = identity.announcement(&in_force.borrow_and_update().clone());
                 let heard = match service.announce_drill(request).await {
                     Ok(answer) => {
                         let refuses = answer.drill.is_some_and(|drill| !drill.refused.is_empty());

@@ -7,6 +7,7 @@
 //! **Invariant:** nothing is done before every limit was found to hold, and the operator has said so.
 
 mod drive;
+mod evidence;
 mod list;
 mod means;
 mod plan;

@@ -1,13 +1,18 @@
-//! `muster drill report`.
+//! `muster drill report`, and what is said when a drill is over.
 
-use clap::Args;
+use std::collections::BTreeMap;
+
+use clap::{Args, ValueEnum};
 use muster_client::Client;
+use muster_drill::judge::{Kind, Verdict};
 
 use super::super::Global;
-use super::super::console::Console;
+use super::super::console::{Console, Format};
 use super::super::failure::{Exit, Failure};
 use super::FolderArgs;
+use super::evidence::{Judged, judged};
 use super::record::{Folder, Record};
+use super::standard;
 
 /// Options of `muster drill report`.
 #[derive(Args)]
@@ -15,23 +20,135 @@ pub struct ReportArgs {
     /// The drill [default: the newest]
     #[arg(value_name = "ID")]
     id: Option<String>,
+    /// The form of the page
+    #[arg(short, long, value_enum, default_value_t = Page::Markdown)]
+    format: Page,
     #[command(flatten)]
     folder: FolderArgs,
 }
 
-pub async fn run(_global: &Global, console: &Console, args: ReportArgs) -> Result<Exit, Failure> {
+/// Forms of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Page {
+    /// For a terminal, a ticket or a wiki
+    Markdown,
+    /// One file for a browser, with the picture of what happened when
+    Html,
+    /// For programs; so does -o json
+    Json,
+}
+
+pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result<Exit, Failure> {
     let folder = Folder::find(args.folder.dir)?;
     let record = folder.load(args.id.as_deref())?;
-    console.line(&record.end_detail)?;
+    let client = global.client().await?;
+    let judged = of(&client, console, &folder, &record).await?;
+    let page = if console.format == Format::Json { Page::Json } else { args.format };
+    let text = match page {
+        Page::Markdown => markdown(&record, &judged),
+        Page::Html => markdown(&record, &judged),
+        Page::Json => json(&judged)?,
+    };
+    console.bytes(text.as_bytes())?;
     Ok(Exit::Ok)
+}
+
+async fn of(client: &Client, console: &Console, folder: &Folder, record: &Record) -> Result<Judged, Failure> {
+    let given = standard::kept(&record.name, &record.scenario)?;
+    judged(client, console, &folder.of(&record.id), record, &given.scenario).await
+}
+
+fn json(judged: &Judged) -> Result<String, Failure> {
+    let content = BTreeMap::from([
+        ("run", serde_json::to_value(&judged.run)),
+        ("verdict", serde_json::to_value(&judged.verdict)),
+    ]);
+    let unwritten =
+        |error: serde_json::Error| Failure::new(Exit::Failed, format!("the page cannot be written: {error}"));
+    let mut whole = serde_json::Map::new();
+    for (name, value) in content {
+        whole.insert(name.to_owned(), value.map_err(unwritten)?);
+    }
+    Ok(serde_json::to_string_pretty(&whole).map_err(unwritten)? + "\n")
+}
+
+fn markdown(record: &Record, judged: &Judged) -> String {
+    let mut text = format!("# Drill {} ({})\n\n", record.name, record.id);
+    for line in lines(record, &judged.verdict) {
+        text.push_str(&format!("- {line}\n"));
+    }
+    text
+}
+
+fn ms(value: Option<u64>) -> String {
+    value.map_or_else(|| "not measured".to_owned(), |ms| format!("{ms} ms"))
+}
+
+/// What came of it, for a person.
+fn lines(record: &Record, verdict: &Verdict) -> Vec<String> {
+    let figures = &verdict.figures;
+    let silence = |kind| figures.kinds.get(&kind).and_then(|kind| kind.silence_ms);
+    let checked = &verdict.checked;
+    let mut lines = vec![
+        record.end_detail.clone(),
+        format!(
+            "longest time without an acknowledged submission: {}; the slowest submission: {}; failed: {}",
+            ms(silence(Kind::Submission)),
+            ms(figures.submission_worst_ms),
+            figures.submissions_failed
+        ),
+        format!(
+            "longest time without a linearizable read: {}; without any read on a replica that was left alone: {}",
+            ms(silence(Kind::LinearizableRead)),
+            ms(figures.survivors_silence_ms)
+        ),
+        format!(
+            "acknowledged and lost: {}; linearizable: {} ({} reads, {} answers and {} acknowledgements held against {} records)",
+            figures.lost,
+            if verdict.is_linearizable() { "yes" } else { "NOT SHOWN" },
+            checked.linearizable_reads,
+            checked.contents,
+            checked.acknowledgements,
+            checked.records
+        ),
+        format!(
+            "gangs that ran when it began: {}; interrupted: {}; accelerator time lost: {} s",
+            verdict.gangs_at_fault,
+            verdict.ledger.total.interruptions,
+            verdict.ledger.total.accelerator_ms / 1_000
+        ),
+    ];
+    for (rule, breaches) in &verdict.findings.0 {
+        for finding in &breaches.first {
+            lines.push(format!("FOUND {}: {}", rule.code(), finding.text));
+        }
+    }
+    lines
 }
 
 /// What is said when a drill is over; whether everything was as it should be.
 pub async fn after_run(
-    _client: &Client,
-    _console: &Console,
-    _folder: &Folder,
-    _record: &Record,
+    client: &Client,
+    console: &Console,
+    folder: &Folder,
+    record: &Record,
 ) -> Result<bool, Failure> {
-    Ok(true)
+    if record.fault_at_ms.is_none() {
+        console.line(&format!("drill {}: nothing was done: {}", record.id, record.end_detail))?;
+        return Ok(false);
+    }
+    let judged = of(client, console, folder, record).await?;
+    match console.format {
+        Format::Json => console.bytes(json(&judged)?.as_bytes())?,
+        Format::Yaml => console.object(&judged.verdict)?,
+        Format::Name => console.line(&record.id)?,
+        Format::Table | Format::Wide => {
+            for line in lines(record, &judged.verdict) {
+                console.line(&line)?;
+            }
+            let held = if judged.verdict.held { "everything held" } else { "NOT EVERYTHING HELD" };
+            console.line(&format!("{held}; the page: muster drill report {}", record.id))?;
+        }
+    }
+    Ok(judged.verdict.held)
 }

@@ -1,0 +1,159 @@
+//! Shims that wait for workers: how many there are, what they are used for, and that nothing hangs on them.
+
+// A panic is a test's report, in its helpers too.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use muster_agent::task::TaskDir;
+use muster_wire::v1::exit_status::Kind;
+use muster_wire::v1::session_response::Message as Response;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+use support::*;
+
+const JOB: &str = "job-9";
+const DEVICES: usize = 4;
+
+/// Living processes with this word before a path below the folder of workers, and their parents.
+fn processes(host: &Host, word: &str) -> Vec<(i32, i32)> {
+    let below = host.state().join("tasks").join(".new_ready_").display().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = line.split('\0').skip_while(|part| *part != word);
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().nth(1);
+        let is_ours = words.next().is_some() && words.next().is_some_and(|path| path.starts_with(&below));
+        if is_ours && alive(pid) {
+            found.push((pid, parent.and_then(|parent| parent.parse().ok()).unwrap_or(0)));
+        }
+    }
+    found
+}
+
+/// Shims in folders that are no worker's, each with the process that would become the worker.
+fn waiting(host: &Host) -> BTreeSet<i32> {
+    let stages: BTreeSet<i32> = processes(host, "stage").into_iter().map(|(_, parent)| parent).collect();
+    let shims: BTreeSet<i32> = processes(host, "wait").into_iter().map(|(pid, _)| pid).collect();
+    shims.intersection(&stages).copied().filter(|shim| !has_worker(host, *shim)).collect()
+}
+
+fn running(folder: PathBuf) -> Option<i32> {
+    TaskDir::at(folder).running().ok().flatten().map(|running| running.shim_pid)
+}
+
+fn has_worker(host: &Host, shim: i32) -> bool {
+    let folders = std::fs::read_dir(host.state().join("tasks")).unwrap().flatten();
+    folders.into_iter().any(|folder| running(folder.path()) == Some(shim))
+}
+
+/// Looks until so many wait; no event tells of other processes.
+async fn until_waiting(host: &Host, count: usize) -> BTreeSet<i32> {
+    let looks = async {
+        loop {
+            let found = waiting(host);
+            if found.len() == count {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(60), looks).await;
+    found.unwrap_or_else(|_| panic!("not {count} wait but {:?}", waiting(host)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_with_the_agent() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let mut host = Host::new(&leader);
+    host.control_groups = "auto";
+    let mut agent = host.agent();
+    leader.registered().await;
+    let first = until_waiting(&host, 2).await;
+    let go = host.file("go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // What it is started with is what a worker of a shim of its own would have. High numbers are from whoever
+    // started this test.
+    let fds = host.file("fds").display().to_string();
+    let script = format!(
+        "ls /proc/$$/fd > {fds}.all; grep -x [0-9] {fds}.all > {fds}; readlink /proc/$$/fd/0 >> {fds}; pwd >> {fds}; cat {} > /dev/null; exit 5",
+        go.display()
+    );
+    leader.send(Response::Start(start(JOB, 7, &[&script, "sleep 600"], &[&[0], &[1]])));
+    leader.running(7, 0).await;
+    let folder = host.task(JOB, 7, 0);
+    assert!(first.contains(&running(folder.clone()).unwrap()), "a shim of those that waited");
+    // Both have a worker now, and no others are made while those run.
+    assert_eq!(waiting(&host), BTreeSet::new());
+    let group = TaskDir::at(folder.clone()).running().unwrap().and_then(|running| running.cgroup);
+    match &group {
+        Some(group) => assert!(group.display().to_string().contains("muster_ready_"), "{group:?}"),
+        None => {
+            println!("skipped: that a worker's process waits in its control group (none can be made here)")
+        }
+    }
+    write_fifo(go).await;
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(5));
+    assert!(!group.is_some_and(|group| group.exists()));
+    let work = folder.join("work").canonicalize().unwrap();
+    let said = std::fs::read_to_string(host.file("fds")).unwrap();
+    assert_eq!(said, format!("0\n1\n2\n/dev/null\n{}\n", work.display()));
+    until_waiting(&host, 2).await;
+    leader.send(stop(JOB, 7, 0));
+    assert!(matches!(leader.exit_of(7, 1).await, Kind::Signal(_)));
+    // A larger start, of which two workers find no shim that waits, and fewer wait than would be needed again.
+    leader.send(Response::Start(start(JOB, 8, &["exit 0"; DEVICES], &[&[0], &[1], &[2], &[3]])));
+    until_waiting(&host, DEVICES).await;
+    // One worker that has them all.
+    leader.send(Response::Start(start(JOB, 9, &["sleep 600"], &[&[0, 1, 2, 3]])));
+    leader.running(9, 0).await;
+    until_waiting(&host, 0).await;
+    leader.send(stop(JOB, 9, 0));
+    let last = until_waiting(&host, 2).await;
+    agent.kill();
+    until_waiting(&host, 0).await;
+    assert!(processes(&host, "stage").is_empty());
+    let _agent = host.agent();
+    leader.registered().await;
+    assert!(until_waiting(&host, 2).await.is_disjoint(&last));
+    let names =
+        std::fs::read_dir(host.state().join("tasks")).unwrap().flatten().map(|entry| entry.file_name());
+    let unfinished = names.filter(|name| name.to_string_lossy().starts_with(".new_")).count();
+    assert_eq!(unfinished, 2, "what the agent before had made is gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_has_died_costs_time_and_no_worker() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    until_waiting(&host, 2).await;
+    // Of one the process that would become the worker dies, the other itself.
+    let stages = processes(&host, "stage");
+    kill(Pid::from_raw(stages[0].0), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(stages[1].1), Signal::SIGKILL).unwrap();
+    leader.send(Response::Start(start(JOB, 7, &["exit 3"; 2], &[&[0], &[1]])));
+    let mut ends = [false; 2];
+    while ends.contains(&false) {
+        leader
+            .hear("that all have ended", |heard| {
+                for rank in 0..2 {
+                    let exit = state_in(&heard, 7, rank).and_then(|state| state.exit);
+                    let kind = exit.and_then(|exit| exit.kind);
+                    assert!(matches!(kind, None | Some(Kind::Code(3))), "{kind:?}");
+                    ends[rank as usize] |= kind.is_some();
+                }
+                Some(())
+            })
+            .await;
+    }
+    until_waiting(&host, 2).await;
+}
