@@ -14,6 +14,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+type Test = fn() -> Result<(), FaultError>;
+
 const VICTIM: &str = "--victim";
 
 fn main() {
@@ -24,7 +26,7 @@ fn main() {
         println!("skipped: {unable}");
         return;
     }
-    let trials: [(&str, fn() -> Result<(), FaultError>); 9] = [
+    let trials: [(&str, Test); 9] = [
         ("a_paused_process_answers_nothing", a_paused_process_answers_nothing),
         ("flushes_of_a_running_process_become_slow", flushes_of_a_running_process_become_slow),
         ("flushes_of_a_running_process_fail", flushes_of_a_running_process_fail),
@@ -86,8 +88,18 @@ fn victim() {
     }
 }
 
+/// A child that ends with this.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 struct Victim {
-    child: Child,
+    child: Ended,
     orders: ChildStdin,
     answers: mpsc::Receiver<i64>,
 }
@@ -105,11 +117,11 @@ impl Victim {
                 let _ = answer.send(line.parse().unwrap());
             }
         });
-        Victim { orders: child.stdin.take().unwrap(), child, answers }
+        Victim { orders: child.stdin.take().unwrap(), child: Ended(child), answers }
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed())
+        Pid::from_raw(self.child.0.id().cast_signed())
     }
 
     fn order(&mut self, text: &str) {
@@ -124,13 +136,6 @@ impl Victim {
     fn ask(&mut self, text: &str) -> i64 {
         self.order(text);
         self.answer_within(Duration::from_secs(60)).unwrap()
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -170,13 +175,10 @@ fn a_paused_process_answers_nothing() -> Result<(), FaultError> {
     assert_eq!(victim.answer_within(Duration::from_secs(10)), Some(0));
 
     // A whole tree, and nobody is asked.
-    let mut tree = Command::new("sh")
-        .args(["-c", "sh -c 'sleep 1000 & wait' & echo ready; wait"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    tree.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
-    let root = Pid::from_raw(tree.id().cast_signed());
+    let script = "sh -c 'sleep 1000 & wait' & echo ready; wait";
+    let mut tree = Ended(Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap());
+    tree.0.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let root = Pid::from_raw(tree.0.id().cast_signed());
     let paused = Paused::tree(root)?;
     let found: Vec<Pid> = paused.processes().collect();
     assert!(found.len() >= 2 && found[0] == root, "{found:?}");
@@ -184,7 +186,7 @@ fn a_paused_process_answers_nothing() -> Result<(), FaultError> {
     found.iter().for_each(|pid| {
         let _ = nix::sys::signal::kill(*pid, nix::sys::signal::Signal::SIGKILL);
     });
-    tree.wait().unwrap();
+    drop(tree);
     assert!(matches!(Paused::tree(root), Err(FaultError::NoEffect(_))));
     Ok(())
 }
@@ -239,6 +241,9 @@ fn fills_and_empties(mut disk: Disk) -> Result<(), FaultError> {
     disk.fill(MIB)?;
     assert!(disk.free_bytes()? <= 2 * MIB, "{}", disk.free_bytes()?);
     assert_eq!(victim.ask("write 4000000"), ENOSPC);
+    disk.make_room()?;
+    disk.fill(0)?;
+    assert!(disk.free_bytes()? <= MIB, "{}", disk.free_bytes()?);
     disk.make_room()?;
     assert!(disk.free_bytes()? >= 8 * MIB);
     assert_eq!(victim.ask("write 4000000"), 0);

@@ -5,6 +5,7 @@
 use super::FaultError;
 use super::tools;
 use crate::unable::{Means, Unable};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 use std::fs::File;
@@ -14,6 +15,10 @@ use std::process::Command;
 
 /// What fills a disk, at its root: keep a process's folder one below.
 const BALLAST: &str = ".ballast";
+/// How often a disk is made smaller anew because somebody wrote to it meanwhile.
+const SHRINK_TRIES_MAX: u32 = 100;
+/// No disk in memory is smaller.
+const PAGE_BYTES: u64 = 4096;
 /// Seconds until the file system writes by itself what nobody flushed.
 const COMMIT_S: u32 = 600;
 
@@ -67,19 +72,22 @@ impl Disk {
     /// Fills it, as somebody else who writes there does, but for so many bytes.
     pub fn fill(&mut self, leave_bytes: u64) -> Result<(), FaultError> {
         self.make_room()?;
-        let free = self.free_bytes()?;
         match &self.kind {
             // Ballast would take the machine's memory.
-            Kind::Memory { bytes } => {
-                let used = bytes.saturating_sub(free);
-                self.resize((used + leave_bytes).max(4096))
-            }
+            Kind::Memory { bytes } => self.shrink(*bytes, leave_bytes),
             Kind::Image { .. } => {
                 let path = self.folder.join(BALLAST);
                 let ballast = File::create(&path).map_err(FaultError::on_path("making", &path))?;
-                let length = i64::try_from(free.saturating_sub(leave_bytes)).unwrap_or(i64::MAX);
-                let filled = nix::fcntl::posix_fallocate(&ballast, 0, length);
-                filled.map_err(|error| FaultError::on_path("filling", &path)(error.into()))
+                let length = self.free_bytes()?.saturating_sub(leave_bytes);
+                let length = i64::try_from(length).unwrap_or(i64::MAX);
+                if length == 0 {
+                    return Ok(());
+                }
+                match nix::fcntl::posix_fallocate(&ballast, 0, length) {
+                    // The file system needs some room for itself: it is full all the same.
+                    Ok(()) | Err(Errno::ENOSPC) => Ok(()),
+                    Err(error) => Err(FaultError::on_path("filling", &path)(error.into())),
+                }
             }
         }
     }
@@ -94,6 +102,18 @@ impl Disk {
                 }
                 _ => Ok(()),
             },
+        }
+    }
+
+    fn shrink(&self, bytes: u64, leave_bytes: u64) -> Result<(), FaultError> {
+        let mut tries = SHRINK_TRIES_MAX;
+        loop {
+            let used = bytes.saturating_sub(self.free_bytes()?);
+            match self.resize((used + leave_bytes).max(PAGE_BYTES)) {
+                // Somebody wrote in between, and more is used than that.
+                Err(FaultError::System { .. }) if tries > 0 => tries -= 1,
+                result => return result,
+            }
         }
     }
 

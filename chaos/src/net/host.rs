@@ -2,7 +2,6 @@
 
 use super::process::{Process, ProcessError};
 use crate::unable::{Means, Unable};
-use futures::TryStreamExt as _;
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::LinkUnspec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +17,9 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::oneshot;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-/// What a packet may have, as on most wide-area networks.
+/// What a host's device is called there.
+const DEVICE: &str = "wan0";
+/// Bytes that a packet may have, as on most wide-area networks.
 const MTU: u16 = 1500;
 /// Packets that wait in a device until the wire takes them.
 const DEVICE_QUEUE_PACKETS: u32 = 2_000;
@@ -243,30 +244,28 @@ fn begin(address: Ipv4Addr) -> Result<(Runtime, Started), Unable> {
         std::fs::metadata("/proc/thread-self/ns/net").map_err(|error| namespace_failed(&error))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| namespace_failed(&error))?;
-    runtime.block_on(loopback_up()).map_err(|error| namespace_failed(&error))?;
     let device = DeviceBuilder::new()
-        .name("wan0")
+        .name(DEVICE)
         .mtu(MTU)
         .ipv4(address, NETWORK_PREFIX, None)
-        .with(|builder| {
-            builder.tx_queue_len(DEVICE_QUEUE_PACKETS);
-        })
         .build_sync()
         .and_then(|device| device.set_nonblocking(true).map(|()| device))
         .map_err(|error| Unable::new(Means::Tun, &error))?;
+    runtime.block_on(set_links()).map_err(|error| namespace_failed(&error))?;
     let handle = runtime.handle().clone();
     Ok((runtime, Started { device, namespace: namespace.ino(), runtime: handle }))
 }
 
-/// A process reaches its own host, under whichever address, by the loopback device.
-async fn loopback_up() -> Result<(), rtnetlink::Error> {
-    let (connection, netlink, _) = rtnetlink::new_connection()
-        .map_err(|error| rtnetlink::Error::InvalidNla(format!("a netlink connection: {error}")))?;
+/// Brings the loopback device up, by which a process reaches its own host under whichever address, and gives the
+/// other a longer queue. Over netlink, since the older way to do the latter needs rights over the whole machine.
+async fn set_links() -> Result<(), rtnetlink::Error> {
+    let refused = |error| rtnetlink::Error::InvalidNla(format!("a netlink connection: {error}"));
+    let (connection, netlink, _) = rtnetlink::new_connection().map_err(refused)?;
     let connection = tokio::spawn(connection);
-    let mut links = netlink.link().get().match_name("lo".to_owned()).execute();
-    if let Some(loopback) = links.try_next().await? {
-        let up = LinkUnspec::new_with_index(loopback.header.index).up().build();
-        netlink.link().set(up).execute().await?;
+    let up = LinkUnspec::new_with_name("lo").up().build();
+    let longer = LinkUnspec::new_with_name(DEVICE).txqueuelen(DEVICE_QUEUE_PACKETS).build();
+    for change in [up, longer] {
+        netlink.link().set(change).execute().await?;
     }
     connection.abort();
     Ok(())

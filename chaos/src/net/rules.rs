@@ -294,7 +294,7 @@ fn decimal(text: &str, factor: u64) -> Option<u64> {
     let mut value = whole.parse::<u64>().ok()?.checked_mul(factor)?;
     let mut place = factor;
     for digit in part.bytes() {
-        if place % 10 != 0 {
+        if !place.is_multiple_of(10) {
             return (digit == b'0').then_some(value);
         }
         place /= 10;
