@@ -157,7 +157,7 @@ pub fn judge(evidence: Evidence<'_>) -> Verdict {
     let missing = order::check(run, history, &mut checked, &mut findings);
     let told = match log {
         Some(rounds) => {
-            pace::check(history, rounds, &mut checked, &mut findings);
+            pace::check(run, history, rounds, &mut checked, &mut findings);
             replayed::check(run, history, rounds, &missing, &mut checked, &mut findings)
         }
         None => replayed::Told::default(),

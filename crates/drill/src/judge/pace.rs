@@ -11,6 +11,7 @@ use super::evidence::shown;
 use super::log::LogRound;
 use super::{Checked, Findings, Rule};
 use crate::history::{History, Operation, Outcome};
+use crate::run::Run;
 
 /// Changes that are nearer to one another say little.
 const APART_US: u64 = 4_000_000;
@@ -27,13 +28,21 @@ struct Moment<'a> {
 }
 
 /// Holds acknowledged changes against the times of their records.
-pub(super) fn check(history: &History, rounds: &[LogRound], checked: &mut Checked, findings: &mut Findings) {
+pub(super) fn check(
+    run: &Run,
+    history: &History,
+    rounds: &[LogRound],
+    checked: &mut Checked,
+    findings: &mut Findings,
+) {
     // What cannot be read is said where the log is replayed.
     let decoded = rounds.iter().filter_map(|round| round.round.decode().ok());
     let times: BTreeMap<u64, u64> = decoded.map(|round| (round.first_index.0, round.log_time.0)).collect();
     let time_of = |index: u64| times.range(..=index).next_back().map(|(_, time)| *time);
     let (mut asked, mut acknowledged) = (Vec::new(), Vec::new());
-    for operation in &history.operations {
+    // Positions of a life that ended were given again.
+    let begins_us = run.recovered_us.unwrap_or(0);
+    for operation in history.operations.iter().filter(|operation| operation.invoked_us >= begins_us) {
         let Outcome::Acknowledged { log_index, .. } = &operation.outcome else { continue };
         let Some(log_time_ms) = time_of(*log_index) else { continue };
         asked.push(Moment { at_us: operation.invoked_us, log_time_ms, operation });
