@@ -85,9 +85,7 @@ fn hunts() -> Vec<Hunt> {
                 &["leader-region-lost", "leader-killed"],
                 &[Held::RequestOfNobody, Held::DoneTwice, Held::AcknowledgementLost, Held::WrongRecord],
             ),
-            Rule::WallClockOnly => {
-                hunt(rule, &["clock-skew"], &[Held::StalenessUntrue, Held::GangsLate, Held::SubmissionsLate])
-            }
+            Rule::WallClockOnly => hunt(rule, &["clock-skew"], &[Held::LogTimeStands]),
             Rule::ReadWithoutQuorum => hunt(
                 rule,
                 &["leader-region-lost", "leader-killed"],

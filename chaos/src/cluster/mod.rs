@@ -433,6 +433,8 @@ impl Cluster {
         }
         let replica = self.replicas.iter().find(|(_, server)| server.host == host).map(|(id, _)| *id);
         match replica {
+            // As its runbook says where the disk is gone.
+            Some(id) if !self.data_of(id)?.exists() => self.start_replica(id, &["--rebuild"]),
             Some(id) => self.start_replica(id, &[]),
             None => self.start_agent(host),
         }

@@ -3,8 +3,8 @@
 use crate::rule::names;
 use crate::{Refusal, Rule, VARIABLE};
 use std::cell::Cell;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -86,10 +86,15 @@ pub fn admit(folder: &Path) -> Result<(), Refusal> {
     if !is_empty(folder)? {
         return Err(Refusal::FolderOfOthers { folder: folder.to_owned() });
     }
-    let failed = |source| Refusal::Look { path: mark.clone(), source };
-    if let Some(parent) = mark.parent() {
-        fs::create_dir_all(parent).map_err(failed)?;
-    }
-    fs::write(&mark, "what lies beside this was made by a build that breaks rules on purpose\n")
-        .map_err(failed)
+    make(&mark).map_err(|source| Refusal::Look { path: mark.clone(), source })
+}
+
+/// Durably: a drill may cut the power right behind it.
+fn make(mark: &Path) -> std::io::Result<()> {
+    let parent = mark.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let mut file = File::create(mark)?;
+    file.write_all(b"what lies beside this was made by a build that breaks rules on purpose\n")?;
+    file.sync_all()?;
+    File::open(parent)?.sync_all()
 }
