@@ -127,12 +127,6 @@ impl Consensus {
         Ok(Consensus::assemble(config, parts))
     }
 
-    /// What traffic this replica refuses on purpose.
-    #[must_use]
-    pub fn traffic(&self) -> &Traffic {
-        self.inner.network.traffic()
-    }
-
     /// What peers call, to be mounted on the peer listener.
     #[must_use]
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
