@@ -8,6 +8,7 @@ use muster_archive::ArchivedRound;
 use muster_client::{CallError, Client};
 use muster_drill::history::History;
 use muster_drill::judge::{Evidence, LogRound, Verdict, judge};
+use muster_drill::report::Page;
 use muster_drill::run::{Host, Run, Runs, StateSeen, StepDone, WarningSeen};
 use muster_drill::scenario::Scenario;
 use muster_journal::Decision;
@@ -24,8 +25,17 @@ const OPERATOR: &str = "operator";
 
 /// All that is known of one drill.
 pub struct Judged {
+    pub scenario: Scenario,
     pub run: Run,
+    pub history: History,
     pub verdict: Verdict,
+}
+
+impl Judged {
+    /// As a page.
+    pub fn page(&self) -> Page<'_> {
+        Page::new(&self.scenario, &self.run, &self.history, &self.verdict)
+    }
 }
 
 /// The log from its beginning up to a record, and why it cannot be had.
@@ -157,7 +167,7 @@ pub async fn judged(
     console: &Console,
     folder: &Path,
     record: &Record,
-    scenario: &Scenario,
+    scenario: Scenario,
 ) -> Result<Judged, Failure> {
     let history = history(folder)?;
     let log = match log(client, console, record.last_log_index).await {
@@ -167,8 +177,9 @@ pub async fn judged(
             None
         }
     };
-    let run = run(record, scenario, &parameters(log.as_deref()));
-    let evidence = Evidence { scenario, run: &run, history: &history, log: log.as_deref(), intervals: None };
+    let run = run(record, &scenario, &parameters(log.as_deref()));
+    let evidence =
+        Evidence { scenario: &scenario, run: &run, history: &history, log: log.as_deref(), intervals: None };
     let verdict = judge(evidence);
-    Ok(Judged { run, verdict })
+    Ok(Judged { scenario, run, history, verdict })
 }

@@ -1,7 +1,5 @@
 //! `muster drill report`, and what is said when a drill is over.
 
-use std::collections::BTreeMap;
-
 use clap::{Args, ValueEnum};
 use muster_client::Client;
 use muster_drill::judge::{Kind, Verdict};
@@ -45,9 +43,9 @@ pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result
     let judged = of(&client, console, &folder, &record).await?;
     let page = if console.format == Format::Json { Page::Json } else { args.format };
     let text = match page {
-        Page::Markdown => markdown(&record, &judged),
-        Page::Html => markdown(&record, &judged),
-        Page::Json => json(&judged)?,
+        Page::Markdown => judged.page().markdown(),
+        Page::Html => judged.page().html(),
+        Page::Json => judged.page().json() + "\n",
     };
     console.bytes(text.as_bytes())?;
     Ok(Exit::Ok)
@@ -55,29 +53,7 @@ pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result
 
 async fn of(client: &Client, console: &Console, folder: &Folder, record: &Record) -> Result<Judged, Failure> {
     let given = standard::kept(&record.name, &record.scenario)?;
-    judged(client, console, &folder.of(&record.id), record, &given.scenario).await
-}
-
-fn json(judged: &Judged) -> Result<String, Failure> {
-    let content = BTreeMap::from([
-        ("run", serde_json::to_value(&judged.run)),
-        ("verdict", serde_json::to_value(&judged.verdict)),
-    ]);
-    let unwritten =
-        |error: serde_json::Error| Failure::new(Exit::Failed, format!("the page cannot be written: {error}"));
-    let mut whole = serde_json::Map::new();
-    for (name, value) in content {
-        whole.insert(name.to_owned(), value.map_err(unwritten)?);
-    }
-    Ok(serde_json::to_string_pretty(&whole).map_err(unwritten)? + "\n")
-}
-
-fn markdown(record: &Record, judged: &Judged) -> String {
-    let mut text = format!("# Drill {} ({})\n\n", record.name, record.id);
-    for line in lines(record, &judged.verdict) {
-        text.push_str(&format!("- {line}\n"));
-    }
-    text
+    judged(client, console, &folder.of(&record.id), record, given.scenario).await
 }
 
 fn ms(value: Option<u64>) -> String {
@@ -139,8 +115,7 @@ pub async fn after_run(
     }
     let judged = of(client, console, folder, record).await?;
     match console.format {
-        Format::Json => console.bytes(json(&judged)?.as_bytes())?,
-        Format::Yaml => console.object(&judged.verdict)?,
+        Format::Json | Format::Yaml => console.object(&judged.page())?,
         Format::Name => console.line(&record.id)?,
         Format::Table | Format::Wide => {
             for line in lines(record, &judged.verdict) {
