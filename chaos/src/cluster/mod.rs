@@ -33,8 +33,8 @@ const FIRST_LIMIT: Duration = Duration::from_secs(60);
 /// A command of an operator.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Room on a data disk of its own.
-const DISK_BYTES: u64 = 768 << 20;
+/// Room on a data disk of its own: more than below which a leader takes no new work. What is not used takes none.
+const DISK_BYTES: u64 = 4 << 30;
 
 /// What the data of replicas lies on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -84,7 +84,8 @@ impl<G: Ground> Gate<G> {
             Some((term, since)) if term == metrics.current_term => since,
             _ => leading.insert((metrics.current_term, G::instant())).1,
         };
-        quorum_silence(&metrics, since).is_none_or(|silence| passes(silence, self.shared.silence_max, self.shared.phase))
+        quorum_silence(&metrics, since)
+            .is_none_or(|silence| passes(silence, self.shared.silence_max, self.shared.phase))
     }
 }
 
