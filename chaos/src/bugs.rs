@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use muster_drill::judge::{Rule as Held, Verdict};
 use muster_planted::{Rule, VARIABLE};
 use muster_world::settings::PlantedBug;
