@@ -353,8 +353,8 @@ impl Maker {
     }
 
     fn cancel(&mut self) {
-        let mut newest_first = self.state.jobs().iter().rev();
-        let Some(job) = newest_first.find(|(_, row)| row.is_in_line()).map(|(id, _)| *id) else { return };
+        let waits = self.state.jobs().iter().rev().find(|(_, row)| row.is_in_line()).map(|(id, _)| *id);
+        let Some(job) = waits else { return };
         let request = self.key();
         let index = self.commit(vec![
             Decision::JobCancelRequested { request, job },
