@@ -224,7 +224,9 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         harness.effects.append(&mut carried.effects);
     }
     harness.endings = cluster.take_endings();
-    let harmed = carried.as_ref().map_or_else(|_| Ok(Hosts::new()), |carried| harmed(&carried.parts, order.scenario))?;
+    let harmed = carried
+        .as_ref()
+        .map_or_else(|_| Ok(Hosts::new()), |carried| harmed(&carried.parts, order.scenario))?;
     for (host, mark) in &marks {
         let text = mark.text()?;
         // Whose disk is harmed has to say so, and says it as an error; nobody may panic.
@@ -431,7 +433,7 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
         let touched = carried.touched.contains(&host.name) || joined;
         Some(Host { name: host.name.clone(), region: host.region.to_owned(), runs, touched, gone })
     };
-    carried.parts.all().iter().filter_map(of).collect()
+    cluster.plan().hosts.iter().filter_map(of).collect()
 }
 
 /// Hosts that a step touches. A cut touches the side that is cut off.
