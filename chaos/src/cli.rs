@@ -12,6 +12,7 @@ use muster_drill::scenario::Scenario;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bugs::{self, BugsArgs};
+use crate::cluster::Disks;
 use crate::cluster::plan::Replicas;
 use crate::report::{Judged, Promised, markdown};
 use crate::room;
@@ -93,6 +94,9 @@ struct RunOptions {
     /// Size of the cluster
     #[arg(long, value_enum, default_value = "5")]
     replicas: Replicas,
+    /// What the data of replicas lies on. Replicas that share one disk share its stalls, as machines do not
+    #[arg(long, value_enum, default_value = "memory")]
+    disks: Disks,
     /// Where evidence goes; must not exist yet. A temporary folder that is kept when a drill does not hold
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -270,6 +274,7 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
         program,
         program_before: options.muster_old.as_deref().map(|path| self::program(Some(path))).transpose()?,
         replicas: options.replicas,
+        disks: options.disks,
         seed: options.seed,
         out: out.clone(),
         place: crate::summary::machine(),

@@ -33,18 +33,18 @@ const FIRST_LIMIT: Duration = Duration::from_secs(60);
 /// A command of an operator.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Room on a data disk of its own.
-const DISK_BYTES: u64 = 768 << 20;
+/// Room on a data disk of its own: more than below which a leader takes no new work. What is not used takes none.
+const DISK_BYTES: u64 = 4 << 30;
 
 /// What the data of replicas lies on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Disks {
-    /// The machine's own disk.
+    /// One in memory for each, which can be filled
     #[default]
+    Memory,
+    /// The machine's own disk for all of them, with all that others do to it
     Shared,
-    /// A small one for each, which can be filled.
-    Small,
-    /// One for each that loses what was not flushed when its power fails.
+    /// One for each that loses what was not flushed when its power fails
     Losing,
 }
 
@@ -602,7 +602,7 @@ fn disk(home: &Path, disks: Disks) -> Result<Option<Disk>> {
     let folder = home.join("disk");
     Ok(match disks {
         Disks::Shared => None,
-        Disks::Small => Some(Disk::memory(&folder, DISK_BYTES)?),
+        Disks::Memory => Some(Disk::memory(&folder, DISK_BYTES)?),
         Disks::Losing => Some(Disk::image(&folder, &home.join("disk.image"), DISK_BYTES)?),
     })
 }

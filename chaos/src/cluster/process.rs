@@ -71,10 +71,14 @@ impl LogMark {
     }
 }
 
+/// What the consensus library says of a peer's message to a replica that is being stopped, as it was told to be.
+const STOPPING: &str = "failed to send RaftMsg to RaftCore";
+
 /// Lines that no process may write, whatever is done to it: of panics, and of errors that nothing handles.
 #[must_use]
 pub fn complaints(text: &str) -> Vec<String> {
-    let complains = |line: &&str| line.contains("panicked at") || line.contains(" ERROR ");
+    let complains =
+        |line: &&str| line.contains("panicked at") || (line.contains(" ERROR ") && !line.contains(STOPPING));
     text.lines().filter(complains).map(str::to_owned).collect()
 }
 

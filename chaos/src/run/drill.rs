@@ -224,9 +224,15 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         harness.effects.append(&mut carried.effects);
     }
     harness.endings = cluster.take_endings();
+    let harmed = carried
+        .as_ref()
+        .map_or_else(|_| Ok(Hosts::new()), |carried| harmed(&carried.parts, order.scenario))?;
     for (host, mark) in &marks {
         let text = mark.text()?;
-        harness.complaints.extend(complaints(&text).into_iter().map(|line| (host.clone(), line)));
+        // Whose disk is harmed has to say so, and says it as an error; nobody may panic.
+        let may_err = |line: &String| harmed.contains(host) && !line.contains("panicked at");
+        let complaints = complaints(&text).into_iter().filter(|line| !may_err(line));
+        harness.complaints.extend(complaints.map(|line| (host.clone(), line)));
         std::fs::write(order.dir.join(format!("{host}.log")), text).context("keeping a log")?;
     }
     let carried = carried?;
@@ -427,7 +433,7 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
         let touched = carried.touched.contains(&host.name) || joined;
         Some(Host { name: host.name.clone(), region: host.region.to_owned(), runs, touched, gone })
     };
-    carried.parts.all().iter().filter_map(of).collect()
+    cluster.plan().hosts.iter().filter_map(of).collect()
 }
 
 /// Hosts that a step touches. A cut touches the side that is cut off.
@@ -467,6 +473,22 @@ fn touched(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
         }
     }
     Ok(touched)
+}
+
+/// Hosts whose disk a step harms.
+fn harmed(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
+    let mut harmed = Hosts::new();
+    for step in &scenario.processes {
+        if let Action::SlowDisk { what, .. }
+        | Action::FullDisk { what, .. }
+        | Action::Damage { what, .. }
+        | Action::LoseDisk { what }
+        | Action::PowerCut { what } = &step.action
+        {
+            harmed.extend(parts.select(what)?);
+        }
+    }
+    Ok(harmed)
 }
 
 /// How far off the rate of a clock is, at most, in thousandths.

@@ -299,8 +299,11 @@ impl Client {
         let limit = patience.left().min(self.options.attempt_timeout);
         match tokio::time::timeout(limit, send(link.channel.clone())).await {
             Ok(Ok(response)) => {
-                link.heard_now();
                 let mutates = subject.request_id.is_some();
+                // A replica that is cut off from the others still answers reads, and says nothing by that of writes.
+                if mutates {
+                    link.heard_now();
+                }
                 let leader = response.metadata().get(LEADER).filter(|_| mutates);
                 if let Some(leader) = leader.and_then(|leader| leader.to_str().ok()) {
                     // Its place may be taken by now: what is known of it is no longer true.
@@ -311,7 +314,7 @@ impl Client {
                 Ok((link, (address, response.into_inner())))
             }
             Ok(Err(status)) => {
-                if status.source().is_none() {
+                if status.source().is_none() && subject.request_id.is_some() {
                     link.heard_now();
                 }
                 Err(Failure::answer(&link, &status, subject))

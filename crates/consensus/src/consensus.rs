@@ -478,6 +478,11 @@ impl<G: Ground> Consensus<G> {
         self.inner.heard.at(G::instant());
     }
 
+    /// A candidate was granted what it asked for just now: this replica leaves it the time of an election.
+    pub fn candidate_heard(&self) {
+        self.inner.heard.candidate_at(G::instant());
+    }
+
     /// The protocol underneath, for those who carry its messages.
     #[must_use]
     pub fn raft(&self) -> &Raft<G> {

@@ -153,17 +153,25 @@ impl Run {
         self.heal_us.or(last_step).unwrap_or(self.fault_us)
     }
 
+    /// Milliseconds from the fault to a time; negative before it.
+    #[must_use]
+    pub fn since_fault_ms(&self, at_us: u64) -> i64 {
+        // Both are far below half of what an i64 holds.
+        let ms = |us: u64| (us / 1_000) as i64;
+        ms(at_us) - ms(self.fault_us)
+    }
+
     /// A time of the harness as Unix milliseconds, as far as its clock goes.
     #[must_use]
     pub fn unix_ms(&self, at_us: u64) -> u64 {
-        let from_fault = (at_us as i64 - self.fault_us as i64) / 1_000;
-        self.fault_unix_ms.saturating_add_signed(from_fault)
+        self.fault_unix_ms.saturating_add_signed(self.since_fault_ms(at_us))
     }
 
     /// A log time as a time of the harness, as far as its clock and the leader's agree.
     #[must_use]
     pub fn harness_us(&self, unix_ms: u64) -> u64 {
-        let from_fault = (unix_ms as i64 - self.fault_unix_ms as i64).saturating_mul(1_000);
-        self.fault_us.saturating_add_signed(from_fault)
+        let behind_us = unix_ms.saturating_sub(self.fault_unix_ms).saturating_mul(1_000);
+        let before_us = self.fault_unix_ms.saturating_sub(unix_ms).saturating_mul(1_000);
+        self.fault_us.saturating_add(behind_us).saturating_sub(before_us)
     }
 }

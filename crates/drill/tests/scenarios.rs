@@ -1,9 +1,10 @@
 //! Scenario files: those of `ops/drills`, and how others are refused.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use muster_drill::scenario::{
-    Action, Again, LinkShape, LiveAction, Means, Scenario, Selection, Selector, Since,
+    Action, Again, LIVE_VERBS, LinkShape, LiveAction, Means, Scenario, Selection, Selector, Since, VERBS,
 };
 
 fn ops() -> PathBuf {
@@ -44,7 +45,7 @@ fn refusal(text: &str) -> String {
 #[test]
 fn the_shipped_scenarios_are_read() {
     let all = shipped();
-    assert!(all.len() >= 3, "{} files", all.len());
+    assert!(all.len() >= 24, "{} files", all.len());
     let lost = all.iter().find(|scenario| scenario.name == "leader-region-lost").expect("it is there");
     assert_eq!(
         lost.expect.submission_again,
@@ -58,6 +59,22 @@ fn the_shipped_scenarios_are_read() {
         lost.live[0].action,
         LiveAction::RefuseTraffic { what: Selection(vec![Selector::LeaderRegion]), for_ms: 15_000 }
     );
+}
+
+/// Where to read on must be there, and no verb may be a word that nothing says.
+#[test]
+fn the_shipped_scenarios_name_their_runbooks_and_use_every_verb() {
+    let all = shipped();
+    for scenario in &all {
+        let page = ops().join("runbooks").join(&scenario.runbook);
+        assert!(page.is_file(), "{} names {}, which is not there", scenario.name, scenario.runbook);
+    }
+    let verbs: BTreeSet<&str> =
+        all.iter().flat_map(|scenario| &scenario.processes).map(|step| step.action.verb()).collect();
+    assert_eq!(verbs, VERBS.into_iter().collect());
+    let live: BTreeSet<&str> =
+        all.iter().flat_map(|scenario| &scenario.live).map(|step| step.action.verb()).collect();
+    assert_eq!(live, LIVE_VERBS.into_iter().collect());
 }
 
 #[test]

@@ -283,7 +283,11 @@ impl RaftNetworkV2<SimConfig> for Peer {
             let rpc = rpc.clone();
             async move {
                 peer.consensus.may_vote().map_err(drop)?;
-                peer.consensus.raft().vote(rpc).await.map_err(drop)
+                let answer = peer.consensus.raft().vote(rpc).await.map_err(drop)?;
+                if answer.vote_granted {
+                    peer.consensus.candidate_heard();
+                }
+                Ok::<_, ()>(answer)
             }
         })
         .await
@@ -298,7 +302,11 @@ impl RaftNetworkV2<SimConfig> for Peer {
             let rpc = rpc.clone();
             async move {
                 peer.consensus.may_vote().map_err(drop)?;
-                peer.consensus.raft().pre_vote(rpc).await.map_err(drop)
+                let answer = peer.consensus.raft().pre_vote(rpc).await.map_err(drop)?;
+                if answer.vote_granted {
+                    peer.consensus.candidate_heard();
+                }
+                Ok::<_, ()>(answer)
             }
         })
         .await

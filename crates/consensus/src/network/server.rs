@@ -195,6 +195,9 @@ impl RaftService for PeerService {
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
         let response = self.raft().vote(request).await.map_err(stopped)?;
+        if response.vote_granted {
+            self.shared.consensus.candidate_heard();
+        }
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -204,6 +207,9 @@ impl RaftService for PeerService {
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
         let response = self.raft().pre_vote(request).await.map_err(stopped)?;
+        if response.vote_granted {
+            self.shared.consensus.candidate_heard();
+        }
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 

@@ -155,7 +155,7 @@ fn submissions(
         }
     }
     if let Some(settled) = expect.submissions_settle {
-        let enough = run.fault_us + settled.within_ms * 1_000 < run.fault_end_us();
+        let enough = run.fault_us.saturating_add(settled.within_ms * 1_000) < run.fault_end_us();
         let made = figures.kinds.get(&Kind::Submission).map_or(0, |kind| kind.during.answered);
         match figures.settled_p50_ms.filter(|_| enough && made >= SETTLED_MIN) {
             Some(p50_ms) => {
@@ -218,12 +218,12 @@ fn gangs(expect: &Expectations, run: &Run, told: &Told, checked: &mut Checked, f
     }
     let Some(bar_ms) = expect.gangs_elsewhere_after_lease_ms else { return };
     // The last renewal was before the fault, so that the lease had ended by then.
-    let lease_end_ms = run.fault_unix_ms + run.lease_ttl_ms + run.lease_margin_ms;
+    let lease_end_ms = run.fault_unix_ms.saturating_add(run.lease_ttl_ms).saturating_add(run.lease_margin_ms);
     let mut looked_at = 0;
     for interruption in interruptions.iter().filter(|i| i.touched && !i.ended) {
         looked_at += 1;
         let late = match interruption.running_ms {
-            Some(running_ms) if running_ms <= lease_end_ms + bar_ms => continue,
+            Some(running_ms) if running_ms <= lease_end_ms.saturating_add(bar_ms) => continue,
             Some(running_ms) => {
                 format!("ran again {} ms behind the end of its lease", running_ms - lease_end_ms)
             }

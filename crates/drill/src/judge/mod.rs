@@ -128,7 +128,8 @@ impl Verdict {
     /// Whether no rule of time and content was broken, and some were looked at.
     #[must_use]
     pub fn is_linearizable(&self) -> bool {
-        const RULES: [Rule; 6] = [
+        const RULES: [Rule; 7] = [
+            Rule::AcknowledgementLost,
             Rule::OrderBroken,
             Rule::StaleLinearizableRead,
             Rule::AnswerFromNowhere,

@@ -201,12 +201,13 @@ pub(super) fn measure(run: &Run, history: &History, told: &Told, settle_ms: Opti
     let submissions = by_kind.get(&Kind::Submission).map_or(&[][..], Vec::as_slice);
     let from_fault = |operation: &&&Operation| operation.invoked_us >= run.fault_us;
     let during = |operation: &&&Operation| {
-        (run.fault_us..run.fault_end_us().max(run.fault_us + 1)).contains(&operation.invoked_us)
+        (run.fault_us..run.fault_end_us().max(run.fault_us.saturating_add(1))).contains(&operation.invoked_us)
     };
     let worst = submissions.iter().filter(from_fault).map(|operation| operation.took_us()).max();
     let failed = submissions.iter().filter(from_fault).filter(|operation| !is_answered(operation)).count();
     let settled = settle_ms.and_then(|settle_ms| {
-        let late = |operation: &&&Operation| operation.invoked_us >= run.fault_us + settle_ms * 1_000;
+        let late =
+            |operation: &&&Operation| operation.invoked_us >= run.fault_us.saturating_add(settle_ms * 1_000);
         let delays = delays(submissions.iter().filter(during).filter(late).copied());
         (delays.answered > 0).then(|| delays.p50_us.div_ceil(1_000))
     });

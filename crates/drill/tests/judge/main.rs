@@ -2,6 +2,7 @@
 
 mod broken;
 mod figures;
+mod page;
 mod support;
 
 use proptest::prelude::*;

@@ -150,6 +150,8 @@ pub struct Maker {
     operations: u64,
     /// Of every record: position and what it changed.
     changes: Vec<(u64, WatchChange, Option<String>)>,
+    /// States of the past that reads are answered from, at least.
+    past_kept: usize,
     sample: Sample,
 }
 
@@ -228,6 +230,7 @@ impl Maker {
             requests: u128::from(seed) << 64,
             operations: 0,
             changes: Vec::new(),
+            past_kept: 10_000,
             sample,
         }
     }
@@ -262,7 +265,7 @@ impl Maker {
         let (raft_index, term, leader) = (self.raft_index, self.term, ReplicaId(self.leader));
         let round = ArchivedRound { raft_index, term, leader, payload };
         self.sample.rounds.push(LogRound::whole(round));
-        self.sample.past.push((self.now_us, self.state.clone()));
+        self.remember();
         first_index.0
     }
 
@@ -286,7 +289,15 @@ impl Maker {
         let payload = encode_round(&round).into();
         let round = ArchivedRound { raft_index: self.raft_index, term, leader: replica, payload };
         self.sample.rounds.push(LogRound::whole(round));
-        self.sample.past.push((self.now_us, self.state.clone()));
+        self.remember();
+    }
+
+    fn remember(&mut self) {
+        let past = &mut self.sample.past;
+        past.push((self.now_us, self.state.clone()));
+        if past.len() > 2 * self.past_kept {
+            past.drain(..self.past_kept);
+        }
     }
 
     fn key(&mut self) -> RequestKey {
@@ -342,9 +353,8 @@ impl Maker {
     }
 
     fn cancel(&mut self) {
-        let waiting = self.state.jobs().iter().map(|(id, _)| *id);
-        let waiting = waiting.filter(|id| self.state.job(*id).is_some_and(|row| row.is_in_line()));
-        let Some(job) = waiting.last() else { return };
+        let waits = self.state.jobs().iter().rev().find(|(_, row)| row.is_in_line()).map(|(id, _)| *id);
+        let Some(job) = waits else { return };
         let request = self.key();
         let index = self.commit(vec![
             Decision::JobCancelRequested { request, job },
@@ -467,6 +477,10 @@ impl Maker {
     /// What two watches saw: one from the beginning, one of a tenant that was cut and began anew.
     fn watch(&mut self) {
         let end = self.state.log_index().0;
+        let mut of_record: BTreeMap<u64, u32> = BTreeMap::new();
+        for (index, ..) in &self.changes {
+            *of_record.entry(*index).or_default() += 1;
+        }
         let begins = [(1, None, 3), (2, Some("lab"), 6), (2, Some("lab"), end / 2)];
         let ends = [end, end / 3, end];
         for (part, ((watch, tenant, begin), until)) in begins.into_iter().zip(ends).enumerate() {
@@ -523,7 +537,13 @@ impl Maker {
 
 /// A drill of so many steps before and behind the loss of region `a`, in which everything is as it should be.
 pub fn sample(seed: u64, steps: usize) -> Sample {
+    sample_with(seed, steps, 10_000)
+}
+
+/// The same with fewer states of the past kept, so that it may be long.
+pub fn sample_with(seed: u64, steps: usize, past_kept: usize) -> Sample {
     let mut maker = Maker::new(seed);
+    maker.past_kept = past_kept;
     maker.found();
     let gang = maker.gang();
     let token = maker.place(gang, NodeId(0), 2_500_000);
