@@ -252,7 +252,8 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
                     table.skip(&scenario.name, &why);
                 }
                 Outcome::Broke(error) => {
-                    session.say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
+                    session
+                        .say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
                     table.broke(&scenario.name, number, &format!("{error:#}"));
                 }
             }
@@ -284,7 +285,9 @@ fn program(named: Option<&Path>) -> Result<PathBuf> {
         Some(path) => path.to_path_buf(),
         None => std::env::current_exe().context("finding this program")?.with_file_name("muster"),
     };
-    let advice = || format!("{} is not there; build it (cargo build -p muster) or name it with --muster", path.display());
+    let advice = || {
+        format!("{} is not there; build it (cargo build -p muster) or name it with --muster", path.display())
+    };
     path.canonicalize().with_context(advice)
 }
 
@@ -318,4 +321,3 @@ fn watch_signals(interrupted: &Interrupted) -> Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).spawn(watching).context("a thread for signals")?;
     Ok(())
 }
-

@@ -77,7 +77,8 @@ impl Row {
     #[must_use]
     pub fn line(&self) -> String {
         let ms = |ms: Option<u64>| ms.map_or("-".to_owned(), |ms| format!("{ms} ms"));
-        let verdict = if self.held { "held".to_owned() } else { format!("DID NOT HOLD: {}", self.broken.join("; ")) };
+        let verdict =
+            if self.held { "held".to_owned() } else { format!("DID NOT HOLD: {}", self.broken.join("; ")) };
         format!(
             "{verdict}; submissions silent {}, slowest {}, failed {}, reads silent {}, survivors silent {}, lost {}, overlaps {}, {} operations",
             ms(self.submission_silence_ms),
@@ -131,10 +132,20 @@ impl Table {
         }
         let mut text = format!(
             "{:<26} {:>3} {:>5}  {:>15} {:>15} {:>9} {:>6} {:>9} {:>4} {:>8}",
-            "drill", "n", "held", "submission, ms", "read, ms", "slowest", "failed", "survivors", "lost", "overlaps"
+            "drill",
+            "n",
+            "held",
+            "submission, ms",
+            "read, ms",
+            "slowest",
+            "failed",
+            "survivors",
+            "lost",
+            "overlaps"
         );
         for (drill, rows) in drills {
-            let of = |value: fn(&Row) -> Option<u64>| middle_and_worst(rows.iter().filter_map(|row| value(row)));
+            let of =
+                |value: fn(&Row) -> Option<u64>| middle_and_worst(rows.iter().filter_map(|row| value(row)));
             let worst = |value: fn(&Row) -> Option<u64>| {
                 rows.iter().filter_map(|row| value(row)).max().map_or("-".to_owned(), |ms| ms.to_string())
             };
@@ -179,7 +190,8 @@ fn middle_and_worst(values: impl Iterator<Item = u64>) -> String {
 pub fn machine() -> String {
     let count = std::thread::available_parallelism().map_or(0, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let model = model.map_or("unknown processor", |(_, name)| name.trim());
     format!("{count} processors, {model}, Linux {}", kernel.trim())

@@ -171,7 +171,11 @@ impl Clients {
         })?;
         for end in ends.context("clients do not end")? {
             for (kind, counts) in end.context("clients panicked")?? {
-                ensure!(counts.left_out == 0, "{} of {kind} were left out: too many were under way", counts.left_out);
+                ensure!(
+                    counts.left_out == 0,
+                    "{} of {kind} were left out: too many were under way",
+                    counts.left_out
+                );
                 *made.entry(kind).or_default() += counts.made;
             }
         }
@@ -285,7 +289,11 @@ fn carry_out(
     nap(Instant::now() + BEFORE, order.interrupted)?;
     let observer = cluster.observer().clone();
     let seen = cluster.operating(async move {
-        observer.until("no leader", HEAL_LIMIT, |seen| seen.leader().map(|_| seen.clone()).ok_or_else(String::new)).await
+        observer
+            .until("no leader", HEAL_LIMIT, |seen| {
+                seen.leader().map(|_| seen.clone()).ok_or_else(String::new)
+            })
+            .await
     })??;
     let leader = seen.leader().context("a leader")?;
     let moment = Moment { leader, voters: seen.voters(), busy };
@@ -327,7 +335,9 @@ fn carry_out(
         bail!("interrupted; everything was undone");
     }
     watched?;
-    troubles.extend(steps.err().map(|error: anyhow::Error| format!("a step could not be carried out: {error:#}")));
+    troubles.extend(
+        steps.err().map(|error: anyhow::Error| format!("a step could not be carried out: {error:#}")),
+    );
     troubles.extend(healed.err().map(|error| format!("the cluster did not recover: {error:#}")));
     Ok(Carried {
         effects,
@@ -365,7 +375,11 @@ fn quieten(cluster: &Cluster, looks: &Looks) -> Result<()> {
         let seen = observer.equal(EQUAL_LIMIT).await?;
         looks.add(&seen);
         for (replica, status) in &seen.statuses {
-            ensure!(status.records_rejected == 0, "replica {replica} rejected {} records", status.records_rejected);
+            ensure!(
+                status.records_rejected == 0,
+                "replica {replica} rejected {} records",
+                status.records_rejected
+            );
         }
         anyhow::Ok(())
     })?
@@ -376,7 +390,8 @@ fn log_of(cluster: &Cluster, has_life_before: bool) -> Result<Vec<muster_drill::
     let leader = cluster.operating(async move {
         observer.until("no leader", HEAL_LIMIT, |seen| seen.leader().ok_or_else(String::new)).await
     })??;
-    let archive = has_life_before.then(|| cluster.data_of(leader)).transpose()?.map(|data| data.join("archive"));
+    let archive =
+        has_life_before.then(|| cluster.data_of(leader)).transpose()?.map(|data| data.join("archive"));
     let (client, endpoint) = (cluster.observer().client().clone(), cluster.endpoint_of(leader)?);
     cluster.operating(evidence::rounds(client, endpoint, archive))?
 }
@@ -400,7 +415,11 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
         };
         let gone = match runs {
             // A host that stood by all the time takes no part.
-            Runs::Replica(id) if !carried.members_before.contains(&id) && !cluster.members().contains(&id) => return None,
+            Runs::Replica(id)
+                if !carried.members_before.contains(&id) && !cluster.members().contains(&id) =>
+            {
+                return None;
+            }
             Runs::Replica(id) => !cluster.members().contains(&id),
             _ => false,
         };

@@ -66,7 +66,9 @@ impl Harness {
         let idle = self.effects.iter().filter(|effect| !effect.real);
         found.extend(idle.map(|effect| format!("`{}` had no effect: {}", effect.verb, effect.seen)));
         let ended = self.endings.iter().filter(|ending| !ending.wanted);
-        found.extend(ended.map(|ending| format!("the process on {} ended by itself: {}", ending.host, ending.status)));
+        found.extend(
+            ended.map(|ending| format!("the process on {} ended by itself: {}", ending.host, ending.status)),
+        );
         found.extend(self.complaints.iter().map(|(host, line)| format!("{host}: {line}")));
         found
     }
@@ -141,7 +143,8 @@ impl Collected {
         let mut log = Vec::new();
         for (number, line) in file.lines().enumerate() {
             let reading = || format!("{}:{}", path.display(), number + 1);
-            let stored: StoredRound = serde_json::from_str(&line.with_context(reading)?).with_context(reading)?;
+            let stored: StoredRound =
+                serde_json::from_str(&line.with_context(reading)?).with_context(reading)?;
             let payload = bytes(&stored.payload).with_context(reading)?;
             let round = ArchivedRound {
                 raft_index: stored.raft_index,
@@ -198,7 +201,8 @@ pub fn intervals(folder: &Path, from_ns: u64) -> Result<Vec<Interval>> {
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let reading = || format!("reading {}", folder.display());
     let entries = std::fs::read_dir(folder).with_context(reading)?;
-    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(reading)?;
+    let mut paths =
+        entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(reading)?;
     paths.sort();
     Ok(paths)
 }
@@ -316,8 +320,11 @@ mod tests {
             real: false,
         };
         let ending = |wanted| Ending { host: "a1".to_owned(), status: "exit 1".to_owned(), wanted };
-        let harness =
-            Harness { effects: vec![effect], endings: vec![ending(true), ending(false)], ..Harness::default() };
+        let harness = Harness {
+            effects: vec![effect],
+            endings: vec![ending(true), ending(false)],
+            ..Harness::default()
+        };
         let found = harness.findings();
         assert_eq!(found.len(), 2, "{found:?}");
     }

@@ -120,7 +120,8 @@ impl Session {
         let dir = folder(&self.settings.out, &scenario.name, number);
         let begun = self.begun;
         let name = scenario.name.clone();
-        let say = move |text: &str| eprintln!("{:>7.1}s  {name} {number}: {text}", begun.elapsed().as_secs_f32());
+        let say =
+            move |text: &str| eprintln!("{:>7.1}s  {name} {number}: {text}", begun.elapsed().as_secs_f32());
         let order = Order {
             scenario_text,
             scenario,
