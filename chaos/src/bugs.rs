@@ -9,24 +9,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use muster_drill::judge::{Rule as Held, Verdict};
 use muster_planted::{Rule, VARIABLE};
-use muster_world::settings::PlantedBug;
 use serde::Serialize;
+
+use crate::run::evidence::{Collected, stored};
 
 /// What a child is told that breaks nothing.
 const CONTROL: &str = "none";
-/// Simulated time of faults of one seed.
-const CHAOS_MS: u64 = 20_000;
-/// Largest verdict that is read.
-const VERDICT_BYTES_MAX: u64 = 64 << 20;
-/// How deep verdicts lie below the folder of one child.
-const DEPTH_MAX: usize = 6;
+/// How a drill begins to say that this machine cannot carry it out.
+const SKIPPED: &str = "skipped:";
 
 /// What must notice that a rule is broken.
 struct Hunt {
@@ -35,11 +31,14 @@ struct Hunt {
     drills: &'static [&'static str],
     /// Findings that speak of this rule.
     by: &'static [Held],
+    /// What processes say themselves when they notice: parts of lines that the harness found in their logs, or of its
+    /// own troubles.
+    said: &'static [&'static str],
 }
 
 /// Who hunts what.
 fn hunts() -> Vec<Hunt> {
-    let hunt = |rule, drills, by| Hunt { rule, drills, by };
+    let hunt = |rule, drills, by| Hunt { rule, drills, by, said: said_of(rule) };
     Rule::ALL
         .into_iter()
         .map(|rule| match rule {
@@ -86,9 +85,7 @@ fn hunts() -> Vec<Hunt> {
                 &["leader-region-lost", "leader-killed"],
                 &[Held::RequestOfNobody, Held::DoneTwice, Held::AcknowledgementLost, Held::WrongRecord],
             ),
-            Rule::WallClockOnly => {
-                hunt(rule, &["clock-skew"], &[Held::StalenessUntrue, Held::GangsLate, Held::SubmissionsLate])
-            }
+            Rule::WallClockOnly => hunt(rule, &["clock-skew"], &[Held::LogTimeStands]),
             Rule::ReadWithoutQuorum => hunt(
                 rule,
                 &["leader-region-lost", "leader-killed"],
@@ -112,15 +109,26 @@ fn hunts() -> Vec<Hunt> {
         .collect()
 }
 
+/// A replica that notices by itself stops, and says why.
+fn said_of(rule: Rule) -> &'static [&'static str] {
+    match rule {
+        Rule::SkipGuard | Rule::VoteAfterLoss | Rule::AckBeforeFlush | Rule::LeaderRestore => {
+            &["the guard refused", "has diverged", "panicked", "cannot be applied"]
+        }
+        _ => &[],
+    }
+}
+
 /// Which planted bugs drills and seeds notice
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A build that breaks rules is made with
-  cargo build --release --target-dir target/planted -p muster -p muster-chaos --features muster/planted-bugs
+  cargo build --release --target-dir target/planted -p muster -p muster-chaos -p muster-world \
+    --features muster/planted-bugs
 and then
   muster-chaos bugs --planted target/planted/release")]
 pub struct BugsArgs {
-    /// Folder with `muster` and `muster-chaos` of a build that breaks rules
+    /// Folder with `muster`, `muster-chaos` and `muster-sim` of a build that breaks rules
     #[arg(long, value_name = "DIR")]
     planted: PathBuf,
     /// Where evidence and the table go
@@ -148,9 +156,9 @@ pub struct BugsArgs {
 pub struct Caught {
     /// The rule that was broken.
     pub rule: &'static str,
-    /// The seed that noticed, and what it said; none where the simulation has no such bug or was left out.
+    /// The seed that noticed, and what it said.
     pub by_seed: Option<(u64, String)>,
-    /// Whether the simulation has it.
+    /// Whether the simulation was asked.
     pub has_seeds: bool,
     /// The drill that noticed, and its finding.
     pub by_drill: Option<(String, String)>,
@@ -170,7 +178,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether every rule was noticed by a drill, and by a seed where the simulation has it, and the control is clean.
+    /// Whether every rule was noticed by a drill, and by a seed where the simulation was asked, and the control is clean.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.control.is_empty()
@@ -188,7 +196,7 @@ impl Table {
             let seed = match &line.by_seed {
                 Some((seed, said)) => format!("{seed}: {}", cell(said)),
                 None if line.has_seeds => "**missed**".to_owned(),
-                None => "not simulated".to_owned(),
+                None => "not asked".to_owned(),
             };
             let drill = match &line.by_drill {
                 Some((drill, finding)) => format!("{drill}: {}", cell(finding)),
@@ -214,8 +222,10 @@ fn cell(text: &str) -> String {
 
 /// What a child came to.
 struct Tried {
-    verdicts: Vec<Verdict>,
-    skipped: bool,
+    /// Each run, as this process judges it, and what the harness and the processes said.
+    runs: Vec<(Verdict, Vec<String>)>,
+    /// Why there is none.
+    nothing: Option<String>,
 }
 
 /// Runs the hunts; whether everything was noticed.
@@ -226,21 +236,25 @@ pub fn run(args: &BugsArgs) -> Result<bool> {
     let hunts: Vec<Hunt> =
         hunts().into_iter().filter(|hunt| args.only.is_empty() || args.only.contains(&hunt.rule)).collect();
     prepare(args)?;
-    let seeds = by_seed(&hunts, args.seeds);
+    let seeds = if args.seeds > 0 { by_seed(args)? } else { BTreeMap::new() };
     let mut control = BTreeMap::new();
     if !args.no_control {
         let drills: BTreeSet<&str> = hunts.iter().flat_map(|hunt| hunt.drills.iter().copied()).collect();
         for drill in drills {
             let tried = drill_once(args, CONTROL, drill, 1)?;
-            for verdict in tried.verdicts.iter().filter(|verdict| !verdict.held) {
-                control.insert(drill.to_owned(), first_finding(verdict, &|_| true).unwrap_or_default());
+            for (verdict, troubles) in &tried.runs {
+                let found = first_finding(verdict, |_| true).or_else(|| troubles.first().cloned());
+                control.extend(found.map(|found| (drill.to_owned(), found)));
             }
+            // What cannot be carried out here finds nothing in the others either, and is missed there.
+            let broke = tried.nothing.filter(|why| !why.starts_with(SKIPPED));
+            control.extend(broke.map(|why| (drill.to_owned(), why)));
             println!("control  {drill}: {}", control.get(drill).map_or("clean", String::as_str));
         }
     }
     let mut caught = Vec::new();
     for hunt in &hunts {
-        let has_seeds = args.seeds > 0 && simulated(hunt.rule).is_some();
+        let has_seeds = args.seeds > 0;
         let (by_drill, missed_by) = by_drill(args, hunt)?;
         let by_seed = seeds.get(&hunt.rule).cloned();
         let line = Caught { rule: hunt.rule.name(), by_seed, has_seeds, by_drill, missed_by };
@@ -267,7 +281,7 @@ pub fn run(args: &BugsArgs) -> Result<bool> {
 /// The builds are there, and are of the kind they have to be.
 fn prepare(args: &BugsArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("making {}", args.out.display()))?;
-    for name in ["muster", "muster-chaos"] {
+    for name in ["muster", "muster-chaos", "muster-sim"] {
         let program = args.planted.join(name);
         ensure!(program.is_file(), "{} is not there; see `muster-chaos bugs --help`", program.display());
     }
@@ -278,35 +292,23 @@ fn prepare(args: &BugsArgs) -> Result<()> {
     Ok(())
 }
 
-/// The same rule as the simulation breaks it.
-fn simulated(rule: Rule) -> Option<PlantedBug> {
-    PlantedBug::ALL.into_iter().find(|bug| bug.name() == rule.name())
+/// Seeds that notice, by the simulation of the same build; by rule, with what the seed found.
+fn by_seed(args: &BugsArgs) -> Result<BTreeMap<Rule, (u64, String)>> {
+    let mut simulation = Command::new(args.planted.join("muster-sim"));
+    simulation.args(["bugs", "--seeds", &args.seeds.to_string()]).stderr(std::process::Stdio::inherit());
+    // Its code says that a rule was missed, which the table says too.
+    let said = simulation.output().context("running the simulation")?;
+    let lines = String::from_utf8_lossy(&said.stdout);
+    let found: BTreeMap<Rule, (u64, String)> = lines.lines().filter_map(seed_line).collect();
+    ensure!(!found.is_empty(), "the simulation noticed nothing: {lines}");
+    Ok(found)
 }
 
-/// Seeds that notice, on as many threads as there are processors.
-fn by_seed(hunts: &[Hunt], seeds: u64) -> BTreeMap<Rule, (u64, String)> {
-    let waiting: Vec<(Rule, PlantedBug)> =
-        hunts.iter().filter_map(|hunt| Some((hunt.rule, simulated(hunt.rule)?))).collect();
-    if seeds == 0 {
-        return BTreeMap::new();
-    }
-    let (waiting, found) = (Mutex::new(waiting), Mutex::new(BTreeMap::new()));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = || waiting.lock().ok().and_then(|mut waiting| waiting.pop());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((rule, bug)) = next() {
-                    let report = muster_world::swarm::catch(bug, 1, seeds, CHAOS_MS);
-                    if let (Some(report), Ok(mut found)) = (report, found.lock()) {
-                        let said = report.violations.first().cloned().unwrap_or_default();
-                        found.insert(rule, (report.settings.seed, said));
-                    }
-                }
-            });
-        }
-    });
-    found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// A line of `muster-sim bugs`: the rule, `seed`, its number, what it found.
+fn seed_line(line: &str) -> Option<(Rule, (u64, String))> {
+    let (rule, rest) = line.split_once(" seed ")?;
+    let (seed, found) = rest.trim_start().split_once(' ')?;
+    Some((rule.trim().parse().ok()?, (seed.parse().ok()?, found.trim().to_owned())))
 }
 
 type DrillFound = (Option<(String, String)>, Vec<String>);
@@ -315,25 +317,29 @@ type DrillFound = (Option<(String, String)>, Vec<String>);
 fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
     let mut missed = Vec::new();
     for drill in hunt.drills {
-        let mut skipped = false;
+        let mut why = None;
         for attempt in 1..=args.tries {
             let tried = drill_once(args, hunt.rule.name(), drill, attempt)?;
-            skipped = tried.skipped;
-            let speaks = |held: &Held| hunt.by.contains(held);
-            if let Some(finding) = tried.verdicts.iter().find_map(|verdict| first_finding(verdict, &speaks)) {
+            why = tried.nothing;
+            let noticed = tried.runs.iter().find_map(|(verdict, troubles)| {
+                let speaks = |text: &&String| hunt.said.iter().any(|part| text.contains(part));
+                let said = || troubles.iter().find(speaks).cloned();
+                first_finding(verdict, |rule| hunt.by.contains(rule)).or_else(said)
+            });
+            if let Some(finding) = noticed {
                 return Ok((Some(((*drill).to_owned(), finding)), missed));
             }
-            if skipped {
+            if why.as_ref().is_some_and(|why| why.starts_with(SKIPPED)) {
                 break;
             }
         }
-        missed.push(if skipped { format!("{drill} (skipped)") } else { (*drill).to_owned() });
+        missed.push(why.map_or_else(|| (*drill).to_owned(), |why| format!("{drill} ({})", cell(&why))));
     }
     Ok((None, missed))
 }
 
 /// The first finding of a rule that counts, with the rule's code.
-fn first_finding(verdict: &Verdict, counts: &dyn Fn(&Held) -> bool) -> Option<String> {
+fn first_finding(verdict: &Verdict, counts: impl Fn(&Held) -> bool) -> Option<String> {
     let (rule, breaches) = verdict.findings.0.iter().find(|(rule, _)| counts(rule))?;
     let first = breaches.first.first().map_or("", |finding| finding.text.as_str());
     Some(format!("{rule} ×{} {first}", breaches.count))
@@ -346,6 +352,7 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         std::fs::remove_dir_all(&out).with_context(|| format!("emptying {}", out.display()))?;
     }
     std::fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+    let evidence = out.join("evidence");
     let ran = Command::new(args.planted.join("muster-chaos"))
         .arg("run")
         .arg(drill)
@@ -353,50 +360,33 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         .arg("--muster")
         .arg(args.planted.join("muster"))
         .arg("--out")
-        .arg(&out)
+        .arg(&evidence)
         .env(VARIABLE, rule)
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("running {drill}"))?;
     let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     std::fs::write(out.join("output"), &said).with_context(|| format!("writing into {}", out.display()))?;
-    let mut verdicts = Vec::new();
-    collect(&out, DEPTH_MAX, &mut verdicts)?;
-    let skipped = verdicts.is_empty() && said.contains("skipped");
-    if verdicts.is_empty() && !skipped {
-        let end: Vec<&str> = said.lines().rev().take(5).collect();
-        bail!(
-            "{drill} with {rule} gave no verdict ({}): {}",
-            ran.status,
-            end.into_iter().rev().collect::<Vec<_>>().join(" / ")
-        );
-    }
-    Ok(Tried { verdicts, skipped })
-}
-
-/// Every `verdict.json` below a folder.
-fn collect(folder: &Path, depth: usize, verdicts: &mut Vec<Verdict>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let kind = entry.file_type().with_context(|| format!("looking at {}", path.display()))?;
-        if kind.is_dir() && depth > 0 {
-            collect(&path, depth - 1, verdicts)?;
-        } else if kind.is_file() && entry.file_name() == "verdict.json" {
-            let size = entry.metadata().with_context(|| format!("looking at {}", path.display()))?.len();
-            ensure!(size <= VERDICT_BYTES_MAX, "{} has {size} bytes", path.display());
-            let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-            let verdict =
-                serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?;
-            verdicts.push(verdict);
+    let mut runs = Vec::new();
+    if evidence.is_dir() {
+        for folder in stored(&evidence)? {
+            let collected = Collected::load(&folder)?;
+            let (_, verdict) = collected.judge(&folder)?;
+            runs.push((verdict, collected.harness.findings()));
         }
     }
-    Ok(())
+    let nothing = runs.is_empty().then(|| {
+        let skipped = said.lines().find(|line| line.starts_with(SKIPPED));
+        let last = || said.lines().rev().find(|line| !line.trim().is_empty());
+        skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
+    });
+    Ok(Tried { runs, nothing })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn every_rule_is_hunted_by_drills_that_there_are() {
@@ -410,20 +400,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_simulation_breaks_has_the_same_name_here() {
-        let simulated: BTreeSet<&str> =
-            Rule::ALL.into_iter().filter_map(simulated).map(PlantedBug::name).collect();
-        for bug in [
-            "heartbeat-without-quorum",
-            "skip-guard",
-            "vote-after-loss",
-            "ack-before-flush",
-            "leader-restore",
-            "agent-ignores-lease",
-            "retry-under-new-id",
-            "wall-clock-only",
-        ] {
-            assert!(simulated.contains(bug), "{bug}");
+    fn lines_of_the_simulation_are_read() {
+        let line = "skip-guard                 seed 12    two leaders | of one term";
+        assert_eq!(seed_line(line), Some((Rule::SkipGuard, (12, "two leaders | of one term".to_owned()))));
+        for other in ["", "no-rule seed 1 x", "skip-guard seed x y", "the others are broken in the product"] {
+            assert_eq!(seed_line(other), None, "{other:?}");
         }
     }
 

@@ -11,12 +11,14 @@ use clap::{Args, Parser, Subcommand};
 use muster_drill::scenario::Scenario;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::bugs::{self, BugsArgs};
 use crate::cluster::plan::Replicas;
+use crate::report::{Judged, Promised, markdown};
 use crate::room;
 use crate::run::drill::{Interrupted, folder};
 use crate::run::evidence::{Collected, stored};
 use crate::run::session::{Outcome, Session, Settings};
-use crate::summary::{Row, Table};
+use crate::summary::{Bars, Row, Table};
 
 /// Drills over real processes: regions, hosts and a wide-area network on this machine, faults, clients, and a judge.
 #[derive(Parser)]
@@ -60,6 +62,16 @@ enum Command {
         #[command(flatten)]
         options: RunOptions,
     },
+    Bugs(BugsArgs),
+    /// Write a page about many runs, from their evidence
+    Report {
+        /// Folders of runs
+        #[arg(required = true, value_name = "DIR")]
+        dirs: Vec<PathBuf>,
+        /// Into this file instead of standard output
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
+    },
     /// Judge stored evidence again
     Judge {
         /// The folder of one run, or of many
@@ -84,6 +96,9 @@ struct RunOptions {
     /// Where evidence goes; must not exist yet. A temporary folder that is kept when a drill does not hold
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Bars of time are said and not held: for builds without optimisation, and machines with other work
+    #[arg(long)]
+    say_times: bool,
     /// Print one JSON object as the last line of standard output
     #[arg(long)]
     json: bool,
@@ -111,6 +126,7 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         Command::List { drills } => list(&drills),
         Command::Judge { dir, json } => judge(&dir, json),
+        Command::Report { dirs, write } => report(&dirs, write.as_deref()),
         Command::Run { names, options } => in_room(&options, Some(&names)),
         Command::All { options } => in_room(&options, None),
         Command::Bugs(args) => {
@@ -165,9 +181,37 @@ fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
         let (_, verdict) = collected.judge(&folder)?;
         let troubles = collected.harness.findings();
         print_findings(&verdict, &troubles);
-        table.add(Row::of(&collected, &verdict, &troubles));
+        table.add(Row::of(&collected, &verdict, &troubles, Bars::Held));
     }
     finish(&table, json)
+}
+
+fn report(dirs: &[PathBuf], write: Option<&Path>) -> Result<ExitCode> {
+    let mut runs = Vec::new();
+    for dir in dirs {
+        for folder in stored(dir)? {
+            let collected = Collected::load(&folder)?;
+            let (_, verdict) = collected.judge(&folder)?;
+            let expect = &collected.scenario.expect;
+            let bars = Promised {
+                submission: expect.submission_again.map(|again| (again.median_ms, again.worst_ms)),
+                acknowledged_within_ms: expect.acknowledged_within_ms,
+            };
+            runs.push(Judged {
+                row: Row::of(&collected, &verdict, &collected.harness.findings(), Bars::Held),
+                bars,
+                place: collected.run.place.clone(),
+                version: collected.run.version.clone(),
+            });
+        }
+    }
+    let commands = ["chaos/run-all".to_owned()];
+    let page = markdown(&runs, &commands, &crate::summary::load());
+    match write {
+        None => print!("{page}"),
+        Some(path) => std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print_findings(verdict: &muster_drill::judge::Verdict, troubles: &[String]) {
@@ -231,6 +275,7 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
         place: crate::summary::machine(),
         interrupted: Arc::clone(&interrupted),
     };
+    let bars = if options.say_times { Bars::Said } else { Bars::Held };
     let mut session = Session::new(settings);
     let mut table = Table::default();
     // Each drill in turn, and all of them again: a machine that gets slower is seen in all of them alike.
@@ -243,7 +288,7 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
             match session.drill(scenario, text, number) {
                 Outcome::Ran(done) => {
                     print_findings(&done.verdict, &done.troubles);
-                    let row = Row::of(&done.collected, &done.verdict, &done.troubles);
+                    let row = Row::of(&done.collected, &done.verdict, &done.troubles, bars);
                     session.say(&format!("{} {number}: {}", scenario.name, row.line()));
                     table.add(row);
                 }

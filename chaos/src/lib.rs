@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod faults;
 pub mod load;
 pub mod net;
+pub mod report;
 pub mod room;
 pub mod run;
 pub mod summary;

@@ -3,10 +3,36 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use muster_drill::judge::{Kind, Verdict};
+use muster_drill::judge::{Kind, Rule, Verdict};
 use serde::Serialize;
 
+use crate::report::middle_and_worst;
 use crate::run::evidence::Collected;
+
+/// What bars of time count for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bars {
+    /// A run that does not meet them does not hold.
+    Held,
+    /// They are said: a build without optimisation, or a machine with other work, says nothing about times.
+    Said,
+}
+
+/// Whether a rule is about how long something takes, or follows from that.
+fn is_of_time(rule: Rule) -> bool {
+    matches!(
+        rule,
+        Rule::SubmissionsLate
+            | Rule::ReadsLate
+            | Rule::SubmissionFailed
+            | Rule::SubmissionsSlow
+            | Rule::SurvivorsSilent
+            | Rule::GangsLate
+            | Rule::GangTouched
+            | Rule::ReplicasApart
+            | Rule::Leadership
+    )
+}
 
 /// One run.
 #[derive(Clone, Debug, Serialize)]
@@ -48,7 +74,7 @@ pub struct Row {
 impl Row {
     /// What a run came to.
     #[must_use]
-    pub fn of(collected: &Collected, verdict: &Verdict, troubles: &[String]) -> Row {
+    pub fn of(collected: &Collected, verdict: &Verdict, troubles: &[String], bars: Bars) -> Row {
         let kind = |kind: Kind| verdict.figures.kinds.get(&kind);
         let submissions = kind(Kind::Submission);
         let mut broken: Vec<String> = verdict.findings.rules().map(|rule| rule.code().to_owned()).collect();
@@ -56,7 +82,8 @@ impl Row {
         Row {
             drill: collected.run.scenario.clone(),
             number: collected.run.number,
-            held: verdict.held && troubles.is_empty(),
+            held: verdict.findings.rules().all(|rule| bars == Bars::Said && is_of_time(rule))
+                && troubles.is_empty(),
             broken,
             submission_silence_ms: submissions.and_then(|kind| kind.silence_ms),
             submission_after_heal_ms: submissions.and_then(|kind| kind.after_heal_ms),
@@ -175,16 +202,6 @@ impl Table {
     }
 }
 
-/// The median and the worst, as text.
-fn middle_and_worst(values: impl Iterator<Item = u64>) -> String {
-    let mut values: Vec<u64> = values.collect();
-    values.sort_unstable();
-    match (values.get(values.len() / 2), values.last()) {
-        (Some(middle), Some(worst)) => format!("{middle} / {worst}"),
-        _ => "-".to_owned(),
-    }
-}
-
 /// The machine, for people: processors and their kind.
 #[must_use]
 pub fn machine() -> String {
@@ -195,4 +212,11 @@ pub fn machine() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let model = model.map_or("unknown processor", |(_, name)| name.trim());
     format!("{count} processors, {model}, Linux {}", kernel.trim())
+}
+
+/// The load of the machine, as it says itself.
+#[must_use]
+pub fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }

@@ -34,6 +34,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-agent",
             "muster",
             "muster-bench",
+            "muster-chaos",
         ],
     ),
     ("rustls", &["muster-transport"]),

@@ -18,6 +18,7 @@ use muster_transport::Security;
 use nix::sys::signal::Signal;
 use tokio::process::Command;
 
+use crate::faults::{Clock, Disk, Reach};
 use crate::net::{Host, HostSpec, LinkChange, Network, Place, Process, Rule};
 use certificates::Certificates;
 use config::ReplicaConfig;
@@ -32,9 +33,37 @@ const FIRST_LIMIT: Duration = Duration::from_secs(60);
 /// A command of an operator.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
+/// Room on a data disk of its own: more than below which a leader takes no new work. What is not used takes none.
+const DISK_BYTES: u64 = 4 << 30;
+
+/// What the data of replicas lies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Disks {
+    /// The machine's own disk.
+    #[default]
+    Shared,
+    /// A small one for each, which can be filled.
+    Small,
+    /// One for each that loses what was not flushed when its power fails.
+    Losing,
+}
+
+/// What a cluster is made for besides the ordinary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fitness {
+    /// Its replicas begin with an older release, or with an older format.
+    pub upgrade: bool,
+    /// Data disks.
+    pub disks: Disks,
+    /// Clocks that can be set wrong: which.
+    pub clocks: Option<Reach>,
+}
+
 /// How a cluster is started.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// What it is made for.
+    pub fitness: Fitness,
     /// Its size.
     pub replicas: Replicas,
     /// The program.
@@ -55,8 +84,10 @@ struct Server {
     host: String,
     home: PathBuf,
     process: Option<Process>,
-    /// More variables of its process.
-    environment: BTreeMap<String, String>,
+    /// Its data disk, where it has one of its own.
+    disk: Option<Disk>,
+    /// Its clock, where that can be set wrong.
+    clock: Option<Clock>,
 }
 
 /// A process that ended.
@@ -135,14 +166,19 @@ impl Cluster {
         for host in self.plan.hosts.clone() {
             let home = self.options.dir.join("hosts").join(&host.name);
             std::fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
-            let server = Server {
-                host: host.name.clone(),
-                home: home.clone(),
-                process: None,
-                environment: BTreeMap::new(),
+            let fitness = self.options.fitness;
+            // An agent's leases count on a clock that libfaketime cannot change alone.
+            let has_clock = match host.purpose {
+                Purpose::Replica { .. } => fitness.clocks.is_some(),
+                _ => fitness.clocks == Some(Reach::Wall),
             };
+            let reach = fitness.clocks.filter(|_| has_clock);
+            let clock = reach.map(|reach| Clock::new(&home.join("clock"), reach)).transpose()?;
+            let mut server =
+                Server { host: host.name.clone(), home: home.clone(), process: None, disk: None, clock };
             match &host.purpose {
                 Purpose::Replica { id, .. } => {
+                    server.disk = disk(&home, fitness.disks)?;
                     self.replicas.insert(*id, server);
                     self.write_replica_config(*id, self.options.format_before)?;
                 }
@@ -291,7 +327,9 @@ impl Cluster {
     /// # Errors
     /// When there is no such replica.
     pub fn data_of(&self, id: u64) -> Result<PathBuf> {
-        Ok(self.replica(id)?.home.join("data"))
+        let replica = self.replica(id)?;
+        // On a disk of its own one below its root, where its ballast is.
+        Ok(replica.disk.as_ref().map_or(replica.home.as_path(), Disk::folder).join("data"))
     }
 
     /// The folder of a host.
@@ -308,13 +346,18 @@ impl Cluster {
         self.server(host).ok()?.process.as_ref().map(|process| process.pid().as_raw())
     }
 
-    /// Sets a variable for the processes of a host that are started from now on.
+    /// The data disk of a host.
     ///
     /// # Errors
-    /// When nothing runs there.
-    pub fn set_environment(&mut self, host: &str, name: &str, value: &str) -> Result<()> {
-        self.server_mut(host)?.environment.insert(name.to_owned(), value.to_owned());
-        Ok(())
+    /// When it has none of its own.
+    pub fn disk_of(&mut self, host: &str) -> Result<&mut Disk> {
+        self.server_mut(host)?.disk.as_mut().with_context(|| format!("{host} has no data disk of its own"))
+    }
+
+    /// The clock of a host's process; none where it has only the machine's.
+    #[must_use]
+    pub fn clock_of(&self, host: &str) -> Option<&Clock> {
+        self.server(host).ok()?.clock.as_ref()
     }
 
     /// The program that a replica is started from.
@@ -370,7 +413,9 @@ impl Cluster {
         let config = config.to_str().context("the folder of a drill is text")?;
         let arguments = [&[what, "--config", config], more].concat();
         let mut command = process::command(program, &server.home.join("log"), &arguments)?;
-        command.envs(&server.environment);
+        if let Some(clock) = &server.clock {
+            clock.give(&mut command);
+        }
         let launch = self.host(host)?.launch(command);
         let process = futures::executor::block_on(launch).with_context(|| format!("{what} on {host}"))?;
         self.server_mut(host)?.process = Some(process);
@@ -388,6 +433,8 @@ impl Cluster {
         }
         let replica = self.replicas.iter().find(|(_, server)| server.host == host).map(|(id, _)| *id);
         match replica {
+            // As its runbook says where the disk is gone.
+            Some(id) if !self.data_of(id)?.exists() => self.start_replica(id, &["--rebuild"]),
             Some(id) => self.start_replica(id, &[]),
             None => self.start_agent(host),
         }
@@ -549,6 +596,15 @@ impl Cluster {
             }
         }
     }
+}
+
+fn disk(home: &Path, disks: Disks) -> Result<Option<Disk>> {
+    let folder = home.join("disk");
+    Ok(match disks {
+        Disks::Shared => None,
+        Disks::Small => Some(Disk::memory(&folder, DISK_BYTES)?),
+        Disks::Losing => Some(Disk::image(&folder, &home.join("disk.image"), DISK_BYTES)?),
+    })
 }
 
 fn observer(plan: &Plan, members: &[u64], certificates: &Certificates) -> Result<Observer> {

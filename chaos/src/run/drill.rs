@@ -224,9 +224,13 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         harness.effects.append(&mut carried.effects);
     }
     harness.endings = cluster.take_endings();
+    let harmed = carried.as_ref().map_or_else(|_| Ok(Hosts::new()), |carried| harmed(&carried.parts, order.scenario))?;
     for (host, mark) in &marks {
         let text = mark.text()?;
-        harness.complaints.extend(complaints(&text).into_iter().map(|line| (host.clone(), line)));
+        // Whose disk is harmed has to say so, and says it as an error; nobody may panic.
+        let may_err = |line: &String| harmed.contains(host) && !line.contains("panicked at");
+        let complaints = complaints(&text).into_iter().filter(|line| !may_err(line));
+        harness.complaints.extend(complaints.map(|line| (host.clone(), line)));
         std::fs::write(order.dir.join(format!("{host}.log")), text).context("keeping a log")?;
     }
     let carried = carried?;
@@ -301,7 +305,7 @@ fn carry_out(
     let touched = touched(&parts, order.scenario)?;
     let members_before = cluster.members().clone();
     (order.say)(&format!("replica {leader} leads, in region {}", parts.leader_region()));
-    let mut stage = Stage::new(cluster, order.scenario, parts.clone());
+    let mut stage = Stage::new(cluster, order.scenario, parts.clone(), order.seed);
     let begun = Instant::now();
     let fault_us = now_us();
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).context("the clock")?;
@@ -467,6 +471,22 @@ fn touched(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
         }
     }
     Ok(touched)
+}
+
+/// Hosts whose disk a step harms.
+fn harmed(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
+    let mut harmed = Hosts::new();
+    for step in &scenario.processes {
+        if let Action::SlowDisk { what, .. }
+        | Action::FullDisk { what, .. }
+        | Action::Damage { what, .. }
+        | Action::LoseDisk { what }
+        | Action::PowerCut { what } = &step.action
+        {
+            harmed.extend(parts.select(what)?);
+        }
+    }
+    Ok(harmed)
 }
 
 /// How far off the rate of a clock is, at most, in thousandths.

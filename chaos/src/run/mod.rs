@@ -2,7 +2,9 @@
 
 pub mod drill;
 pub mod evidence;
+mod harm;
 pub mod links;
+mod members;
 pub mod parts;
 pub mod session;
 pub mod stage;

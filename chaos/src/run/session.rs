@@ -9,7 +9,8 @@ use muster_drill::scenario::{Action, Means as Needed, Scenario};
 
 use super::drill::{Done, Interrupted, Order, folder, run};
 use crate::cluster::plan::Replicas;
-use crate::cluster::{Cluster, Options};
+use crate::cluster::{Cluster, Disks, Fitness, Options};
+use crate::faults::{Reach, Tool, install_missing};
 use crate::load::gangs::Gangs;
 use crate::unable::Unable;
 
@@ -58,16 +59,25 @@ pub struct Session {
     begun: Instant,
 }
 
-/// What a cluster was made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fitness {
-    upgrade: bool,
-}
-
-impl Fitness {
-    fn of(scenario: &Scenario) -> Fitness {
-        let upgrades = |action: &Action| matches!(action, Action::RollingUpgrade { .. });
-        Fitness { upgrade: scenario.processes.iter().any(|step| upgrades(&step.action)) }
+/// What a cluster has to be made for.
+fn fitness(scenario: &Scenario) -> Fitness {
+    let means = scenario.means();
+    let disks = match (means.contains(&Needed::LosingDisk), means.contains(&Needed::SmallDisk)) {
+        (true, _) => Disks::Losing,
+        (false, true) => Disks::Small,
+        (false, false) => Disks::Shared,
+    };
+    let other_rate =
+        |action: &Action| matches!(action, Action::Clock { rate_milli, .. } if *rate_milli != 1_000);
+    let reach = match scenario.processes.iter().any(|step| other_rate(&step.action)) {
+        true => Reach::All,
+        false => Reach::Wall,
+    };
+    let upgrades = |action: &Action| matches!(action, Action::RollingUpgrade { .. });
+    Fitness {
+        upgrade: scenario.processes.iter().any(|step| upgrades(&step.action)),
+        disks,
+        clocks: means.contains(&Needed::OtherClock).then_some(reach),
     }
 }
 
@@ -108,7 +118,7 @@ impl Session {
     }
 
     fn attempt(&mut self, scenario: &Scenario, scenario_text: &str, number: u32) -> Result<Done> {
-        let fitness = Fitness::of(scenario);
+        let fitness = fitness(scenario);
         let used_up = self.drills >= DRILLS_PER_CLUSTER;
         if used_up || self.cluster.as_ref().is_some_and(|(_, _, made_for)| *made_for != fitness) {
             self.cluster = None;
@@ -142,6 +152,7 @@ impl Session {
         let began = Instant::now();
         let settings = &self.settings;
         let options = Options {
+            fitness,
             replicas: settings.replicas,
             program: settings.program.clone(),
             program_before: settings.program_before.clone().filter(|_| fitness.upgrade),
@@ -179,9 +190,12 @@ fn missing(scenario: &Scenario) -> Option<String> {
     if scenario.processes.is_empty() {
         return Some("it has steps for live clusters only".to_owned());
     }
-    let lacking = scenario.means().into_iter().find(|means| match means {
-        Needed::Wire | Needed::OtherBinary => false,
-        Needed::SystemCalls | Needed::SmallDisk | Needed::LosingDisk | Needed::OtherClock => true,
+    let tools = scenario.means().into_iter().filter_map(|means| match means {
+        Needed::SystemCalls => Some(Tool::Strace),
+        Needed::OtherClock => Some(Tool::Faketime),
+        _ => None,
     });
-    lacking.map(|means| format!("{means:?} cannot be had here"))
+    let tools: Vec<Tool> = tools.collect();
+    // Disks show whether they can be had when a cluster is started on them.
+    install_missing(&tools).first().map(ToString::to_string)
 }

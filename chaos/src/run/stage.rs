@@ -3,12 +3,10 @@
 //! **Invariant:** everything that a step did is known here until it was undone; at the end of a drill, however it
 //! ends, [`Stage::undo_all`] leaves every link whole, every process running and every disk and clock as usual.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use muster_drill::scenario::{Action, Pair, Scenario, Selection};
-use muster_wire::v1;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -16,15 +14,11 @@ use super::links::{Links, Pairs, pairs};
 use super::parts::{Hosts, Parts, replica_of};
 use super::timeline::{Deed, Due};
 use crate::cluster::Cluster;
-use crate::cluster::config::{client_endpoint, peer_endpoint};
 use crate::cluster::plan::Purpose;
+use crate::faults::Traced;
 
 /// Entries that a replica may lack and still count as back, while clients submit.
 pub const LAG_MAX: u64 = 200;
-/// Time for a replica to be back after a restart.
-const BACK_LIMIT: Duration = Duration::from_secs(60);
-/// A change of members with everything that it waits for.
-const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// What became of one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,21 +41,26 @@ pub struct Effect {
 
 /// A drill on its cluster.
 pub struct Stage<'a> {
-    cluster: &'a mut Cluster,
+    pub(super) cluster: &'a mut Cluster,
     scenario: &'a Scenario,
-    parts: Parts,
+    pub(super) parts: Parts,
     links: Links,
     /// What each cutting or shaping step covers, and what its links had dropped before.
     covered: BTreeMap<usize, (Pairs, u64)>,
     paused: Hosts,
-    effects: Vec<Effect>,
+    /// Replicas whose flushes are delayed, by the step that did it.
+    pub(super) traced: BTreeMap<usize, Vec<(String, Traced)>>,
+    pub(super) full: Hosts,
+    pub(super) wrong_clocks: Hosts,
+    pub(super) effects: Vec<Effect>,
+    pub(super) seed: u64,
     /// The cluster is not what it was: other members, another generation.
-    reshaped: bool,
+    pub(super) reshaped: bool,
 }
 
 impl<'a> Stage<'a> {
     /// A drill that is about to begin.
-    pub fn new(cluster: &'a mut Cluster, scenario: &'a Scenario, parts: Parts) -> Stage<'a> {
+    pub fn new(cluster: &'a mut Cluster, scenario: &'a Scenario, parts: Parts, seed: u64) -> Stage<'a> {
         Stage {
             cluster,
             scenario,
@@ -69,7 +68,11 @@ impl<'a> Stage<'a> {
             links: Links::default(),
             covered: BTreeMap::new(),
             paused: Hosts::new(),
+            traced: BTreeMap::new(),
+            full: Hosts::new(),
+            wrong_clocks: Hosts::new(),
             effects: Vec::new(),
+            seed,
             reshaped: false,
         }
     }
@@ -142,7 +145,14 @@ impl<'a> Stage<'a> {
             Action::ReplaceReplica { what } => self.replace(what)?,
             Action::Recover { what } => self.recover(what)?,
             Action::TransferLeadership { to } => self.transfer(to.as_ref())?,
-            other => bail!("{} cannot be carried out here yet", other.verb()),
+            Action::SlowDisk { what, flush_ms, .. } => {
+                (self.slow_disk(step, what, *flush_ms)?, String::new(), false)
+            }
+            Action::FullDisk { what, .. } => self.full_disk(what)?,
+            Action::DiskRoom { what } => self.disk_room(what)?,
+            Action::Damage { what, file, how } => self.damage(what, *file, *how)?,
+            Action::PowerCut { what } => self.power_cut(what)?,
+            Action::Clock { what, offset_ms, rate_milli, .. } => self.clock(what, *offset_ms, *rate_milli)?,
         };
         let hosts = hosts.into_iter().collect();
         let verb = action.verb().to_owned();
@@ -158,6 +168,9 @@ impl<'a> Stage<'a> {
                 self.see_packets(at_ns)?;
             }
             Action::Pause { what, .. } => drop(self.resume(what)?),
+            Action::SlowDisk { .. } => self.disk_as_before(step)?,
+            Action::FullDisk { what, .. } => drop(self.disk_room(what)?),
+            Action::Clock { .. } => self.clocks_right()?,
             _ => {}
         }
         self.undone(step, at_ns);
@@ -184,6 +197,15 @@ impl<'a> Stage<'a> {
             let _ = self.cluster.signal_host(&host, Signal::SIGCONT);
         }
         self.paused.clear();
+        let mut mended = self.clocks_right();
+        let slow: Vec<usize> = self.traced.keys().copied().collect();
+        for step in slow {
+            mended = mended.and(self.disk_as_before(step));
+        }
+        for host in std::mem::take(&mut self.full) {
+            let room = self.cluster.disk_of(&host).and_then(|disk| Ok(disk.make_room()?));
+            mended = mended.and(room);
+        }
         self.cluster.reap();
         let mut started = Ok(());
         let hosts = self.cluster.plan().hosts.clone();
@@ -193,7 +215,7 @@ impl<'a> Stage<'a> {
                 started = started.and(self.cluster.start_host(&host.name));
             }
         }
-        healed.and(started)
+        healed.and(mended).and(started)
     }
 
     fn pairs_of(&self, pair: &Pair) -> Result<Pairs> {
@@ -307,7 +329,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The replicas among the hosts of a selection; others are left alone.
-    fn replicas(&self, what: &Selection) -> Result<Vec<(u64, String)>> {
+    pub(super) fn replicas(&self, what: &Selection) -> Result<Vec<(u64, String)>> {
         let hosts = self.parts.select(what)?;
         let planned = self.parts.all().iter().filter(|host| hosts.contains(&host.name));
         let voters = &self.parts.moment().voters;
@@ -315,180 +337,6 @@ impl<'a> Stage<'a> {
         let replicas: Vec<_> = planned.filter_map(of).filter(|(id, _)| voters.contains(id)).collect();
         ensure!(!replicas.is_empty(), "`{what}` has no replica");
         Ok(replicas)
-    }
-
-    fn lose_disk(&mut self, what: &Selection) -> Result<(Hosts, String, bool)> {
-        let replicas = self.replicas(what)?;
-        let mut removed = 0;
-        for (id, host) in &replicas {
-            ensure!(
-                self.cluster.pid_on(host).is_none(),
-                "replica {id} runs: kill it before its disk is lost"
-            );
-            let data = self.cluster.data_of(*id)?;
-            if data.exists() {
-                std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
-                removed += 1;
-            }
-        }
-        let hosts = replicas.into_iter().map(|(_, host)| host).collect();
-        Ok((hosts, format!("{removed} data folders removed"), removed > 0))
-    }
-
-    fn rolling(&mut self, what: &Selection, upgrade: bool) -> Result<(Hosts, String, bool)> {
-        let mut replicas = self.replicas(what)?;
-        let leader = self.leader_now()?;
-        // The leader last, as the runbook says: leadership moves once.
-        replicas.sort_by_key(|(id, _)| (*id == leader, *id));
-        for (id, host) in &replicas {
-            if upgrade {
-                self.cluster.upgrade(*id)?;
-            }
-            self.cluster.stop_host(host)?;
-            self.cluster.start_host(host)?;
-            self.cluster.well(LAG_MAX, BACK_LIMIT).with_context(|| format!("after replica {id}"))?;
-        }
-        let mut seen = format!("{} replicas restarted one after the other", replicas.len());
-        if upgrade {
-            let raised = self.retry(CHANGE_LIMIT, |cluster| cluster.operate(&["cluster", "upgrade"]))?;
-            seen = format!("{seen}; {}", raised.trim());
-        }
-        Ok((replicas.into_iter().map(|(_, host)| host).collect(), seen, true))
-    }
-
-    fn leader_now(&mut self) -> Result<u64> {
-        let observer = self.cluster.observer().clone();
-        let seen = self.cluster.operating(async move {
-            observer
-                .until("no leader", CHANGE_LIMIT, |seen| seen.leader().ok_or_else(|| "nobody".to_owned()))
-                .await
-        })?;
-        seen.context("looking for the leader")
-    }
-
-    /// Again until it succeeds: what an operator does whose command says "not yet".
-    fn retry<T>(&mut self, limit: Duration, mut work: impl FnMut(&mut Cluster) -> Result<T>) -> Result<T> {
-        let until = std::time::Instant::now() + limit;
-        loop {
-            match work(self.cluster) {
-                Ok(done) => return Ok(done),
-                Err(error) if std::time::Instant::now() >= until => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(250)),
-            }
-        }
-    }
-
-    fn spare_beside(&self, gone: u64) -> Result<u64> {
-        let plan = self.cluster.plan();
-        let region = plan.replica(gone).map(|host| host.region).context("a replica that is planned")?;
-        let members = self.cluster.members();
-        let spares = plan.hosts.iter().filter_map(|host| match host.purpose {
-            Purpose::Replica { id, spare: true } if !members.contains(&id) => Some((host.region, id)),
-            _ => None,
-        });
-        let spares: Vec<(&str, u64)> = spares.collect();
-        let near = spares.iter().find(|(of, _)| *of == region).or(spares.first());
-        near.map(|(_, id)| *id).context("no host stands by")
-    }
-
-    fn replace(&mut self, what: &Selection) -> Result<(Hosts, String, bool)> {
-        let replicas = self.replicas(what)?;
-        let [(gone, gone_host)] = replicas.as_slice() else { bail!("`{what}` is more than one replica") };
-        ensure!(self.cluster.pid_on(gone_host).is_none(), "replica {gone} runs");
-        let spare = self.spare_beside(*gone)?;
-        self.cluster.start_replica(spare, &["--join"])?;
-        self.reshaped = true;
-        let host = self.cluster.plan().replica(spare).context("a spare that is planned")?.clone();
-        let (id, with) = (gone.to_string(), spare.to_string());
-        let (peer, client) = (peer_endpoint(&host), client_endpoint(&host));
-        let words = [
-            "cluster",
-            "replace",
-            &id,
-            "--with",
-            &with,
-            "--region",
-            host.region,
-            "--peer",
-            &peer,
-            "--client",
-            &client,
-        ];
-        let said = self.cluster.operate(&words)?;
-        let mut members = self.cluster.members().clone();
-        members.remove(gone);
-        members.insert(spare);
-        self.cluster.set_members(members)?;
-        Ok((Hosts::from([gone_host.clone(), host.name.clone()]), said.trim().replace('\n', "; "), true))
-    }
-
-    /// As the runbook says: of those that are left, the one whose log reaches furthest goes on alone in a new
-    /// generation; the others of them come back to it empty.
-    fn recover(&mut self, what: &Selection) -> Result<(Hosts, String, bool)> {
-        let survivors = self.replicas(what)?;
-        self.reshaped = true;
-        let mut best: Option<(u64, u64)> = None;
-        for (id, host) in &survivors {
-            if self.cluster.pid_on(host).is_some() {
-                self.cluster.stop_host(host)?;
-            }
-            let config = self.cluster.home_of(host)?.join("server.toml");
-            let config = config.to_str().context("the folder of a drill is text")?.to_owned();
-            let said = self.cluster.run_on(host, &["server", "recover", "--config", &config])?;
-            let index = last_log_index(&said).with_context(|| format!("no last log index in {said:?}"))?;
-            if best.is_none_or(|(most, _)| index > most) {
-                best = Some((index, *id));
-            }
-        }
-        let (index, first) = best.context("there is no survivor")?;
-        let host = self.cluster.plan().replica(first).context("a replica that is planned")?.name.clone();
-        let config = self.cluster.home_of(&host)?.join("server.toml");
-        let config = config.to_str().context("the folder of a drill is text")?.to_owned();
-        let said =
-            self.cluster.run_on(&host, &["server", "recover", "--config", &config, "--lost-majority"])?;
-        self.cluster.start_replica(first, &[])?;
-        self.cluster.set_members(BTreeSet::from([first]))?;
-        let others = self.take_in_beside(first)?;
-        let seen = format!(
-            "replica {first} goes on from {index} with {others:?}: {}",
-            said.trim().replace('\n', "; ")
-        );
-        Ok((survivors.into_iter().map(|(_, host)| host).collect(), seen, true))
-    }
-
-    /// Takes the hosts that stand by into a cluster of one, until three vote.
-    fn take_in_beside(&mut self, first: u64) -> Result<Vec<u64>> {
-        let plan = self.cluster.plan().clone();
-        let mut members = BTreeSet::from([first]);
-        let spares =
-            plan.hosts.iter().filter(|host| matches!(host.purpose, Purpose::Replica { spare: true, .. }));
-        for host in spares.take(2) {
-            let Some(id) = replica_of(host) else { continue };
-            self.cluster.start_replica(id, &["--join"])?;
-            let (number, peer, client) = (id.to_string(), peer_endpoint(host), client_endpoint(host));
-            let words =
-                ["cluster", "add", &number, "--region", host.region, "--peer", &peer, "--client", &client];
-            // It decides nothing before the leases of before have run out.
-            self.retry(CHANGE_LIMIT, |cluster| cluster.operate(&words))?;
-            members.insert(id);
-        }
-        self.cluster.set_members(members.clone())?;
-        members.remove(&first);
-        Ok(members.into_iter().collect())
-    }
-
-    fn transfer(&mut self, to: Option<&Selection>) -> Result<(Hosts, String, bool)> {
-        let mut words = vec!["cluster".to_owned(), "transfer".to_owned()];
-        let mut hosts = Hosts::new();
-        if let Some(to) = to {
-            let replicas = self.replicas(to)?;
-            let [(id, host)] = replicas.as_slice() else { bail!("`{to}` is more than one replica") };
-            words.extend(["--to".to_owned(), id.to_string()]);
-            hosts.insert(host.clone());
-        }
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let said = self.cluster.operate(&words)?;
-        Ok((hosts, said.trim().replace('\n', "; "), true))
     }
 }
 
@@ -498,23 +346,10 @@ fn only_slower(action: &Action) -> bool {
     shape.loss_ppm == 0 && shape.duplicate_ppm == 0 && shape.reorder_ppm == 0 && shape.corrupt_ppm == 0
 }
 
-/// What `muster server recover` says of a replica.
-fn last_log_index(said: &str) -> Option<u64> {
-    let (_, behind) = said.split_once("last log index")?;
-    let digits: String =
-        behind.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
-    digits.parse().ok()
-}
-
 /// Now, on the clock of all evidence.
 ///
 /// # Errors
 /// When the system has no such clock.
 pub fn now_ns() -> Result<u64> {
     muster_example::intervals::boottime_nanos().map_err(|error| anyhow::anyhow!("{error}"))
-}
-
-/// The message of the status that a drill's warnings are compared with.
-pub fn warnings(status: &v1::GetStatusResponse) -> impl Iterator<Item = &str> {
-    status.warnings.iter().map(|warning| warning.code.as_str())
 }

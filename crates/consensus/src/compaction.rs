@@ -4,10 +4,9 @@
 //! **Invariant:** only what a snapshot covers is purged.
 
 use crate::config::SnapshotPolicy;
-use crate::leadership::Metrics;
-use crate::network::Uploads;
-use crate::state_machine::Raft;
+use crate::ground::{Ground, Metrics, Peers as _, Raft};
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,7 +27,7 @@ const PATIENCE_WHILE_SENDING: u64 = 4;
 
 /// How many bytes of entries were applied, and by which entry. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Weights(Arc<Mutex<Applied>>);
+pub struct Weights(Arc<Mutex<Applied>>);
 
 #[derive(Default)]
 struct Applied {
@@ -45,7 +44,7 @@ impl Weights {
     }
 
     /// Entries through `index` with `payload_bytes` together were applied.
-    pub(crate) fn applied(&self, index: u64, entries: u64, payload_bytes: u64) {
+    pub fn applied(&self, index: u64, entries: u64, payload_bytes: u64) {
         self.with(|applied| {
             applied.bytes += payload_bytes + entries * ENTRY_OVERHEAD_BYTES;
             let bytes = applied.bytes;
@@ -60,14 +59,16 @@ impl Weights {
         });
     }
 
-    pub(crate) fn build_failed(&self) {
+    /// A snapshot could not be made; `now` is when.
+    pub fn build_failed(&self, now: Instant) {
         self.with(|applied| {
             applied.failures = applied.failures.saturating_add(1);
-            applied.failed_at = Some(Instant::now());
+            applied.failed_at = Some(now);
         });
     }
 
-    pub(crate) fn build_succeeded(&self) {
+    /// A snapshot was made.
+    pub fn build_succeeded(&self) {
         self.with(|applied| {
             applied.failures = 0;
             applied.failed_at = None;
@@ -106,10 +107,11 @@ impl Weights {
         });
     }
 
-    fn may_retry(&self) -> bool {
+    fn may_retry(&self, now: Instant) -> bool {
         self.with(|applied| {
             let pause = RETRY_MIN * 2u32.saturating_pow(applied.failures.saturating_sub(1).min(16));
-            applied.failed_at.is_none_or(|at| at.elapsed() >= pause.min(RETRY_MAX))
+            let since = |at| now.saturating_duration_since(at);
+            applied.failed_at.is_none_or(|at| since(at) >= pause.min(RETRY_MAX))
         })
     }
 }
@@ -134,16 +136,16 @@ fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
 }
 
 /// Makes snapshots and purges the log behind them, until the replica stops.
-pub(crate) async fn compact(
+pub(crate) async fn compact<G: Ground>(
     policy: SnapshotPolicy,
-    raft: Raft,
-    metrics: Metrics,
+    raft: Raft<G>,
+    metrics: Metrics<G>,
     weights: Weights,
-    uploads: Uploads,
+    peers: G::Peers,
     mut applied: watch::Receiver<u64>,
 ) {
     let mut newest: Option<u64> = None;
-    let mut made_at = Instant::now();
+    let mut made_at = G::instant();
     let mut asked_at: Option<u64> = None;
     let age_max = Duration::from_millis(policy.every_ms.unwrap_or(3_600_000)).max(LOOK_INTERVAL);
     loop {
@@ -157,7 +159,7 @@ pub(crate) async fn compact(
         }
         if snapshot > newest {
             newest = snapshot;
-            made_at = Instant::now();
+            made_at = G::instant();
             asked_at = None;
         }
         if let (Some(snapshot), Some(kept_bytes)) = (snapshot, policy.kept_bytes)
@@ -173,22 +175,24 @@ pub(crate) async fn compact(
         let since = Since {
             entries: next(last).saturating_sub(next(snapshot)),
             bytes: weights.bytes().saturating_sub(weights.through(snapshot)),
-            age: made_at.elapsed(),
+            age: G::instant().saturating_duration_since(made_at),
         };
         // Asked once for what is there; again only after a failure.
-        let retry = weights.may_retry();
+        let retry = weights.may_retry(G::instant());
         let asked = asked_at.is_some() && weights.with(|applied| applied.failed_at.is_none());
-        if retry && !asked && is_due(&policy, &since, uploads.are_running()) {
+        if retry && !asked && is_due(&policy, &since, peers.are_uploading()) {
             asked_at = last;
             if raft.trigger().snapshot().await.is_err() {
                 return;
             }
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
-        let rest = age_max.saturating_sub(made_at.elapsed()).max(LOOK_INTERVAL).min(Duration::from_secs(1));
+        G::sleep(LOOK_INTERVAL).await;
+        let age = G::instant().saturating_duration_since(made_at);
+        let rest = age_max.saturating_sub(age).max(LOOK_INTERVAL).min(Duration::from_secs(1));
         tokio::select! {
+            biased;
             changed = applied.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(rest) => {}
+            () = G::sleep(rest) => {}
         }
     }
 }
@@ -254,10 +258,11 @@ mod tests {
     #[test]
     fn a_failure_is_followed_by_a_pause() {
         let weights = Weights::default();
-        assert!(weights.may_retry());
-        weights.build_failed();
-        assert!(!weights.may_retry());
+        let now = Instant::now();
+        assert!(weights.may_retry(now));
+        weights.build_failed(now);
+        assert!(!weights.may_retry(now) && weights.may_retry(now + RETRY_MIN));
         weights.build_succeeded();
-        assert!(weights.may_retry());
+        assert!(weights.may_retry(now));
     }
 }

@@ -42,15 +42,21 @@ impl Timing {
         Timing { heartbeat_interval_ms: 80, election_timeout_min_ms: 160, election_timeout_max_ms: 320 };
     /// Replicas in several regions, round trips up to 150 ms.
     pub const WIDE: Timing =
-        Timing { heartbeat_interval_ms: 300, election_timeout_min_ms: 700, election_timeout_max_ms: 1_200 };
+        Timing { heartbeat_interval_ms: 250, election_timeout_min_ms: 500, election_timeout_max_ms: 900 };
 
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(self.election_timeout_max_ms)
     }
 
-    /// After this much silence of the quorum a leader counts as deaf: longer than a lease, so that
-    /// a leader that merely missed a heartbeat is left alone.
+    /// After this much silence of the quorum a leader counts as deaf. A leader that missed one heartbeat is left
+    /// alone, for which a machine needs some room; within a lease, for whoever hears it waits that long from
+    /// its last word on before anybody else can lead.
     pub(crate) fn silence_max(self) -> Duration {
+        (self.lease() * 3 / 4).max(Duration::from_millis(400))
+    }
+
+    /// One phase of a deaf leader: two of them are longer than a lease and an election after it.
+    pub(crate) fn silent_phase(self) -> Duration {
         self.lease() + self.lease() / 4
     }
 

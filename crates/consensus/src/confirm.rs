@@ -1,9 +1,9 @@
 //! Confirms leadership: one round of a quorum answers everybody who asked before it began.
 
 use crate::error::{NotLeader, ReadPoint};
+use crate::ground::{Ground, Raft};
 use crate::leadership::{Leadership, LeadershipView};
 use crate::rounds::{Caller, Rounds};
-use crate::state_machine::Raft;
 use futures::FutureExt;
 use muster_types::ReplicaId;
 use openraft::ReadPolicy;
@@ -16,16 +16,16 @@ pub(crate) type Confirmation = Result<ReadPoint, NotLeader>;
 pub(crate) type Confirmations = mpsc::Sender<Caller<Confirmation>>;
 
 /// Runs rounds until nobody can ask any more.
-pub(crate) async fn run_confirmations(
-    raft: Raft,
+pub(crate) async fn run_confirmations<G: Ground>(
+    raft: Raft<G>,
     view: watch::Receiver<LeadershipView>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     pause: Duration,
 ) {
-    let mut rounds = Rounds::new(callers, pause);
+    let mut rounds = Rounds::<G, _>::new(callers, pause);
     let round = || {
         let (raft, view) = (raft.clone(), view.clone());
-        async move { confirm(&raft, &view).await }.boxed()
+        async move { confirm::<G>(&raft, &view).await }.boxed()
     };
     while let Some(finished) = rounds.next(&round).await {
         finished.answer();
@@ -41,7 +41,7 @@ pub(crate) async fn confirmed(confirmations: &Confirmations) -> Confirmation {
     answer.await.unwrap_or_else(|_| Err(NotLeader::default()))
 }
 
-async fn confirm(raft: &Raft, view: &watch::Receiver<LeadershipView>) -> Confirmation {
+async fn confirm<G: Ground>(raft: &Raft<G>, view: &watch::Receiver<LeadershipView>) -> Confirmation {
     match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
         Ok(linearizer) => {
             let point = linearizer.read_log_id();

@@ -10,6 +10,7 @@ use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
 use crate::election::{Heard, campaign_in_turn};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
+use crate::ground::{Ground, Process, Raft, Storage as _};
 use crate::handover::look_after_leadership;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
 use crate::membership::{Changing, finish_changes};
@@ -18,21 +19,21 @@ use crate::peers::{Describer, PeerReport, Reports, poll_peers};
 use crate::reads::{FreshAsOf, Source, run_reads};
 use crate::rejoin::{RejoinGate, come_back};
 use crate::rounds::Caller;
-use crate::state_machine::{Raft, StateMachine};
+use crate::state_machine::StateMachine;
 use crate::status::ReplicaStatus;
 use crate::traffic::Traffic;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_planted::{Rule, breaks};
-use muster_store::{FlushProgress, LeaderId, Payload, RaftConfig, ReplicaNode, ReplicaStore};
+use muster_store::{FlushProgress, LeaderId, Payload, ReplicaNode, ReplicaStore};
 use muster_transport::AcceptLimits;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, InitializeError, RaftError};
-use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
+use openraft::type_config::TypeConfigExt as _;
 use openraft::vote::RaftLeaderId;
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -46,16 +47,37 @@ use tokio::sync::{mpsc, watch};
 pub type Proposal = BoxFuture<'static, Result<Committed, ProposeError>>;
 
 /// One replica's share in the agreement. Clones are handles to the same replica.
-#[derive(Clone)]
-pub struct Consensus {
-    pub(crate) inner: Arc<Inner>,
+pub struct Consensus<G: Ground = Process> {
+    pub(crate) inner: Arc<Inner<G>>,
 }
 
-pub(crate) struct Inner {
+impl<G: Ground> Clone for Consensus<G> {
+    fn clone(&self) -> Self {
+        Consensus { inner: Arc::clone(&self.inner) }
+    }
+}
+
+/// The protocol and what it runs on, for [`Consensus::assemble`].
+pub struct Parts<G: Ground> {
+    /// The protocol, started.
+    pub raft: Raft<G>,
+    /// Where its log is.
+    pub storage: G::Storage,
+    /// How it reaches its peers.
+    pub peers: G::Peers,
+    /// The last applied entry, as it changes.
+    pub applied: watch::Receiver<u64>,
+    /// How much was applied.
+    pub weights: Weights,
+    /// Why the replica takes no part any more, once it does not.
+    pub stop: Arc<watch::Sender<Option<StopReason>>>,
+}
+
+pub(crate) struct Inner<G: Ground> {
     pub(crate) config: ConsensusConfig,
-    pub(crate) raft: Raft,
-    pub(crate) store: ReplicaStore,
-    pub(crate) network: PeerNetwork,
+    pub(crate) raft: Raft<G>,
+    pub(crate) store: G::Storage,
+    pub(crate) network: G::Peers,
     pub(crate) view: watch::Receiver<LeadershipView>,
     pub(crate) applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
@@ -63,8 +85,8 @@ pub(crate) struct Inner {
     reads: mpsc::Sender<Caller<Confirmation>>,
     fresh: Arc<FreshAsOf>,
     pub(crate) changing: Changing,
-    pub(crate) rejoin: RejoinGate,
-    pub(crate) describer: Describer,
+    pub(crate) rejoin: RejoinGate<G>,
+    pub(crate) describer: Describer<G>,
     pub(crate) reports: watch::Receiver<Reports>,
     pub(crate) heard: Heard,
 }
@@ -80,10 +102,9 @@ impl Consensus {
         store: ReplicaStore,
         application: impl Application,
     ) -> Result<Consensus, StartError> {
-        let rejoin = RejoinGate::new(store.clone());
         let mut openraft_config = config.to_openraft()?;
-        // It might take itself for a voter before it knows better.
-        openraft_config.enable_elect = !rejoin.is_closed();
+        // One that lost its storage might take itself for a voter before it knows better.
+        openraft_config.enable_elect = Consensus::<Process>::may_elect(&store);
         let stop = Arc::new(watch::Sender::new(None));
         let (applied_sender, applied) = watch::channel(0);
         let machine = StateMachine::new(
@@ -102,14 +123,55 @@ impl Consensus {
             .map_err(|error| StartError::Raft { detail: error.to_string() })?;
         gate.watch(raft.metrics());
         network.watch(raft.metrics());
-        let (view_sender, view) = watch::channel(LeadershipView::unknown());
-        tokio::spawn(watch_leadership(raft.metrics(), config.timing, view_sender));
-        tokio::spawn(watch_stop(raft.clone(), Arc::clone(&stop)));
+        let parts = Parts { raft, storage: store, peers: network, applied, weights, stop };
+        Ok(Consensus::assemble(config, parts))
+    }
+
+    /// What peers call, to be mounted on the peer listener.
+    #[must_use]
+    pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
+        PeerService::new(self.clone()).into_server(&self.inner.config.limits)
+    }
+
+    /// What traffic this replica refuses on purpose.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        self.inner.network.traffic()
+    }
+
+    /// Serves peers on `listener` until `shutdown` resolves.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve_peers(
+        &self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), tonic::transport::Error> {
+        let incoming = self.inner.config.security.accept(listener, AcceptLimits::DEFAULT);
+        peer_server(self.peer_service(), incoming, shutdown).await
+    }
+}
+
+impl<G: Ground> Consensus<G> {
+    /// Whether a replica with this storage may campaign at all when it starts.
+    pub fn may_elect(storage: &G::Storage) -> bool {
+        !RejoinGate::<G>::new(storage.clone()).is_closed()
+    }
+
+    /// Puts a replica together around a protocol that was started.
+    #[must_use]
+    pub fn assemble(config: ConsensusConfig, parts: Parts<G>) -> Consensus<G> {
+        let Parts { raft, storage: store, peers: network, applied, weights, stop } = parts;
+        let rejoin = RejoinGate::new(store.clone());
+        let (view_sender, view) = watch::channel(LeadershipView::unknown(G::instant()));
+        G::detach(watch_leadership::<G>(raft.metrics(), config.timing, view_sender));
+        G::detach(watch_stop::<G>(raft.clone(), Arc::clone(&stop)));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let pace = config.timing.read_pace();
-        tokio::spawn(run_confirmations(raft.clone(), view.clone(), callers, pace.pause));
+        G::detach(run_confirmations::<G>(raft.clone(), view.clone(), callers, pace.pause));
         let (reads, readers) = mpsc::channel(config.limits.confirmations_waiting_max);
-        let fresh = Arc::new(FreshAsOf::new());
+        let fresh = Arc::new(FreshAsOf::new(G::instant()));
         let source = Source {
             own: config.replica_id,
             raft: raft.clone(),
@@ -119,8 +181,8 @@ impl Consensus {
             answer_max: config.timing.stall_max(),
             link: Mutex::new(None),
         };
-        tokio::spawn(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
-        let storage = config.storage_health.clone().unwrap_or_else(|| store.log.health());
+        G::detach(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
+        let storage = config.storage_health.clone().unwrap_or_else(|| store.health());
         let describer = Describer {
             advertise: config.advertise.clone(),
             store: store.clone(),
@@ -148,33 +210,34 @@ impl Consensus {
         };
         let consensus = Consensus { inner: Arc::new(inner) };
         consensus.run_in_background(weights, reports_sender);
-        Ok(consensus)
+        consensus
     }
 
     /// What goes on beside the protocol, until it stops.
     fn run_in_background(&self, weights: Weights, reports: watch::Sender<Reports>) {
         let Inner { config, raft, network, view, describer, rejoin, heard, .. } = self.inner.as_ref();
-        tokio::spawn(compact(
+        G::detach(compact::<G>(
             config.snapshots,
             raft.clone(),
             raft.metrics(),
             weights,
-            network.uploads(),
+            network.clone(),
             self.inner.applied.clone(),
         ));
-        tokio::spawn(poll_peers(config.clone(), network.clone(), describer.clone(), view.clone(), reports));
-        tokio::spawn(campaign_in_turn(
+        let describer = describer.clone();
+        G::detach(poll_peers::<G>(config.clone(), network.clone(), describer, view.clone(), reports));
+        G::detach(campaign_in_turn::<G>(
             config.clone(),
             raft.clone(),
             raft.metrics(),
             heard.clone(),
             rejoin.clone(),
-            describer.storage.clone(),
+            self.inner.describer.storage.clone(),
         ));
-        tokio::spawn(look_after_leadership(self.clone()));
-        tokio::spawn(finish_changes(self.clone()));
+        G::detach(look_after_leadership(self.clone()));
+        G::detach(finish_changes(self.clone()));
         if rejoin.is_on_its_way() {
-            tokio::spawn(come_back(self.clone()));
+            G::detach(come_back(self.clone()));
         }
     }
 
@@ -221,13 +284,7 @@ impl Consensus {
     /// How far this replica's log is durable, as it changes.
     #[must_use]
     pub fn flush_progress(&self) -> watch::Receiver<FlushProgress> {
-        self.inner.store.log.flushed()
-    }
-
-    /// What traffic this replica refuses on purpose.
-    #[must_use]
-    pub fn traffic(&self) -> &Traffic {
-        self.inner.network.traffic()
+        self.inner.store.flushed()
     }
 
     /// Why the replica takes no part any more, once it does not.
@@ -263,8 +320,7 @@ impl Consensus {
         if bound && !self.leads(leadership) {
             return refuse(self.not_leader().into());
         }
-        let (responder, answer) =
-            ProgressResponder::<RaftConfig, ClientWriteResult<RaftConfig>>::complete_only();
+        let (responder, answer) = G::responder();
         let mut write = self.inner.raft.write(Payload(payload)).responder(responder);
         if bound {
             write = write.with_leader(LeaderId::new(leadership.term, leadership.replica.0));
@@ -282,7 +338,7 @@ impl Consensus {
         async move {
             tokio::select! {
                 biased;
-                answer = answer => this.outcome(answer.ok()),
+                answer = answer => this.outcome(answer),
                 () = this.leadership_over(leadership) => Err(ProposeError::Unknown),
                 () = this.until_stopped() => Err(ProposeError::Shutdown),
             }
@@ -290,7 +346,7 @@ impl Consensus {
         .boxed()
     }
 
-    fn outcome(&self, answer: Option<ClientWriteResult<RaftConfig>>) -> Result<Committed, ProposeError> {
+    fn outcome(&self, answer: Option<ClientWriteResult<G>>) -> Result<Committed, ProposeError> {
         match answer {
             Some(Ok(response)) => Ok(Committed { raft_index: response.log_id.index() }),
             // Refused before it was appended.
@@ -306,7 +362,7 @@ impl Consensus {
         let mut view = self.inner.view.clone();
         loop {
             let _ = view.wait_for(|view| view.mine != Some(leadership)).await;
-            tokio::time::sleep(self.inner.config.timing.lease()).await;
+            G::sleep(self.inner.config.timing.lease()).await;
             // A leader that missed its quorum for a moment leads on under the same leadership.
             if view.borrow().mine != Some(leadership) {
                 return;
@@ -391,26 +447,7 @@ impl Consensus {
     /// The generation of the cluster, as this replica knows it.
     #[must_use]
     pub fn generation(&self) -> u32 {
-        self.inner.store.identity().generation
-    }
-
-    /// What peers call, to be mounted on the peer listener.
-    #[must_use]
-    pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
-        PeerService::new(self.clone()).into_server(&self.inner.config.limits)
-    }
-
-    /// Serves peers on `listener` until `shutdown` resolves.
-    ///
-    /// # Errors
-    /// When the listener fails.
-    pub async fn serve_peers(
-        &self,
-        listener: TcpListener,
-        shutdown: impl Future<Output = ()> + Send,
-    ) -> Result<(), tonic::transport::Error> {
-        let incoming = self.inner.config.security.accept(listener, AcceptLimits::DEFAULT);
-        peer_server(self.peer_service(), incoming, shutdown).await
+        self.inner.store.generation()
     }
 
     /// Hands leadership to another voter and waits until this replica does not lead any more, or
@@ -422,12 +459,34 @@ impl Consensus {
         let mut view = self.inner.view.clone();
         let Some(mine) = view.borrow_and_update().mine else { return Err(self.not_leader().into()) };
         self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|_| MembershipError::Shutdown)?;
-        let lost = view.wait_for(|view| view.mine != Some(mine));
-        match tokio::time::timeout(self.inner.config.timing.lease() * 2, lost).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) => Err(MembershipError::Shutdown),
+        let lost = async { view.wait_for(|view| view.mine != Some(mine)).await.is_ok() };
+        match G::within(self.inner.config.timing.lease() * 2, lost).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(MembershipError::Shutdown),
             Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
         }
+    }
+
+    /// What this replica says of itself, now.
+    #[must_use]
+    pub fn own_report(&self) -> PeerReport {
+        self.inner.describer.report()
+    }
+
+    /// A leader's request was acknowledged just now: turns in an election are counted from here.
+    pub fn leader_heard(&self) {
+        self.inner.heard.at(G::instant());
+    }
+
+    /// A candidate was granted what it asked for just now: this replica leaves it the time of an election.
+    pub fn candidate_heard(&self) {
+        self.inner.heard.candidate_at(G::instant());
+    }
+
+    /// The protocol underneath, for those who carry its messages.
+    #[must_use]
+    pub fn raft(&self) -> &Raft<G> {
+        &self.inner.raft
     }
 
     /// Asks for a snapshot now; it is made in the background.
@@ -440,14 +499,14 @@ impl Consensus {
     pub async fn shutdown(&self) {
         self.inner.stop.send_modify(|current| *current = current.take().or(Some(StopReason::Shutdown)));
         if let Err(error) = self.inner.raft.shutdown().await {
-            tracing::error!(error = &error as &dyn std::error::Error, "the protocol's task ended badly");
+            tracing::error!(%error, "the protocol's task ended badly");
         }
-        self.inner.store.log.close().await;
+        self.inner.store.close().await;
     }
 }
 
 /// Notices when the protocol stops by itself.
-async fn watch_stop(raft: Raft, stop: Arc<watch::Sender<Option<StopReason>>>) {
+async fn watch_stop<G: Ground>(raft: Raft<G>, stop: Arc<watch::Sender<Option<StopReason>>>) {
     let mut metrics = raft.metrics();
     loop {
         let failed = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);

@@ -3,45 +3,69 @@
 //! After a leader falls silent its followers refuse every vote for one lease. From then on each
 //! voter has a turn of its own, in the order of its rank; the protocol's random timeout stays what
 //! it was and begins after the last turn, as a safety net. A turn asks for pre-votes, which a
-//! replica whose own lease still holds does not even send, so leases are what they were.
+//! replica whose own lease still holds does not even send, so leases are what they were. Whoever gave
+//! a candidate what it asked for leaves it the time of an election before its own turn: over regions two
+//! rounds of votes take longer than a turn is long, and votes that are split cost a timeout.
 //!
 //! **Invariant:** nothing here shortens a lease: a campaign before its end is a campaign not made.
 
 use crate::config::ConsensusConfig;
-use crate::leadership::Metrics;
+use crate::ground::{Ground, Metrics, Raft};
 use crate::rejoin::RejoinGate;
-use crate::state_machine::Raft;
 use muster_store::{Space, StorageHealth};
 use muster_types::ReplicaId;
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use openraft::type_config::TypeConfigExt as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// When this replica last acknowledged a leader. Clones share it.
+/// When this replica last acknowledged a leader, and when it last granted a candidate something. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Heard(Arc<Mutex<Option<Instant>>>);
+pub(crate) struct Heard(Arc<Mutex<Moments>>);
+
+#[derive(Clone, Copy, Default)]
+struct Moments {
+    leader: Option<Instant>,
+    candidate: Option<Instant>,
+}
 
 impl Heard {
-    pub(crate) fn now(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    pub(crate) fn at(&self, now: Instant) {
+        self.moments().leader = Some(now);
     }
 
-    fn last(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn candidate_at(&self, now: Instant) {
+        self.moments().candidate = Some(now);
+    }
+
+    fn moments(&self) -> MutexGuard<'_, Moments> {
+        // Nothing panics while it holds the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Beyond the end of the lease by the protocol's own clock, which starts when a message is handled.
-const MARGIN: Duration = Duration::from_millis(5);
+/// Beyond the end of the lease: what followers last heard of their leader was heard by each at another moment, and
+/// only when the lease of a whole quorum is over can a turn succeed. An eighth of a heartbeat is what the ways from
+/// a leader to its followers differ by, at the distances that the timing is for.
+fn margin(config: &ConsensusConfig) -> Duration {
+    Duration::from_millis(config.timing.heartbeat_interval_ms / 8)
+}
 
-/// Which turn a replica has among `voters` when `silent` leads no more, and how many there are.
-fn turn(config: &ConsensusConfig, voters: &[ReplicaId], silent: Option<ReplicaId>) -> Option<(u32, u32)> {
+/// A voter and its region.
+type Voter = (ReplicaId, String);
+
+/// Which turn a replica has among `voters` when `silent` leads no more, and how many there are. Of equal rank, those
+/// beside the silent leader come last: what has silenced it may have silenced them, and a turn of nobody is lost time.
+fn turn(config: &ConsensusConfig, voters: &[Voter], silent: Option<ReplicaId>) -> Option<(u32, u32)> {
     let ranks = &config.leader.election_ranks;
-    let mut order: Vec<ReplicaId> = voters.iter().copied().filter(|voter| Some(*voter) != silent).collect();
-    order.sort_by_key(|voter| (ranks.get(voter).copied().unwrap_or(u32::MAX), *voter));
-    let place = order.iter().position(|voter| *voter == config.replica_id)?;
+    let region = voters.iter().find(|(voter, _)| Some(*voter) == silent).map(|(_, region)| region);
+    let mut order: Vec<&Voter> = voters.iter().filter(|(voter, _)| Some(*voter) != silent).collect();
+    order.sort_by_key(|(voter, own)| {
+        (ranks.get(voter).copied().unwrap_or(u32::MAX), Some(own) == region, *voter)
+    });
+    let place = order.iter().position(|(voter, _)| *voter == config.replica_id)?;
     Some((u32::try_from(place).unwrap_or(u32::MAX), u32::try_from(order.len()).unwrap_or(u32::MAX)))
 }
 
@@ -55,13 +79,22 @@ fn offset(config: &ConsensusConfig, place: u32, turns: u32, storage: StorageHeal
     span * place / turns.max(1)
 }
 
+/// When this replica's turn comes, whom it heard when.
+fn due(config: &ConsensusConfig, heard: Moments, offset: Duration) -> Option<Instant> {
+    let due = heard.leader? + config.timing.lease() + margin(config) + offset;
+    // A candidate of an earlier silence says nothing of this one.
+    let candidate = heard.candidate.filter(|candidate| Some(*candidate) > heard.leader);
+    let left_to_it = candidate.map(|at| at + Duration::from_millis(config.timing.election_timeout_min_ms));
+    Some(due.max(left_to_it.unwrap_or(due)))
+}
+
 /// Campaigns once in every silence, when this replica's turn comes.
-pub(crate) async fn campaign_in_turn(
+pub(crate) async fn campaign_in_turn<G: Ground>(
     config: ConsensusConfig,
-    raft: Raft,
-    metrics: Metrics,
+    raft: Raft<G>,
+    metrics: Metrics<G>,
     heard: Heard,
-    rejoin: RejoinGate,
+    rejoin: RejoinGate<G>,
     storage: watch::Receiver<StorageHealth>,
 ) {
     let lease = config.timing.lease();
@@ -69,7 +102,11 @@ pub(crate) async fn campaign_in_turn(
     loop {
         let (running, order, other_candidate) = {
             let metrics = metrics.borrow_watched();
-            let voters: Vec<ReplicaId> = metrics.membership_config.voter_ids().map(ReplicaId).collect();
+            let members = &metrics.membership_config;
+            let region = |id: u64| {
+                members.membership().get_node(&id).map_or(String::new(), |node| node.region.clone())
+            };
+            let voters: Vec<Voter> = members.voter_ids().map(|id| (ReplicaId(id), region(id))).collect();
             let follows = matches!(metrics.state, ServerState::Follower);
             let silent = metrics.vote.committed.then_some(ReplicaId(metrics.vote.leader_id.node_id));
             let order = if follows { turn(&config, &voters, silent) } else { None };
@@ -78,14 +115,18 @@ pub(crate) async fn campaign_in_turn(
         if !running {
             return;
         }
-        let last = heard.last().filter(|last| campaigned != Some(*last));
+        let moments = *heard.moments();
+        let last = moments.leader.filter(|last| campaigned != Some(*last));
         let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
-            tokio::time::sleep(lease / 4).await;
+            G::sleep(lease / 4).await;
             continue;
         };
-        let due = last + lease + MARGIN + offset(&config, place, turns, *storage.borrow());
-        if Instant::now() < due {
-            tokio::time::sleep_until(due.into()).await;
+        let Some(due) = due(&config, moments, offset(&config, place, turns, *storage.borrow())) else {
+            continue;
+        };
+        let rest = due.saturating_duration_since(G::instant());
+        if !rest.is_zero() {
+            G::sleep(rest).await;
             continue;
         }
         campaigned = Some(last);
@@ -109,15 +150,45 @@ mod tests {
         ConsensusConfig::new(ClusterId(1), ReplicaId(id))
     }
 
+    fn voters(regions: &[(u64, &str)]) -> Vec<Voter> {
+        regions.iter().map(|(id, region)| (ReplicaId(*id), (*region).to_owned())).collect()
+    }
+
     #[test]
     fn turns_follow_ranks_then_ids_and_pass_over_the_silent_leader() {
-        let voters = [ReplicaId(1), ReplicaId(2), ReplicaId(3)];
+        let voters = voters(&[(1, "a"), (2, "b"), (3, "c")]);
         assert_eq!(turn(&config(2), &voters, Some(ReplicaId(1))), Some((0, 2)));
         assert_eq!(turn(&config(3), &voters, Some(ReplicaId(1))), Some((1, 2)));
         assert_eq!(turn(&config(4), &voters, None), None, "a learner has no turn");
         let mut ranked = config(3);
         ranked.leader.election_ranks = [(ReplicaId(3), 0)].into();
         assert_eq!(turn(&ranked, &voters, Some(ReplicaId(1))), Some((0, 2)));
+    }
+
+    #[test]
+    fn those_beside_the_silent_leader_come_last_of_their_rank() {
+        let voters = voters(&[(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")]);
+        let place = |id| turn(&config(id), &voters, Some(ReplicaId(1)));
+        assert_eq!([3, 4, 5, 2].map(place), [0, 1, 2, 3].map(|place| Some((place, 4))));
+        let mut ranked = config(2);
+        ranked.leader.election_ranks = [(ReplicaId(2), 0)].into();
+        assert_eq!(turn(&ranked, &voters, Some(ReplicaId(1))), Some((0, 4)), "a rank says more");
+    }
+
+    #[test]
+    fn a_candidate_that_was_heard_has_the_time_of_an_election() {
+        let config = config(1);
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let lease = config.timing.lease() + margin(&config);
+        let span = ms(config.timing.election_timeout_min_ms);
+        let at = |leader, candidate: Option<Duration>| {
+            let moments = Moments { leader: Some(start + leader), candidate: candidate.map(|at| start + at) };
+            due(&config, moments, ms(10))
+        };
+        assert_eq!(at(ms(5_000), None), Some(start + ms(5_010) + lease));
+        assert_eq!(at(ms(5_000), Some(ms(4_999))), at(ms(5_000), None), "of an earlier silence");
+        assert_eq!(at(ms(5_000), Some(ms(5_000) + lease)), Some(start + ms(5_000) + lease + span));
+        assert_eq!(due(&config, Moments::default(), ms(0)), None, "no leader was ever heard");
     }
 
     #[test]

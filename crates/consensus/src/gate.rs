@@ -10,7 +10,8 @@
 //! **Invariant:** a leader that was heard within the bound is never held back.
 
 use crate::config::Timing;
-use crate::leadership::{Metrics, quorum_silence};
+use crate::ground::{Ground, Metrics};
+use crate::leadership::quorum_silence;
 use muster_planted::{Rule, breaks};
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
@@ -21,36 +22,54 @@ use std::time::{Duration, Instant};
 const PHASES: u128 = 3;
 
 /// Whether requests to followers may be sent now. Clones share it.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    shared: Arc<Shared>,
+pub struct Gate<G: Ground> {
+    shared: Arc<Shared<G>>,
 }
 
-struct Shared {
+impl<G: Ground> Clone for Gate<G> {
+    fn clone(&self) -> Self {
+        Gate { shared: Arc::clone(&self.shared) }
+    }
+}
+
+struct Shared<G: Ground> {
+    silence_max: Duration,
     phase: Duration,
     /// Set once the protocol runs.
-    metrics: Mutex<Option<Metrics>>,
+    metrics: Mutex<Option<Metrics<G>>>,
     /// The term this replica last led in, and since when.
     leading: Mutex<Option<(u64, Instant)>>,
 }
 
-fn passes(silence: Duration, phase: Duration) -> bool {
-    let slot = silence.as_millis() / phase.as_millis().max(1);
-    slot.is_multiple_of(PHASES)
+/// Whether a leader that heard no quorum for `silence` may speak: up to the bound, and from there in the last of
+/// every three phases.
+fn passes(silence: Duration, silence_max: Duration, phase: Duration) -> bool {
+    let Some(beyond) = silence.checked_sub(silence_max) else { return true };
+    let slot = beyond.as_millis() / phase.as_millis().max(1);
+    slot % PHASES == PHASES - 1
 }
 
-impl Gate {
-    pub(crate) fn new(timing: Timing) -> Gate {
-        let shared =
-            Shared { phase: timing.silence_max(), metrics: Mutex::new(None), leading: Mutex::new(None) };
+impl<G: Ground> Gate<G> {
+    /// Open until the protocol says otherwise.
+    #[must_use]
+    pub fn new(timing: Timing) -> Gate<G> {
+        let shared = Shared {
+            silence_max: timing.silence_max(),
+            phase: timing.silent_phase(),
+            metrics: Mutex::new(None),
+            leading: Mutex::new(None),
+        };
         Gate { shared: Arc::new(shared) }
     }
 
-    pub(crate) fn watch(&self, metrics: Metrics) {
+    /// Once the protocol runs.
+    pub fn watch(&self, metrics: Metrics<G>) {
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    /// Whether requests to followers may be sent now.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
         if breaks(Rule::DeafLeaderSpeaks) {
             return true;
         }
@@ -63,9 +82,10 @@ impl Gate {
         }
         let since = match *leading {
             Some((term, since)) if term == metrics.current_term => since,
-            _ => leading.insert((metrics.current_term, Instant::now())).1,
+            _ => leading.insert((metrics.current_term, G::instant())).1,
         };
-        quorum_silence(&metrics, since).is_none_or(|silence| passes(silence, self.shared.phase))
+        quorum_silence(&metrics, since)
+            .is_none_or(|silence| passes(silence, self.shared.silence_max, self.shared.phase))
     }
 }
 
@@ -75,20 +95,21 @@ mod tests {
 
     #[test]
     fn a_deaf_leader_is_heard_in_one_phase_of_three() {
-        let phase = Duration::from_millis(500);
-        let open = |ms| passes(Duration::from_millis(ms), phase);
-        assert!(open(0) && open(499), "heard within the bound");
-        assert!(!open(500) && !open(1_499), "silent for two phases");
-        assert!(open(1_500) && open(1_999), "one phase of probes");
-        assert!(!open(2_000) && !open(2_999));
-        assert!(open(3_000));
+        let (bound, phase) = (Duration::from_millis(300), Duration::from_millis(500));
+        let open = |ms| passes(Duration::from_millis(ms), bound, phase);
+        assert!(open(0) && open(299), "heard within the bound");
+        assert!(!open(300) && !open(1_299), "silent for two phases");
+        assert!(open(1_300) && open(1_799), "one phase of probes");
+        assert!(!open(1_800) && !open(2_799));
+        assert!(open(2_800));
     }
 
     #[test]
     fn the_silent_phases_outlast_lease_and_election() {
         for timing in [Timing::LOCAL, Timing::WIDE] {
-            let silent = timing.silence_max() * 2;
-            assert!(silent > timing.lease() * 2, "{timing:?}");
+            assert!(timing.silent_phase() * 2 > timing.lease() * 2, "{timing:?}");
+            let heartbeat = Duration::from_millis(timing.heartbeat_interval_ms);
+            assert!(timing.silence_max() > heartbeat * 2, "one missed heartbeat is left alone: {timing:?}");
         }
     }
 }

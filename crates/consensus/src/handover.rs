@@ -6,12 +6,14 @@
 
 use crate::config::{ConsensusConfig, LeaderPolicy, Timing};
 use crate::consensus::Consensus;
+use crate::ground::Ground;
 use crate::leadership::Leadership;
 use crate::peers::{PeerReport, Reports};
 use crate::status::Member;
 use muster_planted::{Rule, breaks};
 use muster_store::Space;
 use muster_types::ReplicaId;
+use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -81,7 +83,12 @@ fn is_slow_beside(one: &PeerReport, other: &PeerReport, timing: Timing) -> bool 
 }
 
 /// The voters that could lead, the best first.
-fn successors<'m>(config: &ConsensusConfig, members: &'m [Member], reports: &Reports) -> Vec<&'m Member> {
+fn successors<'m>(
+    config: &ConsensusConfig,
+    members: &'m [Member],
+    reports: &Reports,
+    now: Instant,
+) -> Vec<&'m Member> {
     let report_age_max = Duration::from_millis(config.leader.report_interval_ms * 3);
     let silent_ms_max = config.timing.election_timeout_max_ms;
     let mut able: Vec<&Member> = members
@@ -91,7 +98,7 @@ fn successors<'m>(config: &ConsensusConfig, members: &'m [Member], reports: &Rep
         .filter(|member| member.lag_entries.is_some_and(|lag| lag <= SUCCESSOR_LAG_ENTRIES_MAX))
         .filter(|member| {
             reports.get(&member.replica).is_some_and(|report| {
-                report.age() <= report_age_max
+                report.age_at(now) <= report_age_max
                     && report.storage.space == Space::Enough
                     && !report.rejoining
                     && !is_stalled(report, config.timing)
@@ -129,9 +136,10 @@ impl Watch {
         members: &[Member],
         reports: &Reports,
         own: &PeerReport,
+        now: Instant,
     ) -> Option<(ReplicaId, Cause)> {
-        let able = successors(config, members, reports);
-        let now = Instant::now();
+        let able = successors(config, members, reports, now);
+        let since = |at: Instant| now.saturating_duration_since(at);
         self.able_since.retain(|id, _| able.iter().any(|member| member.replica == *id));
         for member in &able {
             self.able_since.entry(member.replica).or_insert(now);
@@ -139,7 +147,7 @@ impl Watch {
         let first = able.first()?;
         if let Some(cause) = own_trouble(own, reports.get(&first.replica), config.timing) {
             let pause = config.timing.lease() * 2;
-            let again = self.tried.is_none_or(|tried| tried.elapsed() >= pause);
+            let again = self.tried.is_none_or(|tried| since(tried) >= pause);
             return again.then_some((first.replica, cause));
         }
         let region = members.iter().find(|member| member.replica == config.replica_id)?.node.region.as_str();
@@ -147,9 +155,9 @@ impl Watch {
         let settle = Duration::from_millis(config.leader.settle_ms)
             // Replicas that would move it at the same time do not.
             + Duration::from_millis(config.replica_id.0 % 8 * config.timing.heartbeat_interval_ms);
-        let settled = self.since.elapsed() >= settle
-            && self.able_since.get(&first.replica).is_some_and(|since| since.elapsed() >= settle)
-            && self.tried.is_none_or(|tried| tried.elapsed() >= settle);
+        let settled = since(self.since) >= settle
+            && self.able_since.get(&first.replica).is_some_and(|at| since(*at) >= settle)
+            && self.tried.is_none_or(|tried| since(tried) >= settle);
         // It would hand over again at once.
         let slow =
             reports.get(&first.replica).is_none_or(|report| is_slow_beside(report, own, config.timing));
@@ -158,7 +166,7 @@ impl Watch {
 }
 
 /// Looks after this replica's leadership while it has it.
-pub(crate) async fn look_after_leadership(consensus: Consensus) {
+pub(crate) async fn look_after_leadership<G: Ground>(consensus: Consensus<G>) {
     let config = consensus.inner.config.clone();
     let interval = Duration::from_millis(config.timing.heartbeat_interval_ms);
     let mut view = consensus.leadership();
@@ -168,9 +176,10 @@ pub(crate) async fn look_after_leadership(consensus: Consensus) {
         let mine = view.borrow_and_update().mine;
         let pause = if mine.is_some() { interval } else { Duration::from_secs(3_600) };
         tokio::select! {
+            biased;
             _ = stop.wait_for(Option::is_some) => return,
             changed = view.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(pause) => {}
+            () = G::sleep(pause) => {}
         }
         let Some(leadership) = view.borrow().mine else {
             watch = None;
@@ -180,15 +189,18 @@ pub(crate) async fn look_after_leadership(consensus: Consensus) {
             Some(watch) if watch.leadership == leadership => watch,
             other => other.insert(Watch {
                 leadership,
-                since: Instant::now(),
+                since: G::instant(),
                 able_since: BTreeMap::new(),
                 tried: None,
             }),
         };
         let own = consensus.inner.describer.report();
         let reports = consensus.inner.reports.borrow().clone();
-        let Some((to, cause)) = watch.decide(&config, &consensus.members(), &reports, &own) else { continue };
-        watch.tried = Some(Instant::now());
+        let now = G::instant();
+        let Some((to, cause)) = watch.decide(&config, &consensus.members(), &reports, &own, now) else {
+            continue;
+        };
+        watch.tried = Some(now);
         tracing::warn!(%to, cause = cause.text(), urgent = cause.is_urgent(), "this replica hands over leadership");
         if let Err(error) = consensus.transfer_leadership(to).await {
             tracing::warn!(%to, %error, "leadership was not handed over");
@@ -196,14 +208,14 @@ pub(crate) async fn look_after_leadership(consensus: Consensus) {
     }
 }
 
-impl Consensus {
+impl<G: Ground> Consensus<G> {
     /// The voter that should lead next, if this replica may not go on: healthy, caught up, in the
     /// best region.
     #[must_use]
     pub fn successor(&self) -> Option<ReplicaId> {
         let reports = self.inner.reports.borrow().clone();
         let members = self.members();
-        successors(&self.inner.config, &members, &reports).first().map(|member| member.replica)
+        successors(&self.inner.config, &members, &reports, G::instant()).first().map(|member| member.replica)
     }
 }
 
@@ -260,7 +272,7 @@ mod tests {
         let members = [member(1, "a"), member(2, "b"), member(3, "c")];
         let well = report(flushes_in(500));
         let reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
-        assert_eq!(watch().decide(&config(), &members, &reports, &well), None);
+        assert_eq!(watch().decide(&config(), &members, &reports, &well, Instant::now()), None);
     }
 
     #[test]
@@ -268,13 +280,21 @@ mod tests {
         let members = [member(1, "a"), member(2, "b"), member(3, "c")];
         let slow = report(flushes_in(400_000));
         let mut reports: Reports = (2..=3).map(|id| (ReplicaId(id), slow.clone())).collect();
-        assert_eq!(watch().decide(&config(), &members, &reports, &slow), None, "all are as slow");
+        assert_eq!(
+            watch().decide(&config(), &members, &reports, &slow, Instant::now()),
+            None,
+            "all are as slow"
+        );
         reports.insert(ReplicaId(3), report(flushes_in(900)));
         let expected = Some((ReplicaId(3), Cause::FlushesAreSlow));
-        assert_eq!(watch().decide(&config(), &members, &reports, &slow), expected);
+        assert_eq!(watch().decide(&config(), &members, &reports, &slow, Instant::now()), expected);
         let mut tried = watch();
         tried.tried = Some(Instant::now());
-        assert_eq!(tried.decide(&config(), &members, &reports, &slow), None, "not at once again");
+        assert_eq!(
+            tried.decide(&config(), &members, &reports, &slow, Instant::now()),
+            None,
+            "not at once again"
+        );
     }
 
     #[test]
@@ -282,7 +302,9 @@ mod tests {
         let full = report(StorageHealth { space: Space::Full, ..StorageHealth::default() });
         let reports: Reports = [(ReplicaId(2), report(flushes_in(500)))].into();
         let decide = |other: Member, reports: &Reports| {
-            watch().decide(&config(), &[member(1, "a"), other], reports, &full).map(|(to, _)| to)
+            watch()
+                .decide(&config(), &[member(1, "a"), other], reports, &full, Instant::now())
+                .map(|(to, _)| to)
         };
         assert_eq!(decide(member(2, "b"), &reports), Some(ReplicaId(2)));
         assert_eq!(decide(Member { silent_ms: Some(10_000), ..member(2, "b") }, &reports), None);
@@ -302,11 +324,19 @@ mod tests {
         let well = report(flushes_in(500));
         let mut reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
         let expected = Some((ReplicaId(3), Cause::BetterRegion));
-        assert_eq!(watch().decide(&config, &members, &reports, &well), expected);
+        assert_eq!(watch().decide(&config, &members, &reports, &well, Instant::now()), expected);
         let mut fresh = watch();
         fresh.able_since.clear();
-        assert_eq!(fresh.decide(&config, &members, &reports, &well), None, "it was just unwell");
+        assert_eq!(
+            fresh.decide(&config, &members, &reports, &well, Instant::now()),
+            None,
+            "it was just unwell"
+        );
         reports.insert(ReplicaId(3), report(flushes_in(400_000)));
-        assert_eq!(watch().decide(&config, &members, &reports, &well), None, "it would hand over again");
+        assert_eq!(
+            watch().decide(&config, &members, &reports, &well, Instant::now()),
+            None,
+            "it would hand over again"
+        );
     }
 }

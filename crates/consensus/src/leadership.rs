@@ -4,9 +4,10 @@
 //! a leader that hears nobody must not go on deciding as if it led.
 
 use crate::config::Timing;
-use muster_store::RaftConfig;
+use crate::ground::{Ground, Metrics};
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use openraft::{Instant as _, RaftMetrics, ServerState};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -42,25 +43,26 @@ pub struct LeadershipView {
     pub since: Instant,
 }
 
-pub(crate) type Metrics = openraft::type_config::alias::WatchReceiverOf<RaftConfig, RaftMetrics<RaftConfig>>;
-
 /// How long the quorum has been silent; `None` where that says nothing: not leading, or alone.
-pub(crate) fn quorum_silence(metrics: &RaftMetrics<RaftConfig>, leading_since: Instant) -> Option<Duration> {
+pub(crate) fn quorum_silence<G: Ground>(
+    metrics: &RaftMetrics<G>,
+    leading_since: Instant,
+) -> Option<Duration> {
     if metrics.state != ServerState::Leader || metrics.membership_config.voter_ids().count() <= 1 {
         return None;
     }
     Some(match &metrics.last_quorum_acked {
         Some(acked) => acked.elapsed(),
-        None => leading_since.elapsed(),
+        None => G::instant().saturating_duration_since(leading_since),
     })
 }
 
 impl LeadershipView {
-    pub(crate) fn unknown() -> Self {
-        LeadershipView { term: 0, leader: None, mine: None, since: Instant::now() }
+    pub(crate) fn unknown(since: Instant) -> Self {
+        LeadershipView { term: 0, leader: None, mine: None, since }
     }
 
-    fn of(metrics: &RaftMetrics<RaftConfig>, leading_since: Instant, timing: Timing) -> LeadershipView {
+    fn of<G: Ground>(metrics: &RaftMetrics<G>, leading_since: Instant, timing: Timing) -> LeadershipView {
         let stopped = metrics.running_state.is_err();
         // The protocol refuses proposals without a lease: before the first answer of a quorum, and
         // a lease after the last.
@@ -84,7 +86,7 @@ impl LeadershipView {
                 .get_node(&leader)
                 .map(|node| node.client_endpoint.clone()),
         });
-        LeadershipView { term: metrics.current_term, leader, mine, since: Instant::now() }
+        LeadershipView { term: metrics.current_term, leader, mine, since: G::instant() }
     }
 
     fn same(&self, other: &LeadershipView) -> bool {
@@ -93,19 +95,19 @@ impl LeadershipView {
 }
 
 /// Keeps the view true until the protocol stops.
-pub(crate) async fn watch_leadership(
-    mut metrics: Metrics,
+pub(crate) async fn watch_leadership<G: Ground>(
+    mut metrics: Metrics<G>,
     timing: Timing,
     view: watch::Sender<LeadershipView>,
 ) {
-    let mut leading_since = Instant::now();
+    let mut leading_since = G::instant();
     let mut led = false;
     loop {
         let (now, running) = {
             let metrics = metrics.borrow_watched();
             let leads = metrics.state == ServerState::Leader;
             if leads && !led {
-                leading_since = Instant::now();
+                leading_since = G::instant();
             }
             led = leads;
             (LeadershipView::of(&metrics, leading_since, timing), metrics.running_state.is_ok())
@@ -123,13 +125,14 @@ pub(crate) async fn watch_leadership(
         // Silence makes no event, so a leader looks at the clock as well.
         let pause = if led { timing.lease() / 4 } else { Duration::from_secs(3_600) };
         tokio::select! {
+            biased;
             changed = metrics.changed() => {
                 if changed.is_err() {
-                    view.send_modify(|current| *current = LeadershipView::unknown());
+                    view.send_modify(|current| *current = LeadershipView::unknown(G::instant()));
                     return;
                 }
             }
-            () = tokio::time::sleep(pause) => {}
+            () = G::sleep(pause) => {}
         }
     }
 }

@@ -19,6 +19,7 @@ mod consensus;
 mod election;
 mod error;
 mod gate;
+mod ground;
 mod handover;
 mod leadership;
 mod log_reader;
@@ -27,6 +28,7 @@ mod network;
 pub mod offline;
 mod peers;
 mod reads;
+mod reception;
 mod rejoin;
 mod rounds;
 mod state_machine;
@@ -36,11 +38,14 @@ mod traffic;
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
 };
+pub use compaction::Weights;
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };
-pub use consensus::{Consensus, Proposal};
+pub use consensus::{Consensus, Parts, Proposal};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+pub use gate::Gate;
+pub use ground::{Ground, Late, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{
@@ -49,5 +54,7 @@ pub use membership::{
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
 pub use network::{PeerService, peer_server};
 pub use peers::PeerReport;
+pub use reception::{Announced, Reception, ReceptionError, SnapshotPart};
+pub use rejoin::{Readmitted, ReturnRequest, ReturnStep, Unable};
 pub use status::{Member, ReplicaStatus, Role};
 pub use traffic::{Traffic, TrafficScope};

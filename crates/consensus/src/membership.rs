@@ -8,13 +8,14 @@
 
 use crate::consensus::Consensus;
 use crate::error::MembershipError;
-use crate::state_machine::Raft;
+use crate::ground::{Ground, Raft};
 use crate::status::Member;
-use muster_store::{RaftConfig, ReplicaNode};
+use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError};
 use openraft::raft::ClientWriteResponse;
+use openraft::type_config::TypeConfigExt as _;
 use openraft::{ChangeMembers, RaftMetrics, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -180,10 +181,9 @@ fn warnings(voters: &BTreeSet<ReplicaId>, answers: &BTreeSet<ReplicaId>) -> Vec<
     warnings
 }
 
-type ChangeResult =
-    Result<ClientWriteResponse<RaftConfig>, RaftError<RaftConfig, ClientWriteError<RaftConfig>>>;
+type ChangeResult<G> = Result<ClientWriteResponse<G>, RaftError<G, ClientWriteError<G>>>;
 
-impl Consensus {
+impl<G: Ground> Consensus<G> {
     /// Where a running change stands, as it goes on; `None` while none is made.
     #[must_use]
     pub fn change_progress(&self) -> watch::Receiver<Option<ChangeProgress>> {
@@ -241,14 +241,17 @@ impl Consensus {
     }
 
     /// Runs one change to its end, whatever becomes of the caller.
-    async fn commit<F>(&self, change: impl FnOnce(Raft) -> F + Send + 'static) -> Result<u64, MembershipError>
+    async fn commit<F>(
+        &self,
+        change: impl FnOnce(Raft<G>) -> F + Send + 'static,
+    ) -> Result<u64, MembershipError>
     where
-        F: Future<Output = ChangeResult> + Send,
+        F: Future<Output = ChangeResult<G>> + Send,
     {
         let raft = self.inner.raft.clone();
-        let running = tokio::spawn(async move { change(raft).await });
+        let running = G::spawn(async move { change(raft).await });
         let wait = COMMIT_WAIT_MIN.max(self.inner.config.timing.lease() * 10);
-        match tokio::time::timeout(wait, running).await {
+        match G::timeout(wait, running).await {
             Ok(Ok(changed)) => {
                 changed.map(|response| response.log_id.index()).map_err(|error| self.membership_error(error))
             }
@@ -485,10 +488,7 @@ impl Consensus {
         Ok(Readmission { raft_index, voted })
     }
 
-    pub(crate) fn membership_error(
-        &self,
-        error: RaftError<RaftConfig, ClientWriteError<RaftConfig>>,
-    ) -> MembershipError {
+    pub(crate) fn membership_error(&self, error: RaftError<G, ClientWriteError<G>>) -> MembershipError {
         match error {
             RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.not_leader().into(),
             RaftError::APIError(ClientWriteError::LogEntryDiscarded(lost)) => {
@@ -520,7 +520,7 @@ fn caught_up(member: &Member) -> Result<(), MembershipError> {
 }
 
 /// What a member lacks; `None` before it answered.
-fn lag_of(metrics: &RaftMetrics<RaftConfig>, id: ReplicaId) -> Option<u64> {
+fn lag_of<G: Ground>(metrics: &RaftMetrics<G>, id: ReplicaId) -> Option<u64> {
     let last = metrics.last_log_index?;
     if id.0 == metrics.id {
         return Some(0);
@@ -531,14 +531,15 @@ fn lag_of(metrics: &RaftMetrics<RaftConfig>, id: ReplicaId) -> Option<u64> {
 
 /// A leader that dies between the two steps of a change leaves both sets of voters in force: every
 /// decision then needs both. Whoever leads next takes the second step.
-pub(crate) async fn finish_changes(consensus: Consensus) {
+pub(crate) async fn finish_changes<G: Ground>(consensus: Consensus<G>) {
     let mut view = consensus.leadership();
     let pause = consensus.inner.config.timing.lease() * 4;
     let mut stop = consensus.stopped();
     loop {
         tokio::select! {
+            biased;
             _ = stop.wait_for(Option::is_some) => return,
-            () = tokio::time::sleep(pause) => {}
+            () = G::sleep(pause) => {}
         }
         let left_over = || {
             let metrics = consensus.inner.raft.metrics();

@@ -3,14 +3,15 @@
 //! **Invariant:** a report never decides what is committed; it is advice, with its age.
 
 use crate::config::{Advertise, ConsensusConfig};
-use crate::leadership::{LeadershipView, Metrics};
+use crate::ground::{Ground, Metrics, PeerLink as _, Peers as _, Storage as _};
+use crate::leadership::LeadershipView;
 use crate::membership::MEMBERS_MAX;
-use crate::network::{PeerChannel, PeerNetwork};
 use crate::rejoin::RejoinGate;
-use muster_store::{ReplicaNode, ReplicaStore, Space, StorageHealth};
+use muster_store::{ReplicaNode, Space, StorageHealth};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -45,7 +46,12 @@ impl PeerReport {
     /// How old the report is.
     #[must_use]
     pub fn age(&self) -> Duration {
-        self.received_at.elapsed()
+        self.age_at(Instant::now())
+    }
+
+    /// How old the report is at a time.
+    pub(crate) fn age_at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.received_at)
     }
 
     /// Whether storage takes new work and keeps up.
@@ -56,13 +62,24 @@ impl PeerReport {
 }
 
 /// What this replica says of itself.
-#[derive(Clone)]
-pub(crate) struct Describer {
+pub(crate) struct Describer<G: Ground> {
     pub(crate) advertise: Advertise,
-    pub(crate) store: ReplicaStore,
+    pub(crate) store: G::Storage,
     pub(crate) storage: watch::Receiver<StorageHealth>,
-    pub(crate) metrics: Metrics,
-    pub(crate) rejoin: RejoinGate,
+    pub(crate) metrics: Metrics<G>,
+    pub(crate) rejoin: RejoinGate<G>,
+}
+
+impl<G: Ground> Clone for Describer<G> {
+    fn clone(&self) -> Self {
+        Describer {
+            advertise: self.advertise.clone(),
+            store: self.store.clone(),
+            storage: self.storage.clone(),
+            metrics: self.metrics.clone(),
+            rejoin: self.rejoin.clone(),
+        }
+    }
 }
 
 fn cut(text: &str) -> String {
@@ -73,19 +90,19 @@ fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-impl Describer {
+impl<G: Ground> Describer<G> {
     pub(crate) fn report(&self) -> PeerReport {
         let metrics = self.metrics.borrow_watched();
         PeerReport {
             version: cut(&self.advertise.version),
             format_max: self.advertise.format_max,
-            generation: self.store.identity().generation,
+            generation: self.store.generation(),
             storage: *self.storage.borrow(),
             applied_index: metrics.last_applied.map(|log_id| log_id.index()),
             last_log_index: metrics.last_log_index,
             snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
             rejoining: self.rejoin.is_closed(),
-            received_at: Instant::now(),
+            received_at: G::instant(),
         }
     }
 }
@@ -111,7 +128,7 @@ pub(crate) fn to_wire(report: &PeerReport) -> wire::DescribeResponse {
     }
 }
 
-fn from_wire(message: wire::DescribeResponse) -> PeerReport {
+pub(crate) fn from_wire(message: wire::DescribeResponse) -> PeerReport {
     let space = match message.space() {
         wire::Space::Enough => Space::Enough,
         wire::Space::Low => Space::Low,
@@ -141,23 +158,24 @@ fn from_wire(message: wire::DescribeResponse) -> PeerReport {
 pub(crate) type Reports = BTreeMap<ReplicaId, PeerReport>;
 
 /// Keeps the reports: this replica's own always, those of the others while it leads.
-pub(crate) async fn poll_peers(
+pub(crate) async fn poll_peers<G: Ground>(
     config: ConsensusConfig,
-    network: PeerNetwork,
-    describer: Describer,
+    network: G::Peers,
+    describer: Describer<G>,
     view: watch::Receiver<LeadershipView>,
     reports: watch::Sender<Reports>,
 ) {
     let interval = Duration::from_millis(config.leader.report_interval_ms);
     let own = config.replica_id;
-    let mut channels: BTreeMap<ReplicaId, PeerChannel> = BTreeMap::new();
-    let mut tick = tokio::time::interval(interval);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut channels: BTreeMap<ReplicaId, <G::Peers as crate::ground::Peers>::Link> = BTreeMap::new();
+    let mut next = G::instant();
     loop {
         tokio::select! {
-            _ = tick.tick() => {}
+            biased;
             () = reports.closed() => return,
+            () = G::sleep(next.saturating_duration_since(G::instant())) => {}
         }
+        next = G::instant() + interval;
         let leads = view.borrow().mine.is_some();
         let (peers, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
             let metrics = describer.metrics.borrow_watched();
@@ -170,11 +188,11 @@ pub(crate) async fn poll_peers(
         }
         channels.retain(|id, _| peers.iter().any(|(peer, _)| peer == id));
         let asked = peers.iter().map(|(id, node)| {
-            let channel = channels.entry(*id).or_insert_with(|| network.channel(*id, node)).clone();
+            let channel = channels.entry(*id).or_insert_with(|| network.link(*id, node)).clone();
             async move {
                 let mut channel = channel;
-                let answer = tokio::time::timeout(interval, channel.describe()).await;
-                (*id, answer.ok().and_then(Result::ok).map(from_wire))
+                let answer = G::timeout(interval, channel.describe()).await;
+                (*id, answer.ok().and_then(Result::ok))
             }
         });
         let answers = futures::future::join_all(asked).await;

@@ -12,22 +12,21 @@
 
 use crate::confirm::{Confirmation, Confirmations, confirmed};
 use crate::error::{NotLeader, ReadPoint};
+use crate::ground::{Ground, PeerLink as _, Peers, Raft};
 use crate::leadership::{Leadership, LeadershipView};
-use crate::network::{PeerChannel, PeerNetwork};
 use crate::rounds::{Caller, Finished, Rounds};
-use crate::state_machine::Raft;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_planted::{Rule, breaks};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
 
 /// Points that may wait to be applied before no more are made without a read that needs them: a
 /// replica that has much to catch up with measures on with those it has.
@@ -43,8 +42,8 @@ pub(crate) struct FreshAsOf {
 }
 
 impl FreshAsOf {
-    pub(crate) fn new() -> FreshAsOf {
-        FreshAsOf { base: Instant::now(), nanos: AtomicU64::new(0) }
+    pub(crate) fn new(base: Instant) -> FreshAsOf {
+        FreshAsOf { base, nanos: AtomicU64::new(0) }
     }
 
     pub(crate) fn get(&self) -> Option<Instant> {
@@ -60,20 +59,23 @@ impl FreshAsOf {
     }
 }
 
+/// The way to the replica that was asked last, and where that was.
+type LastLink<G> = Mutex<Option<(ReplicaId, ReplicaNode, <<G as Ground>::Peers as Peers>::Link)>>;
+
 /// Gets read points from whoever leads.
-pub(crate) struct Source {
+pub(crate) struct Source<G: Ground> {
     pub(crate) own: ReplicaId,
-    pub(crate) raft: Raft,
-    pub(crate) network: PeerNetwork,
+    pub(crate) raft: Raft<G>,
+    pub(crate) network: G::Peers,
     pub(crate) view: watch::Receiver<LeadershipView>,
     pub(crate) confirmations: Confirmations,
     /// A leader that has not answered by then is given up.
     pub(crate) answer_max: Duration,
     /// The connection to the replica that was asked last.
-    pub(crate) link: Mutex<Option<(ReplicaId, ReplicaNode, PeerChannel)>>,
+    pub(crate) link: LastLink<G>,
 }
 
-impl Source {
+impl<G: Ground> Source<G> {
     async fn point(self: Arc<Self>) -> Confirmation {
         let (leads, leader) = {
             let view = self.view.borrow();
@@ -96,7 +98,7 @@ impl Source {
             view.wait_for(|view| view.leader.as_ref().is_none_or(|leader| leader.replica != asked));
         let answered = tokio::select! {
             biased;
-            answered = tokio::time::timeout(self.answer_max, link.read_index()) => answered.ok(),
+            answered = G::timeout(self.answer_max, link.read_index()) => answered.ok(),
             // It may never answer.
             _ = replaced => None,
         };
@@ -106,8 +108,8 @@ impl Source {
                 tracing::error!(%asked, ?point, "a replica answered with a leadership that is not its own");
                 Err(NotLeader::default())
             }
-            Some(Err(status)) => {
-                tracing::debug!(%asked, %status, "the leader gave no read index");
+            Some(Err(error)) => {
+                tracing::debug!(%asked, %error, "the leader gave no read index");
                 Err(NotLeader { leader: Some(leader) })
             }
             None => Err(NotLeader { leader: Some(leader) }),
@@ -115,7 +117,7 @@ impl Source {
     }
 
     /// The connection to a replica; none while no membership here names it.
-    fn link(&self, replica: ReplicaId) -> Option<PeerChannel> {
+    fn link(&self, replica: ReplicaId) -> Option<<G::Peers as Peers>::Link> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
@@ -123,7 +125,7 @@ impl Source {
         match &*link {
             Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
             _ => {
-                let reader = self.network.channel(replica, node);
+                let reader = self.network.link(replica, node);
                 *link = Some((replica, node.clone(), reader.clone()));
                 Some(reader)
             }
@@ -182,8 +184,8 @@ pub(crate) struct Pace {
 }
 
 /// Serves reads until nobody can ask any more.
-pub(crate) async fn run_reads(
-    source: Source,
+pub(crate) async fn run_reads<G: Ground>(
+    source: Source<G>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     mut applied: watch::Receiver<u64>,
     fresh: Arc<FreshAsOf>,
@@ -191,12 +193,12 @@ pub(crate) async fn run_reads(
 ) {
     let source = Arc::new(source);
     let round = || -> BoxFuture<'static, Confirmation> { Arc::clone(&source).point().boxed() };
-    let mut rounds = Rounds::new(callers, pace.pause);
+    let mut rounds = Rounds::<G, _>::new(callers, pace.pause);
     let mut unapplied = Unapplied::default();
-    let mut samples = tokio::time::interval(pace.sample);
-    samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sample = G::instant();
     loop {
         tokio::select! {
+            biased;
             finished = rounds.next(&round) => match finished {
                 Some(finished) => {
                     let index = *applied.borrow();
@@ -212,9 +214,12 @@ pub(crate) async fn run_reads(
                 let index = *applied.borrow_and_update();
                 unapplied.applied(index, &fresh);
             }
-            _ = samples.tick() => {
+            () = G::sleep(sample.saturating_duration_since(G::instant())) => {
+                let now = G::instant();
+                sample = now + pace.sample;
                 // Reads have measured it meanwhile, where there are any.
-                let recent = rounds.last_began().is_some_and(|last| last.elapsed() * 2 < pace.sample);
+                let began = rounds.last_began();
+                let recent = began.is_some_and(|last| now.saturating_duration_since(last) * 2 < pace.sample);
                 if !recent && unapplied.points.len() < UNAPPLIED_POINTS_MAX {
                     rounds.begin(&round);
                 }
@@ -255,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_round_is_worth_something_once_its_number_is_applied() {
-        let fresh = FreshAsOf::new();
+        let fresh = FreshAsOf::new(Instant::now());
         let at = |ms| fresh.base + Duration::from_millis(ms);
         let mut unapplied = Unapplied::default();
         let (first, mut first_answer) = finished(Ok(point(7)), at(1));

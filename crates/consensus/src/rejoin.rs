@@ -22,20 +22,64 @@
 //! replica voted before, once it votes again: a restart on the way goes on where it was.
 
 use crate::consensus::Consensus;
-use crate::network::{PeerChannel, Refusal};
-use muster_store::{LeaderId, RaftConfig, Rejoin, ReplicaStore, Vote};
+use crate::error::MembershipError;
+use crate::ground::{Ground, PeerError, PeerLink as _, Peers as _, Storage as _};
+use crate::membership::Readmission;
+use muster_store::{LeaderId, Rejoin, ReplicaNode, Vote};
 use muster_types::ReplicaId;
-use muster_wire::raft::v1 as wire;
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse};
+use openraft::type_config::TypeConfigExt as _;
 use openraft::vote::RaftLeaderId;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use thiserror::Error;
 use tokio::sync::watch;
-use tonic::{Code, Status};
 
 /// How long a leader may take for the two changes that taking a replica in anew needs.
 const READMIT_WAIT: Duration = Duration::from_secs(30);
+
+/// What a replica that lost its storage asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReturnStep {
+    /// To be taken in anew.
+    Readmit,
+    /// To be given its vote back.
+    Promote,
+}
+
+/// A replica that lost its storage asks whoever leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReturnRequest {
+    /// For what.
+    pub step: ReturnStep,
+    /// Whether an earlier attempt may have removed it and not added it again.
+    pub begun: bool,
+    /// Where it lives, for a leader that does not know it any more.
+    pub node: ReplicaNode,
+}
+
+/// What a leader has done for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readmitted {
+    /// The entry that added it again.
+    pub from_index: u64,
+    /// The leadership that did so.
+    pub vote: Vote,
+    /// Whether it voted before.
+    pub voted: bool,
+}
+
+/// A replica that lost its storage is asked for what it must not give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Unable {
+    /// To vote, or to lead.
+    #[error("this replica lost its storage: it does not vote before the cluster has taken it in anew")]
+    Vote,
+    /// To take entries or a snapshot.
+    #[error("this replica lost its storage: it acknowledges nothing before the cluster has taken it in anew")]
+    Acknowledge,
+}
 
 /// Where a replica that was emptied stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,14 +99,19 @@ pub(crate) enum Standing {
 }
 
 /// Whether this replica may speak. Clones share it.
-#[derive(Clone)]
-pub(crate) struct RejoinGate {
-    store: ReplicaStore,
+pub(crate) struct RejoinGate<G: Ground> {
+    store: G::Storage,
     mark: watch::Receiver<Option<Rejoin>>,
 }
 
-impl RejoinGate {
-    pub(crate) fn new(store: ReplicaStore) -> RejoinGate {
+impl<G: Ground> Clone for RejoinGate<G> {
+    fn clone(&self) -> Self {
+        RejoinGate { store: self.store.clone(), mark: self.mark.clone() }
+    }
+}
+
+impl<G: Ground> RejoinGate<G> {
+    pub(crate) fn new(store: G::Storage) -> RejoinGate<G> {
         let mark = store.rejoin();
         RejoinGate { store, mark }
     }
@@ -87,54 +136,36 @@ impl RejoinGate {
     }
 
     /// Refuses calls that ask for a promise this replica cannot judge.
-    pub(crate) fn may_vote(&self) -> Result<(), Status> {
-        if !self.is_closed() {
-            return Ok(());
-        }
-        Err(Refusal::Rejoining.status(
-            "this replica lost its storage: it does not vote before the cluster has taken it in anew",
-        ))
+    pub(crate) fn may_vote(&self) -> Result<(), Unable> {
+        if self.is_closed() { Err(Unable::Vote) } else { Ok(()) }
     }
 
     /// Refuses entries and snapshots while an acknowledgement could count for its earlier life.
-    pub(crate) fn may_acknowledge(&self) -> Result<(), Status> {
-        match self.standing() {
-            Standing::Unknown => Err(Refusal::Rejoining.status(
-                "this replica lost its storage: it acknowledges nothing before the cluster has taken it in anew",
-            )),
-            _ => Ok(()),
-        }
+    pub(crate) fn may_acknowledge(&self) -> Result<(), Unable> {
+        if self.standing() == Standing::Unknown { Err(Unable::Acknowledge) } else { Ok(()) }
     }
 
     /// Changes the mark, durably.
     async fn set(&self, mark: Option<Rejoin>) -> Result<(), String> {
-        let store = self.store.clone();
-        let written = tokio::task::spawn_blocking(move || match mark {
-            None => store.clear_rejoin(),
-            Some(rejoin) => store.set_rejoin(rejoin),
-        });
-        match written.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
+        self.store.set_rejoin(mark).await
     }
 }
 
 /// Has the cluster take this replica in anew, and opens the gate when that is done.
-pub(crate) async fn come_back(consensus: Consensus) {
+pub(crate) async fn come_back<G: Ground>(consensus: Consensus<G>) {
     let mut stop = consensus.stopped();
     tokio::select! {
+        biased;
         _ = stop.wait_for(Option::is_some) => {}
         () = find_back(&consensus) => {}
     }
 }
 
-async fn find_back(consensus: &Consensus) {
+async fn find_back<G: Ground>(consensus: &Consensus<G>) {
     let gate = &consensus.inner.rejoin;
     if gate.standing() == Standing::Unknown {
         tracing::warn!("this replica lost its storage and asks to be taken in anew");
-        let readmitted = ask(consensus, wire::readmit_request::Step::Readmit).await;
+        let readmitted = ask(consensus, ReturnStep::Readmit).await;
         tracing::info!(from_index = readmitted.from_index, "this replica is taken in anew and catches up");
     }
     if let Standing::From { index, voted } = gate.standing() {
@@ -152,7 +183,7 @@ async fn find_back(consensus: &Consensus) {
         );
     }
     if gate.standing() == Standing::Voteless {
-        ask(consensus, wire::readmit_request::Step::Promote).await;
+        ask(consensus, ReturnStep::Promote).await;
         if let Err(error) = gate.set(None).await {
             // At the next start it asks for what it has.
             tracing::warn!(error, "the mark of a vote that is given back stays until the next start");
@@ -162,7 +193,7 @@ async fn find_back(consensus: &Consensus) {
 }
 
 /// Waits for a membership of this entry or a later one; false when the replica stops.
-async fn reaches(consensus: &Consensus, index: u64) -> bool {
+async fn reaches<G: Ground>(consensus: &Consensus<G>, index: u64) -> bool {
     let mut metrics = consensus.inner.raft.metrics();
     loop {
         let known = metrics.borrow_watched().membership_config.log_id().map(|log_id| log_id.index());
@@ -176,10 +207,10 @@ async fn reaches(consensus: &Consensus, index: u64) -> bool {
 }
 
 /// Asks one peer after the other until one that leads has done it.
-async fn ask(consensus: &Consensus, step: wire::readmit_request::Step) -> wire::ReadmitResponse {
+async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitted {
     let own = consensus.inner.config.replica_id;
     let pause = consensus.inner.config.timing.lease() * 2;
-    let mut channels: BTreeMap<ReplicaId, PeerChannel> = BTreeMap::new();
+    let mut links = BTreeMap::new();
     let mut said = String::new();
     let here = consensus.inner.config.known_peers.get(&own).cloned().unwrap_or_default();
     // Whether an earlier attempt may have removed this replica and not added it again.
@@ -192,34 +223,20 @@ async fn ask(consensus: &Consensus, step: wire::readmit_request::Step) -> wire::
             peers.extend(metrics.membership_config.nodes().map(|(id, node)| (ReplicaId(*id), node.clone())));
         }
         for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
-            let channel = channels.entry(*id).or_insert_with(|| consensus.inner.network.channel(*id, node));
-            let request = wire::ReadmitRequest {
-                peer: None,
-                step: step.into(),
-                begun,
-                region: here.region.clone(),
-                peer_endpoint: here.peer_endpoint.clone(),
-                client_endpoint: here.client_endpoint.clone(),
-            };
-            let answer = tokio::time::timeout(READMIT_WAIT, channel.readmit(request)).await;
+            let link = links.entry(*id).or_insert_with(|| consensus.inner.network.link(*id, node));
+            let request = ReturnRequest { step, begun, node: here.clone() };
+            let answer = G::timeout(READMIT_WAIT, link.readmit(request)).await;
             let refusal = match answer {
                 Err(_) => {
                     begun = true;
                     "no answer in time".to_owned()
                 }
-                Ok(Err(status)) => {
-                    begun |= matches!(
-                        status.code(),
-                        Code::Aborted
-                            | Code::Unknown
-                            | Code::Internal
-                            | Code::Cancelled
-                            | Code::DeadlineExceeded
-                    );
-                    status.message().to_owned()
+                Ok(Err(error)) => {
+                    begun |= error.may_have_begun;
+                    error.detail
                 }
-                Ok(Ok(response)) => match accept(consensus, step, &response).await {
-                    Ok(()) => return response,
+                Ok(Ok(readmitted)) => match accept(consensus, step, readmitted).await {
+                    Ok(()) => return readmitted,
                     Err(reason) => reason,
                 },
             };
@@ -229,24 +246,25 @@ async fn ask(consensus: &Consensus, step: wire::readmit_request::Step) -> wire::
                 said = refusal;
             }
         }
-        tokio::time::sleep(pause).await;
+        G::sleep(pause).await;
     }
 }
 
 /// Takes the vote of the leadership that took this replica in, durably, and only then its word for
 /// the entry.
-async fn accept(
-    consensus: &Consensus,
-    step: wire::readmit_request::Step,
-    response: &wire::ReadmitResponse,
+async fn accept<G: Ground>(
+    consensus: &Consensus<G>,
+    step: ReturnStep,
+    readmitted: Readmitted,
 ) -> Result<(), String> {
-    if step != wire::readmit_request::Step::Readmit {
+    if step != ReturnStep::Readmit {
         return Ok(());
     }
-    let vote = response.vote.filter(|vote| vote.committed).ok_or("the answer names no leader")?;
-    let vote = Vote { leader_id: LeaderId::new(vote.term, vote.replica), committed: true };
-    let heartbeat = AppendEntriesRequest::<RaftConfig> {
-        vote,
+    if !readmitted.vote.committed {
+        return Err("the answer names no leader".to_owned());
+    }
+    let heartbeat = AppendEntriesRequest::<G> {
+        vote: readmitted.vote,
         prev_log_id: None,
         entries: Vec::new(),
         leader_commit: None,
@@ -256,6 +274,75 @@ async fn accept(
         Ok(other) => return Err(format!("the leadership that took it in is over: {other:?}")),
         Err(error) => return Err(error.to_string()),
     }
-    let mark = Rejoin::From { index: response.from_index, voted: response.voted };
+    let mark = Rejoin::From { index: readmitted.from_index, voted: readmitted.voted };
     consensus.inner.rejoin.set(Some(mark)).await
+}
+
+impl<G: Ground> Consensus<G> {
+    /// Whether this replica may be asked for its vote, or to lead.
+    ///
+    /// # Errors
+    /// When its storage was lost and the cluster has not taken it in anew.
+    pub fn may_vote(&self) -> Result<(), Unable> {
+        self.inner.rejoin.may_vote()
+    }
+
+    /// Whether this replica may take entries and snapshots.
+    ///
+    /// # Errors
+    /// When its storage was lost and no leader has begun to take it in anew.
+    pub fn may_acknowledge(&self) -> Result<(), Unable> {
+        self.inner.rejoin.may_acknowledge()
+    }
+
+    /// Takes in anew a replica that lost its storage, or gives it its vote back, while this replica leads.
+    ///
+    /// # Errors
+    /// When it does not, or the membership refuses; with a word on whether half of it may be done.
+    pub async fn readmit_or_promote(
+        &self,
+        source: ReplicaId,
+        request: ReturnRequest,
+    ) -> Result<Readmitted, PeerError> {
+        let gone = |detail: &str| PeerError { detail: detail.to_owned(), may_have_begun: false };
+        let leads = self.leadership().borrow().mine;
+        let Some(mine) = leads else { return Err(gone("this replica does not lead")) };
+        let readmission = self.readmission(source, request).await.map_err(|error| PeerError {
+            detail: error.to_string(),
+            // Perhaps by half: the caller says so when it asks again.
+            may_have_begun: matches!(
+                error,
+                MembershipError::Unknown { .. } | MembershipError::NotLeader(_) | MembershipError::Shutdown
+            ),
+        })?;
+        // Made under another leadership, it would be answered in the wrong name.
+        if self.leadership().borrow().mine != Some(mine) {
+            return Err(gone("the leadership ended meanwhile"));
+        }
+        let vote = Vote { leader_id: LeaderId::new(mine.term, mine.replica.0), committed: true };
+        Ok(Readmitted { from_index: readmission.raft_index, vote, voted: readmission.voted })
+    }
+
+    async fn readmission(
+        &self,
+        source: ReplicaId,
+        request: ReturnRequest,
+    ) -> Result<Readmission, MembershipError> {
+        match request.step {
+            ReturnStep::Readmit => match self.readmit(source).await {
+                // Its removal was committed under a leadership that ended before it added it again.
+                Err(MembershipError::NotMember { .. }) if request.begun => {
+                    let added = self.add_learner(source, request.node).await?;
+                    let voted = self.inner.changing.owes_a_vote(source);
+                    Ok(Readmission { raft_index: added.raft_index, voted })
+                }
+                readmitted => readmitted,
+            },
+            ReturnStep::Promote => {
+                let already = self.members().iter().any(|member| member.replica == source && member.votes);
+                let raft_index = if already { 0 } else { self.promote(source).await?.raft_index };
+                Ok(Readmission { raft_index, voted: true })
+            }
+        }
+    }
 }

@@ -8,9 +8,12 @@
 //! for two of them; but never sooner than a pause after it, which keeps the number of rounds small where
 //! they are short.
 
+use crate::ground::Ground;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use openraft::type_config::TypeConfigExt as _;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
@@ -42,16 +45,17 @@ impl<T: Clone> Finished<T> {
 }
 
 /// Callers, and the rounds that answer them.
-pub(crate) struct Rounds<T> {
+pub(crate) struct Rounds<G, T> {
     asking: mpsc::Receiver<Caller<T>>,
     open: bool,
     waiting: Vec<Caller<T>>,
     in_flight: FuturesUnordered<BoxFuture<'static, Finished<T>>>,
     last_began: Option<Instant>,
     pause: Duration,
+    ground: PhantomData<G>,
 }
 
-impl<T: Send + 'static> Rounds<T> {
+impl<G: Ground, T: Send + 'static> Rounds<G, T> {
     /// Rounds that begin at least `pause` apart while another is under way.
     pub(crate) fn new(asking: mpsc::Receiver<Caller<T>>, pause: Duration) -> Self {
         Rounds {
@@ -61,6 +65,7 @@ impl<T: Send + 'static> Rounds<T> {
             in_flight: FuturesUnordered::new(),
             last_began: None,
             pause,
+            ground: PhantomData,
         }
     }
 
@@ -82,7 +87,7 @@ impl<T: Send + 'static> Rounds<T> {
         {
             self.waiting.push(caller);
         }
-        let began = Instant::now();
+        let began = G::instant();
         if !self.is_due(began) {
             return;
         }
@@ -101,7 +106,8 @@ impl<T: Send + 'static> Rounds<T> {
                 self.begin(round);
             }
             let room = CALLERS_MAX - self.waiting.len();
-            let due = self.last_began.unwrap_or_else(Instant::now) + self.pause;
+            let now = G::instant();
+            let rest = (self.last_began.unwrap_or(now) + self.pause).saturating_duration_since(now);
             let waits_for_turn = !self.waiting.is_empty() && self.in_flight.len() < IN_FLIGHT_MAX;
             tokio::select! {
                 biased;
@@ -109,7 +115,7 @@ impl<T: Send + 'static> Rounds<T> {
                 count = self.asking.recv_many(&mut self.waiting, room), if self.open && room > 0 => {
                     self.open = count > 0;
                 }
-                () = tokio::time::sleep_until(due.into()), if waits_for_turn => {}
+                () = G::sleep(rest), if waits_for_turn => {}
                 else => return None,
             }
         }
@@ -121,6 +127,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
     use super::*;
+    use crate::ground::Process;
     use futures::FutureExt;
     use std::sync::{Arc, Mutex};
 
@@ -178,7 +185,7 @@ mod tests {
             let script = Script::default();
             let round = script.clone();
             let driver = tokio::spawn(async move {
-                let mut rounds = Rounds::new(callers, pause);
+                let mut rounds = Rounds::<Process, _>::new(callers, pause);
                 while let Some(finished) = rounds.next(&|| round.round()).await {
                     finished.answer();
                 }

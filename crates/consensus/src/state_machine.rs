@@ -21,8 +21,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-pub(crate) type Raft = openraft::Raft<RaftConfig, StateMachine>;
-
 struct Applied {
     application: Box<dyn Application>,
     /// A call of the application panicked, perhaps with half of a batch applied. It is not called
@@ -283,7 +281,7 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
                     error = &error as &dyn std::error::Error,
                     "a snapshot could not be made; the log stays, and it is tried again later"
                 );
-                machine.weights.build_failed();
+                machine.weights.build_failed(std::time::Instant::now());
                 SnapshotBuilder::nothing_new(&machine)
             }
         });

@@ -1,7 +1,8 @@
 //! What a replica can say about itself and, while it leads, about its peers.
 
+use crate::ground::Ground;
 use crate::peers::{PeerReport, Reports};
-use muster_store::{RaftConfig, ReplicaNode};
+use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use openraft::{RaftMetrics, ServerState};
 
@@ -80,7 +81,7 @@ fn millis(duration: std::time::Duration) -> u64 {
 }
 
 impl ReplicaStatus {
-    pub(crate) fn of(metrics: &RaftMetrics<RaftConfig>, reports: &Reports) -> ReplicaStatus {
+    pub(crate) fn of<G: Ground>(metrics: &RaftMetrics<G>, reports: &Reports) -> ReplicaStatus {
         use openraft::Instant as _;
         let voters: std::collections::BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
         let member = |(id, node): (&u64, &ReplicaNode)| {

@@ -1,15 +1,25 @@
 //! The leader's clock: read once a round and stamped on it.
 
+use muster_consensus::Ground;
 use muster_planted::{Rule, breaks};
 use muster_types::LogTime;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Wall-clock time for the next round. A clock before 1970 reads as the epoch; the speculation never
 /// lets log time go back.
-pub(crate) fn now() -> LogTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    LogTime(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+pub(crate) fn now<G: Ground>() -> LogTime {
+    LogTime(G::unix_ms())
+}
+
+/// The time of this host's monotonic clock.
+pub(crate) fn instant<G: Ground>() -> Instant {
+    Instant::from_std(G::instant())
+}
+
+/// How long until then; nothing once it is past.
+pub(crate) fn until<G: Ground>(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(instant::<G>())
 }
 
 /// Log time under one leadership: the wall clock; and while that is behind what the log has said already,
@@ -48,7 +58,6 @@ impl LogClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn log_time_goes_on_at_half_the_pace_until_the_wall_clock_has_caught_up() {

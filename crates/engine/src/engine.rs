@@ -1,6 +1,7 @@
 //! The engine: one replica's services, put together.
 
-use muster_consensus::{Consensus, Leader, LeadershipView, Space};
+use futures::FutureExt;
+use muster_consensus::{Consensus, Ground, Leader, LeadershipView, Process, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_planner::WaitReason;
 use muster_state::{NodeStatus, Phase, State};
@@ -8,10 +9,10 @@ use muster_types::{
     FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
     Submission, Violation,
 };
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::clock;
@@ -67,8 +68,8 @@ const CLIENT_ROOM_KIB: u32 = 64 << 10;
 /// the agents come back within a heartbeat or two.
 const SESSION_RETURNS_MAX: Duration = Duration::from_secs(5);
 
-pub(crate) struct Inner {
-    pub(crate) consensus: Consensus,
+pub(crate) struct Inner<G: Ground> {
+    pub(crate) consensus: Consensus<G>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) sessions: Arc<Sessions>,
@@ -91,15 +92,20 @@ pub(crate) struct Inner {
 }
 
 /// One replica's services. Clones share it.
-#[derive(Clone)]
-pub struct Engine {
-    pub(crate) inner: Arc<Inner>,
+pub struct Engine<G: Ground = Process> {
+    pub(crate) inner: Arc<Inner<G>>,
 }
 
-impl Engine {
+impl<G: Ground> Clone for Engine<G> {
+    fn clone(&self) -> Self {
+        Engine { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<G: Ground> Engine<G> {
     /// Starts the decision loop over a consensus that applies to the same replicated state.
     #[must_use]
-    pub fn start(config: EngineConfig, info: ReplicaInfo, view: View, consensus: Consensus) -> Engine {
+    pub fn start(config: EngineConfig, info: ReplicaInfo, view: View, consensus: Consensus<G>) -> Engine<G> {
         let (clients, from_clients) = mpsc::channel(config.client_commands_waiting_max);
         let (nodes, from_nodes) = mpsc::channel(config.node_commands_waiting_max);
         let liveness = Arc::new(Liveness::default());
@@ -140,18 +146,15 @@ impl Engine {
                 past: PastStates::default(),
             }),
         };
-        tokio::spawn(engine.clone().supervise(tokio::spawn(decisions.run())));
+        G::detach(engine.clone().supervise(decisions.run()));
         engine
     }
 
     /// Notices when the decision loop stops on a broken invariant. Without it this replica would lead
     /// on, keep its agents alive, and decide nothing.
-    pub(crate) async fn supervise(self, decisions: tokio::task::JoinHandle<()>) {
-        let Err(error) = decisions.await else { return };
-        let detail = match error.try_into_panic() {
-            Ok(panic) => panic_text(panic.as_ref()),
-            Err(error) => error.to_string(),
-        };
+    pub(crate) async fn supervise(self, decisions: impl Future<Output = ()> + Send) {
+        let Err(panic) = AssertUnwindSafe(decisions).catch_unwind().await else { return };
+        let detail = panic_text(panic.as_ref());
         self.inner.liveness.end();
         self.stop();
         self.inner.failed.send_replace(Some(detail));
@@ -212,7 +215,7 @@ impl Engine {
 
     /// The consensus underneath, for its status.
     #[must_use]
-    pub fn consensus(&self) -> &Consensus {
+    pub fn consensus(&self) -> &Consensus<G> {
         &self.inner.consensus
     }
 
@@ -251,7 +254,7 @@ impl Engine {
     ///
     /// # Errors
     /// A refusal; `NOT_LEADER` and `OVERLOADED` certainly changed nothing, `OUTCOME_UNKNOWN` may have.
-    pub fn execute(&self, command: Command) -> impl Future<Output = Result<Answer, Refusal>> + Send + use<> {
+    pub fn execute(&self, command: Command) -> impl Future<Output = Result<Answer, Refusal>> + Send + use<G> {
         // The command is handed over here, so that the future is small: there are thousands of them.
         let answer = self.enqueue(command);
         async move { answer?.await.unwrap_or_else(|_| Err(stopping())) }
@@ -314,10 +317,10 @@ impl Engine {
     /// When it has not within `timeout`.
     pub async fn wait_applied(&self, index: LogIndex, timeout: Duration) -> Result<Arc<State>, Refusal> {
         let mut applied = self.inner.shared.applied.subscribe();
-        let reached = tokio::time::timeout(timeout, applied.wait_for(|at| *at >= index)).await;
-        match reached {
-            Ok(Ok(_)) => Ok(self.view()),
-            Ok(Err(_)) => Err(stopping()),
+        let reached = async { applied.wait_for(|at| *at >= index).await.is_ok() };
+        match G::within(timeout, reached).await {
+            Ok(true) => Ok(self.view()),
+            Ok(false) => Err(stopping()),
             Err(_) => {
                 let at = self.view().log_index();
                 let text = format!("this replica has applied the log up to {at}, not yet up to {index}");
@@ -337,7 +340,9 @@ impl Engine {
         applied.wait_for(|at| *at >= point.raft_index).await.map_err(|_| stopping())?;
         Ok(self.view())
     }
+}
 
+impl Engine {
     /// Whether jobs could be submitted, without doing it.
     ///
     /// # Errors
@@ -387,7 +392,7 @@ impl Engine {
         let explained = tokio::task::spawn_blocking(move || {
             let _place = place;
             // Like the leader's: never before what is in the log.
-            let now = clock::now().max(view.log_time());
+            let now = clock::now::<Process>().max(view.log_time());
             explain(&view, now)
         });
         explained.await.map_err(|_| stopping())
@@ -462,10 +467,12 @@ impl Engine {
         });
         Ok((token, chunks))
     }
+}
 
+impl<G: Ground> Engine<G> {
     /// The session of a node, waiting a moment for that of a node that is up.
     pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
-        let deadline = Instant::now() + SESSION_RETURNS_MAX;
+        let deadline = clock::instant::<G>() + SESSION_RETURNS_MAX;
         let mut opened = self.inner.sessions.opened();
         loop {
             opened.mark_unchanged();
@@ -481,7 +488,7 @@ impl Engine {
             let view = self.view();
             let row = view.node(node);
             let is_up = row.is_some_and(|row| row.status == NodeStatus::Up);
-            let waited = !is_up || tokio::time::timeout_at(deadline, opened.changed()).await.is_err();
+            let waited = !is_up || G::within(clock::until::<G>(deadline), opened.changed()).await.is_err();
             if waited {
                 let name = row.map_or_else(|| node.to_string(), |row| row.spec.name.to_string());
                 let text = format!("the output is on {name}, which has no session at present");

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use muster_consensus::{Consensus, LeadershipView, Proposal, ProposeError};
+use muster_consensus::{Consensus, Ground, LeadershipView, Proposal, ProposeError};
 use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::encode_round;
 use muster_planner::Budget;
@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{self, LogClock};
+use crate::clock::{self, LogClock, instant};
 use crate::liveness::Liveness;
 use crate::replicated::Shared;
 use crate::session::Sessions;
@@ -58,8 +58,8 @@ pub(crate) struct Intake {
     pub(crate) _room: Option<OwnedSemaphorePermit>,
 }
 
-pub(crate) struct DecisionLoop {
-    pub(crate) consensus: Consensus,
+pub(crate) struct DecisionLoop<G: Ground> {
+    pub(crate) consensus: Consensus<G>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) sessions: Arc<Sessions>,
@@ -109,7 +109,7 @@ enum End {
     Shutdown,
 }
 
-impl DecisionLoop {
+impl<G: Ground> DecisionLoop<G> {
     pub(crate) async fn run(mut self) {
         let mut leadership = self.consensus.leadership();
         loop {
@@ -131,7 +131,7 @@ impl DecisionLoop {
                 End::Shutdown => return,
                 End::Lost => {}
                 // The leadership may still stand; a moment later its barrier says so.
-                End::Refused => tokio::time::sleep(PAUSE_AFTER_REFUSAL).await,
+                End::Refused => G::pause(PAUSE_AFTER_REFUSAL).await,
             }
         }
     }
@@ -140,6 +140,7 @@ impl DecisionLoop {
     async fn follow(&mut self, leadership: &mut watch::Receiver<LeadershipView>) -> bool {
         loop {
             tokio::select! {
+                biased;
                 () = self.shutdown.cancelled() => return true,
                 changed = leadership.changed() => return changed.is_err(),
                 Some(intake) = self.nodes.recv() => refuse(intake),
@@ -151,6 +152,7 @@ impl DecisionLoop {
     async fn lead(&mut self, mine: Leadership, leadership: &mut watch::Receiver<LeadershipView>) -> End {
         let ours = muster_consensus::Leadership { term: mine.term, replica: mine.replica };
         tokio::select! {
+            biased;
             () = self.shutdown.cancelled() => return End::Shutdown,
             () = lost(leadership, mine) => return End::Lost,
             passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Refused },
@@ -160,8 +162,8 @@ impl DecisionLoop {
             // Passed, and deposed since: the next leader's records are applied here already.
             return End::Refused;
         }
-        let mut clock = LogClock::new(state.log_time(), Instant::now());
-        let now = clock.at(clock::now(), Instant::now());
+        let mut clock = LogClock::new(state.log_time(), instant::<G>());
+        let now = clock.at(clock::now::<G>(), instant::<G>());
         let speculation = Speculation::begin(state, mine, now, self.founding);
         let mut term = Term {
             flushed: self.consensus.flush_progress(),
@@ -169,7 +171,7 @@ impl DecisionLoop {
             flushed_before: 0,
             in_flight: FuturesUnordered::new(),
             interrupted: false,
-            housekeeping: Instant::now(),
+            housekeeping: instant::<G>(),
             recover_at: None,
             ours,
             speculation,
@@ -198,8 +200,8 @@ fn refuse(intake: Intake) {
 }
 
 /// One leadership at work.
-struct Term<'a> {
-    outer: &'a mut DecisionLoop,
+struct Term<'a, G: Ground> {
+    outer: &'a mut DecisionLoop<G>,
     ours: muster_consensus::Leadership,
     speculation: Speculation,
     clock: LogClock,
@@ -214,20 +216,20 @@ struct Term<'a> {
     recover_at: Option<Instant>,
 }
 
-impl Term<'_> {
+impl<G: Ground> Term<'_, G> {
     fn begin(&mut self) {
         settle_all(&mut self.speculation);
         let parameters = self.speculation.state().parameters();
         let lease = Duration::from_millis(parameters.lease_ttl_ms + parameters.lease_margin_ms);
         // A recovered state does not say who holds what: all of it is over one full term from now, at once.
         let is_recovering = self.speculation.is_recovering();
-        self.recover_at = is_recovering.then(|| Instant::now() + lease);
+        self.recover_at = is_recovering.then(|| instant::<G>() + lease);
         let nodes = self.speculation.state().nodes().iter();
         let up = nodes
             .filter(|(_, row)| row.status == NodeStatus::Up && !is_recovering)
             .map(|(id, row)| (*id, row.incarnation));
         let mine = self.speculation.leadership();
-        self.outer.liveness.begin(mine, Instant::now(), lease, up);
+        self.outer.liveness.begin(mine, instant::<G>(), lease, up);
         tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
     }
 
@@ -259,7 +261,7 @@ impl Term<'_> {
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
                 Some(intake) = self.outer.clients.recv(), if open || !stands => self.answer(intake, stands),
-                () = tokio::time::sleep_until(wake), if open => {}
+                () = G::pause(clock::until::<G>(wake)), if open => {}
                 // Goes on with the pass, after whatever was ready above.
                 () = tokio::task::yield_now(), if open && self.interrupted => {}
             }
@@ -285,7 +287,7 @@ impl Term<'_> {
 
     /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
     fn decide(&mut self) {
-        self.speculation.set_now(self.clock.at(clock::now(), Instant::now()));
+        self.speculation.set_now(self.clock.at(clock::now::<G>(), instant::<G>()));
         for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 break;
@@ -309,7 +311,7 @@ impl Term<'_> {
             } else {
                 HOUSEKEEPING_PAUSE
             };
-            self.housekeeping = Instant::now() + pause;
+            self.housekeeping = instant::<G>() + pause;
         }
         if self.speculation.wants_schedule() {
             let mut budget = Budget::new(VISITS_PER_ROUND);
@@ -323,7 +325,7 @@ impl Term<'_> {
 
     /// Begins the generation of this replica's folder once nobody can hold anything of the one before.
     fn recover(&mut self) {
-        if self.recover_at.is_none_or(|at| at > Instant::now()) {
+        if self.recover_at.is_none_or(|at| at > instant::<G>()) {
             return;
         }
         self.recover_at = None;
@@ -336,7 +338,7 @@ impl Term<'_> {
     /// Ends sessions that have run out, as many as one round says; the others are over as well, and
     /// are said in the rounds after it.
     fn take_expired(&mut self) {
-        let now = Instant::now();
+        let now = instant::<G>();
         while self.speculation.round_bytes() < ROUND_BYTES_LOST {
             let Some((node, incarnation)) = self.outer.liveness.next_expired(now) else { return };
             tracing::warn!(%node, incarnation, "session ran out");
@@ -352,10 +354,10 @@ impl Term<'_> {
     }
 
     fn take(&mut self, intake: Intake) {
-        self.speculation.set_now(self.clock.at(clock::now(), Instant::now()));
+        self.speculation.set_now(self.clock.at(clock::now::<G>(), instant::<G>()));
         let answer = handle(&mut self.speculation, &intake.command);
         if let Ok(Answer::Registered { node, incarnation, .. }) = answer {
-            self.outer.liveness.registered(Instant::now(), node, incarnation);
+            self.outer.liveness.registered(instant::<G>(), node, incarnation);
         }
         // A refusal too was decided on speculative state: it is told once that state is real.
         let at = answer.as_ref().map_or_else(|_| self.speculation.last_index(), muster_decider::Answer::at);
@@ -374,7 +376,7 @@ impl Term<'_> {
 
     fn housekeeping_is_due(&self) -> bool {
         let overdue = self.run_limit().is_some_and(|limit| limit <= self.speculation.now());
-        overdue || self.housekeeping <= Instant::now()
+        overdue || self.housekeeping <= instant::<G>()
     }
 
     fn run_limit(&self) -> Option<LogTime> {
@@ -383,7 +385,7 @@ impl Term<'_> {
 
     /// When something is due without anybody asking.
     fn next_wake(&self) -> Instant {
-        let now = Instant::now();
+        let now = instant::<G>();
         let mut wake = self.housekeeping;
         if let Some(deadline) = self.outer.liveness.next_deadline() {
             wake = wake.min(deadline);

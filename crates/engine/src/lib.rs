@@ -44,17 +44,6 @@ mod tests;
 mod waiters;
 mod watch;
 
-/// Pieces of a replica that know neither a runtime nor a clock, for whoever drives them under another one:
-/// the simulation of whole clusters.
-pub mod parts {
-    pub use crate::clock::LogClock;
-    pub use crate::liveness::Liveness;
-    pub use crate::orders::{OrderBoard, outstanding};
-    pub use crate::own_rounds::OwnRounds;
-    pub use crate::session::{may_start, none_here, square};
-    pub use crate::waiters::{Reply, Waiters};
-}
-
 pub use archiver::{HistorySettings, PeerHistory, open_archive, purge_up_to};
 pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
 pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};

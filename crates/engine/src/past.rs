@@ -3,7 +3,7 @@
 //! **Invariant:** a past state is made apart from the threads that serve, one at a time.
 
 use muster_archive::{ArchivedRound, Replay};
-use muster_consensus::LogSlice;
+use muster_consensus::{LogSlice, Process};
 use muster_state::State;
 use muster_types::{At, LogIndex, Refusal, RefusalCode};
 use std::collections::VecDeque;
@@ -89,7 +89,9 @@ impl Engine {
         match at {
             At::Index(index) if index == view.log_index() => return Ok(view),
             At::Index(index) if index > view.log_index() => return Err(future(at, &view)),
-            At::Time(time) if time > clock::now().max(view.log_time()) => return Err(future(at, &view)),
+            At::Time(time) if time > clock::now::<Process>().max(view.log_time()) => {
+                return Err(future(at, &view));
+            }
             At::Time(time) if time >= view.log_time() => return Ok(view),
             _ => {}
         }

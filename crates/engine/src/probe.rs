@@ -7,6 +7,7 @@
 //! **Invariant:** a check that cannot be made holds up nobody: without a result a gang starts. Nobody is blamed
 //! by one probe alone.
 
+use muster_consensus::Ground;
 use muster_decider::Command;
 use muster_state::{Phase, RankState};
 use muster_types::health::Finding as HealthFinding;
@@ -19,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::time::Instant;
 
+use crate::clock::{instant, until};
 use crate::engine::Engine;
 use crate::session::Outbound;
 
@@ -176,7 +177,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Engine {
+impl<G: Ground> Engine<G> {
     /// Measures the network between these nodes, each named once; again when something seems to be wrong, so that
     /// nobody is blamed for a moment. This replica must lead.
     ///
@@ -290,9 +291,9 @@ impl Engine {
         let place_of: BTreeMap<NodeId, usize> =
             nodes.iter().enumerate().map(|(at, node)| (*node, at)).collect();
         let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
-        let deadline = Instant::now() + LISTEN_MAX;
+        let deadline = instant::<G>() + LISTEN_MAX;
         while ports.len() < nodes.len() {
-            let Ok(Some((node, report))) = tokio::time::timeout_at(deadline, reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
                 let silent = (0..nodes.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
                 return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
             };
@@ -319,9 +320,9 @@ impl Engine {
             send(place, run)?;
         }
         let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let deadline = Instant::now() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
+        let deadline = instant::<G>() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
         while told.len() < nodes.len() {
-            let Ok(Some((node, report))) = tokio::time::timeout_at(deadline, reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
                 break;
             };
             let (Some(place), ProbeReport::Measured { links: own, ring, .. }) = (place_of.get(&node), report)
@@ -375,7 +376,7 @@ impl Engine {
             None => {
                 let changed = Arc::clone(&check.changed);
                 let engine = self.clone();
-                tokio::spawn(async move { engine.check(job, token, changed).await });
+                G::detach(async move { engine.check(job, token, changed).await });
             }
         }
     }
@@ -430,11 +431,12 @@ impl Engine {
                 return Some(unstarted.into_iter().collect());
             }
             tokio::select! {
+                biased;
                 () = self.stopping() => return None,
                 () = changed.notified() => {}
                 _ = applied.changed() => {}
                 // Leadership may end without a record.
-                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                () = G::pause(LOOK_AGAIN) => {}
             }
         }
     }
@@ -448,10 +450,10 @@ impl Engine {
             tracing::warn!(%job, nodes = nodes.len(), "the gang is too large to be checked; it starts");
             return BTreeMap::new();
         }
-        let begun = Instant::now();
+        let begun = instant::<G>();
         match self.probe(nodes).await {
             Ok(result) if result.findings.is_empty() => {
-                let took_ms = begun.elapsed().as_millis() as u64;
+                let took_ms = instant::<G>().saturating_duration_since(begun).as_millis() as u64;
                 tracing::info!(%job, nodes = nodes.len(), took_ms, "the network of the gang is sound");
                 BTreeMap::new()
             }

@@ -5,6 +5,7 @@
 //! **Invariant:** the proof of freshness is read before the state it speaks of: the state may be newer
 //! than the proof says, never older.
 
+use muster_consensus::Ground;
 use muster_state::State;
 use muster_types::{Consistency, LogIndex, ReadFrom, Refusal, RefusalCode};
 use std::ops::Deref;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::Engine;
+use crate::clock::{instant, until};
 use crate::engine::stopping;
 
 /// How long a read waits for this replica to reach what the caller has already seen.
@@ -55,13 +57,6 @@ impl Deref for Reading {
 }
 
 impl Engine {
-    /// The present state here with the proof of its age: one atomic load each, no waiting.
-    #[must_use]
-    pub fn reading(&self) -> Reading {
-        let as_of = self.inner.consensus.fresh_as_of().map(Instant::from_std);
-        Reading { as_of, state: self.view() }
-    }
-
     /// The state that a read asks for. Waits no longer than `deadline`, and less where waiting longer
     /// would not help.
     ///
@@ -70,16 +65,39 @@ impl Engine {
     /// a bounded read cannot be proved here, `READ_UNCONFIRMED` when no leader confirms a linearizable
     /// one, and the refusals of [`Engine::view_at`].
     pub async fn read_view(&self, from: ReadFrom, deadline: Instant) -> Result<Reading, Refusal> {
-        // Bounds count from here.
-        let arrived = Instant::now();
-        let (consistency, min_log_index) = match from {
+        match from {
             ReadFrom::Past(at) => {
                 let made = tokio::time::timeout_at(deadline, self.view_at(at)).await;
                 let state = made.map_err(|_| unmade())??;
-                return Ok(Reading { state, as_of: None });
+                Ok(Reading { state, as_of: None })
             }
-            ReadFrom::Present { consistency, min_log_index } => (consistency, min_log_index),
-        };
+            ReadFrom::Present { consistency, min_log_index } => {
+                self.read_present(consistency, min_log_index, deadline).await
+            }
+        }
+    }
+}
+
+impl<G: Ground> Engine<G> {
+    /// The present state with the proof of its age: one atomic load each, no waiting.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        let as_of = self.inner.consensus.fresh_as_of().map(Instant::from_std);
+        Reading { as_of, state: self.view() }
+    }
+
+    /// The state of now or later that a read asks for; see [`Engine::read_view`].
+    ///
+    /// # Errors
+    /// Those of [`Engine::read_view`] that are not about the past.
+    pub async fn read_present(
+        &self,
+        consistency: Consistency,
+        min_log_index: LogIndex,
+        deadline: Instant,
+    ) -> Result<Reading, Refusal> {
+        // Bounds count from here.
+        let arrived = instant::<G>();
         self.reach(min_log_index, arrived, deadline).await?;
         match consistency {
             Consistency::Any => Ok(self.reading()),
@@ -109,9 +127,9 @@ impl Engine {
         if is_within(&reading, arrived, max_staleness) {
             return Ok(reading);
         }
-        let until = deadline.min(arrived + BOUNDED_TRY_MAX);
+        let tried = deadline.min(arrived + BOUNDED_TRY_MAX);
         // Whatever came of it, the measure may have moved meanwhile.
-        let _ = tokio::time::timeout_at(until, self.inner.consensus.read_index()).await;
+        let _ = G::within(until::<G>(tried), self.inner.consensus.read_index()).await;
         let reading = self.reading();
         if is_within(&reading, arrived, max_staleness) {
             return Ok(reading);
@@ -137,18 +155,19 @@ impl Engine {
         let mut pause = PAUSE_FIRST;
         loop {
             leadership.mark_unchanged();
-            match tokio::time::timeout_at(deadline, self.inner.consensus.read_index()).await {
+            match G::within(until::<G>(deadline), self.inner.consensus.read_index()).await {
                 Ok(Ok(_)) => return Ok(self.reading()),
                 Ok(Err(_)) if self.is_stopping() => return Err(stopping()),
                 Ok(Err(_)) => {}
                 Err(_) => return Err(too_late(self)),
             }
-            if Instant::now() + pause >= deadline {
+            if instant::<G>() + pause >= deadline {
                 return Err(too_late(self));
             }
             tokio::select! {
+                biased;
                 () = self.stopping() => return Err(stopping()),
-                _ = tokio::time::timeout(pause, leadership.changed()) => {}
+                _ = G::within(pause, leadership.changed()) => {}
             }
             pause = (pause * 2).min(PAUSE_LONGEST);
         }
@@ -171,7 +190,7 @@ fn unmade() -> Refusal {
     Refusal::new(RefusalCode::ArchiveUnavailable, text)
 }
 
-fn too_late(engine: &Engine) -> Refusal {
+fn too_late<G: Ground>(engine: &Engine<G>) -> Refusal {
     let text = "no leader confirmed within the deadline that the state here is current";
     let refusal = Refusal::new(RefusalCode::ReadUnconfirmed, text);
     match engine.reading().staleness() {

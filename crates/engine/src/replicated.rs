@@ -96,7 +96,8 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
     (replicated, View { shared })
 }
 
-/// The engine's end of a [`Replicated`].
+/// The engine's end of a [`Replicated`]. Clones share it.
+#[derive(Clone)]
 pub struct View {
     pub(crate) shared: Arc<Shared>,
 }
@@ -114,24 +115,6 @@ impl View {
     /// `RESUME_TOKEN_COMPACTED` when what follows it is not kept any more.
     pub fn subscribe(&self, from: WatchPosition) -> Result<Subscription, Refusal> {
         self.shared.hub.subscribe(from)
-    }
-
-    /// Answers that wait for their records.
-    #[must_use]
-    pub fn waiters(&self) -> &Waiters {
-        &self.shared.waiters
-    }
-
-    /// Rounds proposed here.
-    #[must_use]
-    pub fn own_rounds(&self) -> &OwnRounds {
-        &self.shared.own_rounds
-    }
-
-    /// Whose orders have changed.
-    #[must_use]
-    pub fn orders(&self) -> &OrderBoard {
-        &self.shared.orders
     }
 }
 

@@ -6,7 +6,7 @@
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use muster_consensus::Consensus;
+use muster_consensus::{Consensus, Ground};
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use crate::clock::instant;
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
@@ -284,7 +284,7 @@ impl Session {
     }
 }
 
-impl Engine {
+impl<G: Ground> Engine<G> {
     /// Opens a session at this replica, which must lead.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ impl Engine {
         };
         // The answer may rest on no new record at all: prove that this replica still leads.
         let leadership = confirm(&self.inner.consensus).await?;
-        if !self.inner.liveness.renew(Instant::now(), leadership, node, incarnation) {
+        if !self.inner.liveness.renew(instant::<G>(), leadership, node, incarnation) {
             let text = "the session ran out or was replaced meanwhile; register again";
             return Err(Refusal::new(RefusalCode::Fenced, text));
         }
@@ -323,11 +323,11 @@ impl Engine {
         let out = Outlet { messages: to_agent, end: end.clone() };
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
         let (foreign, load) = watch::channel(None);
-        tokio::spawn(report_foreign(self.clone(), node, incarnation, load));
+        G::detach(report_foreign(self.clone(), node, incarnation, load));
         let work =
             Work { engine: self.clone(), node, session, incarnation, leadership, out, reports, foreign };
-        tokio::spawn(reporter.run(to_report));
-        tokio::spawn({
+        G::detach(reporter.run(to_report));
+        G::detach({
             let (end, sessions) = (end.clone(), Arc::clone(&self.inner.sessions));
             async move {
                 work.run(opening.workers, from_agent).await;
@@ -345,13 +345,13 @@ impl Engine {
             return refusal;
         }
         let node = self.view().node_named(name);
-        let left = node.and_then(|node| self.inner.liveness.remaining(Instant::now(), node));
+        let left = node.and_then(|node| self.inner.liveness.remaining(instant::<G>(), node));
         refusal.with("retry_after_ms", left.unwrap_or_default().as_millis())
     }
 }
 
 /// Proves to be the leader, now.
-async fn confirm(consensus: &Consensus) -> Result<Leadership, Refusal> {
+async fn confirm<G: Ground>(consensus: &Consensus<G>) -> Result<Leadership, Refusal> {
     match consensus.confirm_leadership().await {
         Ok(point) => Ok(Leadership { term: point.leadership.term, replica: point.leadership.replica }),
         Err(error) => Err(Refusal::new(RefusalCode::NotLeader, error.to_string())),
@@ -377,8 +377,8 @@ impl Outlet {
 }
 
 /// What must never wait.
-struct Work {
-    engine: Engine,
+struct Work<G: Ground> {
+    engine: Engine<G>,
     node: NodeId,
     session: u64,
     incarnation: u32,
@@ -397,8 +397,8 @@ enum Said {
 }
 
 /// Takes what others hold of a node to the log, the newest word first, until the session is over.
-async fn report_foreign(
-    engine: Engine,
+async fn report_foreign<G: Ground>(
+    engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
     mut load: watch::Receiver<Option<ForeignLoad>>,
@@ -415,7 +415,7 @@ async fn report_foreign(
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
 
-impl Work {
+impl<G: Ground> Work<G> {
     async fn run(&self, workers: Vec<WorkerReport>, mut inbound: mpsc::Receiver<Inbound>) {
         let notify = self.engine.inner.shared.orders.subscribe(self.node);
         if self.open(workers).await.is_some() {
@@ -435,6 +435,7 @@ impl Work {
                 return;
             }
             tokio::select! {
+                biased;
                 () = self.out.end.cancelled() => return,
                 () = self.out.messages.closed() => return,
                 Some(()) = steps.next() => {}
@@ -552,7 +553,7 @@ impl Work {
                 confirm(&engine.inner.consensus).await.ok()?
             };
             let renewed = confirmed == leadership
-                && engine.inner.liveness.renew(Instant::now(), leadership, node, incarnation);
+                && engine.inner.liveness.renew(instant::<G>(), leadership, node, incarnation);
             renewed.then_some(Outbound::HeartbeatAck { sequence })
         })
     }
@@ -645,17 +646,18 @@ pub fn square(
 }
 
 /// Reports, one after another.
-struct Reporter {
-    engine: Engine,
+struct Reporter<G: Ground> {
+    engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
     out: Outlet,
 }
 
-impl Reporter {
+impl<G: Ground> Reporter<G> {
     async fn run(self, mut reports: mpsc::Receiver<Said>) {
         loop {
             let next = tokio::select! {
+                biased;
                 () = self.out.end.cancelled() => None,
                 next = reports.recv() => next,
             };

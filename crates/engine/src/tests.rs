@@ -9,7 +9,7 @@ use muster_types::health::HealthAction;
 use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId,
-    Parameters, Refusal, RefusalCode, ReplicaId, RequestId,
+    Parameters, Refusal, RefusalCode, ReplicaId, RequestId, StopReason,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -590,7 +590,7 @@ async fn engine_without_cluster() -> Engine {
 async fn a_decision_loop_that_breaks_off_ends_the_sessions_and_is_noticed() {
     let engine = leader().await;
     let session = open(&engine, opening("h1", 1)).await;
-    let broken = tokio::spawn(async { panic!("the guard refused the leader's own record at {}", 7) });
+    let broken = async { panic!("the guard refused the leader's own record at {}", 7) };
     guarded("it is noticed", engine.clone().supervise(broken)).await;
     let detail = engine.failed().borrow().clone();
     assert_eq!(detail.as_deref(), Some("the guard refused the leader's own record at 7"));
@@ -915,4 +915,38 @@ async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
     for beat in beats {
         beat.abort();
     }
+}
+
+#[tokio::test]
+async fn a_stop_says_why() {
+    let engine = leader().await;
+    let raise = Command::RaiseFormat { format: FORMAT_MAX };
+    guarded("the newest format", engine.execute(raise)).await.expect("it is raised");
+    let mut session = open(&engine, opening("h1", 1)).await;
+    let beat = beating(&session);
+    let reason = |message| match message {
+        Outbound::Order(Order::Stop(stop)) => Some(stop.reason),
+        _ => None,
+    };
+    for (request, wanted) in [(1, StopReason::Cancelled), (2, StopReason::Drained)] {
+        let id = submitted(&engine, request, 1).await;
+        let placed = |view: &State| view.job(id).is_some_and(|row| row.phase == Phase::Starting);
+        let token = token_of(&*until(&engine, "it is placed", placed).await, id);
+        let command = match wanted {
+            StopReason::Cancelled => Command::Cancel { request: RequestId(10), job: id },
+            _ => {
+                let order = muster_decider::DrainOrder::Begin { deadline_ms: Some(0) };
+                Command::SetDrain { request: RequestId(11), node: session.node, order }
+            }
+        };
+        guarded("a reason to stop", engine.execute(command)).await.expect("it is taken");
+        assert_eq!(told(&mut session, "a stop", reason).await, Some(wanted));
+        let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };
+        say(&session, Inbound::Report { sequence: request as u64, workers: vec![none_here] }).await;
+        until(&engine, "it has stopped", |view| {
+            view.job(id).is_some_and(|row| !matches!(row.phase, Phase::Stopping(_)))
+        })
+        .await;
+    }
+    beat.abort();
 }

@@ -33,7 +33,12 @@ pub const fn breaks(_rule: Rule) -> bool {
 #[cfg(feature = "on")]
 mod on;
 #[cfg(feature = "on")]
-pub use on::{admit, breaks, confess};
+pub use on::{admit, break_here, breaks, confess};
+
+/// Breaks a rule on this thread alone; nothing, in a build that breaks none.
+#[cfg(not(feature = "on"))]
+#[inline(always)]
+pub const fn break_here(_rule: Option<Rule>) {}
 
 /// Whether this process may work in `folder`: always, in a build that breaks nothing.
 ///

@@ -2,8 +2,9 @@
 
 use crate::rule::names;
 use crate::{Refusal, Rule, VARIABLE};
-use std::fs;
-use std::io::ErrorKind;
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -25,10 +26,18 @@ fn told() -> &'static Result<Option<Rule>, Refusal> {
     })
 }
 
+thread_local! { static HERE: Cell<Option<Rule>> = const { Cell::new(None) }; }
+
+/// Breaks a rule on this thread alone, whatever the variable says: for simulations, each of which is one
+/// thread.
+pub fn break_here(rule: Option<Rule>) {
+    HERE.set(rule);
+}
+
 /// Whether this process breaks `rule`.
 #[must_use]
 pub fn breaks(rule: Rule) -> bool {
-    matches!(told(), Ok(Some(broken)) if *broken == rule)
+    HERE.get() == Some(rule) || matches!(told(), Ok(Some(broken)) if *broken == rule)
 }
 
 /// What this process says of itself before anything else.
@@ -77,10 +86,15 @@ pub fn admit(folder: &Path) -> Result<(), Refusal> {
     if !is_empty(folder)? {
         return Err(Refusal::FolderOfOthers { folder: folder.to_owned() });
     }
-    let failed = |source| Refusal::Look { path: mark.clone(), source };
-    if let Some(parent) = mark.parent() {
-        fs::create_dir_all(parent).map_err(failed)?;
-    }
-    fs::write(&mark, "what lies beside this was made by a build that breaks rules on purpose\n")
-        .map_err(failed)
+    make(&mark).map_err(|source| Refusal::Look { path: mark.clone(), source })
+}
+
+/// Durably: a drill may cut the power right behind it.
+fn make(mark: &Path) -> std::io::Result<()> {
+    let parent = mark.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let mut file = File::create(mark)?;
+    file.write_all(b"what lies beside this was made by a build that breaks rules on purpose\n")?;
+    file.sync_all()?;
+    File::open(parent)?.sync_all()
 }

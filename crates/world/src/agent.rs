@@ -6,24 +6,31 @@
 
 use crate::checks::WorkerKey;
 use crate::cluster::{Cluster, FIRST_AGENT, FIRST_MACHINE, lock};
-use crate::replica::{Opened, OrderKey, SessionId};
-use crate::runtime::{self, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn, spawn_on};
-use crate::settings::PlantedBug;
-use muster_engine::{Order, StartOrder, StopOrder, WorkerReport};
+use crate::link::{End, connect};
+use crate::replica::ToAgent;
+use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn, spawn_on};
+use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, WorkerReport};
+use muster_planted::Rule;
+use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
 use muster_types::{
-    Accelerators, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Name, NodeDraft, NodeSpec, Parameters,
+    Accelerators, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId,
+    NodeSpec, Parameters,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 /// Devices of each machine.
 pub const DEVICES: u16 = 4;
 /// The one type there is.
 pub const KIND: &str = "h100";
-/// A confirmation is asked for so often.
-const CONFIRM_TRIES: usize = 4;
+/// Heartbeats that may go unanswered before an agent looks for another leader.
+const HEARTBEATS_MISSED_MAX: usize = 3;
+/// How long an agent waits for a session to begin.
+const OPEN_PATIENCE: Duration = Duration::from_secs(3);
+/// Checkpoints waiting to be noted.
+const NOTES_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
@@ -35,6 +42,8 @@ struct Worker {
     exit: Option<ExitStatus>,
     told: Told,
     stop: Arc<Notify>,
+    /// From being asked to stop to being made to.
+    notice_ms: u64,
     devices: DeviceSet,
 }
 
@@ -49,6 +58,16 @@ struct Inner {
     starting: BTreeSet<(JobId, FencingToken)>,
     /// Placements of which nothing is here and nothing will be.
     none_here: BTreeSet<(JobId, FencingToken)>,
+    /// Checkpoints that the leader is to be told of.
+    notes: VecDeque<(JobId, FencingToken)>,
+    boot: u64,
+    /// What is wrong with the machine.
+    ills: Vec<Observation>,
+    /// How the repair that was ordered has ended.
+    repaired: Option<RepairEnd>,
+    /// Rises with every change of these; and which the leader was told of in this session.
+    health: u64,
+    health_told: Option<u64>,
 }
 
 /// One machine.
@@ -117,10 +136,67 @@ impl Machine {
         {
             let mut inner = lock(&self.inner);
             inner.holder += 1;
+            inner.boot += 1;
+            inner.ills.clear();
+            inner.health += 1;
             inner.lease = None;
             inner.workers.clear();
         }
         self.start_agent(cluster);
+    }
+
+    /// Something is wrong with a device, until the machine is repaired or starts anew.
+    pub fn fall_ill(&self, finding: Finding) {
+        event("ill", format_args!("{} {finding:?}", self.machine));
+        let mut inner = lock(&self.inner);
+        inner.ills.push(Observation {
+            finding,
+            device: Some(below(u64::from(DEVICES)) as u16),
+            group: DeviceSet::EMPTY,
+            recovery: None,
+            count: 1,
+            detail: "simulated".to_owned(),
+        });
+        inner.health += 1;
+        drop(inner);
+        self.news.notify_one();
+    }
+
+    /// Nothing is wrong any more.
+    pub fn recover(&self) {
+        let mut inner = lock(&self.inner);
+        inner.ills.clear();
+        inner.health += 1;
+        drop(inner);
+        self.news.notify_one();
+    }
+
+    /// What the leader does not know yet of how the machine is.
+    fn health_to_tell(&self) -> Option<(u64, HealthReport)> {
+        let inner = lock(&self.inner);
+        if inner.health_told == Some(inner.health) {
+            return None;
+        }
+        let report = HealthReport {
+            boot: inner.boot,
+            findings: inner.ills.clone(),
+            events: Vec::new(),
+            reset: DeviceSet::EMPTY,
+            maintenance_at: None,
+            repair: inner.repaired.clone(),
+        };
+        Some((inner.health, report))
+    }
+
+    /// The node is empty: it is repaired at once.
+    fn repair(&self, repair: &Repair) {
+        event("repair", format_args!("{} {:?}", self.machine, repair.action));
+        let mut inner = lock(&self.inner);
+        inner.ills.clear();
+        inner.repaired = Some(RepairEnd::Done);
+        inner.health += 1;
+        drop(inner);
+        self.news.notify_one();
     }
 
     /// Both hosts stand still, as a virtual machine that is paused.
@@ -152,6 +228,16 @@ impl Machine {
                 inner.lease = Some((inner.epochs, deadline));
             }
         }
+    }
+
+    /// A gang's work is saved; the leader is to hear of it.
+    fn save(&self, (job, token, _): WorkerKey) {
+        let mut inner = lock(&self.inner);
+        if inner.notes.len() < NOTES_MAX && !inner.notes.contains(&(job, token)) {
+            inner.notes.push_back((job, token));
+        }
+        drop(inner);
+        self.news.notify_one();
     }
 
     /// The epoch that a worker may be started in now.
@@ -199,6 +285,9 @@ impl Machine {
     }
 }
 
+/// A worker that runs so long saves its work half way.
+const LONG_MS: u64 = 1_500;
+
 /// How long a worker runs, and how it ends: the same for every rank and attempt.
 fn fate(job: JobId) -> (u64, i32) {
     let hash = muster_journal::hash(&job);
@@ -220,16 +309,29 @@ struct Guard {
 impl Guard {
     /// When everything of this epoch is to be stopped.
     fn deadline(&self) -> u64 {
-        if self.cluster.settings.bug == Some(PlantedBug::AgentIgnoresLease) {
+        if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
             return u64::MAX;
         }
         let lease = lock(&self.machine.inner).lease;
         lease.filter(|(epoch, _)| *epoch == self.epoch).map_or(0, |(_, deadline)| deadline)
     }
 
+    /// Told to stop, it saves its work and ends within its notice, and never outlives its lease.
+    async fn save_and_stop(&self, now: u64) {
+        let notice_ms = lock(&self.machine.inner).workers.get(&self.key).map_or(0, |worker| worker.notice_ms);
+        let last = now + below(notice_ms.max(1) * 1_000_000);
+        let lease_over = self.deadline().saturating_add(below(self.grace_ns));
+        if self.key.2 == 0 && notice_ms > 0 {
+            self.machine.save(self.key);
+        }
+        Sleep::until(last.min(lease_over)).await;
+    }
+
     async fn run(self) {
         let (run_ms, code) = fate(self.key.0);
         let end = local_ns() + run_ms * 1_000_000;
+        let half = end - run_ms * 500_000;
+        let mut saved = self.key.2 != 0 || run_ms < LONG_MS;
         let exit = loop {
             let (now, deadline) = (local_ns(), self.deadline());
             if now >= deadline {
@@ -238,16 +340,22 @@ impl Guard {
                 Sleep::until(last).await;
                 break ExitStatus::LeaseExpired;
             }
+            if now >= half && !saved {
+                // The rank that speaks for the gang saves its work half way.
+                saved = true;
+                self.machine.save(self.key);
+            }
             if now >= end {
                 break ExitStatus::Code(code);
             }
+            let next = if saved { end } else { half };
             tokio::select! {
                 biased;
                 () = self.stop.notified() => {
-                    Sleep::until(now + below(self.grace_ns)).await;
+                    self.save_and_stop(now).await;
                     break ExitStatus::Signal(15);
                 }
-                () = Sleep::until(end.min(deadline)) => {}
+                () = Sleep::until(next.min(deadline)) => {}
             }
         };
         self.cluster.checks.process_ended(self.key);
@@ -264,6 +372,31 @@ struct Agent {
     cluster: Arc<Cluster>,
 }
 
+/// What a session waits for.
+struct Live {
+    link: End<Inbound, ToAgent>,
+    parameters: Parameters,
+    sequence: u64,
+    /// When each heartbeat that is not answered was sent, by the machine's clock.
+    beats: BTreeMap<u64, u64>,
+    /// What is being reported.
+    reporting: Option<(u64, Vec<WorkerReport>)>,
+    /// Which checkpoint is being noted.
+    noting: Option<(u64, JobId, FencingToken)>,
+    /// Which report of its health is under way.
+    ailing: Option<(u64, u64)>,
+    /// Starts whose token is being confirmed.
+    confirming: BTreeMap<(JobId, FencingToken), StartOrder>,
+    node: NodeId,
+}
+
+impl Live {
+    fn next(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+}
+
 impl Agent {
     async fn run(self) {
         let mut hint: Option<Host> = None;
@@ -273,135 +406,209 @@ impl Agent {
                 None => pick(&self.cluster.replica_hosts()).unwrap_or(1),
             };
             let sent = local_ns();
-            let (spec, holder) = (self.machine.spec.clone(), HolderId(lock(&self.machine.inner).holder + 1));
-            let workers = self.machine.reports(true);
-            let opened = self.cluster.call(self.machine.agent, replica, Duration::from_secs(2), "open", {
-                move |replica| {
-                    let (spec, workers) = (spec.clone(), workers.clone());
-                    async move {
-                        let hint = replica.leader_hint();
-                        (replica.open_session(spec, holder, workers).await, hint)
-                    }
+            let mut link = self.dial(replica);
+            match runtime::timeout(OPEN_PATIENCE, link.next()).await {
+                Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {
+                    self.machine.renew(sent, parameters);
+                    self.session(link, node, parameters).await;
                 }
-            });
-            match opened.await {
-                Some((Ok(opened), _)) => {
-                    self.machine.renew(sent, opened.parameters);
-                    self.session(replica, opened).await;
+                Ok(Some(ToAgent::Refused(told))) => hint = told.filter(|told| *told != replica),
+                Ok(Some(ToAgent::Said(other))) => {
+                    self.cluster.checks.fail(format!("a session began with {other:?}"));
                 }
-                Some((Err(_refusal), told)) => hint = told.filter(|told| *told != replica),
-                None => {}
+                Ok(None) | Err(_) => {}
             }
             sleep_ms(50 + below(250)).await;
         }
     }
 
-    async fn session(&self, replica: Host, opened: Opened) {
-        for stop in opened.stops {
-            self.stop(stop);
-        }
-        tokio::select! {
-            biased;
-            () = self.heartbeats(replica, opened.session, opened.parameters) => {}
-            () = self.orders(replica, opened.session, opened.node, opened.parameters) => {}
-            () = self.tell(replica, opened.session) => {}
+    /// Connects to a replica, which serves the session if it leads.
+    fn dial(&self, replica: Host) -> End<Inbound, ToAgent> {
+        let (mine, theirs) = connect(&self.cluster, self.machine.agent, replica);
+        let holder = HolderId(lock(&self.machine.inner).holder + 1);
+        let opening = Opening {
+            spec: self.machine.spec.clone(),
+            holder,
+            workers: self.machine.reports(true),
+            takes: Features::all(),
+        };
+        let (cluster, agent) = (Arc::clone(&self.cluster), self.machine.agent);
+        spawn_on(HARNESS, async move {
+            let leg = lock(&cluster.network).leg(agent, replica);
+            let Some(leg) = leg else {
+                // Nobody says that it is lost.
+                return runtime::sleep_true_ns(5_000_000_000).await;
+            };
+            runtime::sleep_true_ns(leg).await;
+            if let Some(replica) = cluster.replica(replica) {
+                event("rpc", format_args!("{agent} > {} session", replica.host));
+                spawn_on(replica.host, replica.serve(opening, theirs));
+            }
+        });
+        mine
+    }
+
+    async fn session(&self, link: End<Inbound, ToAgent>, node: NodeId, parameters: Parameters) {
+        let mut live = Live {
+            link,
+            parameters,
+            sequence: 0,
+            beats: BTreeMap::new(),
+            reporting: None,
+            noting: None,
+            ailing: None,
+            confirming: BTreeMap::new(),
+            node,
+        };
+        lock(&self.machine.inner).health_told = None;
+        self.serve(&mut live).await;
+        // Nobody answers for what was on its way to be started.
+        let starting = lock(&self.machine.inner).starting.clone();
+        for (job, token) in starting {
+            self.give_up(job, token);
         }
     }
 
-    async fn heartbeats(&self, replica: Host, session: SessionId, parameters: Parameters) {
-        let interval = parameters.heartbeat_interval_ms;
-        let mut missed = 0;
+    async fn serve(&self, live: &mut Live) {
+        let (persisted, mut fenced) = mpsc::unbounded_channel();
+        let interval = live.parameters.heartbeat_interval_ms * 1_000_000;
+        let mut beat = local_ns() + interval;
         loop {
-            sleep_ms(interval).await;
-            let sent = local_ns();
-            let ttl = Duration::from_millis(interval * 3 / 2);
-            let beat =
-                self.cluster.call(self.machine.agent, replica, ttl, "heartbeat", move |replica| async move {
-                    replica.heartbeat(session).await
-                });
-            match beat.await {
-                Some(true) => {
-                    missed = 0;
-                    self.machine.renew(sent, parameters);
-                }
-                Some(false) => return,
-                None => missed += 1,
-            }
-            if missed > 2 {
+            if !self.tell(live) {
                 return;
             }
+            tokio::select! {
+                biased;
+                message = live.link.next() => match message {
+                    Some(ToAgent::Said(message)) => self.hear(live, message, &persisted),
+                    Some(ToAgent::Refused(_)) | None => return,
+                },
+                Some(order) = fenced.recv() => {
+                    let order: StartOrder = order;
+                    let (job, token) = (order.job, order.placement.token);
+                    if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
+                        self.launch(live.node, &order, self.machine.live_epoch().unwrap_or(0), live.parameters);
+                    } else {
+                        live.confirming.insert((job, token), order);
+                        if !live.link.send(Inbound::ConfirmStart { job, token }) {
+                            return;
+                        }
+                    }
+                }
+                () = Sleep::until(beat) => {
+                    if live.beats.len() > HEARTBEATS_MISSED_MAX {
+                        return;
+                    }
+                    let sequence = live.next();
+                    live.beats.insert(sequence, local_ns());
+                    if !live.link.send(Inbound::Heartbeat { sequence }) {
+                        return;
+                    }
+                    beat = local_ns() + interval;
+                }
+                () = self.machine.news.notified() => {}
+            }
         }
     }
 
-    async fn orders(
-        &self,
-        replica: Host,
-        session: SessionId,
-        node: muster_types::NodeId,
-        parameters: Parameters,
-    ) {
-        let mut known: BTreeSet<OrderKey> = BTreeSet::new();
-        let mut missed = 0;
-        loop {
-            let asked = known.clone();
-            let ttl = Duration::from_millis(2_000);
-            let orders = self.cluster.call(self.machine.agent, replica, ttl, "orders", move |replica| {
-                let asked = asked.clone();
-                async move { replica.orders(session, asked).await }
-            });
-            let Some(answer) = orders.await else {
-                missed += 1;
-                if missed > 2 {
-                    return;
+    /// Says what there is to say; one report, one note and one word of its health at a time.
+    fn tell(&self, live: &mut Live) -> bool {
+        let mut goes = true;
+        if live.reporting.is_none() {
+            let workers = self.machine.reports(false);
+            if !workers.is_empty() {
+                let sequence = live.next();
+                live.reporting = Some((sequence, workers.clone()));
+                goes &= live.link.send(Inbound::Report { sequence, workers });
+            }
+        }
+        let note = lock(&self.machine.inner).notes.front().copied();
+        if let (None, Some((job, token))) = (live.noting, note) {
+            let sequence = live.next();
+            live.noting = Some((sequence, job, token));
+            goes &= live.link.send(Inbound::CheckpointCommitted { sequence, job, token });
+        }
+        if live.ailing.is_none()
+            && let Some((version, report)) = self.machine.health_to_tell()
+        {
+            let sequence = live.next();
+            live.ailing = Some((sequence, version));
+            goes &= live.link.send(Inbound::Health { sequence, report: Box::new(report) });
+        }
+        goes
+    }
+
+    fn hear(&self, live: &mut Live, message: Outbound, persisted: &mpsc::UnboundedSender<StartOrder>) {
+        match message {
+            Outbound::HeartbeatAck { sequence } => {
+                if let Some(sent) = live.beats.remove(&sequence) {
+                    live.beats.retain(|earlier, _| *earlier > sequence);
+                    self.machine.renew(sent, live.parameters);
                 }
-                continue;
-            };
-            let Some(orders) = answer else { return };
-            missed = 0;
-            let keys: BTreeSet<OrderKey> = orders.iter().map(Order::key).collect();
-            for order in orders {
-                if known.contains(&order.key()) {
-                    continue;
+            }
+            Outbound::ReportAck { sequence } => {
+                if let Some((_, workers)) = live.reporting.take_if(|(asked, _)| *asked == sequence) {
+                    self.machine.reported(&workers);
                 }
-                match order {
-                    Order::Stop(stop) => self.stop(stop),
-                    Order::Start(start) => {
-                        let this = self.clone();
-                        spawn(async move { this.start(replica, session, node, start, parameters).await });
+            }
+            Outbound::NoteAck { sequence, refused } => {
+                if let Some((_, job, token)) = live.noting.take_if(|(asked, ..)| *asked == sequence) {
+                    lock(&self.machine.inner).notes.pop_front();
+                    if refused.is_none() {
+                        self.cluster.checks.checkpointed(job, token);
                     }
                 }
             }
-            known = keys;
+            Outbound::HealthAck { sequence } => {
+                if let Some((_, version)) = live.ailing.take_if(|(asked, _)| *asked == sequence) {
+                    let mut inner = lock(&self.machine.inner);
+                    inner.health_told = Some(version);
+                    if inner.health == version {
+                        inner.repaired = None;
+                    }
+                }
+            }
+            Outbound::StartConfirmed { job, token, current } => {
+                let Some(order) = live.confirming.remove(&(job, token)) else { return };
+                match (current, self.machine.live_epoch()) {
+                    (true, Some(epoch)) => self.launch(live.node, &order, epoch, live.parameters),
+                    _ => self.give_up(job, token),
+                }
+            }
+            Outbound::Order(Order::Stop(stop)) => self.stop(stop),
+            Outbound::Order(Order::Start(start)) => self.fence(start, persisted.clone()),
+            Outbound::Repair(repair) => self.machine.repair(&repair),
+            Outbound::Registered { .. } | Outbound::ReadLogs(_) | Outbound::Probe(_) => {}
         }
     }
 
-    /// Tells what became of workers until the session is over.
-    async fn tell(&self, replica: Host, session: SessionId) {
-        let mut missed = 0;
-        loop {
-            let reports = self.machine.reports(false);
-            if reports.is_empty() {
-                self.machine.news.notified().await;
-                continue;
-            }
-            let sent = reports.clone();
-            let ttl = Duration::from_millis(2_000);
-            let told = self.cluster.call(self.machine.agent, replica, ttl, "report", move |replica| {
-                let reports = reports.clone();
-                async move { replica.report(session, reports).await }
-            });
-            match told.await {
-                Some(true) => {
-                    missed = 0;
-                    self.machine.reported(&sent);
-                }
-                Some(false) => return,
-                None => missed += 1,
-            }
-            if missed > 2 {
+    /// Persists the token; whoever finds it persisted before never launches it a second time.
+    fn fence(&self, order: StartOrder, persisted: mpsc::UnboundedSender<StartOrder>) {
+        let (job, token) = (order.job, order.placement.token);
+        let fresh = {
+            let mut inner = lock(&self.machine.inner);
+            let fence = inner.fences.get(&job).copied().unwrap_or_default();
+            if token < fence || inner.starting.contains(&(job, token)) {
                 return;
             }
+            let fresh = token > fence;
+            inner.fences.insert(job, token);
+            if fresh {
+                inner.starting.insert((job, token));
+            }
+            fresh
+        };
+        if !fresh {
+            return self.give_up(job, token);
         }
+        let this = self.clone();
+        spawn(async move {
+            sleep_ms(1 + below(4)).await;
+            // The session that asked for it is over: nobody can confirm it any more.
+            if persisted.send(order).is_err() {
+                this.give_up(job, token);
+            }
+        });
     }
 
     /// Stops what there is of a job up to a token; nothing older starts any more.
@@ -411,8 +618,9 @@ impl Agent {
         *fence = (*fence).max(stop.token);
         inner.starting.retain(|(job, token)| *job != stop.job || *token > stop.token);
         let mut found = false;
-        for ((job, token, _), worker) in &inner.workers {
+        for ((job, token, _), worker) in &mut inner.workers {
             if *job == stop.job && *token <= stop.token {
+                worker.notice_ms = stop.grace_ms;
                 worker.stop.notify_one();
                 found |= *token == stop.token;
             }
@@ -434,54 +642,8 @@ impl Agent {
         self.machine.news.notify_one();
     }
 
-    async fn start(
-        &self,
-        replica: Host,
-        session: SessionId,
-        node: muster_types::NodeId,
-        order: StartOrder,
-        parameters: Parameters,
-    ) {
-        let (job, token) = (order.job, order.placement.token);
-        let fresh = {
-            let mut inner = lock(&self.machine.inner);
-            let fence = inner.fences.get(&job).copied().unwrap_or_default();
-            if token < fence || inner.starting.contains(&(job, token)) {
-                return;
-            }
-            let fresh = token > fence;
-            inner.fences.insert(job, token);
-            if fresh {
-                inner.starting.insert((job, token));
-            }
-            fresh
-        };
-        if !fresh {
-            // Persisted before, and whoever did so is gone: it is never launched a second time.
-            self.give_up(job, token);
-            return;
-        }
-        sleep_ms(1 + below(4)).await;
-        let ignores = self.cluster.settings.bug == Some(PlantedBug::AgentIgnoresLease);
-        let mut current = ignores.then_some(true);
-        for _ in 0..CONFIRM_TRIES {
-            if current.is_some() {
-                break;
-            }
-            let ttl = Duration::from_millis(1_500);
-            let confirm =
-                self.cluster.call(self.machine.agent, replica, ttl, "confirm", move |replica| async move {
-                    replica.confirm_start(session, job, token).await
-                });
-            current = confirm.await.flatten();
-        }
-        let epoch = self.machine.live_epoch().or(ignores.then_some(0));
-        let (Some(true), Some(epoch)) = (current, epoch) else { return self.give_up(job, token) };
-        self.launch(node, &order, epoch, parameters);
-    }
-
     /// All ranks that are here, unless a stop came in between.
-    fn launch(&self, node: muster_types::NodeId, order: &StartOrder, epoch: u64, parameters: Parameters) {
+    fn launch(&self, node: NodeId, order: &StartOrder, epoch: u64, parameters: Parameters) {
         let (job, token) = (order.job, order.placement.token);
         let mut guards = Vec::new();
         {
@@ -499,6 +661,7 @@ impl Agent {
                     exit: None,
                     told: Told::Nothing,
                     stop: Arc::clone(&stop),
+                    notice_ms: 0,
                     devices: slot.devices,
                 };
                 inner.workers.insert(key, worker);

@@ -72,8 +72,14 @@ pub struct Counts {
     pub leaderships: u64,
     /// Snapshots that replaced a replica's state.
     pub installed: u64,
-    /// Replicas replaced after damage.
+    /// Replicas that came back after their storage was lost.
     pub replaced: u64,
+    /// Uploads of a snapshot that went on where an earlier one had broken off.
+    pub resumed: u64,
+    /// Checkpoints acknowledged.
+    pub checkpoints: u64,
+    /// Leaders that fell out of a cluster that was otherwise well, and were replaced in time.
+    pub replaced_leaders: u64,
 }
 
 /// Everything that is checked. Every call may find a violation.
@@ -158,8 +164,8 @@ impl Checks {
         truth.log.insert(id, (content, after));
     }
 
-    /// Election safety: one start of one replica writes under a leadership.
-    pub fn wrote_as_leader(&self, term: u64, replica: u64, start: u64) {
+    /// Election safety: one start of one replica leads under a leadership.
+    pub fn leads(&self, term: u64, replica: u64, start: u64) {
         let mut truth = self.lock();
         let known = *truth.writers.entry((term, replica)).or_insert(start);
         if known != start {
@@ -334,6 +340,12 @@ impl Checks {
                 truth.check_processes(&key);
             }
         }
+    }
+
+    /// A checkpoint is in the log.
+    pub fn checkpointed(&self, job: JobId, token: FencingToken) {
+        event("checkpoint", format_args!("{job} {token}"));
+        self.lock().counts.checkpoints += 1;
     }
 
     /// Processes that run now.

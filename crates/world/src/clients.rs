@@ -4,9 +4,10 @@
 use crate::agent::KIND;
 use crate::cluster::{Cluster, FIRST_CLIENT, lock};
 use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
-use crate::settings::PlantedBug;
 use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
+use muster_planted::Rule;
+use muster_types::contract::{CheckpointRules, JobContract};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
@@ -35,6 +36,11 @@ pub struct Clients {
 
 /// One tenant that may borrow, one that may not.
 pub fn policy() -> PolicyDraft {
+    policy_of(12_000)
+}
+
+/// The same, with so much for the one that may borrow.
+pub fn policy_of(free_milli: u64) -> PolicyDraft {
     let quota = |nominal_milli, borrowing_limit_milli| Quota {
         kind: Name::literal(KIND),
         region: None,
@@ -46,10 +52,25 @@ pub fn policy() -> PolicyDraft {
     PolicyDraft {
         tenants: [
             (Name::literal(BOUND_TENANT), tenant(quota(BOUND_MILLI, Some(0)))),
-            (Name::literal(FREE_TENANT), tenant(quota(12_000, None))),
+            (Name::literal(FREE_TENANT), tenant(quota(free_milli, None))),
         ]
         .into(),
         ..PolicyDraft::default()
+    }
+}
+
+/// What a job asks of whoever runs it: mostly nothing.
+fn contract() -> JobContract {
+    let checkpoint = CheckpointRules {
+        step_ms: Some(20 + below(60)),
+        save_ms: Some(50 + below(300)),
+        ..CheckpointRules::default()
+    };
+    match below(5) {
+        0 => JobContract { spares: 1, ..JobContract::default() },
+        1 => JobContract { checkpoint, ..JobContract::default() },
+        2 => JobContract { spares: 1, checkpoint, ..JobContract::default() },
+        _ => JobContract::default(),
     }
 }
 
@@ -104,7 +125,11 @@ pub async fn ask(
             Some((Err(refusal), told))
                 if matches!(
                     refusal.code,
-                    RefusalCode::NotLeader | RefusalCode::OutcomeUnknown | RefusalCode::ClusterRecovering
+                    RefusalCode::NotLeader
+                        | RefusalCode::OutcomeUnknown
+                        | RefusalCode::ClusterRecovering
+                        | RefusalCode::Overloaded
+                        | RefusalCode::StorageFull
                 ) =>
             {
                 hint = told.filter(|told| *told != replica);
@@ -135,7 +160,7 @@ impl Clients {
             let client = clients.client(FIRST_CLIENT + place);
             clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.read_all().await }));
         }
-        for place in 5..7 {
+        for place in 5..6 {
             let client = clients.client(FIRST_CLIENT + place);
             clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.watch_all().await }));
         }
@@ -151,9 +176,9 @@ impl Clients {
         }
     }
 
-    /// Every request id that was ever used.
-    pub fn asked(&self) -> BTreeSet<RequestId> {
-        lock(&self.asked).clone()
+    /// Every request id that was ever used; whoever asks beside the clients adds theirs.
+    pub fn asked(&self) -> Arc<Mutex<BTreeSet<RequestId>>> {
+        Arc::clone(&self.asked)
     }
 
     /// Nothing new is begun; returns once everything that was begun is over.
@@ -205,8 +230,9 @@ impl Client {
         let mut request = self.new_request();
         let count = 1 + below(2);
         let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
-        let jobs: Arc<[Submission]> = Submission::plain(names.map(|name| job(&name)));
-        let forgets = self.cluster.settings.bug == Some(PlantedBug::RetryUnderNewId);
+        let jobs: Arc<[Submission]> =
+            names.map(|name| Submission { spec: job(&name), contract: contract() }).collect();
+        let forgets = self.cluster.settings.bug == Some(Rule::RetryUnderNewId);
         let mut newest = request;
         let answer = ask(&self.cluster, self.host, tries, |attempt| {
             if forgets && attempt > 0 {
@@ -219,7 +245,9 @@ impl Client {
         match answer {
             Some(Ok(Answer::Submitted { jobs, at })) => {
                 self.cluster.checks.acknowledged(floor, request, jobs.clone(), at);
-                if chance(100) {
+                // Some while they start.
+                if chance(120) {
+                    sleep_ms(below(400)).await;
                     self.cancel(&jobs).await;
                 }
                 true
@@ -279,8 +307,10 @@ impl Client {
                             place = Some(reached);
                         }
                         Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenCompacted => {
-                            place = None
+                            place = None;
                         }
+                        // A replica that is behind: another may not be.
+                        Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenInvalid => {}
                         Some(Err(refusal)) => {
                             self.cluster.checks.fail(format!("a watch was refused: {refusal}"));
                         }

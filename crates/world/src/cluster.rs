@@ -6,20 +6,23 @@ use crate::disk::Disk;
 use crate::network::Network;
 use crate::replica::{BootError, Replica};
 use crate::runtime::{self, HARNESS, Host, event, sleep_true_ns, spawn_on, timeout};
-use crate::settings::{PlantedBug, Settings};
-use muster_consensus::{ConsensusConfig, SnapshotPolicy};
+use crate::settings::Settings;
+use muster_consensus::{ConsensusConfig, LeaderPolicy, SnapshotPolicy};
+use muster_planted::Rule;
 use muster_store::ReplicaNode;
-use muster_types::{ClusterId, LogTime, ReplicaId};
+use muster_types::{ClusterId, ReplicaId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Log time at the begin of a run: late enough that no retention reaches back before the epoch.
-const EPOCH_MS: u64 = 1_600_000_000_000;
+/// A snapshot is made after so many entries.
+const SNAPSHOT_EVERY: u64 = 80;
 /// Entries kept behind a snapshot: few, so that who was away needs one.
 const KEPT_ENTRIES: u64 = 30;
+/// Replicas ask their leader how they fare, and are asked, so often.
+const REPORT_INTERVAL_MS: u64 = 500;
 
 /// Agents have hosts from here on.
 pub const FIRST_AGENT: Host = 100;
@@ -47,9 +50,9 @@ pub struct Cluster {
     replicas: Mutex<BTreeMap<Host, Arc<Replica>>>,
     /// Replicas whose disk has less than they acknowledged.
     damaged: Mutex<BTreeSet<Host>>,
-    /// How far wall clocks are off, in milliseconds.
-    wall_offsets: Mutex<BTreeMap<Host, i64>>,
+    returning: Mutex<BTreeSet<Host>>,
     starts: Mutex<u64>,
+    uploads: Mutex<u64>,
 }
 
 impl Cluster {
@@ -77,8 +80,9 @@ impl Cluster {
             disks: replicas.map(|replica| (replica, Disk::default())).collect(),
             replicas: Mutex::default(),
             damaged: Mutex::default(),
-            wall_offsets: Mutex::default(),
+            returning: Mutex::default(),
             starts: Mutex::default(),
+            uploads: Mutex::default(),
         })
     }
 
@@ -104,7 +108,10 @@ impl Cluster {
 
     /// The replica with the newest leadership, if any leads.
     pub fn leader(&self) -> Option<Arc<Replica>> {
-        let leading = |replica: &Arc<Replica>| Some((replica.standing.borrow().mine?, Arc::clone(replica)));
+        let leading = |replica: &Arc<Replica>| {
+            let mine = replica.consensus.leadership().borrow().mine?;
+            Some((mine, Arc::clone(replica)))
+        };
         self.replicas().iter().filter_map(leading).max_by_key(|(mine, _)| *mine).map(|(_, replica)| replica)
     }
 
@@ -113,15 +120,11 @@ impl Cluster {
         lock(&self.damaged).clone()
     }
 
-    /// What a host's wall clock says.
-    pub fn log_time(&self, host: Host) -> LogTime {
-        let offset = lock(&self.wall_offsets).get(&host).copied().unwrap_or(0);
-        LogTime((EPOCH_MS + runtime::elapsed_ms()).saturating_add_signed(offset))
-    }
-
-    /// Sets a wall clock off.
-    pub fn set_wall_offset(&self, host: Host, ms: i64) {
-        lock(&self.wall_offsets).insert(host, ms);
+    /// The number of an upload of a snapshot.
+    pub fn next_upload(&self) -> u64 {
+        let mut uploads = lock(&self.uploads);
+        *uploads += 1;
+        *uploads
     }
 
     /// A member as the protocol knows it.
@@ -130,19 +133,41 @@ impl Cluster {
         ReplicaNode { region: "eu".to_owned(), peer_endpoint: endpoint.clone(), client_endpoint: endpoint }
     }
 
-    /// The protocol's settings: those of production, with what a run of a minute needs.
+    /// A replica's settings: those of production, with what a run of a minute needs.
+    pub fn consensus_config(&self, host: Host) -> ConsensusConfig {
+        let mut config = ConsensusConfig::new(ClusterId(1), ReplicaId(u64::from(host)));
+        config.timing = self.settings.timing();
+        config.snapshots = SnapshotPolicy {
+            every_entries: Some(SNAPSHOT_EVERY),
+            kept_entries: KEPT_ENTRIES,
+            ..SnapshotPolicy::ON_DEMAND
+        };
+        config.leader = LeaderPolicy {
+            report_interval_ms: REPORT_INTERVAL_MS,
+            // In some seeds the turns in an election are not those of the ids.
+            election_ranks: self.ranks(),
+            ..LeaderPolicy::default()
+        };
+        config.known_peers = self
+            .replica_hosts()
+            .into_iter()
+            .map(|host| (ReplicaId(u64::from(host)), Cluster::node(host)))
+            .collect();
+        config
+    }
+
+    fn ranks(&self) -> BTreeMap<ReplicaId, u32> {
+        let hosts = self.replica_hosts();
+        let first = (self.settings.seed / 5 % (hosts.len() as u64 + 1)) as u32;
+        hosts.into_iter().filter(|host| *host == first).map(|host| (ReplicaId(u64::from(host)), 0)).collect()
+    }
+
+    /// The protocol's own settings.
     ///
     /// # Errors
     /// When they are refused.
-    pub fn raft_config(&self, host: Host) -> Result<Arc<openraft::Config>, String> {
-        let mut config = ConsensusConfig::new(ClusterId(1), ReplicaId(u64::from(host)));
-        config.timing = self.settings.timing();
-        config.snapshots = SnapshotPolicy { kept_entries: KEPT_ENTRIES, ..SnapshotPolicy::ON_DEMAND };
-        let mut config = config.to_openraft().map_err(|error| error.to_string())?;
-        if self.settings.bug == Some(PlantedBug::LeaderRestore) {
-            config.enable_leader_restore = Some(true);
-        }
-        Ok(Arc::new(config))
+    pub fn protocol_config(&self, config: &ConsensusConfig) -> Result<openraft::Config, String> {
+        config.to_openraft().map_err(|error| error.to_string())
     }
 
     /// Starts a replica; whether it runs.
@@ -160,7 +185,7 @@ impl Cluster {
             }
             Ok(Err(BootError::Damaged)) => {
                 event("damaged", format_args!("n{host}"));
-                if self.settings.bug == Some(PlantedBug::VoteAfterLoss) {
+                if self.settings.bug == Some(Rule::VoteAfterLoss) {
                     // As if nothing had been there.
                     runtime::kill(host);
                     self.disk(host).wipe();
@@ -181,11 +206,26 @@ impl Cluster {
         }
     }
 
-    /// The damaged disk was replaced and the cluster has taken the replica out: it may start empty.
-    pub fn emptied(&self, host: Host) {
-        self.disk(host).wipe();
+    /// What is left on a damaged disk is set aside: the replica starts empty under its old name, with the mark
+    /// that says so, and has to be taken in anew.
+    pub fn empty(&self, host: Host) {
+        let disk = self.disk(host);
+        disk.wipe();
+        crate::storage::mark_as_lost(&disk);
         self.checks.emptied(host);
+        self.checks.count(|counts| counts.replaced += 1);
         lock(&self.damaged).remove(&host);
+        lock(&self.returning).insert(host);
+    }
+
+    /// Replicas that lost their storage and are not seen to be full members again.
+    pub fn returning(&self) -> BTreeSet<Host> {
+        lock(&self.returning).clone()
+    }
+
+    /// They all are.
+    pub fn all_returned(&self) {
+        lock(&self.returning).clear();
     }
 
     /// Power loss of a replica.

@@ -100,11 +100,25 @@ impl Disk {
         self.lock().files.get(name).cloned()
     }
 
-    /// Replaces a small file, durably and at once: written beside, synced, renamed.
+    /// Whether there is no room.
+    pub fn is_full(&self) -> bool {
+        self.lock().full
+    }
+
+    /// A small file is there, or none is; by who sets the disk up.
+    pub fn put(&self, name: &'static str, bytes: Option<Vec<u8>>) {
+        let mut content = self.lock();
+        match bytes {
+            Some(bytes) => _ = content.files.insert(name, bytes),
+            None => _ = content.files.remove(name),
+        }
+    }
+
+    /// Replaces a small file or removes it, durably and at once: written beside, synced, renamed.
     ///
     /// # Errors
     /// When there is no room, which leaves the old one.
-    pub async fn replace(&self, name: &'static str, bytes: Vec<u8>) -> Result<(), Full> {
+    pub async fn set(&self, name: &'static str, bytes: Option<Vec<u8>>) -> Result<(), Full> {
         let (factor, full, life) = {
             let content = self.lock();
             (content.slow_factor.max(1), content.full, content.life)
@@ -113,11 +127,18 @@ impl Disk {
             return Err(Full);
         }
         sleep_true_ns((SYNC_NS / 2 + below(SYNC_NS)) * factor).await;
-        let mut content = self.lock();
-        if content.life == life {
-            content.files.insert(name, bytes);
+        if self.lock().life == life {
+            self.put(name, bytes);
         }
         Ok(())
+    }
+
+    /// Replaces a small file in the same way.
+    ///
+    /// # Errors
+    /// When there is no room, which leaves the old one.
+    pub async fn replace(&self, name: &'static str, bytes: Vec<u8>) -> Result<(), Full> {
+        self.set(name, Some(bytes)).await
     }
 
     /// Power loss.

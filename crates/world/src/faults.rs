@@ -6,9 +6,23 @@
 use crate::agent::Machine;
 use crate::cluster::{Cluster, lock};
 use crate::operator::Operator;
-use crate::runtime::{self, Host, below, chance, event, now_ns, pick, set_rate, sleep_ms, spawn, spawn_on};
+use crate::runtime::{
+    self, Host, below, chance, elapsed_ms, event, now_ns, pick, set_rate, sleep_ms, spawn, spawn_on,
+};
+use muster_types::ReplicaId;
+use muster_types::health::Finding;
 use std::sync::Arc;
 
+/// Looks, half a second apart, for a cluster that is well.
+const CALM_LOOKS_MAX: usize = 24;
+/// From a leader's death to the next leader: a lease, the turns, and what the clocks are apart.
+const KILLED_MS_MAX: u64 = 6_000;
+/// From a leader's deafness: the silence it allows itself before that.
+const DEAF_MS_MAX: u64 = 12_000;
+/// From a disk that went bad.
+const BAD_DISK_MS_MAX: u64 = 10_000;
+/// A flush takes about a second.
+const SLOW_FACTOR: u64 = 1_200;
 /// Clocks run apart by at most so many millionths: what the margin of a lease allows for two of them.
 const RATE_PPM_MAX: u64 = 40_000;
 
@@ -57,6 +71,7 @@ impl Faults {
         }
         for machine in &self.cluster.machines {
             machine.thaw(&self.cluster).await;
+            machine.recover();
         }
         self.start_all().await;
     }
@@ -92,7 +107,7 @@ impl Faults {
 
     async fn one(&self) {
         let host = self.leader_or_any();
-        match below(24) {
+        match below(27) {
             0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
             0..=4 => self.start_all().await,
             5 => self.cut_one_way(host, true),
@@ -111,11 +126,81 @@ impl Faults {
             18 => self.transfer().await,
             19 => self.snapshot_under_fire(host).await,
             20 => self.machine(),
+            21 => self.kill_leader().await,
+            22 => self.deafen_leader().await,
+            23 => self.spoil_leaders_disk().await,
             _ => {
                 event("heal", format_args!("network"));
                 lock(&self.cluster.network).heal();
             }
         }
+    }
+
+    /// Mends everything, and waits until all replicas are well; who leads them then. None when that takes too
+    /// long: a bound on what follows would say nothing.
+    async fn calm(&self) -> Option<Host> {
+        lock(&self.cluster.network).heal();
+        self.operator.want_all();
+        for host in self.cluster.replica_hosts() {
+            runtime::thaw(host);
+            self.cluster.disk(host).mend();
+        }
+        for _ in 0..CALM_LOOKS_MAX {
+            self.start_all().await;
+            sleep_ms(500).await;
+            if self.operator.is_settled()
+                && let Some(leader) = self.cluster.leader()
+            {
+                // Until it has heard how the others fare.
+                sleep_ms(2_000).await;
+                let stays = self.cluster.leader().is_some_and(|now| now.host == leader.host);
+                return (stays && self.operator.is_settled()).then_some(leader.host);
+            }
+        }
+        None
+    }
+
+    /// Where all others are well, one of them leads before long.
+    async fn another_leads(&self, old: Host, within_ms: u64, what: &str, again: impl Fn()) {
+        let begun = elapsed_ms();
+        while elapsed_ms() < begun + within_ms {
+            // What an earlier fault mends in passing.
+            again();
+            sleep_ms(100).await;
+            if self.cluster.leader().is_some_and(|leader| leader.host != old) {
+                self.cluster.checks.count(|counts| counts.replaced_leaders += 1);
+                return;
+            }
+        }
+        self.cluster.checks.fail(format!("n{old} {what}, and nobody else leads after {within_ms} ms"));
+    }
+
+    /// Ranked elections: one of the others has its turn.
+    async fn kill_leader(&self) {
+        let Some(leader) = self.calm().await else { return };
+        event("fault", format_args!("leader n{leader} killed"));
+        self.cluster.crash(leader);
+        self.another_leads(leader, KILLED_MS_MAX, "was killed", || {}).await;
+    }
+
+    /// The gate: a leader that hears nobody falls silent, so that the others can elect.
+    async fn deafen_leader(&self) {
+        let Some(leader) = self.calm().await else { return };
+        event("fault", format_args!("leader n{leader} deaf"));
+        self.cut_one_way(leader, true);
+        self.another_leads(leader, DEAF_MS_MAX, "hears nobody", || {}).await;
+        lock(&self.cluster.network).heal();
+    }
+
+    /// The handover: a leader whose disk is full or very slow gives up leadership.
+    async fn spoil_leaders_disk(&self) {
+        let Some(leader) = self.calm().await else { return };
+        let full = chance(500);
+        event("fault", format_args!("leader n{leader} disk bad, full {full}"));
+        let disk = self.cluster.disk(leader);
+        let spoil = || if full { disk.set_full(true) } else { disk.set_slow(SLOW_FACTOR) };
+        self.another_leads(leader, BAD_DISK_MS_MAX, "has a bad disk", spoil).await;
+        disk.mend();
     }
 
     /// The host hears nobody of its peers, or nobody hears it.
@@ -208,7 +293,7 @@ impl Faults {
     fn clock(&self, host: Host) {
         let offset = below(7_200_000) as i64 - 3_600_000;
         event("fault", format_args!("n{host} wall clock {offset} ms off"));
-        self.cluster.set_wall_offset(host, offset);
+        runtime::set_wall_offset(host, offset);
         self.drift(host);
     }
 
@@ -242,7 +327,8 @@ impl Faults {
 
     /// A bit of what was acknowledged turns over, found at the next start. Never beyond one replica.
     fn damage(&self, host: Host) {
-        if !self.cluster.damaged().is_empty() || !self.operator.is_settled() {
+        let hurt = !self.cluster.damaged().is_empty() || !self.cluster.returning().is_empty();
+        if hurt || !self.operator.is_settled() {
             return;
         }
         let disk = self.cluster.disk(host);
@@ -277,9 +363,10 @@ impl Faults {
         let Some(leader) = self.cluster.leader() else { return };
         let Some(to) = pick(&self.others(leader.host)) else { return };
         event("fault", format_args!("leadership from n{} to n{to}", leader.host));
-        let raft = leader.raft.clone();
+        let consensus = leader.consensus.clone();
         spawn_on(leader.host, async move {
-            let _ = raft.trigger().transfer_leader(u64::from(to)).await;
+            // It may lead no more by then.
+            let _ = consensus.transfer_leadership(ReplicaId(u64::from(to))).await;
         });
     }
 
@@ -292,12 +379,13 @@ impl Faults {
         }
         sleep_ms(1_500 + below(2_000)).await;
         for replica in self.cluster.replicas() {
-            let raft = replica.raft.clone();
+            let consensus = replica.consensus.clone();
             let upto = *replica.machine.applied().borrow();
             spawn_on(replica.host, async move {
-                let _ = raft.trigger().snapshot().await;
+                consensus.trigger_snapshot().await;
                 sleep_ms(20).await;
-                let _ = raft.trigger().purge_log(upto).await;
+                // A replica that stops purges nothing.
+                let _ = consensus.raft().trigger().purge_log(upto).await;
             });
         }
         sleep_ms(50 + below(100)).await;
@@ -312,7 +400,12 @@ impl Faults {
 
     fn machine(&self) {
         let Some(machine) = pick(&self.cluster.machines) else { return };
-        match below(4) {
+        match below(5) {
+            4 => {
+                if let Some(finding) = pick(&Finding::KINDS) {
+                    machine.fall_ill(finding);
+                }
+            }
             0 => {
                 let cluster = Arc::clone(&self.cluster);
                 machine.kill_agent();

@@ -5,13 +5,13 @@
 //! One journal holds entries, votes, truncations, purges and what is known to be committed, in the order
 //! they were asked for. A mark beside it says how far it was once synced.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, lock};
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
-use crate::runtime::{Host, event, sleep_ms};
-use crate::settings::PlantedBug;
+use crate::runtime::{Host, event, local_ns, sleep_ms};
 use bytes::Bytes;
-use muster_store::{Entry, EntryPayload, LeaderId, LogId, Vote, decode_entry, encode_entry};
+use muster_planted::Rule;
+use muster_store::{Entry, EntryPayload, FlushProgress, LeaderId, LogId, Vote, decode_entry, encode_entry};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::vote::RaftLeaderId;
 use openraft::{OptionalSend, RaftLogReader};
@@ -30,6 +30,8 @@ const KIND_PURGE: u8 = 4;
 const KIND_COMMITTED: u8 = 5;
 /// Kind, length, checksum.
 const FRAME_BYTES: usize = 9;
+/// A flush counts one part in so many for the mean, as in `muster-store`.
+const MEAN_WEIGHT: u64 = 16;
 /// Between two looks whether there is room again.
 const ROOM_PAUSE_MS: u64 = 50;
 
@@ -46,6 +48,22 @@ enum Done {
     Flushed(IOFlushed<SimConfig>),
     Told(oneshot::Sender<()>),
     Nobody,
+}
+
+/// How long flushes take.
+#[derive(Default)]
+struct Flushes {
+    mean_ns: u64,
+    began: Option<u64>,
+}
+
+impl Flushes {
+    fn end(&mut self, now: u64) {
+        let Some(began) = self.began.take() else { return };
+        let took = now.saturating_sub(began);
+        self.mean_ns =
+            if self.mean_ns == 0 { took } else { (self.mean_ns * (MEAN_WEIGHT - 1) + took) / MEAN_WEIGHT };
+    }
 }
 
 #[derive(Default)]
@@ -72,8 +90,8 @@ pub struct SimLog {
     disk: Disk,
     inner: Arc<Mutex<Inner>>,
     work: Arc<Notify>,
-    /// Application entries that were flushed since the start.
-    flushed: watch::Sender<u64>,
+    flushed: watch::Sender<FlushProgress>,
+    flushes: Arc<Mutex<Flushes>>,
 }
 
 fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
@@ -173,7 +191,8 @@ impl SimLog {
             disk: disk.clone(),
             inner: Arc::new(Mutex::new(inner)),
             work: Arc::new(Notify::new()),
-            flushed: watch::Sender::new(0),
+            flushed: watch::Sender::default(),
+            flushes: Arc::default(),
         };
         crate::runtime::spawn_on(host, log.clone().write_behind());
         Ok(log)
@@ -184,9 +203,15 @@ impl SimLog {
         self.lock().floor
     }
 
-    /// Application entries flushed since the start.
-    pub fn flushed(&self) -> watch::Receiver<u64> {
+    /// How far it is durable.
+    pub fn flushed(&self) -> watch::Receiver<FlushProgress> {
         self.flushed.subscribe()
+    }
+
+    /// Moving mean of how long flushes took, in nanoseconds, and since when one has been under way.
+    pub fn flushes(&self) -> (u64, Option<u64>) {
+        let flushes = lock(&self.flushes);
+        (flushes.mean_ns, flushes.began)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -215,13 +240,20 @@ impl SimLog {
                     }
                 };
             }
-            let lies = self.cluster.settings.bug == Some(PlantedBug::AckBeforeFlush);
-            if !lies && !self.flush(end).await {
+            let lies = self.cluster.settings.bug == Some(Rule::AckBeforeFlush);
+            lock(&self.flushes).began = Some(local_ns());
+            let flushed = lies || self.flush(end).await;
+            lock(&self.flushes).end(local_ns());
+            if !flushed {
                 self.cluster.abort(self.host, "a flush failed");
                 return;
             }
             let app_entries = batch.iter().map(|(_, app, _)| app).sum::<u64>();
-            self.flushed.send_modify(|flushed| *flushed += app_entries);
+            let last_index = self.lock().last().map(|last| last.index());
+            self.flushed.send_modify(|flushed| {
+                flushed.last_index = last_index;
+                flushed.app_entries_flushed += app_entries;
+            });
             if !lies && self.disk.synced() < end {
                 self.cluster.checks.fail(format!("n{}: acknowledged before it was synced", self.host));
             }

@@ -6,12 +6,11 @@ use crate::cluster::Cluster;
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event};
-use crate::settings::PlantedBug;
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_consensus::{Application, CommittedEntry, SnapshotData};
+use muster_consensus::{Application, CommittedEntry, SnapshotData, Weights};
 use muster_engine::{Replicated, Subscription, View, WatchPosition, replicated};
-use muster_journal::{Decision, FORMAT_MAX, decode_round, encode_round, hash};
+use muster_journal::{FORMAT_MAX, hash};
 use muster_store::{
     Entry, EntryPayload, LogId, SnapshotHandle, SnapshotMeta, SnapshotStore, StoreOptions, StoredMembership,
     decode_snapshot_meta, encode_snapshot_meta,
@@ -42,7 +41,8 @@ pub struct SimMachine {
     disk: Disk,
     snapshots: SnapshotStore,
     inner: Arc<Mutex<Inner>>,
-    view: Arc<View>,
+    view: View,
+    weights: Weights,
     applied: watch::Sender<u64>,
 }
 
@@ -64,7 +64,7 @@ fn encode(handle: &SnapshotHandle) -> io::Result<Vec<u8>> {
 }
 
 /// The same again, as a snapshot of this store that is not published yet; none where bytes are damaged.
-pub fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
+fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
     let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
     if crc32fast::hash(body).to_le_bytes() != *sum {
         return None;
@@ -85,11 +85,6 @@ pub fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
     writer.finish().ok()
 }
 
-/// A snapshot as it crosses the network.
-pub fn wire_bytes(handle: &SnapshotHandle) -> io::Result<Vec<u8>> {
-    encode(handle)
-}
-
 impl SimMachine {
     /// With the snapshot that the disk has, if it has one; none when that is damaged.
     pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Option<SimMachine> {
@@ -101,7 +96,8 @@ impl SimMachine {
             disk: disk.clone(),
             snapshots: SnapshotStore::memory(&StoreOptions::small()),
             inner: Arc::new(Mutex::new(inner)),
-            view: Arc::new(view),
+            view,
+            weights: Weights::default(),
             applied: watch::Sender::new(0),
         };
         if let Some(bytes) = disk.file(SNAPSHOT) {
@@ -114,8 +110,13 @@ impl SimMachine {
     }
 
     /// The state, and who waits for it.
-    pub fn view(&self) -> Arc<View> {
-        Arc::clone(&self.view)
+    pub fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    /// How much was applied.
+    pub fn weights(&self) -> Weights {
+        self.weights.clone()
     }
 
     /// The last entry that is in it.
@@ -146,34 +147,13 @@ impl SimMachine {
         self.lock().changes = changes.ok();
     }
 
-    /// The guard is not asked: a record of a lost leadership is made to look like one of the current.
-    fn forged(&self, payload: &Bytes) -> Option<Bytes> {
-        let state = self.view.state();
-        let mut round = decode_round(payload, FORMAT_MAX).ok()?;
-        let leadership = state.leadership()?;
-        let begins = matches!(round.decisions.first(), Some(Decision::LeaderStarted));
-        let current = (leadership.term, leadership.replica) == (round.term, round.replica)
-            && round.first_index == state.log_index().next();
-        if current || begins {
-            return None;
-        }
-        (round.term, round.replica) = (leadership.term, leadership.replica);
-        round.first_index = state.log_index().next();
-        round.basis_index = state.log_index();
-        round.log_time = round.log_time.max(state.log_time());
-        Some(encode_round(&round).into())
-    }
-
     fn apply_entry(&self, entry: &Entry) {
         let leader = entry.log_id.committed_leader_id();
-        let mut payload = match &entry.payload {
+        let payload = match &entry.payload {
             EntryPayload::Normal(payload) => Some(payload.0.clone()),
             EntryPayload::Blank | EntryPayload::Membership(_) => None,
         };
         let content = payload.as_ref().map_or(0, |payload| hash(&payload.as_ref()));
-        if self.cluster.settings.bug == Some(PlantedBug::SkipGuard) {
-            payload = payload.map(|payload| self.forged(&payload).unwrap_or(payload));
-        }
         let committed = CommittedEntry {
             raft_index: entry.log_id.index(),
             term: leader.term,
@@ -199,6 +179,11 @@ impl SimMachine {
         event("apply", format_args!("n{} {} -> {}", self.host, entry.log_id, state.log_index()));
         checks.applied(self.host, entry.log_id, content, &state);
         checks.published(self.host, before, state.log_index(), &events);
+        let bytes = match &entry.payload {
+            EntryPayload::Normal(payload) => payload.0.len() as u64,
+            EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+        };
+        self.weights.applied(entry.log_id.index(), 1, bytes);
         self.applied.send_replace(entry.log_id.index());
     }
 

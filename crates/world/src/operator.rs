@@ -1,22 +1,20 @@
-//! Who looks after the membership: replaces a replica whose disk is damaged, finishes changes that a leader
-//! left half done, and takes replicas out and in again on demand.
-//!
-//! A replica that lost its log is taken out of the cluster before it starts empty, and learns everything as a
-//! learner before it votes again.
+//! Who looks after the membership: sets damaged storage aside and starts the replica empty, takes replicas out
+//! and in again on demand. Every change is made by the product; so is everything that a replica whose storage
+//! was lost does to come back.
 
 use crate::cluster::{Cluster, lock};
+use crate::raft_runtime::SimConfig;
 use crate::replica::Replica;
 use crate::runtime::{Host, event, sleep_ms, spawn_on, timeout};
-use openraft::ChangeMembers;
-use openraft::async_runtime::WatchReceiver;
+use muster_consensus::{ChangeOptions, Consensus, ReplicaStatus};
+use muster_types::ReplicaId;
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// One step of a change.
+/// How long one step of a change is waited for; it goes on without.
 const STEP_PATIENCE: Duration = Duration::from_secs(3);
-/// A learner that is so close to the leader may vote.
-const LAG_MAX: u64 = 40;
 
 /// The operator. Clones share it.
 #[derive(Clone)]
@@ -26,24 +24,10 @@ pub struct Operator {
     unwanted: Arc<Mutex<BTreeSet<Host>>>,
 }
 
-struct Seen {
-    voters: BTreeSet<u64>,
-    nodes: BTreeSet<u64>,
-    joint: Option<BTreeSet<u64>>,
-    last: u64,
-}
-
-fn seen(leader: &Replica) -> Seen {
-    let metrics = leader.raft.metrics();
-    let metrics = metrics.borrow_watched();
-    let membership = metrics.membership_config.membership();
-    let configs = membership.get_joint_config();
-    Seen {
-        voters: membership.voter_ids().collect(),
-        nodes: membership.nodes().map(|(id, _)| *id).collect(),
-        joint: if configs.len() > 1 { configs.last().cloned() } else { None },
-        last: metrics.last_log_index.unwrap_or(0),
-    }
+/// Whether this replica knows a membership that is settled and in which everybody votes.
+fn knows_all(status: &ReplicaStatus, all: usize) -> bool {
+    let voters = status.members.iter().filter(|member| member.votes).count();
+    status.membership_settled && voters == all && !status.rejoining
 }
 
 impl Operator {
@@ -70,11 +54,10 @@ impl Operator {
         lock(&self.unwanted).clear();
     }
 
-    /// Whether every replica votes and no change is half done.
+    /// Whether every replica votes and no change is half done, as far as the leader knows.
     pub fn is_whole(&self) -> bool {
-        let Some(leader) = self.cluster.leader() else { return false };
-        let seen = seen(&leader);
-        seen.joint.is_none() && seen.voters.len() == self.cluster.replica_hosts().len()
+        let all = self.cluster.replica_hosts().len();
+        self.cluster.leader().is_some_and(|leader| knows_all(&leader.consensus.status(), all))
     }
 
     /// Whether every replica runs and knows itself and all others as voters: then one of them may be lost for
@@ -82,66 +65,68 @@ impl Operator {
     pub fn is_settled(&self) -> bool {
         let replicas = self.cluster.replicas();
         let all = self.cluster.replica_hosts().len();
-        let knows_all = |replica: &Arc<Replica>| {
-            let seen = seen(replica);
-            seen.joint.is_none() && seen.voters.len() == all
-        };
-        replicas.len() == all && replicas.iter().all(knows_all)
+        replicas.len() == all && replicas.iter().all(|replica| knows_all(&replica.consensus.status(), all))
     }
 
-    async fn change(
-        &self,
-        leader: &Arc<Replica>,
-        what: &str,
-        change: ChangeMembers<u64, muster_store::ReplicaNode>,
-    ) {
-        event("membership", format_args!("n{} {what}: {change:?}", leader.host));
-        let raft = leader.raft.clone();
-        let task = spawn_on(leader.host, async move { raft.change_membership(change, false).await.is_ok() });
+    async fn change<F, Fut, T, E>(&self, leader: &Arc<Replica>, what: &str, id: ReplicaId, change: F)
+    where
+        F: FnOnce(Consensus<SimConfig>) -> Fut + 'static,
+        Fut: Future<Output = Result<T, E>>,
+        E: std::fmt::Display,
+    {
+        event("membership", format_args!("n{} {what} {id}", leader.host));
+        let consensus = leader.consensus.clone();
+        let (host, what) = (leader.host, what.to_owned());
+        let task = spawn_on(leader.host, async move {
+            if let Err(error) = change(consensus).await {
+                event("membership", format_args!("n{host} not {what} {id}: {error}"));
+            }
+        });
         // Whatever came of it is seen in the next step.
         let _ = timeout(STEP_PATIENCE, task).await;
     }
 
     async fn step(&self) {
-        let Some(leader) = self.cluster.leader() else { return };
-        let now = seen(&leader);
-        if let Some(target) = now.joint {
-            return self.change(&leader, "finish", ChangeMembers::ReplaceAllVoters(target)).await;
+        for host in self.cluster.damaged() {
+            event("set aside", format_args!("n{host}"));
+            self.cluster.empty(host);
+            self.cluster.boot(host).await;
         }
-        let (damaged, unwanted) = (self.cluster.damaged(), lock(&self.unwanted).clone());
+        if !self.cluster.returning().is_empty() && self.is_settled() {
+            self.cluster.all_returned();
+        }
+        let Some(leader) = self.cluster.leader() else { return };
+        let members = leader.consensus.members();
+        let voters = members.iter().filter(|member| member.votes).count();
+        let (unwanted, returning) = (lock(&self.unwanted).clone(), self.cluster.returning());
         for host in self.cluster.replica_hosts() {
-            let id = u64::from(host);
-            let out = damaged.contains(&host) || unwanted.contains(&host);
-            // Never below what a quorum needs.
-            if out && now.voters.contains(&id) {
-                let enough = now.voters.len() > 2 || damaged.contains(&host);
-                if leader.host != host && enough {
-                    return self.change(&leader, "remove", ChangeMembers::RemoveVoters([id].into())).await;
+            let id = ReplicaId(u64::from(host));
+            let member = members.iter().find(|member| member.replica == id);
+            if unwanted.contains(&host) {
+                // Never below what a quorum needs, and nobody beside one that is coming back.
+                let may = voters > 2 && host != leader.host && returning.is_empty();
+                if may && member.is_some_and(|member| member.votes) {
+                    let options = ChangeOptions::default();
+                    return self
+                        .change(&leader, "remove", id, move |c| async move { c.remove(id, options).await })
+                        .await;
                 }
                 continue;
             }
-            if damaged.contains(&host) && !now.nodes.contains(&id) {
-                event("replace", format_args!("n{host}"));
-                self.cluster.emptied(host);
-                self.cluster.checks.count(|counts| counts.replaced += 1);
-                self.cluster.boot(host).await;
-                return;
-            }
-            if out || self.cluster.replica(host).is_none() {
-                continue;
-            }
-            if !now.nodes.contains(&id) {
-                event("membership", format_args!("n{} learner {host}", leader.host));
-                let raft = leader.raft.clone();
-                let task = spawn_on(leader.host, async move {
-                    raft.add_learner(id, Cluster::node(host), false).await.is_ok()
-                });
-                let _ = timeout(STEP_PATIENCE, task).await;
-                return;
-            }
-            let applied = self.cluster.replica(host).map_or(0, |replica| *replica.machine.applied().borrow());
-            if !now.voters.contains(&id) && applied + LAG_MAX >= now.last {
-                return self.change(&leader, "promote", ChangeMembers::AddVoterIds([id].into())).await;
+            match member {
+                None if self.cluster.replica(host).is_some() => {
+                    let node = Cluster::node(host);
+                    return self
+                        .change(&leader, "add", id, move |c| async move { c.add_learner(id, node).await })
+                        .await;
+                }
+                // One whose storage was lost sees to its vote itself, unless whoever owed it leads no more.
+                Some(member) if !member.votes && member.report.as_ref().is_some_and(|r| !r.rejoining) => {
+                    return self
+                        .change(&leader, "promote", id, move |c| async move { c.promote(id).await })
+                        .await;
+                }
+                _ => {}
             }
         }
     }

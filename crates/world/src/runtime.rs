@@ -26,6 +26,8 @@ pub const HARNESS: Host = 0;
 
 /// True time at the begin of a run, so that nothing has to be subtracted from zero.
 const BEGIN_NS: u64 = 1_000_000_000_000;
+/// The time of day at the begin of a run: late enough that no retention reaches back before 1970.
+const EPOCH_MS: u64 = 1_600_000_000_000;
 /// Polls without time passing that count as a loop that never ends.
 const POLLS_AT_ONCE_MAX: u64 = 400_000;
 /// Events kept for a trace.
@@ -73,6 +75,8 @@ struct World {
     /// Runnable tasks of frozen hosts.
     held: BTreeSet<u64>,
     rates: BTreeMap<Host, Rate>,
+    /// How far wall clocks are off, in milliseconds.
+    wall_offsets: BTreeMap<Host, i64>,
     current: Host,
     hash: u64,
     events: u64,
@@ -166,6 +170,19 @@ pub fn set_rate(host: Host, ppm: i64) {
         let rate = Rate { global: world.now, local: local(world, host, world.now), ppm };
         world.rates.insert(host, rate);
     });
+}
+
+/// Sets a host's wall clock off.
+pub fn set_wall_offset(host: Host, ms: i64) {
+    with(|world| world.wall_offsets.insert(host, ms));
+}
+
+/// What the present host's wall clock says, in milliseconds since 1970.
+pub fn wall_ms() -> u64 {
+    with(|world| {
+        let offset = world.wall_offsets.get(&world.current).copied().unwrap_or(0);
+        (EPOCH_MS + (world.now - BEGIN_NS) / 1_000_000).saturating_add_signed(offset)
+    })
 }
 
 /// Adds to the trace. What is said is part of the run's digest.

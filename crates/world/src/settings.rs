@@ -1,74 +1,18 @@
 //! What a run is made of.
 
 use muster_consensus::Timing;
+use muster_planted::Rule;
 use muster_types::Parameters;
-use std::fmt;
-use std::str::FromStr;
 
-/// A rule that the simulator breaks on purpose, in its own adapters, to see that the checks notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PlantedBug {
-    /// A leader renews leases without asking a quorum.
-    HeartbeatWithoutQuorum,
-    /// Proposals are bound to no leadership, and records of a lost one are applied as if they were current.
-    SkipGuard,
-    /// A replica that lost its log starts empty under its old name and votes.
-    VoteAfterLoss,
-    /// Entries are acknowledged, and so applied, before they are flushed.
-    AckBeforeFlush,
-    /// A leader that restarts goes on without an election.
-    LeaderRestore,
-    /// An agent starts a gang without asking whether the order still stands, and outlives its lease.
-    AgentIgnoresLease,
-    /// A client repeats a submission under another request id.
-    RetryUnderNewId,
-    /// Log time stands still while a leader's wall clock is behind it.
-    WallClockOnly,
-}
+/// Rules that the simulator breaks itself, since what it simulates keeps them in the product: storage, agents
+/// and clients. The others are broken in the product, by a build with the feature `planted-bugs`.
+pub const OWN: [Rule; 4] =
+    [Rule::VoteAfterLoss, Rule::AckBeforeFlush, Rule::AgentIgnoresLease, Rule::RetryUnderNewId];
 
-impl PlantedBug {
-    /// All of them.
-    pub const ALL: [PlantedBug; 8] = [
-        PlantedBug::HeartbeatWithoutQuorum,
-        PlantedBug::SkipGuard,
-        PlantedBug::VoteAfterLoss,
-        PlantedBug::AckBeforeFlush,
-        PlantedBug::LeaderRestore,
-        PlantedBug::AgentIgnoresLease,
-        PlantedBug::RetryUnderNewId,
-        PlantedBug::WallClockOnly,
-    ];
-
-    /// As it is named on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            PlantedBug::HeartbeatWithoutQuorum => "heartbeat-without-quorum",
-            PlantedBug::SkipGuard => "skip-guard",
-            PlantedBug::VoteAfterLoss => "vote-after-loss",
-            PlantedBug::AckBeforeFlush => "ack-before-flush",
-            PlantedBug::LeaderRestore => "leader-restore",
-            PlantedBug::AgentIgnoresLease => "agent-ignores-lease",
-            PlantedBug::RetryUnderNewId => "retry-under-new-id",
-            PlantedBug::WallClockOnly => "wall-clock-only",
-        }
-    }
-}
-
-impl fmt::Display for PlantedBug {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for PlantedBug {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PlantedBug, String> {
-        let names: Vec<&str> = PlantedBug::ALL.iter().map(|bug| bug.name()).collect();
-        let found = PlantedBug::ALL.into_iter().find(|bug| bug.name() == text);
-        found.ok_or_else(|| format!("no planted bug {text}; there are {}", names.join(", ")))
-    }
+/// Rules that this build can break.
+#[must_use]
+pub fn breakable() -> Vec<Rule> {
+    Rule::ALL.into_iter().filter(|rule| muster_planted::IS_ON || OWN.contains(rule)).collect()
 }
 
 /// One run.
@@ -85,7 +29,7 @@ pub struct Settings {
     /// Whether faults come at all.
     pub faults: bool,
     /// A rule that is broken on purpose.
-    pub bug: Option<PlantedBug>,
+    pub bug: Option<Rule>,
 }
 
 impl Settings {

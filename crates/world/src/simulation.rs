@@ -3,11 +3,12 @@
 
 use crate::checks::Counts;
 use crate::clients::{Clients, ask, policy};
-use crate::cluster::{Cluster, FIRST_CLIENT};
+use crate::cluster::{Cluster, FIRST_CLIENT, lock};
 use crate::faults::Faults;
 use crate::operator::Operator;
 use crate::runtime::{self, RunDigest, elapsed_ms, event, sleep_ms, spawn_on};
 use crate::settings::Settings;
+use crate::steward;
 use muster_decider::Command;
 use muster_journal::FORMAT_MAX;
 use muster_state::Phase;
@@ -55,6 +56,7 @@ impl Report {
 #[must_use]
 pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
     runtime::reset(settings.seed, keep_trace);
+    muster_planted::break_here(settings.bug);
     let cluster = Cluster::new(settings);
     let inside = Arc::clone(&cluster);
     let outcome = runtime::run(async move { whole_run(inside).await });
@@ -86,8 +88,8 @@ async fn found(cluster: &Arc<Cluster>) {
     let members: BTreeMap<_, _> =
         cluster.replica_hosts().into_iter().map(|host| (u64::from(host), Cluster::node(host))).collect();
     if let Some(first) = cluster.replica(1) {
-        let raft = first.raft.clone();
-        let formed = spawn_on(1, async move { raft.initialize(members).await.is_ok() }).await;
+        let consensus = first.consensus.clone();
+        let formed = spawn_on(1, async move { consensus.raft().initialize(members).await.is_ok() }).await;
         if formed.ok() != Some(true) {
             cluster.checks.fail("the cluster did not form".to_owned());
         }
@@ -117,6 +119,10 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
         cluster.checks.fail("the fleet did not register".to_owned());
     }
     let mut clients = Clients::start(&cluster);
+    if cluster.settings.faults {
+        let until_ms = runtime::elapsed_ms() + 2_000 + cluster.settings.chaos_ms;
+        steward::start(&cluster, clients.asked(), until_ms);
+    }
     sleep_ms(2_000).await;
     let faults = Arc::new(Faults::new(&cluster, operator.clone()));
     if cluster.settings.faults {
@@ -207,7 +213,7 @@ fn left(cluster: &Arc<Cluster>) -> String {
 }
 
 fn last_look(cluster: &Arc<Cluster>, clients: &Clients) {
-    let asked = clients.asked();
+    let asked = lock(&clients.asked()).clone();
     for replica in cluster.replicas() {
         let state = replica.view.state();
         cluster.checks.nothing_lost(replica.host, &state);

@@ -1,7 +1,8 @@
 //! Many seeds: those that failed once, then new ones; and rules broken on purpose, to see them caught.
 
-use crate::settings::{PlantedBug, Settings};
+use crate::settings::Settings;
 use crate::simulation::{Report, simulate};
+use muster_planted::Rule;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -69,12 +70,20 @@ pub struct Summary {
     pub failed: Vec<Report>,
     /// Submissions acknowledged, of all.
     pub acknowledged: u64,
+    /// Of the runs with five replicas alone: simulated time in milliseconds, and real time.
+    pub five: (u64, Duration),
     /// Longest from the heal to the next acknowledgement, in milliseconds.
     pub slowest_recovery_ms: u64,
     /// Runs that had a snapshot installed, a replica replaced.
     pub with_install: u64,
-    /// Runs in which a damaged replica was replaced.
+    /// Runs in which a replica came back after its storage was lost.
     pub with_replacement: u64,
+    /// Runs in which an upload of a snapshot went on where it had broken off.
+    pub with_resumption: u64,
+    /// Leaders that were replaced in time, of all.
+    pub replaced_leaders: u64,
+    /// Checkpoints acknowledged, of all.
+    pub checkpoints: u64,
 }
 
 impl Summary {
@@ -84,15 +93,29 @@ impl Summary {
         self.simulated_ms as f64 / 1_000.0 / self.busy.as_secs_f64().max(1e-9)
     }
 
+    /// The same for five replicas alone; none when no run had five.
+    #[must_use]
+    pub fn speed_of_five(&self) -> Option<f64> {
+        let (simulated_ms, busy) = self.five;
+        (simulated_ms > 0).then(|| simulated_ms as f64 / 1_000.0 / busy.as_secs_f64().max(1e-9))
+    }
+
     /// Adds a run.
     pub fn add(&mut self, report: Report, took: Duration) {
         self.runs += 1;
         self.simulated_ms += report.digest.simulated_ms;
         self.busy += took;
+        if report.settings.replicas == 5 {
+            self.five.0 += report.digest.simulated_ms;
+            self.five.1 += took;
+        }
         self.acknowledged += report.counts.acknowledged;
         self.slowest_recovery_ms = self.slowest_recovery_ms.max(report.recovered_ms.unwrap_or(0));
         self.with_install += u64::from(report.counts.installed > 0);
         self.with_replacement += u64::from(report.counts.replaced > 0);
+        self.with_resumption += u64::from(report.counts.resumed > 0);
+        self.replaced_leaders += report.counts.replaced_leaders;
+        self.checkpoints += report.counts.checkpoints;
         if !report.violations.is_empty() {
             self.failed.push(report);
         }
@@ -129,7 +152,7 @@ pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
 
 /// Breaks a rule, and runs seeds until somebody notices.
 #[must_use]
-pub fn catch(bug: PlantedBug, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
+pub fn catch(bug: Rule, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
     let all =
         (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
     all.map(|settings| simulate(settings, false)).find(|report| !report.violations.is_empty())

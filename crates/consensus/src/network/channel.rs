@@ -9,7 +9,9 @@ use super::snapshots::Uploads;
 use crate::config::ConsensusConfig;
 use crate::error::ReadPoint;
 use crate::gate::Gate;
-use crate::leadership::Metrics;
+use crate::ground::{Metrics, PeerError, PeerLink, Peers, Process};
+use crate::peers::{self, PeerReport};
+use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep};
 use crate::traffic::Traffic;
 use muster_store::{ReplicaNode, ReplicaStore};
 use muster_transport::Expect;
@@ -31,20 +33,20 @@ type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
 /// Makes connections to peers. Clones share what it knows of them.
 #[derive(Clone)]
-pub(crate) struct PeerNetwork {
+pub struct PeerNetwork {
     pub(super) config: ConsensusConfig,
-    pub(super) gate: Gate,
+    pub(super) gate: Gate<Process>,
     pub(super) traffic: Traffic,
     store: ReplicaStore,
     /// Set once the protocol runs.
-    metrics: Arc<OnceLock<Metrics>>,
+    metrics: Arc<OnceLock<Metrics<Process>>>,
     pub(super) uploads: Uploads,
     /// When a peer's refusal of this replica as such was last logged.
     refusals: Arc<Mutex<LoggedAt>>,
 }
 
 impl PeerNetwork {
-    pub(crate) fn new(config: ConsensusConfig, gate: Gate, store: ReplicaStore) -> PeerNetwork {
+    pub(crate) fn new(config: ConsensusConfig, gate: Gate<Process>, store: ReplicaStore) -> PeerNetwork {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
         PeerNetwork {
             config,
@@ -57,17 +59,13 @@ impl PeerNetwork {
         }
     }
 
-    pub(crate) fn watch(&self, metrics: Metrics) {
+    pub(crate) fn watch(&self, metrics: Metrics<Process>) {
         // Started once; a second protocol on this network does not exist.
         let _ = self.metrics.set(metrics);
     }
 
     pub(crate) fn traffic(&self) -> &Traffic {
         &self.traffic
-    }
-
-    pub(crate) fn uploads(&self) -> Uploads {
-        self.uploads.clone()
     }
 
     /// A connection to `target`, at `node` until the membership says otherwise; opened when first
@@ -122,7 +120,7 @@ impl PeerNetwork {
 
 /// One connection to one peer.
 #[derive(Clone)]
-pub(crate) struct PeerChannel {
+pub struct PeerChannel {
     network: PeerNetwork,
     target: ReplicaId,
     node: ReplicaNode,
@@ -194,28 +192,59 @@ impl PeerChannel {
         }
         answer.map(tonic::Response::into_inner)
     }
+}
 
-    /// What the peer is and how it fares.
-    pub(crate) async fn describe(&mut self) -> Result<wire::DescribeResponse, Status> {
-        self.call(async |mut client, peer| client.describe(wire::DescribeRequest { peer: Some(peer) }).await)
-            .await
+impl Peers for PeerNetwork {
+    type Link = PeerChannel;
+
+    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
+        self.channel(target, node)
     }
 
-    /// How far reads have to wait, by the peer if it leads.
-    pub(crate) async fn read_index(mut self) -> Result<ReadPoint, Status> {
+    fn are_uploading(&self) -> bool {
+        self.uploads.are_running()
+    }
+}
+
+impl From<Status> for PeerError {
+    fn from(status: Status) -> Self {
+        let may_have_begun = matches!(
+            status.code(),
+            Code::Aborted | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded
+        );
+        PeerError { detail: status.message().to_owned(), may_have_begun }
+    }
+}
+
+impl PeerLink for PeerChannel {
+    async fn describe(&mut self) -> Result<PeerReport, PeerError> {
+        let request = |peer| wire::DescribeRequest { peer: Some(peer) };
+        let answer = self.call(async |mut client, peer| client.describe(request(peer)).await).await?;
+        Ok(peers::from_wire(answer))
+    }
+
+    async fn read_index(mut self) -> Result<ReadPoint, PeerError> {
         let request = |peer| wire::ReadIndexRequest { peer: Some(peer) };
         let answer = self.call(async |mut client, peer| client.read_index(request(peer)).await).await?;
-        convert::read_point(answer)
+        Ok(convert::read_point(answer)?)
     }
 
-    /// Asks the peer, if it leads, to take this replica in anew; it fills in who asks.
-    pub(crate) async fn readmit(
-        &mut self,
-        request: wire::ReadmitRequest,
-    ) -> Result<wire::ReadmitResponse, Status> {
-        self.call(async |mut client, peer| {
-            client.readmit(wire::ReadmitRequest { peer: Some(peer), ..request }).await
-        })
-        .await
+    async fn readmit(&mut self, request: ReturnRequest) -> Result<Readmitted, PeerError> {
+        let ReturnRequest { step, begun, node } = request;
+        let step = match step {
+            ReturnStep::Readmit => wire::readmit_request::Step::Readmit,
+            ReturnStep::Promote => wire::readmit_request::Step::Promote,
+        };
+        let request = |peer| wire::ReadmitRequest {
+            peer: Some(peer),
+            step: step.into(),
+            begun,
+            region: node.region,
+            peer_endpoint: node.peer_endpoint,
+            client_endpoint: node.client_endpoint,
+        };
+        let answer = self.call(async |mut client, peer| client.readmit(request(peer)).await).await?;
+        let vote = convert::vote(answer.vote)?;
+        Ok(Readmitted { from_index: answer.from_index, vote, voted: answer.voted })
     }
 }

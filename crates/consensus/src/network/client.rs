@@ -8,6 +8,7 @@ use super::channel::{PeerChannel, PeerNetwork};
 use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
 use crate::gate::Gate;
+use crate::ground::Process;
 use crate::traffic::Traffic;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
@@ -39,16 +40,16 @@ impl RaftNetworkFactory<RaftConfig> for PeerNetwork {
             gate: self.gate.clone(),
             traffic: self.traffic.clone(),
             stall_max: self.config.timing.stall_max(),
-            uploads: self.uploads(),
+            uploads: self.uploads.clone(),
         }
     }
 }
 
 /// One use of one connection to one peer.
-pub(crate) struct PeerClient {
+pub struct PeerClient {
     source: ReplicaId,
     channel: PeerChannel,
-    gate: Gate,
+    gate: Gate<Process>,
     traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,

@@ -11,7 +11,5 @@ mod refusal;
 mod server;
 mod snapshots;
 
-pub(crate) use channel::{PeerChannel, PeerNetwork};
-pub(crate) use refusal::Refusal;
+pub(crate) use channel::PeerNetwork;
 pub use server::{PeerService, peer_server};
-pub(crate) use snapshots::Uploads;

@@ -6,24 +6,23 @@
 
 use super::convert;
 use super::refusal::Refusal;
-use super::snapshots::Announced;
+use super::snapshots;
 use crate::config::Limits;
 use crate::confirm::confirmed;
 use crate::consensus::Consensus;
-use crate::error::MembershipError;
+use crate::ground::{Process, Raft};
 use crate::peers;
-use crate::state_machine::Raft;
+use crate::rejoin::{ReturnRequest, ReturnStep, Unable};
 use crate::traffic::{Traffic, silent};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use muster_store::{LeaderId, RaftConfig, ReplicaNode, SnapshotHandle, Vote};
+use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle};
 use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::alias::SnapshotOf;
-use openraft::vote::RaftLeaderId;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -62,7 +61,7 @@ impl PeerService {
             .max_encoding_message_size(limits.message_bytes_max)
     }
 
-    fn raft(&self) -> &Raft {
+    fn raft(&self) -> &Raft<Process> {
         &self.shared.consensus.inner.raft
     }
 
@@ -158,7 +157,7 @@ impl PeerService {
         let from = sender(&request);
         let message = request.into_inner();
         let source = self.check(from, message.peer.clone())?;
-        self.shared.consensus.inner.rejoin.may_vote()?;
+        self.shared.consensus.may_vote().map_err(unable)?;
         let request = convert::vote_request(message)?;
         // A vote that says it was granted would be taken for a leader's.
         if request.vote.leader_id.node_id != source || request.vote.committed {
@@ -172,68 +171,11 @@ impl PeerService {
         let busy = |_| Status::resource_exhausted("another snapshot is being received");
         self.shared.receiving.try_acquire().map_err(busy)
     }
-
-    /// Who is asked to be taken in anew does it only while it leads.
-    async fn readmit_or_promote(
-        &self,
-        source: ReplicaId,
-        message: wire::ReadmitRequest,
-    ) -> Result<wire::ReadmitResponse, Status> {
-        use wire::readmit_request::Step;
-        let step = message.step();
-        let consensus = &self.shared.consensus;
-        let Some(mine) = consensus.leadership().borrow().mine else {
-            return Err(Status::unavailable("this replica does not lead"));
-        };
-        let readmission = match step {
-            Step::Readmit => match consensus.readmit(source).await {
-                // Its removal was committed under a leadership that ended before it added it again.
-                Err(MembershipError::NotMember { .. }) if message.begun => {
-                    let node = ReplicaNode {
-                        region: message.region,
-                        peer_endpoint: message.peer_endpoint,
-                        client_endpoint: message.client_endpoint,
-                    };
-                    let added = consensus.add_learner(source, node).await.map_err(membership_status)?;
-                    let voted = consensus.inner.changing.owes_a_vote(source);
-                    crate::membership::Readmission { raft_index: added.raft_index, voted }
-                }
-                readmitted => readmitted.map_err(membership_status)?,
-            },
-            Step::Promote => {
-                let already =
-                    consensus.members().iter().any(|member| member.replica == source && member.votes);
-                let raft_index = if already {
-                    0
-                } else {
-                    consensus.promote(source).await.map_err(membership_status)?.raft_index
-                };
-                crate::membership::Readmission { raft_index, voted: true }
-            }
-            Step::Unspecified => return Err(convert::missing("step")),
-        };
-        // Made under another leadership, it would be answered in the wrong name.
-        if consensus.leadership().borrow().mine != Some(mine) {
-            return Err(Status::unavailable("the leadership ended meanwhile"));
-        }
-        let vote = Vote { leader_id: LeaderId::new(mine.term, mine.replica.0), committed: true };
-        Ok(wire::ReadmitResponse {
-            from_index: readmission.raft_index,
-            vote: Some(convert::vote_to_wire(&vote)),
-            voted: readmission.voted,
-        })
-    }
 }
 
-fn membership_status(error: MembershipError) -> Status {
-    match error {
-        MembershipError::NotMember { .. } => Status::not_found(error.to_string()),
-        // Perhaps by half: the caller says so when it asks again.
-        MembershipError::Unknown { .. } | MembershipError::NotLeader(_) | MembershipError::Shutdown => {
-            Status::aborted(error.to_string())
-        }
-        error => Status::unavailable(error.to_string()),
-    }
+/// A replica that lost its storage says so in a form the other side can tell apart.
+fn unable(unable: Unable) -> Status {
+    Refusal::Rejoining.status(unable.to_string())
 }
 
 /// Whose certificate the request came with.
@@ -253,6 +195,9 @@ impl RaftService for PeerService {
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
         let response = self.raft().vote(request).await.map_err(stopped)?;
+        if response.vote_granted {
+            self.shared.consensus.candidate_heard();
+        }
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -262,6 +207,9 @@ impl RaftService for PeerService {
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
         let response = self.raft().pre_vote(request).await.map_err(stopped)?;
+        if response.vote_granted {
+            self.shared.consensus.candidate_heard();
+        }
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -275,8 +223,7 @@ impl RaftService for PeerService {
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| convert::missing("the first request"))?;
         let source = self.check_leader(from, first.peer.clone()).await?;
-        let rejoin = self.shared.consensus.inner.rejoin.clone();
-        rejoin.may_acknowledge()?;
+        self.shared.consensus.may_acknowledge().map_err(unable)?;
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
@@ -297,10 +244,10 @@ impl RaftService for PeerService {
             }
         });
         let requests = futures::stream::once(async move { first }).chain(rest);
-        let heard = self.shared.consensus.inner.heard.clone();
+        let consensus = self.shared.consensus.clone();
         let answers = self.raft().stream_append(requests).map(move |answer| {
             if let Ok(Ok(_)) = &answer {
-                heard.now();
+                consensus.leader_heard();
             }
             answer.map(|result| convert::append_result_to_wire(&result)).map_err(stopped)
         });
@@ -321,7 +268,7 @@ impl RaftService for PeerService {
             return Err(convert::missing("the start of the snapshot"));
         };
         let source = self.check_leader(from, start.peer).await?;
-        self.shared.consensus.inner.rejoin.may_acknowledge()?;
+        self.shared.consensus.may_acknowledge().map_err(unable)?;
         let vote = convert::vote(start.vote)?;
         if !vote.committed || vote.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader sends snapshots, in its own name"));
@@ -331,7 +278,7 @@ impl RaftService for PeerService {
         if (vote.leader_id, vote.committed) < (known.leader_id, known.committed) {
             return Ok(Response::new(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) }));
         }
-        let announced = Announced::new(&start.meta, start.digest)?;
+        let announced = snapshots::announced(&start.meta, start.digest)?;
         let named = [announced.meta.last_log_id, *announced.meta.last_membership.log_id()];
         if !named.iter().flatten().all(|log_id| convert::is_held_by(log_id, &vote)) {
             return Err(Status::invalid_argument(
@@ -339,9 +286,9 @@ impl RaftService for PeerService {
             ));
         }
         let _turn = self.turn()?;
-        let snapshots = self.shared.consensus.inner.store.snapshots.clone();
+        let store = self.shared.consensus.inner.store.snapshots.clone();
         let handle = tokio::select! {
-            received = announced.receive(snapshots, start.first_chunk, inbound) => received?,
+            received = snapshots::receive(announced, store, start.first_chunk, inbound) => received?,
             () = self.traffic().until_peers_in_refused() => return Err(silent()),
         };
         let snapshot =
@@ -357,11 +304,11 @@ impl RaftService for PeerService {
         let from = sender(&request);
         let message = request.into_inner();
         self.check_leader(from, message.peer).await?;
-        self.shared.consensus.inner.rejoin.may_acknowledge()?;
-        let announced = Announced::new(&message.meta, message.digest)?;
+        self.shared.consensus.may_acknowledge().map_err(unable)?;
+        let announced = snapshots::announced(&message.meta, message.digest)?;
         let _turn = self.turn()?;
-        let snapshots = self.shared.consensus.inner.store.snapshots.clone();
-        let held = tokio::task::spawn_blocking(move || announced.held(&snapshots)).await;
+        let store = self.shared.consensus.inner.store.snapshots.clone();
+        let held = tokio::task::spawn_blocking(move || announced.held(&store)).await;
         Ok(Response::new(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? }))
     }
 
@@ -384,10 +331,29 @@ impl RaftService for PeerService {
         if texts.iter().any(|text| text.len() > ENDPOINT_BYTES_MAX) {
             return Err(Status::invalid_argument("a region or an endpoint is too long"));
         }
-        let service = self.clone();
+        let step = match message.step() {
+            wire::readmit_request::Step::Readmit => ReturnStep::Readmit,
+            wire::readmit_request::Step::Promote => ReturnStep::Promote,
+            wire::readmit_request::Step::Unspecified => return Err(convert::missing("step")),
+        };
+        let node = ReplicaNode {
+            region: message.region,
+            peer_endpoint: message.peer_endpoint,
+            client_endpoint: message.client_endpoint,
+        };
+        let request = ReturnRequest { step, begun: message.begun, node };
+        let consensus = self.shared.consensus.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = tokio::spawn(async move { service.readmit_or_promote(source, message).await });
-        Ok(Response::new(running.await.map_err(stopped)??))
+        let running = tokio::spawn(async move { consensus.readmit_or_promote(source, request).await });
+        let readmitted = running.await.map_err(stopped)?.map_err(|error| match error.may_have_begun {
+            true => Status::aborted(error.detail),
+            false => Status::unavailable(error.detail),
+        })?;
+        Ok(Response::new(wire::ReadmitResponse {
+            from_index: readmitted.from_index,
+            vote: Some(convert::vote_to_wire(&readmitted.vote)),
+            voted: readmitted.voted,
+        }))
     }
 
     async fn transfer_leader(
@@ -397,7 +363,7 @@ impl RaftService for PeerService {
         let from = sender(&request);
         let message = request.into_inner();
         let source = self.check(from, message.peer.clone())?;
-        self.shared.consensus.inner.rejoin.may_vote()?;
+        self.shared.consensus.may_vote().map_err(unable)?;
         let request = convert::transfer(message)?;
         if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader hands over, in its own name"));

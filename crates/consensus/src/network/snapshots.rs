@@ -3,14 +3,12 @@
 //! An upload that broke is not begun anew: the sender asks how many chunks of exactly this snapshot
 //! the receiver holds, and goes on from there.
 //!
-//! **Invariant:** a snapshot is handed on only when all of it is there, durable, and comes to the
-//! digest it was announced with; until then nothing of the replica has changed.
 //! **Invariant:** one snapshot is sent and one is received at a time, and no faster than configured.
 
 use super::convert;
+use crate::reception::{Announced, ReceptionError, SnapshotPart};
 use muster_store::{
-    RaftConfig, SnapshotDigest, SnapshotHandle, SnapshotMeta, SnapshotStore, SnapshotWriter, StoreError,
-    Vote, decode_snapshot_meta, encode_snapshot_meta,
+    RaftConfig, SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta,
 };
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
@@ -21,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::transport::Channel;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 /// Chunks read ahead of the network, and received ahead of the disk.
 const CHUNKS_AHEAD: usize = 4;
@@ -136,9 +134,9 @@ fn send_parts(
     let mut sent_bytes: u64 = 0;
     for chunk in snapshot.chunks_from(number)? {
         let content = chunk?;
-        let checksum = crc32fast::hash(&content);
         sent_bytes += content.len() as u64;
-        if !send(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) {
+        let SnapshotPart { number: place, content, checksum } = SnapshotPart::new(number, content);
+        if !send(Part::Chunk(wire::SnapshotChunk { number: place, content, checksum })) {
             return Ok(());
         }
         number += 1;
@@ -157,131 +155,79 @@ fn digest_to_wire(digest: SnapshotDigest) -> wire::SnapshotDigest {
     wire::SnapshotDigest { chunks: digest.chunks, bytes: digest.bytes, checksum: digest.checksum }
 }
 
-/// Which snapshot is meant.
-pub(super) struct Announced {
-    pub(super) meta: SnapshotMeta,
-    digest: SnapshotDigest,
-    key: bytes::Bytes,
+/// What a sender says of a snapshot.
+pub(super) fn announced(
+    meta: &bytes::Bytes,
+    digest: Option<wire::SnapshotDigest>,
+) -> Result<Announced, Status> {
+    let digest = digest.ok_or_else(|| convert::missing("digest"))?;
+    let digest = SnapshotDigest { chunks: digest.chunks, bytes: digest.bytes, checksum: digest.checksum };
+    Announced::new(meta, digest)
+        .map_err(|error| Status::invalid_argument(format!("the description cannot be decoded: {error}")))
 }
 
-impl Announced {
-    pub(super) fn new(meta: &bytes::Bytes, digest: Option<wire::SnapshotDigest>) -> Result<Self, Status> {
-        let digest = digest.ok_or_else(|| convert::missing("digest"))?;
-        let decoded = decode_snapshot_meta(meta).map_err(|error| {
-            Status::invalid_argument(format!("the description cannot be decoded: {error}"))
-        })?;
-        let mut key = meta.to_vec();
-        key.extend_from_slice(&digest.chunks.to_le_bytes());
-        key.extend_from_slice(&digest.bytes.to_le_bytes());
-        key.extend_from_slice(&digest.checksum.to_le_bytes());
-        let digest = SnapshotDigest { chunks: digest.chunks, bytes: digest.bytes, checksum: digest.checksum };
-        Ok(Announced { meta: decoded, digest, key: key.into() })
-    }
-
-    /// How many chunks of it are held here.
-    pub(super) fn held(&self, snapshots: &SnapshotStore) -> u64 {
-        let Some(writer) = snapshots.take_partial(&self.key) else { return 0 };
-        let chunks = writer.chunks();
-        snapshots.keep_partial(writer, self.key.clone());
-        chunks
-    }
-
-    /// Receives the rest, from `first_chunk` on.
-    pub(super) async fn receive(
-        self,
-        snapshots: SnapshotStore,
-        first_chunk: u64,
-        mut inbound: Streaming<wire::SnapshotRequest>,
-    ) -> Result<SnapshotHandle, Status> {
-        let (parts, received) = mpsc::channel(CHUNKS_AHEAD);
-        let writing = tokio::task::spawn_blocking(move || self.write(&snapshots, first_chunk, received));
-        // Why the input ended, where that was not the sender's wish.
-        let mut broken = None;
-        loop {
-            let part = match tokio::time::timeout(PART_WAIT, inbound.message()).await {
-                Ok(Ok(Some(message))) => message.part,
-                Ok(Ok(None)) => None,
-                Ok(Err(status)) => {
-                    broken = Some(status);
-                    None
-                }
-                Err(_) => {
-                    broken = Some(Status::deadline_exceeded("nothing more of the snapshot came"));
-                    None
-                }
-            };
-            let Some(part) = part else { break };
-            if parts.send(part).await.is_err() {
-                break;
+/// Receives the rest, from `first_chunk` on.
+pub(super) async fn receive(
+    announced: Announced,
+    snapshots: SnapshotStore,
+    first_chunk: u64,
+    mut inbound: Streaming<wire::SnapshotRequest>,
+) -> Result<SnapshotHandle, Status> {
+    let (parts, received) = mpsc::channel(CHUNKS_AHEAD);
+    let writing = tokio::task::spawn_blocking(move || write(announced, &snapshots, first_chunk, received));
+    // Why the input ended, where that was not the sender's wish.
+    let mut broken = None;
+    loop {
+        let part = match tokio::time::timeout(PART_WAIT, inbound.message()).await {
+            Ok(Ok(Some(message))) => message.part,
+            Ok(Ok(None)) => None,
+            Ok(Err(status)) => {
+                broken = Some(status);
+                None
             }
-        }
-        drop(parts);
-        let written = writing.await.map_err(internal)?;
-        written.map_err(|status| broken.unwrap_or(status))
-    }
-
-    /// Writes what arrives, and returns it only when it is complete, durable and what was announced.
-    /// What arrived of one that ends early is kept.
-    fn write(
-        self,
-        snapshots: &SnapshotStore,
-        first_chunk: u64,
-        mut parts: mpsc::Receiver<Part>,
-    ) -> Result<SnapshotHandle, Status> {
-        let mut writer = match snapshots.take_partial(&self.key) {
-            Some(writer) if writer.chunks() == first_chunk => writer,
-            _ if first_chunk > 0 => {
-                return Err(Status::aborted("this replica does not hold the chunks before these"));
+            Err(_) => {
+                broken = Some(Status::deadline_exceeded("nothing more of the snapshot came"));
+                None
             }
-            _ => snapshots.create(self.meta).map_err(internal)?,
         };
-        loop {
-            let refused = match parts.blocking_recv() {
-                Some(Part::Chunk(chunk)) => match check_chunk(&writer, &self.digest, &chunk) {
-                    Ok(()) => {
-                        // After a failed write nothing of it is good any more.
-                        writer.write(&chunk.content).map_err(internal)?;
-                        continue;
-                    }
-                    Err(status) => status,
-                },
-                Some(Part::End(end)) if end.chunks == writer.chunks() && end.chunks == self.digest.chunks => {
-                    let handle = writer.finish().map_err(internal)?;
-                    if handle.digest() == self.digest {
-                        return Ok(handle);
-                    }
-                    return Err(Status::data_loss("the snapshot is not the one that was announced"));
-                }
-                Some(Part::End(_) | Part::Start(_)) => {
-                    Status::invalid_argument("the parts of the snapshot do not fit together")
-                }
-                None => Status::aborted("the snapshot ended early"),
-            };
-            snapshots.keep_partial(writer, self.key);
-            return Err(refused);
+        let Some(part) = part else { break };
+        if parts.send(part).await.is_err() {
+            break;
+        }
+    }
+    drop(parts);
+    let written = writing.await.map_err(|error| Status::internal(error.to_string()))?;
+    written.map_err(|error| broken.unwrap_or_else(|| refused(&error)))
+}
+
+/// Writes what arrives. What arrived of one that ends early is kept.
+fn write(
+    announced: Announced,
+    snapshots: &SnapshotStore,
+    first_chunk: u64,
+    mut parts: mpsc::Receiver<Part>,
+) -> Result<SnapshotHandle, ReceptionError> {
+    let mut reception = announced.receive(snapshots, first_chunk)?;
+    loop {
+        match parts.blocking_recv() {
+            Some(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) => {
+                reception.take(&SnapshotPart { number, content, checksum })?;
+            }
+            Some(Part::End(end)) => return reception.finish(end.chunks),
+            Some(Part::Start(_)) => {
+                return Err(ReceptionError::Unfit("a snapshot begins inside another".to_owned()));
+            }
+            None => return Err(ReceptionError::Cut),
         }
     }
 }
 
-fn check_chunk(
-    writer: &SnapshotWriter,
-    digest: &SnapshotDigest,
-    chunk: &wire::SnapshotChunk,
-) -> Result<(), Status> {
-    if chunk.number != writer.chunks() || chunk.number >= digest.chunks {
-        let text = format!("chunk {} came where chunk {} was due", chunk.number, writer.chunks());
-        return Err(Status::invalid_argument(text));
-    }
-    // The store cuts larger ones, and would count them differently.
-    if chunk.content.is_empty() || writer.bytes() + chunk.content.len() as u64 > digest.bytes {
-        return Err(Status::invalid_argument("a chunk is empty or larger than what was announced"));
-    }
-    if crc32fast::hash(&chunk.content) != chunk.checksum {
-        return Err(Status::data_loss(format!("the checksum of chunk {} does not hold", chunk.number)));
-    }
-    Ok(())
-}
-
-fn internal(error: impl std::fmt::Display) -> Status {
-    Status::internal(format!("storing the snapshot failed: {error}"))
+fn refused(error: &ReceptionError) -> Status {
+    let code = match error {
+        ReceptionError::Gap | ReceptionError::Cut => Code::Aborted,
+        ReceptionError::Unfit(_) => Code::InvalidArgument,
+        ReceptionError::Damaged(_) => Code::DataLoss,
+        ReceptionError::Storage(_) => Code::Internal,
+    };
+    Status::new(code, error.to_string())
 }

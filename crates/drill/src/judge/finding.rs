@@ -56,6 +56,8 @@ rules! {
     RequestOfNobody = "REQUEST_OF_NOBODY",
     /// What is asked for after an answer stands in the log behind what that answer showed.
     OrderBroken = "ORDER_BROKEN",
+    /// Log time goes on, at a third of the pace at least.
+    LogTimeStands = "LOG_TIME_STANDS",
     /// A linearizable read sees everything that anybody was shown before it began.
     StaleLinearizableRead = "STALE_LINEARIZABLE_READ",
     /// A bounded read sees everything that anybody was shown so long before it began.

@@ -12,6 +12,7 @@ mod ledger;
 mod log;
 mod order;
 mod outage;
+mod pace;
 mod replayed;
 mod watches;
 
@@ -58,6 +59,9 @@ pub struct Checked {
     pub unknown_done: u64,
     /// Changes whose place in the log was held against real time.
     pub order: u64,
+    /// Changes whose records were held against the time between them.
+    #[serde(default)]
+    pub log_times: u64,
     /// Linearizable reads that were held against real time.
     pub linearizable_reads: u64,
     /// Reads with a bound that were held against it.
@@ -152,7 +156,10 @@ pub fn judge(evidence: Evidence<'_>) -> Verdict {
     form(scenario, run, history, &mut findings);
     let missing = order::check(run, history, &mut checked, &mut findings);
     let told = match log {
-        Some(rounds) => replayed::check(run, history, rounds, &missing, &mut checked, &mut findings),
+        Some(rounds) => {
+            pace::check(run, history, rounds, &mut checked, &mut findings);
+            replayed::check(run, history, rounds, &missing, &mut checked, &mut findings)
+        }
         None => replayed::Told::default(),
     };
     if let Some(intervals) = intervals {
@@ -237,7 +244,7 @@ fn looked_at(
     }
     let needs_gangs = expect.gangs_untouched || expect.gangs_elsewhere_after_lease_ms.is_some();
     missing(
-        needs_gangs && evidence.intervals.is_none_or(<[_]>::is_empty),
+        needs_gangs && evidence.intervals.is_some_and(<[_]>::is_empty),
         "workers: none wrote down when it ran",
     );
     missing(needs_gangs && evidence.log.is_none(), "gangs: without the log nothing is known of them");

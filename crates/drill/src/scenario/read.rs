@@ -708,9 +708,14 @@ impl<'a> Fields<'a> {
             return Some(None);
         }
         let to = self.selection("to")?;
-        let fits = to.0.len() == 1 && to.0.iter().all(|s| is_replica(s) && *s != Selector::Leader);
+        // Who led when the fault began has the leadership at the first step, and may get it back later.
+        let is_first = self.path.ends_with("[0]");
+        let may = |s: &Selector| is_replica(s) && (*s != Selector::Leader || !is_first);
+        let fits = to.0.len() == 1 && to.0.iter().all(may);
         if !fits {
-            self.problem(self.line, "to", "must be follower or replica:ID; leave it out for any");
+            let text =
+                "must be follower or replica:ID, behind the first step also leader; leave it out for any";
+            self.problem(self.line, "to", text);
             return None;
         }
         Some(Some(to))

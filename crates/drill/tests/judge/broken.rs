@@ -20,6 +20,7 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("the log has a request that nobody made", Rule::RequestOfNobody, nobody),
     ("what was refused is in the log", Rule::DoneThoughRefused, refused),
     ("a later change stands before an earlier one", Rule::OrderBroken, reordered),
+    ("log time stands still", Rule::LogTimeStands, time_stands),
     ("a linearizable read is answered from an old state", Rule::StaleLinearizableRead, stale_read),
     ("a linearizable read does not find a job", Rule::StaleLinearizableRead, not_found),
     ("a bounded read is older than its bound", Rule::StaleBoundedRead, beyond_bound),
@@ -305,6 +306,16 @@ fn replica(sample: &mut Sample) -> Option<()> {
 
 fn replica_unseen(sample: &mut Sample) -> Option<()> {
     sample.run.states.remove(1);
+    Some(())
+}
+
+fn time_stands(sample: &mut Sample) -> Option<()> {
+    let at = sample.rounds.len() / 2;
+    let stands = sample.rounds[at].round.decode().ok()?.log_time;
+    for kept in &mut sample.rounds[at..] {
+        let round = Round { log_time: stands, ..kept.round.decode().ok()? };
+        kept.round.payload = encode_round(&round).into();
+    }
     Some(())
 }
 

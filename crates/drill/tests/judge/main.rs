@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use support::sample;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Clients that saw what the log says are never blamed, whatever the order of what overlaps.
     #[test]

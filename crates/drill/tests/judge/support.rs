@@ -443,7 +443,7 @@ impl Maker {
                 0..=7 => self.submit(),
                 8 => self.cancel(),
                 9 => {
-                    let digest = self.state.digest();
+                    let digest = self.state.rows_digest();
                     self.commit(vec![Decision::DigestRecorded { digest }]);
                 }
                 _ => self.read(),

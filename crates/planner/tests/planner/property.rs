@@ -192,7 +192,7 @@ proptest! {
     fn an_explanation_agrees_with_the_plan(hosts in hosts(), spec in any_job()) {
         let fleet = fleet(&hosts);
         let holds = Holds::new();
-        let explanation = explain(&fleet.state, &spec, &fleet.terms(&holds, &spec));
+        let explanation = explain(&fleet.state, &spec, &fleet.terms(&holds, &spec), None);
         prop_assert_eq!(explanation.reason == WaitReason::InLine, fleet.plan(&spec).is_some());
         for report in &explanation.clusters {
             let n = &report.nodes;
@@ -320,7 +320,7 @@ fn a_large_fleet_costs_few_visits() {
     assert!(!fits && cost < 10, "{cost} visits for more than there is");
 
     let begun = std::time::Instant::now();
-    let explanation = explain(&fleet.state, &waits, &fleet.terms(&holds, &waits));
+    let explanation = explain(&fleet.state, &waits, &fleet.terms(&holds, &waits), None);
     println!("{:?} for {explanation}", begun.elapsed());
     assert_eq!(explanation.clusters[0].nodes.registered, 10_000);
 

@@ -217,7 +217,9 @@ impl Stage {
                 )
             }),
             "why" => self.with_job(rest, |stage, spec| {
-                show_explanation(&stage.with_terms(spec, |terms| explain(&stage.fleet.state, spec, terms)))
+                show_explanation(
+                    &stage.with_terms(spec, |terms| explain(&stage.fleet.state, spec, terms, None)),
+                )
             }),
             "ever" => self.with_job(rest, |stage, spec| match could_ever(&stage.fleet.state, spec) {
                 Ok(()) => "could fit".to_string(),

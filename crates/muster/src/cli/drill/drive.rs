@@ -93,7 +93,10 @@ pub struct Driver<'a> {
     pub timeline: &'a mut Timeline,
     look: Option<JoinHandle<Result<Sight, CallError>>>,
     bad_looks: u32,
-    healed_early: BTreeSet<u64>,
+    /// Silent by their own word, in this step.
+    refusing: BTreeSet<u64>,
+    /// Silent before, and heard again.
+    were_silent: BTreeSet<u64>,
 }
 
 /// What a driver is made of.
@@ -122,7 +125,8 @@ impl<'a> Driver<'a> {
             timeline,
             look: None,
             bad_looks: 0,
-            healed_early: BTreeSet::new(),
+            refusing: BTreeSet::new(),
+            were_silent: BTreeSet::new(),
         }
     }
 
@@ -174,7 +178,9 @@ impl<'a> Driver<'a> {
             silent.extend(replicas);
         }
         let own = self.hold.identity.id.as_str();
-        if let Some(broken) = radius::during(&seen, &silent, own).into_iter().find(|check| !check.holds) {
+        if let Some(broken) =
+            radius::during(&seen, &silent, &BTreeSet::new(), own).into_iter().find(|check| !check.holds)
+        {
             return Err(End::Aborted(format!("before step {}: {}", place + 1, broken.text)));
         }
         let text = step.deed.describe();
@@ -203,7 +209,8 @@ impl<'a> Driver<'a> {
         match &plan.steps[place].deed {
             Deed::Silence { replicas, .. } => {
                 self.hold.heard_again(replicas);
-                self.healed_early.clear();
+                self.were_silent.extend(replicas);
+                self.refusing.clear();
                 self.say("over", "the silent replicas take traffic again");
             }
             Deed::Cordon { region, .. } => {
@@ -252,12 +259,16 @@ impl<'a> Driver<'a> {
                 Err(End::Stopped(format!("replica {replica} holds the drill no longer: {why}")))
             }
             News::Held { replica, refuses: false } => {
-                if self.hold.in_force().silent.contains(&replica) && self.healed_early.insert(replica) {
+                if self.hold.in_force().silent.contains(&replica) && self.refusing.remove(&replica) {
                     self.say("heard", &format!("replica {replica} takes traffic before its time was over"));
                 }
                 Ok(())
             }
-            News::Held { .. } | News::Unanswered => Ok(()),
+            News::Held { replica, refuses: true } => {
+                self.refusing.insert(replica);
+                Ok(())
+            }
+            News::Unanswered => Ok(()),
         }
     }
 
@@ -266,6 +277,11 @@ impl<'a> Driver<'a> {
         let Some(looked) = looked else { return Ok(()) };
         let broken = match looked {
             Ok(seen) => {
+                for replica in &seen.replicas {
+                    if let Some((log_index, digest)) = &replica.state {
+                        self.timeline.state_seen(replica.id, *log_index, digest);
+                    }
+                }
                 for warning in &seen.warnings {
                     self.timeline.warned(&warning.code, warning.replica);
                 }
@@ -274,8 +290,8 @@ impl<'a> Driver<'a> {
                 {
                     self.say("leader", &format!("replica {leader} leads"));
                 }
-                let (silent, own) = (self.hold.in_force().silent, &self.hold.identity.id);
-                radius::during(&seen, &silent, own).into_iter().find(|check| !check.holds)
+                let (silent, own) = (self.hold.in_force().silent, self.hold.identity.id.clone());
+                radius::during(&seen, &silent, &self.were_silent, &own).into_iter().find(|check| !check.holds)
             }
             Err(error) => {
                 let text = format!("the cluster does not answer: {error}");

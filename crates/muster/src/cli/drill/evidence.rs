@@ -112,7 +112,7 @@ fn run(record: &Record, scenario: &Scenario, parameters: &Parameters) -> Run {
     };
     let state = |seen: &super::record::StateSeen| {
         let digest = u64::from_str_radix(&seen.digest, 16).ok()?;
-        Some(StateSeen { at_us: seen.at_us, replica: seen.replica, log_index: seen.log_index, digest })
+        Some(StateSeen { at_us: us(seen.at_ms), replica: seen.replica, log_index: seen.log_index, digest })
     };
     Run {
         scenario: record.name.clone(),

@@ -222,9 +222,11 @@ fn reach(plan: &Plan, sight: &Sight, limits: &Limits) -> Vec<Check> {
     ]
 }
 
-/// What has to hold while it runs, with these replicas silent.
-pub fn during(sight: &Sight, silent: &BTreeSet<u64>, own: &str) -> Vec<Check> {
+/// What has to hold while it runs, with these replicas silent. Those excused were silent before, and may still be
+/// catching up.
+pub fn during(sight: &Sight, silent: &BTreeSet<u64>, excused: &BTreeSet<u64>, own: &str) -> Vec<Check> {
     let mut all = vec![alone(sight, Some(own)), quorum(sight, silent)];
+    let silent = &(silent | excused);
     // Behind a fault the cluster warns of what it has not caught up with yet; who is well decides.
     all.extend(wellness(sight, silent).into_iter().filter(|check| check.limit == "voters"));
     all
@@ -330,7 +332,8 @@ mod tests {
     fn while_it_runs_only_the_silent_may_be_missing() {
         let silent = BTreeSet::from([1, 2]);
         let broken = |seen: &Sight| {
-            let checks = during(seen, &silent, "d-1").into_iter().filter(|check| !check.holds);
+            let checks =
+                during(seen, &silent, &BTreeSet::new(), "d-1").into_iter().filter(|check| !check.holds);
             checks.map(|check| check.limit).collect::<Vec<_>>()
         };
         let mut seen = sight();
@@ -340,6 +343,11 @@ mod tests {
         assert!(broken(&seen).is_empty());
         seen.replicas[4].silent = Some("gone".to_owned());
         assert_eq!(broken(&seen), ["quorum", "voters"], "two of five are left");
+        let mut behind = sight();
+        behind.replicas[2].ailing = Some("it lacks entries".to_owned());
+        assert_eq!(broken(&behind), ["voters"]);
+        let excused = BTreeSet::from([3]);
+        assert!(during(&behind, &silent, &excused, "d-1").iter().all(|check| check.holds));
         let mut another = sight();
         another.replicas[0].drill = drill("d-2");
         assert_eq!(broken(&another), ["one-drill"]);

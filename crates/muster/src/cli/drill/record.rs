@@ -38,6 +38,7 @@ pub struct Timeline {
     pub led: Vec<Led>,
     pub steps: Vec<StepDone>,
     pub warnings: Vec<WarningSeen>,
+    pub states: Vec<StateSeen>,
     pub fault_at_ms: Option<u64>,
     pub healed_at_ms: Option<u64>,
 }
@@ -50,6 +51,7 @@ impl Timeline {
             led: Vec::new(),
             steps: Vec::new(),
             warnings: Vec::new(),
+            states: Vec::new(),
             fault_at_ms: None,
             healed_at_ms: None,
         }
@@ -89,6 +91,14 @@ impl Timeline {
         let now = self.now_ms();
         if let Some(step) = self.steps.iter_mut().find(|step| step.place == place) {
             step.until_ms = Some(now);
+        }
+    }
+
+    /// A replica said how far it is and what its state comes to.
+    pub fn state_seen(&mut self, replica: u64, log_index: u64, digest: &str) {
+        if self.states.len() < NOTES_MAX {
+            let at_ms = self.now_ms();
+            self.states.push(StateSeen { at_ms, replica, log_index, digest: digest.to_owned() });
         }
     }
 
@@ -133,12 +143,11 @@ pub struct WarningSeen {
     pub replica: u64,
 }
 
-/// What a replica said of its state when all was over.
+/// What a replica said of its state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StateSeen {
-    /// On the clock of the probes, in microseconds.
-    pub at_us: u64,
+    pub at_ms: u64,
     pub replica: u64,
     pub log_index: u64,
     /// 16 hexadecimal digits.

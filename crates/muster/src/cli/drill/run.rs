@@ -1,6 +1,5 @@
 //! `muster drill run`.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use super::means::{Hold, Identity, cancel_probes, probe_name, release};
 use super::plan::{Plan, span};
 use super::probes::{Load, Probes};
 use super::radius::{self, Check, Limits, Reach};
-use super::record::{Folder, Member, Record, StateSeen, Timeline};
+use super::record::{Folder, Member, Record, Timeline};
 use super::sight::{self, Sight};
 use super::standard::{self, Given};
 use super::{FolderArgs, report};
@@ -304,6 +303,11 @@ impl Begun<'_> {
         let written = writing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let left = cancel_probes(self.client, Some(&id)).await;
         let last = sight::replicas(self.client).await;
+        for replica in last.iter().flat_map(|sight| &sight.replicas) {
+            if let Some((log_index, digest)) = &replica.state {
+                timeline.state_seen(replica.id, *log_index, digest);
+            }
+        }
         let record = Record {
             id: id.clone(),
             scenario: self.given.text.clone(),
@@ -323,7 +327,7 @@ impl Begun<'_> {
             end: end_word(&end).to_owned(),
             end_detail: end.describe(),
             probes_unmade,
-            states: states(self.client, &timeline, clock.1, &seen).await,
+            states: std::mem::take(&mut timeline.states),
             warnings: std::mem::take(&mut timeline.warnings),
             steps: std::mem::take(&mut timeline.steps),
             notes: std::mem::take(&mut timeline.notes),
@@ -395,19 +399,6 @@ fn members(seen: &Sight) -> Vec<Member> {
         voter: replica.voter,
     };
     seen.replicas.iter().map(member).collect()
-}
-
-/// What each replica says of its state, once all is over.
-async fn states(client: &Client, timeline: &Timeline, clock_us: u64, seen: &Sight) -> Vec<StateSeen> {
-    let mut states = Vec::new();
-    let asked: BTreeSet<(u64, &str)> = seen.replicas.iter().map(|r| (r.id, r.endpoint.as_str())).collect();
-    for (replica, endpoint) in asked {
-        let Ok(status) = client.get_status_of(endpoint).await else { continue };
-        let at_us = clock_us + timeline.now_ms() * 1_000;
-        let log_index = status.freshness.map_or(0, |fresh| fresh.log_index);
-        states.push(StateSeen { at_us, replica, log_index, digest: status.state_digest });
-    }
-    states
 }
 
 /// Appends what probes saw, line by line, so that what was seen is kept also when this process dies.

@@ -24,6 +24,8 @@ pub struct ReplicaSight {
     pub voter: bool,
     /// Why it does not say how it stands; none when it does.
     pub silent: Option<String>,
+    /// How far it has applied the log, and the digest of its state there.
+    pub state: Option<(u64, String)>,
     /// What keeps it from being well, in words; none when nothing does.
     pub ailing: Option<String>,
     /// The drill it holds.
@@ -136,6 +138,7 @@ pub async fn replicas(client: &Client) -> Result<Sight, CallError> {
             endpoint: member.client_endpoint,
             voter: member.voter,
             silent: status.as_ref().err().map(|error| brief(error)),
+            state: status.as_ref().ok().and_then(state_of),
             ailing: None,
             drill,
             denied,
@@ -146,6 +149,10 @@ pub async fn replicas(client: &Client) -> Result<Sight, CallError> {
     sight.replicas.sort_by_key(|replica| replica.id);
     take_answers(&mut sight, answers);
     Ok(sight)
+}
+
+fn state_of(status: &v1::GetStatusResponse) -> Option<(u64, String)> {
+    Some((status.freshness?.log_index, status.state_digest.clone()))
 }
 
 /// Puts together what the replicas said; the leader knows most.

@@ -19,6 +19,7 @@ standard![
     "leader-silent",
     "leadership-transferred",
     "region-cordoned",
+    "region-lost-and-back",
     "region-silent",
     "replica-silent",
 ];

@@ -1,0 +1,204 @@
+//! What a replica stands on: time, tasks, storage, and the ways to its peers.
+//!
+//! In a server that is tokio, a folder and gRPC ([`Process`]). The simulation of whole clusters runs the same
+//! code on a ground of its own, where time jumps from one event to the next and every choice has a seed.
+//!
+//! **Invariant:** outside of `network` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
+//! waits, starts a task or asks for the time but through its ground.
+
+use crate::error::ReadPoint;
+use crate::network::PeerNetwork;
+use crate::peers::PeerReport;
+use crate::rejoin::{Readmitted, ReturnRequest};
+use crate::state_machine::StateMachine;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use muster_store::{
+    Entry, FlushProgress, LeaderId, Payload, Rejoin, ReplicaNode, ReplicaStore, SnapshotHandle,
+    StorageHealth, Vote,
+};
+use muster_types::ReplicaId;
+use openraft::RaftTypeConfig;
+use openraft::impls::ProgressResponder;
+use openraft::raft::ClientWriteResult;
+use openraft::storage::RaftStateMachine;
+use openraft::type_config::TypeConfigExt as _;
+use openraft::type_config::alias::WriteResponderOf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+use tokio::sync::watch;
+
+/// The ground of a server.
+pub use muster_store::RaftConfig as Process;
+
+/// What a replica stands on. Entries, votes and members are the same on all of them.
+pub trait Ground:
+    RaftTypeConfig<
+        D = Payload,
+        R = (),
+        NodeId = u64,
+        Node = ReplicaNode,
+        Term = u64,
+        LeaderId = LeaderId,
+        Vote = Vote,
+        Entry = Entry,
+    >
+{
+    /// What applies the log.
+    type Machine: RaftStateMachine<Self, SnapshotData = SnapshotHandle>;
+    /// Where the log is.
+    type Storage: Storage;
+    /// How peers are reached.
+    type Peers: Peers;
+
+    /// Where the protocol says what became of a proposal, and what it said; none when it said nothing.
+    fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>);
+
+    /// Waits.
+    fn pause(duration: Duration) -> impl Future<Output = ()> + Send {
+        Self::sleep(duration)
+    }
+
+    /// Waits for something no longer than so long.
+    fn within<T, F>(duration: Duration, future: F) -> impl Future<Output = Result<T, Late>> + Send
+    where
+        F: Future<Output = T> + Send,
+    {
+        async move { Self::timeout(duration, future).await.map_err(|_| Late) }
+    }
+
+    /// Starts a task that nobody waits for.
+    fn detach(task: impl Future<Output = ()> + Send + 'static) {
+        drop(Self::spawn(task));
+    }
+
+    /// The time of this host's monotonic clock. Only differences mean anything.
+    fn instant() -> Instant;
+
+    /// What this host's wall clock says, in milliseconds since 1970; 0 where it is before that.
+    fn unix_ms() -> u64;
+}
+
+/// The protocol on a ground.
+pub type Raft<G> = openraft::Raft<G, <G as Ground>::Machine>;
+
+/// What the protocol says of itself, as it changes.
+pub type Metrics<G> = openraft::type_config::alias::WatchReceiverOf<G, openraft::RaftMetrics<G>>;
+
+/// What is asked of storage beside the log itself. Clones share it.
+pub trait Storage: Clone + Send + Sync + 'static {
+    /// The life of the cluster that this storage is of.
+    fn generation(&self) -> u32;
+
+    /// How it fares, as it changes.
+    fn health(&self) -> watch::Receiver<StorageHealth>;
+
+    /// How far the log is durable, as it changes.
+    fn flushed(&self) -> watch::Receiver<FlushProgress>;
+
+    /// The mark of a storage that lost what it had promised, as it changes.
+    fn rejoin(&self) -> watch::Receiver<Option<Rejoin>>;
+
+    /// Changes that mark; durable once this returns.
+    fn set_rejoin(&self, mark: Option<Rejoin>) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Finishes what is in line and takes nothing more.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// The ways to peers. Clones share them.
+pub trait Peers: Clone + Send + Sync + 'static {
+    /// The way to one of them.
+    type Link: PeerLink;
+
+    /// The way to a peer, at `node` until the membership says otherwise.
+    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> Self::Link;
+
+    /// Whether a peer is being sent a snapshot, or waits for one.
+    fn are_uploading(&self) -> bool;
+}
+
+/// What is asked of a peer beside the protocol.
+pub trait PeerLink: Clone + Send + Sync + 'static {
+    /// What the peer is and how it fares.
+    fn describe(&mut self) -> impl Future<Output = Result<PeerReport, PeerError>> + Send;
+
+    /// How far reads have to wait, by the peer if it leads.
+    fn read_index(self) -> impl Future<Output = Result<ReadPoint, PeerError>> + Send;
+
+    /// Asks the peer, if it leads, to take this replica in anew.
+    fn readmit(
+        &mut self,
+        request: ReturnRequest,
+    ) -> impl Future<Output = Result<Readmitted, PeerError>> + Send;
+}
+
+/// What was waited for has not come in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("not in time")]
+pub struct Late;
+
+/// A peer did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{detail}")]
+pub struct PeerError {
+    /// Why.
+    pub detail: String,
+    /// Whether it may have begun to.
+    pub may_have_begun: bool,
+}
+
+impl Ground for Process {
+    type Machine = StateMachine;
+    type Storage = ReplicaStore;
+    type Peers = PeerNetwork;
+
+    fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>) {
+        let (responder, answer) = ProgressResponder::complete_only();
+        (responder, answer.map(Result::ok).boxed())
+    }
+
+    fn instant() -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
+    fn unix_ms() -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Storage for ReplicaStore {
+    fn generation(&self) -> u32 {
+        self.identity().generation
+    }
+
+    fn health(&self) -> watch::Receiver<StorageHealth> {
+        self.log.health()
+    }
+
+    fn flushed(&self) -> watch::Receiver<FlushProgress> {
+        self.log.flushed()
+    }
+
+    fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
+        ReplicaStore::rejoin(self)
+    }
+
+    async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
+        let store = self.clone();
+        let written = tokio::task::spawn_blocking(move || match mark {
+            None => store.clear_rejoin(),
+            Some(rejoin) => ReplicaStore::set_rejoin(&store, rejoin),
+        });
+        match written.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    async fn close(&self) {
+        self.log.close().await;
+    }
+}

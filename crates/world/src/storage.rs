@@ -1,0 +1,115 @@
+//! What is beside a replica's log on its disk: the mark of a storage that was lost; and how the disk fares.
+
+use crate::disk::Disk;
+use crate::log_store::SimLog;
+use crate::runtime::{Host, event, local_ns, sleep_ms, spawn};
+use muster_consensus::Storage;
+use muster_store::{FlushProgress, Rejoin, Space, StorageHealth};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+const MARK: &str = "rejoin";
+/// Between two looks at the disk.
+const LOOK_MS: u64 = 100;
+/// A flush that takes longer is said to be stalled, as in `muster-store`.
+const STALL_MS: u64 = 100;
+
+/// Storage as the agreement sees it. Clones share it.
+#[derive(Clone)]
+pub struct SimStorage {
+    host: Host,
+    disk: Disk,
+    log: SimLog,
+    mark: Arc<watch::Sender<Option<Rejoin>>>,
+    health: Arc<watch::Sender<StorageHealth>>,
+}
+
+fn encode(mark: Rejoin) -> Vec<u8> {
+    match mark {
+        Rejoin::Unknown => vec![0],
+        Rejoin::From { index, voted } => {
+            let mut bytes = vec![1, u8::from(voted)];
+            bytes.extend_from_slice(&index.to_le_bytes());
+            bytes
+        }
+        Rejoin::Voteless => vec![2],
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Rejoin> {
+    match bytes {
+        [0] => Some(Rejoin::Unknown),
+        [1, voted, index @ ..] => {
+            let index = u64::from_le_bytes(index.try_into().ok()?);
+            Some(Rejoin::From { index, voted: *voted == 1 })
+        }
+        [2] => Some(Rejoin::Voteless),
+        _ => None,
+    }
+}
+
+/// Marks an emptied disk: what its replica had promised is not known any more.
+pub fn mark_as_lost(disk: &Disk) {
+    disk.put(MARK, Some(encode(Rejoin::Unknown)));
+}
+
+impl SimStorage {
+    /// Over a log that was opened.
+    pub fn new(host: Host, disk: &Disk, log: &SimLog) -> SimStorage {
+        let mark = disk.file(MARK).and_then(|bytes| decode(&bytes));
+        let storage = SimStorage {
+            host,
+            disk: disk.clone(),
+            log: log.clone(),
+            mark: Arc::new(watch::Sender::new(mark)),
+            health: Arc::default(),
+        };
+        spawn(storage.clone().look_after());
+        storage
+    }
+
+    async fn look_after(self) {
+        loop {
+            let (mean_ns, began) = self.log.flushes();
+            let since_ms = began.map(|began| local_ns().saturating_sub(began) / 1_000_000);
+            let space = if self.disk.is_full() { Space::Full } else { Space::Enough };
+            let health = StorageHealth {
+                space,
+                stalled_ms: since_ms.filter(|ms| *ms >= STALL_MS),
+                flush_mean_us: mean_ns / 1_000,
+                ..StorageHealth::default()
+            };
+            self.health.send_replace(health);
+            sleep_ms(LOOK_MS).await;
+        }
+    }
+}
+
+impl Storage for SimStorage {
+    fn generation(&self) -> u32 {
+        0
+    }
+
+    fn health(&self) -> watch::Receiver<StorageHealth> {
+        self.health.subscribe()
+    }
+
+    fn flushed(&self) -> watch::Receiver<FlushProgress> {
+        self.log.flushed()
+    }
+
+    fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
+        self.mark.subscribe()
+    }
+
+    async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
+        let bytes = mark.map(encode);
+        // Beside, synced, renamed; a disk without room refuses.
+        self.disk.set(MARK, bytes).await.map_err(|_full| "no room".to_owned())?;
+        event("mark", format_args!("n{} {mark:?}", self.host));
+        self.mark.send_replace(mark);
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
