@@ -108,7 +108,7 @@ fn hunts() -> Vec<Hunt> {
             Rule::KeepsOnBadDisk => {
                 hunt(rule, &["slow-disk"], &[Held::Leadership, Held::SubmissionsSlow, Held::SubmissionFailed])
             }
-            Rule::WatchSkips => hunt(rule, &["leader-killed", "leader-region-lost"], &[Held::WatchDiffers]),
+            Rule::WatchSkips => hunt(rule, &["rolling-restart", "leader-region-lost"], &[Held::WatchDiffers]),
         })
         .collect()
 }
