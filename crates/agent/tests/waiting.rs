@@ -38,6 +38,18 @@ fn processes(host: &Host, word: &str) -> Vec<(i32, i32)> {
     found
 }
 
+/// What whoever started this test has left open for every program below it.
+fn inherited() -> BTreeSet<u32> {
+    let goes_on = |number: &u32| {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & nix::fcntl::OFlag::O_CLOEXEC.bits().cast_unsigned() == 0)
+    };
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(goes_on).collect()
+}
+
 /// Shims in folders that are no worker's, each with the process that would become the worker.
 fn waiting(host: &Host) -> BTreeSet<i32> {
     let stages: BTreeSet<i32> = processes(host, "stage").into_iter().map(|(_, parent)| parent).collect();
@@ -79,11 +91,10 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     let first = until_waiting(&host, 2).await;
     let go = host.file("go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // What it is started with is what a worker of a shim of its own would have. High numbers are from whoever
-    // started this test.
+    // What it is started with is what a worker of a shim of its own would have.
     let fds = host.file("fds").display().to_string();
     let script = format!(
-        "ls /proc/$$/fd > {fds}.all; grep -x [0-9] {fds}.all > {fds}; readlink /proc/$$/fd/0 >> {fds}; pwd >> {fds}; cat {} > /dev/null; exit 5",
+        "ls /proc/$$/fd > {fds}.open; readlink /proc/$$/fd/0 > {fds}; pwd >> {fds}; cat {} > /dev/null; exit 5",
         go.display()
     );
     leader.send(Response::Start(start(JOB, 7, &[&script, "sleep 600"], &[&[0], &[1]])));
@@ -91,7 +102,7 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     let folder = host.task(JOB, 7, 0);
     assert!(first.contains(&running(folder.clone()).unwrap()), "a shim of those that waited");
     // Both have a worker now, and no others are made while those run.
-    assert_eq!(waiting(&host), BTreeSet::new());
+    until_waiting(&host, 0).await;
     let group = TaskDir::at(folder.clone()).running().unwrap().and_then(|running| running.cgroup);
     match &group {
         Some(group) => assert!(group.display().to_string().contains("muster_ready_"), "{group:?}"),
@@ -104,7 +115,10 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     assert!(!group.is_some_and(|group| group.exists()));
     let work = folder.join("work").canonicalize().unwrap();
     let said = std::fs::read_to_string(host.file("fds")).unwrap();
-    assert_eq!(said, format!("0\n1\n2\n/dev/null\n{}\n", work.display()));
+    assert_eq!(said, format!("/dev/null\n{}\n", work.display()));
+    let open = std::fs::read_to_string(host.file("fds.open")).unwrap();
+    let open: BTreeSet<u32> = open.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(open, BTreeSet::from([0, 1, 2]).union(&inherited()).copied().collect());
     until_waiting(&host, 2).await;
     leader.send(stop(JOB, 7, 0));
     assert!(matches!(leader.exit_of(7, 1).await, Kind::Signal(_)));
