@@ -108,12 +108,6 @@ impl Sample {
             intervals: Some(&self.intervals),
         })
     }
-
-    /// The state as it was at a position; the nearest before it.
-    pub fn state_at(&self, index: u64) -> &State {
-        let at = self.past.partition_point(|(_, state)| state.log_index().0 <= index);
-        &self.past[at.saturating_sub(1)].1
-    }
 }
 
 /// What a state answers.
