@@ -153,7 +153,8 @@ fn rules_are_broken_only_where_somebody_asks_for_it() {
         });
         assert!(!always, "{} breaks rules whenever it is built", package.name);
     }
-    let expected = ["muster/planted-bugs", "muster-chaos/planted-bugs"].map(ToOwned::to_owned);
+    let expected = ["muster/planted-bugs", "muster-chaos/planted-bugs", "muster-world/planted-bugs"]
+        .map(ToOwned::to_owned);
     assert_eq!(asked, BTreeSet::from(expected));
     let by_itself = metadata.packages.iter().filter_map(|package| {
         let usual = package.features.get("default")?;

@@ -257,7 +257,9 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 fn bytes(text: &str) -> Result<Vec<u8>> {
-    ensure!(text.is_ascii() && text.len().is_multiple_of(2), "not pairs of hexadecimal digits");
+    // `from_str_radix` would take a sign.
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    ensure!(digits && text.len().is_multiple_of(2), "not pairs of hexadecimal digits");
     let pair = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).context("not hexadecimal digits");
     (0..text.len()).step_by(2).map(pair).collect()
 }

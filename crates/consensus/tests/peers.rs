@@ -266,8 +266,8 @@ async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_thems
         client_endpoint: "http://client-2".to_owned(),
     };
     use wire::readmit_request::Step;
-    assert_eq!(client.readmit(asks(false, Step::Readmit)).await.unwrap_err().code(), Code::NotFound);
-    assert_eq!(client.readmit(asks(false, Step::Promote)).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(client.readmit(asks(false, Step::Readmit)).await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(client.readmit(asks(false, Step::Promote)).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(
         client.readmit(asks(true, Step::Unspecified)).await.unwrap_err().code(),
         Code::InvalidArgument

@@ -44,12 +44,15 @@ impl Axis {
     }
 }
 
+/// What is drawn of each bin: its name, its class, how many.
+type Chart = (&'static str, &'static str, fn(&Bin) -> u32);
+
 /// The picture as SVG; its colours are those of the page around it.
 pub(super) fn svg(page: &Page<'_>) -> String {
     let timeline = &page.timeline;
     let axis = Axis::of(timeline);
     let steps = page.run.steps.len().min(STEPS_SHOWN_MAX) as i64;
-    let charts: [(&str, &str, fn(&Bin) -> u32); 4] = [
+    let charts: [Chart; 4] = [
         ("submissions", "acknowledged", |bin| bin.acknowledged),
         ("given up or refused", "failed", |bin| bin.failed),
         ("linearizable reads", "linearizable", |bin| bin.linearizable),
