@@ -218,8 +218,7 @@ impl Peer {
             self.peers.cluster.checks.count(|counts| counts.resumed += 1);
         }
         let parts = snapshot.chunks_from(first).map_err(|_| lost("the snapshot cannot be read"))?;
-        let mut number = first;
-        for content in parts {
+        for (number, content) in (first..).zip(parts) {
             let content = content.map_err(|_| lost("the snapshot cannot be read"))?;
             let (named, part) = (named.clone(), SnapshotPart::new(number, content));
             let taken = self.call("snapshot part", PART_PATIENCE, move |peer| {
@@ -227,7 +226,6 @@ impl Peer {
                 async move { peer.take_part(upload, &named, first, &part) }
             });
             taken.await.map_err(|_| lost("a part was not taken"))?;
-            number += 1;
         }
         let installed = self.call("snapshot end", PART_PATIENCE, move |peer| async move {
             let handle = peer.complete(upload, chunks)?;

@@ -86,8 +86,8 @@ async fn leases_stand_while_wall_clocks_are_set() {
     let Some(clocks) = clocks else {
         return say("skipped: libfaketime is not installed");
     };
-    for at in 0..3 {
-        cluster.start_replica_below(&clocks[at].wrapper(), at, &["--bootstrap"]);
+    for (at, clock) in clocks.iter().take(3).enumerate() {
+        cluster.start_replica_below(&clock.wrapper(), at, &["--bootstrap"]);
     }
     cluster.leader().await;
     let client = cluster.client();

@@ -91,7 +91,7 @@ fn is_own_doing(code: &str, replica: u64, silent: &BTreeSet<u64>) -> bool {
     }
 }
 
-fn voters<'a>(sight: &'a Sight) -> impl Iterator<Item = &'a ReplicaSight> {
+fn voters(sight: &Sight) -> impl Iterator<Item = &ReplicaSight> {
     sight.replicas.iter().filter(|replica| replica.voter)
 }
 
