@@ -127,8 +127,9 @@ async fn workers_that_misbehave_harm_nobody() {
     // What is left are shims that wait for a worker: the folder that each was started for is no worker's yet.
     eventually("shims of ended workers are left", || async {
         let waits = |line: &String| {
-            let folder = line.split_once(" wait ").map(|(_, folder)| PathBuf::from(folder.trim_end()));
-            folder.is_some_and(|folder| folder.exists())
+            // Behind the folder may stand the worker's control group.
+            let folder = line.split_once(" wait ").and_then(|(_, rest)| rest.split_whitespace().next());
+            folder.is_some_and(|folder| Path::new(folder).exists())
         };
         let shims = ["run", "wait"].map(|word| processes_with(&format!("shim {word} {state}")));
         shims.iter().flatten().all(waits).then_some(())

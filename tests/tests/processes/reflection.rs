@@ -60,6 +60,7 @@ async fn reflection_and_health() {
         "grpc.health.v1.Health",
         "muster.v1.ClusterAdminService",
         "muster.v1.ClusterService",
+        "muster.v1.DrillService",
         "muster.v1.FleetService",
         "muster.v1.JobService",
         "muster.v1.LogService",
