@@ -242,7 +242,9 @@ struct TaskWaker(u64);
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        with(|world| {
+        // Tasks that are dropped with their thread wake others that are gone already.
+        let _ = WORLD.try_with(|world| {
+            let mut world = world.borrow_mut();
             if world.tasks.contains_key(&self.0) && !world.held.contains(&self.0) {
                 world.ready.insert(self.0);
             }
