@@ -103,12 +103,17 @@ fn step(state: &mut u64) -> u64 {
 
 /// Begins anew: no task, no timer, the clock at its begin.
 pub fn reset(seed: u64, keep_trace: bool) {
-    // Dropped outside: what is dropped may look at the world.
-    let old = with(|world| {
-        let tasks = std::mem::take(&mut world.tasks);
-        (tasks, std::mem::take(&mut world.timers))
-    });
-    drop(old);
+    // Dropped outside: what is dropped may look at the world, and start tasks in it.
+    loop {
+        let (tasks, timers) = with(|world| {
+            let tasks = std::mem::take(&mut world.tasks);
+            (tasks, std::mem::take(&mut world.timers))
+        });
+        if tasks.is_empty() && timers.is_empty() {
+            break;
+        }
+        drop((tasks, timers));
+    }
     with(|world| {
         *world = World {
             now: BEGIN_NS,
@@ -242,9 +247,9 @@ struct TaskWaker(u64);
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        // Tasks that are dropped with their thread wake others that are gone already.
+        // Tasks that are dropped, with their thread or with the world, wake others that go with them.
         let _ = WORLD.try_with(|world| {
-            let mut world = world.borrow_mut();
+            let Ok(mut world) = world.try_borrow_mut() else { return };
             if world.tasks.contains_key(&self.0) && !world.held.contains(&self.0) {
                 world.ready.insert(self.0);
             }
