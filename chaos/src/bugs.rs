@@ -124,7 +124,7 @@ fn said_of(rule: Rule) -> &'static [&'static str] {
 #[command(after_help = "\
 A build that breaks rules is made with
   cargo build --release --target-dir target/planted -p muster -p muster-chaos -p muster-world \
-    --features muster/planted-bugs
+    --features muster/planted-bugs,muster-chaos/planted-bugs,muster-world/planted-bugs
 and then
   muster-chaos bugs --planted target/planted/release")]
 pub struct BugsArgs {
