@@ -18,13 +18,16 @@ pub enum Bars {
     Said,
 }
 
-/// Whether a rule is about how long something takes, or follows from that.
-fn is_of_time(rule: Rule) -> bool {
+/// Whether a rule is about how long something takes, or follows from that. A submission that came late is; one that
+/// was never acknowledged is not.
+fn is_of_time(rule: Rule, verdict: &Verdict) -> bool {
+    if rule == Rule::SubmissionFailed {
+        return verdict.figures.submissions_failed == 0;
+    }
     matches!(
         rule,
         Rule::SubmissionsLate
             | Rule::ReadsLate
-            | Rule::SubmissionFailed
             | Rule::SubmissionsSlow
             | Rule::SurvivorsSilent
             | Rule::GangsLate
@@ -82,7 +85,7 @@ impl Row {
         Row {
             drill: collected.run.scenario.clone(),
             number: collected.run.number,
-            held: verdict.findings.rules().all(|rule| bars == Bars::Said && is_of_time(rule))
+            held: verdict.findings.rules().all(|rule| bars == Bars::Said && is_of_time(rule, verdict))
                 && troubles.is_empty(),
             broken,
             submission_silence_ms: submissions.and_then(|kind| kind.silence_ms),
