@@ -34,6 +34,9 @@ const CHANNELS_MAX: usize = 64;
 
 /// How long a read whose caller sets no deadline may wait for a leader: an election takes a few seconds.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// And how long a node's stream may: about as long as an election takes. A replica that is cut off from the others
+/// would keep it for as long as it is, while the lease that it is to renew runs out; its agent has others to ask.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(2);
 /// Kept of a caller's time for the way back of a refusal.
 const ANSWER_RESERVE_MAX: Duration = Duration::from_millis(100);
 
@@ -187,6 +190,10 @@ impl Router {
             return Ok(Route::Local);
         }
         let mut leadership = self.inner.engine.leadership();
+        let until = match caller.nodes {
+            true => caller.deadline.min(Instant::now() + STREAM_TIMEOUT),
+            false => caller.deadline,
+        };
         loop {
             let view = leadership.borrow_and_update().clone();
             if view.mine.is_some() {
@@ -204,7 +211,7 @@ impl Router {
             {
                 return Ok(Route::Remote(Remote { channel, leader: replica }));
             }
-            let left = caller.deadline.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.engine().is_stopping() {
                 return Err(to_status(&not_leader(None)));
             }
@@ -456,6 +463,15 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(10));
         let refused = write(false, 50).await.expect_err("nobody leads");
         assert_eq!(refused.code(), Code::Unavailable);
+        // A node's stream has a lease to renew, and waits as long as an election takes.
+        let caller = Caller {
+            forwarded: false,
+            deadline: Instant::now() + Duration::from_secs(30),
+            principal: Principal::Plaintext,
+            nodes: true,
+        };
+        assert!(router.route(caller).await.is_err(), "nobody leads");
+        assert!(began.elapsed() < Duration::from_secs(15));
         router.engine().stop();
         write(false, 30_000).await.expect_err("nobody waits for a leader here any more");
         assert!(began.elapsed() < Duration::from_secs(20));

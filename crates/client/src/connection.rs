@@ -20,6 +20,9 @@ const LEADER_PAUSE: Duration = Duration::from_secs(10);
 /// quorum's behind it, and below what an election takes, so that the request waits where the next leader is
 /// known first.
 const SILENCE_MAX: Duration = Duration::from_millis(500);
+/// And when it has waited so long itself, whatever else was heard: a replica that has lost its quorum may keep one
+/// mutation and answer another.
+const UNANSWERED_MAX: Duration = Duration::from_millis(2_000);
 /// Attempts of one client that may be under way by more than one way, so that a cluster which is silent
 /// because it has too much to do is not given twice as much.
 const DOUBLED_MAX: usize = 64;
@@ -71,9 +74,9 @@ impl Link {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Returns when nothing has come over it for [`SILENCE_MAX`], beginning now.
-    pub(crate) async fn silence(&self) {
-        let mut since = Instant::now();
+    /// Returns when nothing has been answered over it for [`SILENCE_MAX`], counted from `asked` at the earliest.
+    pub(crate) async fn silence(&self, asked: Instant) {
+        let mut since = asked;
         loop {
             tokio::time::sleep_until(since + SILENCE_MAX).await;
             let last = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,6 +84,14 @@ impl Link {
                 return;
             }
             since = last;
+        }
+    }
+
+    /// The same, and at the latest [`UNANSWERED_MAX`] after `asked`.
+    pub(crate) async fn silence_or_patience(&self, asked: Instant) {
+        tokio::select! {
+            () = self.silence(asked) => {}
+            () = tokio::time::sleep_until(asked + UNANSWERED_MAX) => {}
         }
     }
 }

@@ -116,6 +116,18 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Whether the replica got as far as judging what was asked, or says that it has too much to do. One that only
+    /// knows of no leader is as good as silent: it may be the one that is cut off.
+    fn decides_or_is_overload(&self) -> bool {
+        let overloaded = matches!(
+            &self.error,
+            AttemptError::Answer { refused, .. } if refused.code == Some(RefusalCode::Overloaded)
+        );
+        self.verdict == Verdict::Final || overloaded
+    }
+}
+
 /// The time and pauses of one call.
 pub(crate) struct Patience {
     end: Instant,
@@ -249,7 +261,7 @@ impl Client {
     {
         let mut asked = FuturesUnordered::from_iter([self.ask(link.clone(), subject, patience, send)]);
         let mut ways = vec![link.clone()];
-        let mut newest = link;
+        let (mut newest, mut asked_at) = (link, Instant::now());
         let mut doubled = None;
         let mut opening = Fuse::terminated();
         loop {
@@ -265,7 +277,7 @@ impl Client {
                     }
                     Err(failure) => tracing::debug!(error = %failure.error, "one way of several failed"),
                 },
-                () = newest.silence(), if opening.is_terminated() && ways.len() < WAYS_MAX => {
+                () = newest.silence_or_patience(asked_at), if opening.is_terminated() && ways.len() < WAYS_MAX => {
                     doubled = doubled.or_else(|| self.connection.doubled.try_acquire().ok());
                     if doubled.is_some() {
                         let beside = self.connection.beside(ways.clone(), patience.left());
@@ -274,10 +286,13 @@ impl Client {
                 }
                 opened = &mut opening, if !opening.is_terminated() => {
                     // What cannot be reached now may be after another silence.
-                    let Ok(another) = opened else { continue };
+                    let Ok(another) = opened else {
+                        asked_at = Instant::now();
+                        continue;
+                    };
                     tracing::debug!(silent = %newest.address, to = %another.address, "asked by another way too");
                     ways.push(another.clone());
-                    newest = another.clone();
+                    (newest, asked_at) = (another.clone(), Instant::now());
                     asked.push(self.ask(another, subject, patience, send));
                 }
             }
@@ -314,10 +329,11 @@ impl Client {
                 Ok((link, (address, response.into_inner())))
             }
             Ok(Err(status)) => {
-                if status.source().is_none() && subject.request_id.is_some() {
+                let failure = Failure::answer(&link, &status, subject);
+                if failure.decides_or_is_overload() && subject.request_id.is_some() {
                     link.heard_now();
                 }
-                Err(Failure::answer(&link, &status, subject))
+                Err(failure)
             }
             Err(_) => Err(Failure::silence(&link)),
         }

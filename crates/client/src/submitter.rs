@@ -141,7 +141,7 @@ impl Submitter {
         let answer = tokio::select! {
             answer = tokio::time::timeout(limit, pipe.submit(request.clone())) => answer.ok().flatten(),
             // The call of its own goes by other ways too.
-            () = pipe.link.silence() => None,
+            () = pipe.link.silence(tokio::time::Instant::now()) => None,
         };
         match answer {
             Some(Ok(answer)) => {

@@ -7,7 +7,7 @@ use crate::application::Application;
 use crate::compaction::{Weights, compact};
 use crate::config::ConsensusConfig;
 use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
-use crate::election::{Heard, campaign_in_turn};
+use crate::election::{self, Ballot, Heard, campaign_in_turn};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
 use crate::ground::{Ground, Process, Raft, Storage as _};
@@ -32,7 +32,7 @@ use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, InitializeError, RaftError};
-use openraft::raft::ClientWriteResult;
+use openraft::raft::{ClientWriteResult, VoteRequest, VoteResponse};
 use openraft::type_config::TypeConfigExt as _;
 use openraft::vote::RaftLeaderId;
 use std::collections::BTreeMap;
@@ -478,9 +478,17 @@ impl<G: Ground> Consensus<G> {
         self.inner.heard.at(G::instant());
     }
 
-    /// A candidate was granted what it asked for just now: this replica leaves it the time of an election.
-    pub fn candidate_heard(&self) {
-        self.inner.heard.candidate_at(G::instant());
+    /// Answers a candidate: at the end of this replica's lease where that is near, at once otherwise.
+    ///
+    /// # Errors
+    /// When the protocol has stopped.
+    pub async fn answer_candidate(
+        &self,
+        ballot: Ballot,
+        request: VoteRequest<G>,
+    ) -> Result<VoteResponse<G>, RaftError<G>> {
+        let inner = &self.inner;
+        election::answer(&inner.config, &inner.raft, &inner.heard, ballot, request).await
     }
 
     /// The protocol underneath, for those who carry its messages.

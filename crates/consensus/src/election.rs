@@ -7,7 +7,12 @@
 //! a candidate what it asked for leaves it the time of an election before its own turn: over regions two
 //! rounds of votes take longer than a turn is long, and votes that are split cost a timeout.
 //!
-//! **Invariant:** nothing here shortens a lease: a campaign before its end is a campaign not made.
+//! What followers last heard of their leader each heard at another moment, and far ones later. Where a candidate
+//! needs the vote of every survivor, one whose lease has a little longer to run would refuse it, and the turn would
+//! be lost. So a candidate that comes shortly before the end of a lease is answered at its end.
+//!
+//! **Invariant:** nothing here shortens a lease: a campaign before its end is a campaign not made, and a candidate
+//! kept waiting is answered by the protocol as if it had just come.
 
 use crate::config::ConsensusConfig;
 use crate::ground::{Ground, Metrics, Raft};
@@ -16,6 +21,8 @@ use muster_store::{Space, StorageHealth};
 use muster_types::ReplicaId;
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
+use openraft::errors::RaftError;
+use openraft::raft::{VoteRequest, VoteResponse};
 use openraft::type_config::TypeConfigExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,6 +58,49 @@ impl Heard {
 /// a leader to its followers differ by, at the distances that the timing is for.
 fn margin(config: &ConsensusConfig) -> Duration {
     Duration::from_millis(config.timing.heartbeat_interval_ms / 8)
+}
+
+/// How long a candidate is kept waiting: until the lease of whoever is asked is over, if it is nearly so. No longer
+/// than half the time that the candidate waits for an answer, for it also has the way back.
+fn wait_for_lease_end(config: &ConsensusConfig, heard: Moments, now: Instant) -> Option<Duration> {
+    let left = (heard.leader? + config.timing.lease()).checked_duration_since(now)?;
+    let longest = Duration::from_millis(config.timing.election_timeout_min_ms / 2);
+    (!left.is_zero() && left <= longest).then_some(left)
+}
+
+/// What a candidate asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ballot {
+    /// Whether it would be voted for.
+    PreVote,
+    /// For the vote.
+    Vote,
+}
+
+/// Answers a candidate, at the end of this replica's lease if that is near.
+pub(crate) async fn answer<G: Ground>(
+    config: &ConsensusConfig,
+    raft: &Raft<G>,
+    heard: &Heard,
+    ballot: Ballot,
+    request: VoteRequest<G>,
+) -> Result<VoteResponse<G>, RaftError<G>> {
+    let moments = *heard.moments();
+    // A leader that hands over has its successor elected within its lease.
+    if !request.leadership_transfer
+        && let Some(left) = wait_for_lease_end(config, moments, G::instant())
+    {
+        // A lease is over after its last instant.
+        G::pause(left + Duration::from_millis(1)).await;
+    }
+    let answer = match ballot {
+        Ballot::PreVote => raft.pre_vote(request).await?,
+        Ballot::Vote => raft.vote(request).await?,
+    };
+    if answer.vote_granted {
+        heard.candidate_at(G::instant());
+    }
+    Ok(answer)
 }
 
 /// A voter and its region.
@@ -189,6 +239,22 @@ mod tests {
         assert_eq!(at(ms(5_000), Some(ms(4_999))), at(ms(5_000), None), "of an earlier silence");
         assert_eq!(at(ms(5_000), Some(ms(5_000) + lease)), Some(start + ms(5_000) + lease + span));
         assert_eq!(due(&config, Moments::default(), ms(0)), None, "no leader was ever heard");
+    }
+
+    #[test]
+    fn a_candidate_waits_for_the_end_of_a_lease_that_is_near() {
+        let config = config(1);
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let lease = config.timing.lease();
+        let half = ms(config.timing.election_timeout_min_ms / 2);
+        let heard = Moments { leader: Some(start), candidate: None };
+        let at = |now| wait_for_lease_end(&config, heard, start + now);
+        assert_eq!(at(lease - ms(10)), Some(ms(10)));
+        assert_eq!(at(lease - half), Some(half));
+        assert_eq!(at(lease - half - ms(1)), None, "a leader that was just heard: refused at once");
+        assert_eq!(at(lease), None, "over");
+        assert_eq!(at(lease + ms(500)), None);
+        assert_eq!(wait_for_lease_end(&config, Moments::default(), start), None, "no leader was ever heard");
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };
 pub use consensus::{Consensus, Parts, Proposal};
+pub use election::Ballot;
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use gate::Gate;
 pub use ground::{Ground, Late, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};

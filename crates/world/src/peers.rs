@@ -8,6 +8,7 @@ use crate::replica::Replica;
 use crate::runtime::{Host, event, sleep_ms};
 use bytes::Bytes;
 use muster_consensus::{
+    Ballot,
     Announced, Gate, PeerError, PeerLink, PeerReport, Peers, ReadPoint, Readmitted, Reception, ReturnRequest,
     SnapshotPart,
 };
@@ -281,11 +282,7 @@ impl RaftNetworkV2<SimConfig> for Peer {
             let rpc = rpc.clone();
             async move {
                 peer.consensus.may_vote().map_err(drop)?;
-                let answer = peer.consensus.raft().vote(rpc).await.map_err(drop)?;
-                if answer.vote_granted {
-                    peer.consensus.candidate_heard();
-                }
-                Ok::<_, ()>(answer)
+                peer.consensus.answer_candidate(Ballot::Vote, rpc).await.map_err(drop)
             }
         })
         .await
@@ -300,11 +297,7 @@ impl RaftNetworkV2<SimConfig> for Peer {
             let rpc = rpc.clone();
             async move {
                 peer.consensus.may_vote().map_err(drop)?;
-                let answer = peer.consensus.raft().pre_vote(rpc).await.map_err(drop)?;
-                if answer.vote_granted {
-                    peer.consensus.candidate_heard();
-                }
-                Ok::<_, ()>(answer)
+                peer.consensus.answer_candidate(Ballot::PreVote, rpc).await.map_err(drop)
             }
         })
         .await

@@ -94,6 +94,20 @@ async fn a_mutation_goes_by_another_way_while_a_replica_says_nothing() {
 }
 
 #[tokio::test]
+async fn a_replica_that_only_knows_of_no_leader_is_as_good_as_silent() {
+    let refused = std::iter::repeat_with(|| refuse(RefusalCode::OutcomeUnknown)).take(10_000);
+    let first = Fake::start(std::iter::once(Step::Hang).chain(refused));
+    let second = Fake::start([]);
+    let patient = Options { attempt_timeout: options().deadline, ..options() };
+    let client = client(&[first.endpoint(), second.endpoint()], patient).await;
+    let submit = || client.submit_job(v1::SubmitJobRequest::default());
+    let (kept, refused) = tokio::join!(submit(), submit());
+    kept.unwrap();
+    refused.unwrap();
+    assert!(!second.script.lock().unwrap().submits.is_empty());
+}
+
+#[tokio::test]
 async fn a_mutation_goes_back_to_the_present_replica_while_the_leader_says_nothing() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
     follower.script.lock().unwrap().leader = Some(leader.endpoint());

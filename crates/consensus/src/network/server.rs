@@ -10,6 +10,7 @@ use super::snapshots;
 use crate::config::Limits;
 use crate::confirm::confirmed;
 use crate::consensus::Consensus;
+use crate::election::Ballot;
 use crate::ground::{Process, Raft};
 use crate::peers;
 use crate::rejoin::{ReturnRequest, ReturnStep, Unable};
@@ -194,10 +195,8 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
-        let response = self.raft().vote(request).await.map_err(stopped)?;
-        if response.vote_granted {
-            self.shared.consensus.candidate_heard();
-        }
+        let consensus = &self.shared.consensus;
+        let response = consensus.answer_candidate(Ballot::Vote, request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
@@ -206,10 +205,8 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let request = self.candidate(request)?;
-        let response = self.raft().pre_vote(request).await.map_err(stopped)?;
-        if response.vote_granted {
-            self.shared.consensus.candidate_heard();
-        }
+        let consensus = &self.shared.consensus;
+        let response = consensus.answer_candidate(Ballot::PreVote, request).await.map_err(stopped)?;
         Ok(Response::new(convert::vote_response_to_wire(&response)))
     }
 
