@@ -49,6 +49,8 @@ pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
         quorum(sight, &mut all);
         members(sight, &mut all);
         formats(sight, &mut all);
+    } else {
+        leader(sight, &mut all);
     }
     storage(sight, &mut all);
     if let Some(drill) = sight.drill {
@@ -93,6 +95,17 @@ fn drill(own: ReplicaId, drill: &Held, all: &mut Vec<v1::ClusterWarning>) {
 
 fn is_silent(sight: &Sight<'_>, id: ReplicaId, silent_ms: Option<u64>) -> bool {
     id != sight.status.replica && silent_ms.is_none_or(|ms| ms > SILENT_MS_MAX)
+}
+
+/// A replica that follows nobody any more knows only that: whether others have a leader, they say.
+fn leader(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let own = sight.status.replica;
+    let Some(ms) = sight.status.leader_silent_ms.filter(|ms| *ms > SILENT_MS_MAX) else { return };
+    let text = format!(
+        "{own} has heard no leader for {} s: what it shows may be old, and unless others have one nothing is decided",
+        ms / 1_000
+    );
+    all.push(warn("NO_LEADER", Some(own), text));
 }
 
 fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
@@ -217,10 +230,8 @@ mod tests {
         }
     }
 
-    fn codes(members: Vec<Member>, change: impl FnOnce(&mut BTreeMap<ReplicaId, PeerReport>)) -> Vec<String> {
-        let mut reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
-        change(&mut reports);
-        let status = ReplicaStatus {
+    fn status(members: Vec<Member>) -> ReplicaStatus {
+        ReplicaStatus {
             replica: ReplicaId(1),
             role: Role::Leader,
             term: 2,
@@ -231,22 +242,47 @@ mod tests {
             snapshot_index: None,
             purged_index: None,
             quorum_silent_ms: Some(1),
+            leader_silent_ms: None,
             members,
             stopped: None,
             membership_settled: true,
             rejoining: false,
-        };
+        }
+    }
+
+    fn codes(members: Vec<Member>, change: impl FnOnce(&mut BTreeMap<ReplicaId, PeerReport>)) -> Vec<String> {
+        let mut reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        change(&mut reports);
+        codes_of(&status(members), &reports)
+    }
+
+    fn codes_of(status: &ReplicaStatus, reports: &BTreeMap<ReplicaId, PeerReport>) -> Vec<String> {
         let facts = LocalFacts::default();
         let sight = Sight {
             drill: None,
-            status: &status,
-            reports: &reports,
+            status,
+            reports,
             facts: &facts,
             format: 1,
             generation: 1,
             records_rejected: 0,
         };
         warnings(&sight).into_iter().map(|warning| warning.code).collect()
+    }
+
+    #[test]
+    fn a_replica_that_hears_no_leader_says_so() {
+        let follower = |leader_silent_ms| ReplicaStatus {
+            role: Role::Follower,
+            leader: Some(ReplicaId(2)),
+            quorum_silent_ms: None,
+            leader_silent_ms,
+            ..status(vec![member(1, true, None), member(2, true, None), member(3, true, None)])
+        };
+        let reports = [(ReplicaId(1), report(1))].into();
+        assert!(codes_of(&follower(Some(300)), &reports).is_empty());
+        assert!(codes_of(&follower(None), &reports).is_empty(), "it has only just started");
+        assert_eq!(codes_of(&follower(Some(9_000)), &reports), ["NO_LEADER"]);
     }
 
     #[test]

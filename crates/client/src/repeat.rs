@@ -275,6 +275,14 @@ impl Client {
                     Err(failure) if failure.verdict == Verdict::Final || asked.is_empty() => {
                         return Err(failure);
                     }
+                    // The newest way was taken because the others say nothing. They are left with it: the next
+                    // attempt goes to somebody else, and under the same request id.
+                    Err(failure) if failure.link.as_ref().is_some_and(|link| link.is(&newest)) => {
+                        for silent in ways.iter().filter(|way| !way.is(&newest)) {
+                            self.connection.give_up(silent).await;
+                        }
+                        return Err(failure);
+                    }
                     Err(failure) => tracing::debug!(error = %failure.error, "one way of several failed"),
                 },
                 () = newest.silence_or_patience(asked_at), if opening.is_terminated() && ways.len() < WAYS_MAX => {

@@ -20,7 +20,7 @@ use crate::reads::{FreshAsOf, Source, run_reads};
 use crate::rejoin::{RejoinGate, come_back};
 use crate::rounds::Caller;
 use crate::state_machine::StateMachine;
-use crate::status::ReplicaStatus;
+use crate::status::{ReplicaStatus, Role, millis};
 use crate::traffic::Traffic;
 use bytes::Bytes;
 use futures::FutureExt;
@@ -433,6 +433,10 @@ impl<G: Ground> Consensus<G> {
     pub fn status(&self) -> ReplicaStatus {
         let reports = self.peer_reports();
         let mut status = ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched(), &reports.borrow());
+        if status.role != Role::Leader {
+            let heard = self.inner.heard.leader();
+            status.leader_silent_ms = heard.map(|at| millis(G::instant().saturating_duration_since(at)));
+        }
         status.rejoining = self.inner.rejoin.is_closed();
         status
     }

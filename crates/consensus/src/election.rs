@@ -47,6 +47,11 @@ impl Heard {
         self.moments().candidate = Some(now);
     }
 
+    /// When a leader was last acknowledged; none before the first.
+    pub(crate) fn leader(&self) -> Option<Instant> {
+        self.moments().leader
+    }
+
     fn moments(&self) -> MutexGuard<'_, Moments> {
         // Nothing panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

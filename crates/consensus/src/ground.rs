@@ -123,6 +123,9 @@ pub trait PeerLink: Clone + Send + Sync + 'static {
     /// What the peer is and how it fares.
     fn describe(&mut self) -> impl Future<Output = Result<PeerReport, PeerError>> + Send;
 
+    /// Sees to it that a vote, or the first word as leader, needs no connection opened first.
+    fn keep_open(&mut self) -> impl Future<Output = ()> + Send;
+
     /// How far reads have to wait, by the peer if it leads.
     fn read_index(self) -> impl Future<Output = Result<ReadPoint, PeerError>> + Send;
 

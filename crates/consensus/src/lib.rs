@@ -31,6 +31,7 @@ mod reads;
 mod reception;
 mod rejoin;
 mod rounds;
+pub mod shortcut;
 mod state_machine;
 mod status;
 mod traffic;

@@ -1,4 +1,5 @@
-//! What the replicas say of themselves: the leader asks every peer, on a connection of its own.
+//! What the replicas say of themselves: the leader asks every peer. The others keep the ways open that they would need
+//! to be elected and to lead.
 //!
 //! **Invariant:** a report never decides what is committed; it is advice, with its age.
 
@@ -177,27 +178,34 @@ pub(crate) async fn poll_peers<G: Ground>(
         }
         next = G::instant() + interval;
         let leads = view.borrow().mine.is_some();
-        let (peers, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
+        let (members, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
             let metrics = describer.metrics.borrow_watched();
-            let nodes = metrics.membership_config.nodes().filter(|(id, _)| leads && **id != own.0);
-            let peers = nodes.take(MEMBERS_MAX).map(|(id, node)| (ReplicaId(*id), node.clone())).collect();
-            (peers, metrics.running_state.is_ok())
+            let nodes = metrics.membership_config.nodes().filter(|(id, _)| **id != own.0);
+            let members = nodes.take(MEMBERS_MAX).map(|(id, node)| (ReplicaId(*id), node.clone())).collect();
+            (members, metrics.running_state.is_ok())
         };
         if !running {
             return;
         }
-        channels.retain(|id, _| peers.iter().any(|(peer, _)| peer == id));
-        let asked = peers.iter().map(|(id, node)| {
-            let channel = channels.entry(*id).or_insert_with(|| network.link(*id, node)).clone();
-            async move {
-                let mut channel = channel;
-                let answer = G::timeout(interval, channel.describe()).await;
-                (*id, answer.ok().and_then(Result::ok))
-            }
+        channels.retain(|id, _| members.iter().any(|(peer, _)| peer == id));
+        let links: Vec<_> = members
+            .iter()
+            .map(|(id, node)| (*id, channels.entry(*id).or_insert_with(|| network.link(*id, node)).clone()))
+            .collect();
+        if !leads {
+            let kept = links.into_iter().map(|(_, mut link)| async move { link.keep_open().await });
+            // One that hangs holds up nothing but the next time.
+            let _ = G::timeout(interval, futures::future::join_all(kept)).await;
+            reports.send_modify(|reports| *reports = [(own, describer.report())].into());
+            continue;
+        }
+        let asked = links.into_iter().map(|(id, mut link)| async move {
+            let answer = G::timeout(interval, link.describe()).await;
+            (id, answer.ok().and_then(Result::ok))
         });
         let answers = futures::future::join_all(asked).await;
         reports.send_modify(|reports| {
-            reports.retain(|id, _| peers.iter().any(|(peer, _)| peer == id));
+            reports.retain(|id, _| members.iter().any(|(peer, _)| peer == id));
             for (id, report) in answers {
                 // One that does not answer keeps what it last said, with its age.
                 if let Some(report) = report {

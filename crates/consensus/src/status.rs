@@ -65,6 +65,8 @@ pub struct ReplicaStatus {
     pub purged_index: Option<u64>,
     /// How long ago a quorum last answered it; only on the leader.
     pub quorum_silent_ms: Option<u64>,
+    /// How long ago a leader was last heard; not on the leader, and not before one was.
+    pub leader_silent_ms: Option<u64>,
     /// All members, in the order of their ids.
     pub members: Vec<Member>,
     /// Why it takes no part any more.
@@ -76,7 +78,7 @@ pub struct ReplicaStatus {
     pub rejoining: bool,
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+pub(crate) fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -127,6 +129,7 @@ impl ReplicaStatus {
             snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
             purged_index: metrics.purged.map(|log_id| log_id.index()),
             quorum_silent_ms: metrics.last_quorum_acked.as_ref().map(|at| millis(at.elapsed())),
+            leader_silent_ms: None,
             members: metrics.membership_config.nodes().map(member).collect(),
             stopped,
             membership_settled: metrics.membership_config.log_id()

@@ -3,14 +3,15 @@
 //! snapshots.
 
 use crate::cluster::{Cluster, lock};
+use crate::log_store::SimLog;
 use crate::raft_runtime::SimConfig;
 use crate::replica::Replica;
 use crate::runtime::{Host, event, sleep_ms};
 use bytes::Bytes;
+use muster_consensus::shortcut::{self, Shortcuts, Way};
 use muster_consensus::{
-    Ballot,
-    Announced, Gate, PeerError, PeerLink, PeerReport, Peers, ReadPoint, Readmitted, Reception, ReturnRequest,
-    SnapshotPart,
+    Announced, Ballot, Gate, Ground as _, PeerError, PeerLink, PeerReport, Peers, ReadPoint, Readmitted,
+    Reception, ReturnRequest, SnapshotPart,
 };
 use muster_store::{ReplicaNode, SnapshotDigest, SnapshotHandle, Vote, encode_snapshot_meta};
 use muster_types::ReplicaId;
@@ -20,6 +21,7 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
+use openraft::storage::RaftLogReader as _;
 use openraft::type_config::alias::SnapshotOf;
 use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 use std::future::Future;
@@ -47,6 +49,10 @@ pub struct SimPeers {
     pub gate: Gate<SimConfig>,
     /// Uploads under way.
     pub uploading: Arc<AtomicUsize>,
+    /// Where the logs of voters end.
+    pub shortcuts: Shortcuts,
+    /// Its own log.
+    pub log: SimLog,
 }
 
 /// The way to one peer.
@@ -110,6 +116,25 @@ impl Peer {
         }
     }
 
+    async fn append(
+        &self,
+        rpc: AppendEntriesRequest<SimConfig>,
+        ttl: Duration,
+    ) -> Result<AppendEntriesResponse<SimConfig>, RpcError> {
+        self.call("append", ttl, move |peer| {
+            let rpc = rpc.clone();
+            async move {
+                peer.consensus.may_acknowledge().map_err(drop)?;
+                let answer = peer.consensus.raft().append_entries(rpc).await.map_err(drop)?;
+                if matches!(answer, AppendEntriesResponse::Success) {
+                    peer.consensus.leader_heard();
+                }
+                Ok::<_, ()>(answer)
+            }
+        })
+        .await
+    }
+
     async fn question<T, F, Fut>(&self, what: &'static str, ttl: Duration, f: F) -> Result<T, PeerError>
     where
         F: Fn(Arc<Replica>) -> Fut + Send + 'static,
@@ -122,6 +147,10 @@ impl Peer {
 }
 
 impl PeerLink for Peer {
+    async fn keep_open(&mut self) {
+        // Messages here need no connection.
+    }
+
     async fn describe(&mut self) -> Result<PeerReport, PeerError> {
         self.question("describe", PATIENCE, |peer| async move { peer.describe() }).await
     }
@@ -259,18 +288,27 @@ impl RaftNetworkV2<SimConfig> for Peer {
             sleep_ms(50).await;
             return Err(unreachable("the gate is closed"));
         }
-        self.call("append", option.hard_ttl(), move |peer| {
-            let rpc = rpc.clone();
-            async move {
-                peer.consensus.may_acknowledge().map_err(drop)?;
-                let answer = peer.consensus.raft().append_entries(rpc).await.map_err(drop)?;
-                if matches!(answer, AppendEntriesResponse::Success) {
-                    peer.consensus.leader_heard();
+        let peer = ReplicaId(u64::from(self.to));
+        match self.peers.shortcuts.way(peer, &rpc, SimConfig::instant()) {
+            Way::Plain => return self.append(rpc, option.hard_ttl()).await,
+            Way::Held(_) => return Ok(AppendEntriesResponse::Success),
+            Way::From(end) => {
+                let own = end.index()..end.index() + 1 + shortcut::ENTRIES_MAX;
+                let own = self.peers.log.try_get_log_entries(own).await.unwrap_or_default();
+                let leader = rpc.vote.leader_id;
+                if let Some(asked) = shortcut::from_end(&rpc, end, own) {
+                    let through = asked.entries.last().map_or(end, |entry| entry.log_id);
+                    let answer = self.append(asked, option.hard_ttl()).await?;
+                    if matches!(answer, AppendEntriesResponse::Success) {
+                        self.peers.shortcuts.held(peer, leader, through, SimConfig::instant());
+                    }
                 }
-                Ok::<_, ()>(answer)
             }
-        })
-        .await
+        }
+        match self.peers.shortcuts.way(peer, &rpc, SimConfig::instant()) {
+            Way::Held(_) => Ok(AppendEntriesResponse::Success),
+            Way::Plain | Way::From(_) => self.append(rpc, option.hard_ttl()).await,
+        }
     }
 
     async fn vote(
@@ -278,14 +316,21 @@ impl RaftNetworkV2<SimConfig> for Peer {
         rpc: VoteRequest<SimConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<SimConfig>, RpcError> {
-        self.call("vote", option.hard_ttl(), move |peer| {
-            let rpc = rpc.clone();
-            async move {
-                peer.consensus.may_vote().map_err(drop)?;
-                peer.consensus.answer_candidate(Ballot::Vote, rpc).await.map_err(drop)
-            }
-        })
-        .await
+        let candidate = rpc.vote.leader_id;
+        let answer = self
+            .call("vote", option.hard_ttl(), move |peer| {
+                let rpc = rpc.clone();
+                async move {
+                    peer.consensus.may_vote().map_err(drop)?;
+                    peer.consensus.answer_candidate(Ballot::Vote, rpc).await.map_err(drop)
+                }
+            })
+            .await?;
+        if answer.vote_granted {
+            let peer = ReplicaId(u64::from(self.to));
+            self.peers.shortcuts.voted(peer, candidate, answer.last_log_id);
+        }
+        Ok(answer)
     }
 
     async fn pre_vote(

@@ -8,6 +8,7 @@ use crate::peers::{Receiving, SimPeers};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, spawn, timeout};
 use crate::storage::SimStorage;
+use muster_consensus::shortcut::Shortcuts;
 use muster_consensus::{Consensus, Gate, Ground, Parts, PeerError, PeerReport, Raft};
 use muster_decider::{Answer, Command, Founding};
 use muster_engine::{
@@ -80,7 +81,14 @@ impl Replica {
         let config = cluster.consensus_config(host);
         let gate = Gate::new(config.timing);
         let uploading = Arc::new(AtomicUsize::new(0));
-        let peers = SimPeers { cluster: Arc::clone(&cluster), host, gate: gate.clone(), uploading };
+        let peers = SimPeers {
+            cluster: Arc::clone(&cluster),
+            host,
+            gate: gate.clone(),
+            uploading,
+            shortcuts: Shortcuts::new(config.timing),
+            log: log.clone(),
+        };
         let mut protocol = cluster.protocol_config(&config).map_err(BootError::Refused)?;
         protocol.enable_elect = Consensus::<SimConfig>::may_elect(&storage);
         let raft: Raft<SimConfig> =

@@ -108,6 +108,20 @@ async fn a_replica_that_only_knows_of_no_leader_is_as_good_as_silent() {
 }
 
 #[tokio::test]
+async fn a_second_way_that_fails_is_not_the_end_while_the_first_is_silent() {
+    let (first, second) = (Fake::start([Step::Hang]), Fake::start([refuse(RefusalCode::NotLeader)]));
+    let patient = Options { attempt_timeout: options().deadline, ..options() };
+    let client = client(&[first.endpoint(), second.endpoint()], patient).await;
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    let ids = |fake: &Fake| -> Vec<String> {
+        fake.script.lock().unwrap().submits.iter().map(|submit| submit.request_id.clone()).collect()
+    };
+    let mut all = ids(&first);
+    all.extend(ids(&second));
+    assert!(all.len() >= 3 && all.iter().all(|id| *id == all[0]), "{all:?}");
+}
+
+#[tokio::test]
 async fn a_mutation_goes_back_to_the_present_replica_while_the_leader_says_nothing() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
     follower.script.lock().unwrap().leader = Some(leader.endpoint());

@@ -1,5 +1,8 @@
 //! Connections to peers, and where they lead.
 //!
+//! Between every two replicas there is one connection for each purpose, and it is kept open by those who do not lead
+//! as well: opening one takes three round trips, and an election over regions has no time for that.
+//!
 //! **Invariant:** a connection follows the membership: when a member is described anew, the next
 //! call goes to its new address.
 
@@ -10,8 +13,10 @@ use crate::config::ConsensusConfig;
 use crate::error::ReadPoint;
 use crate::gate::Gate;
 use crate::ground::{Metrics, PeerError, PeerLink, Peers, Process};
+use crate::membership::MEMBERS_MAX;
 use crate::peers::{self, PeerReport};
 use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep};
+use crate::shortcut::Shortcuts;
 use crate::traffic::Traffic;
 use muster_store::{ReplicaNode, ReplicaStore};
 use muster_transport::Expect;
@@ -28,6 +33,30 @@ use tonic::{Code, Status};
 /// A refusal that goes on is logged again after this long.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(300);
 
+/// What a connection is for. None waits for another's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Purpose {
+    /// Votes, and what replicas ask one another.
+    Calls,
+    /// A leader's entries.
+    Log,
+    /// A leader's heartbeats.
+    Heartbeats,
+    /// One snapshot; opened for it and given up with it.
+    Snapshot,
+}
+
+/// A connection that is kept.
+struct Kept {
+    address: String,
+    /// Of the certificates it was made with.
+    epoch: u64,
+    client: RaftServiceClient<Channel>,
+}
+
+/// A few for each member. More are those of former members.
+const KEPT_MAX: usize = 4 * MEMBERS_MAX;
+
 /// When which refusal by which peer was logged.
 type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
@@ -37,10 +66,12 @@ pub struct PeerNetwork {
     pub(super) config: ConsensusConfig,
     pub(super) gate: Gate<Process>,
     pub(super) traffic: Traffic,
-    store: ReplicaStore,
+    pub(super) store: ReplicaStore,
+    pub(super) shortcuts: Shortcuts,
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics<Process>>>,
     pub(super) uploads: Uploads,
+    kept: Arc<Mutex<BTreeMap<(ReplicaId, Purpose), Kept>>>,
     /// When a peer's refusal of this replica as such was last logged.
     refusals: Arc<Mutex<LoggedAt>>,
 }
@@ -49,12 +80,14 @@ impl PeerNetwork {
     pub(crate) fn new(config: ConsensusConfig, gate: Gate<Process>, store: ReplicaStore) -> PeerNetwork {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
         PeerNetwork {
+            shortcuts: Shortcuts::new(config.timing),
             config,
             gate,
             traffic: Traffic::default(),
             store,
             metrics: Arc::default(),
             uploads,
+            kept: Arc::default(),
             refusals: Arc::default(),
         }
     }
@@ -68,12 +101,39 @@ impl PeerNetwork {
         &self.traffic
     }
 
-    /// A connection to `target`, at `node` until the membership says otherwise; opened when first
+    /// The connection to `target` for a purpose, at `node` until the membership says otherwise; opened when first
     /// used, and again whenever it broke.
-    pub(crate) fn channel(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
+    pub(super) fn channel(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerChannel {
         let address = self.address(target, node);
-        let client = self.connect(target, &address);
-        PeerChannel { network: self.clone(), target, node: node.clone(), address, client }
+        let client = self.connection(target, &address, purpose);
+        PeerChannel { network: self.clone(), target, node: node.clone(), purpose, address, client }
+    }
+
+    /// The connection that is kept, or a new one where there is none to this address with these certificates.
+    fn connection(
+        &self,
+        target: ReplicaId,
+        address: &str,
+        purpose: Purpose,
+    ) -> Result<RaftServiceClient<Channel>, String> {
+        if purpose == Purpose::Snapshot {
+            return self.connect(target, address);
+        }
+        let epoch = self.config.security.epoch();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = kept.get(&(target, purpose))
+            && kept.address == address
+            && kept.epoch == epoch
+        {
+            return Ok(kept.client.clone());
+        }
+        let client = self.connect(target, address)?;
+        if kept.len() >= KEPT_MAX {
+            kept.clear();
+        }
+        let connection = Kept { address: address.to_owned(), epoch, client: client.clone() };
+        kept.insert((target, purpose), connection);
+        Ok(client)
     }
 
     fn address(&self, target: ReplicaId, node: &ReplicaNode) -> String {
@@ -124,6 +184,7 @@ pub struct PeerChannel {
     network: PeerNetwork,
     target: ReplicaId,
     node: ReplicaNode,
+    purpose: Purpose,
     address: String,
     client: Result<RaftServiceClient<Channel>, String>,
 }
@@ -155,7 +216,7 @@ impl PeerChannel {
             let address = self.network.address(self.target, &self.node);
             if address != self.address {
                 tracing::info!(target = %self.target, address, "a peer is reached elsewhere from now on");
-                self.client = self.network.connect(self.target, &address);
+                self.client = self.network.connection(self.target, &address, self.purpose);
                 self.address = address;
             }
         }
@@ -198,7 +259,7 @@ impl Peers for PeerNetwork {
     type Link = PeerChannel;
 
     fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
-        self.channel(target, node)
+        self.channel(target, node, Purpose::Calls)
     }
 
     fn are_uploading(&self) -> bool {
@@ -221,6 +282,19 @@ impl PeerLink for PeerChannel {
         let request = |peer| wire::DescribeRequest { peer: Some(peer) };
         let answer = self.call(async |mut client, peer| client.describe(request(peer)).await).await?;
         Ok(peers::from_wire(answer))
+    }
+
+    async fn keep_open(&mut self) {
+        let request = |peer| wire::DescribeRequest { peer: Some(peer) };
+        let ways =
+            [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
+                let mut way = self.network.channel(self.target, &self.node, purpose);
+                async move {
+                    way.call(async |mut client, peer| client.describe(request(peer)).await).await.map(drop)
+                }
+            });
+        // What cannot be reached now is tried again the next time.
+        futures::future::join_all(ways).await;
     }
 
     async fn read_index(mut self) -> Result<ReadPoint, PeerError> {

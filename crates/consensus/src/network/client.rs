@@ -4,15 +4,16 @@
 //! **Invariant:** nothing is sent to followers while the gate is closed.
 //! **Invariant:** answers are returned in the order of their requests.
 
-use super::channel::{PeerChannel, PeerNetwork};
+use super::channel::{PeerChannel, PeerNetwork, Purpose};
 use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
 use crate::gate::Gate;
 use crate::ground::Process;
+use crate::shortcut::{self, Shortcuts, Way};
 use crate::traffic::Traffic;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle, Vote};
+use muster_store::{LogId, RaftConfig, ReplicaNode, ReplicaStore, SnapshotHandle, Vote};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
@@ -34,25 +35,47 @@ impl RaftNetworkFactory<RaftConfig> for PeerNetwork {
     type Network = PeerClient;
 
     async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+        self.client(ReplicaId(target), node, Purpose::Log)
+    }
+
+    async fn new_heartbeat_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+        self.client(ReplicaId(target), node, Purpose::Heartbeats)
+    }
+
+    async fn new_snapshot_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+        self.client(ReplicaId(target), node, Purpose::Snapshot)
+    }
+}
+
+impl PeerNetwork {
+    fn client(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerClient {
         PeerClient {
             source: self.config.replica_id,
-            channel: self.channel(ReplicaId(target), node),
+            channel: self.channel(target, node, purpose),
+            calls: self.channel(target, node, Purpose::Calls),
             gate: self.gate.clone(),
             traffic: self.traffic.clone(),
             stall_max: self.config.timing.stall_max(),
             uploads: self.uploads.clone(),
+            shortcuts: self.shortcuts.clone(),
+            store: self.store.clone(),
         }
     }
 }
 
-/// One use of one connection to one peer.
+/// One use of the ways to one peer.
 pub struct PeerClient {
     source: ReplicaId,
+    /// For the log, heartbeats or a snapshot.
     channel: PeerChannel,
+    /// For votes.
+    calls: PeerChannel,
     gate: Gate<Process>,
     traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,
+    shortcuts: Shortcuts,
+    store: ReplicaStore,
 }
 
 type RpcError = RPCError<RaftConfig>;
@@ -60,6 +83,9 @@ type RpcError = RPCError<RaftConfig>;
 fn unreachable(reason: impl ToString) -> RpcError {
     RPCError::Unreachable(Unreachable::from_string(reason))
 }
+
+/// Bytes of what is sent from the end of a peer's log on, at most; and one entry.
+const FROM_END_BYTES_MAX: usize = 1 << 20;
 
 /// Requests that were sent and not answered, and why sending ended.
 #[derive(Default)]
@@ -127,20 +153,8 @@ impl PeerClient {
         })
     }
 
-    async fn open_append<'s, S>(
-        &'s mut self,
-        mut input: S,
-    ) -> Result<BoxStream<'s, Result<StreamAppendResult<RaftConfig>, RpcError>>, RpcError>
-    where
-        S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
-    {
-        if !self.gate.is_open() {
-            return Err(unreachable("no quorum is heard"));
-        }
-        // The first request may be long in coming: an idle leader has nothing to send. Only once it
-        // is there does the peer owe an answer.
-        let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
-        let input = futures::stream::once(futures::future::ready(first)).chain(input);
+    /// Opens a stream of requests, the first of which is there, and sends all of them.
+    async fn send_all<'s>(&'s mut self, input: Requests) -> Result<AppendAnswers<'s>, RpcError> {
         let in_flight = SharedInFlight::default();
         let outbound = self.outbound(input, Arc::clone(&in_flight));
         let mut client = self.client()?;
@@ -156,6 +170,95 @@ impl PeerClient {
             Some((next, answers))
         });
         Ok(stream.boxed())
+    }
+
+    /// Through where the peer is known to hold a request, asking it from the end of its log on where that is known.
+    async fn held(&mut self, request: &AppendEntriesRequest<RaftConfig>) -> Result<Option<LogId>, RpcError> {
+        let peer = self.channel.target();
+        let end = match self.shortcuts.way(peer, request, Instant::now()) {
+            Way::Plain => return Ok(None),
+            Way::Held(through) => return Ok(Some(through)),
+            Way::From(end) => end,
+        };
+        // A log that cannot be read is the protocol's matter, which reads it next.
+        let until = end.index() + 1 + shortcut::ENTRIES_MAX;
+        let own = self.store.log.read(end.index(), until, FROM_END_BYTES_MAX).await.unwrap_or_default();
+        let Some(asked) = shortcut::from_end(request, end, own) else { return Ok(None) };
+        let through = asked.entries.last().map_or(end, |entry| entry.log_id);
+        let once = futures::stream::once(futures::future::ready(asked)).boxed();
+        let answer = self.send_all(once).await?.next().await;
+        match answer {
+            Some(Ok(Ok(Some(matched)))) if matched == through => {
+                self.shortcuts.held(peer, request.vote.leader_id, through, Instant::now());
+            }
+            Some(Err(error)) => return Err(error),
+            // The protocol asks in its own way, and hears why not.
+            _ => return Ok(None),
+        }
+        match self.shortcuts.way(peer, request, Instant::now()) {
+            Way::Held(through) => Ok(Some(through)),
+            Way::Plain | Way::From(_) => Ok(None),
+        }
+    }
+
+    async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s>, RpcError>
+    where
+        S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
+    {
+        if !self.gate.is_open() {
+            return Err(unreachable("no quorum is heard"));
+        }
+        // The first request may be long in coming: an idle leader has nothing to send. Only once it
+        // is there does the peer owe an answer.
+        let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
+        let Some(through) = self.held(&first).await? else {
+            return self.send_all(with_first(first, input.boxed())).await;
+        };
+        let held = Phase::Held { client: self, input: input.boxed(), through: Some(through) };
+        Ok(futures::stream::unfold(held, Phase::next).boxed())
+    }
+}
+
+type Requests = BoxStream<'static, AppendEntriesRequest<RaftConfig>>;
+type AppendAnswer = Result<StreamAppendResult<RaftConfig>, RpcError>;
+type AppendAnswers<'s> = BoxStream<'s, AppendAnswer>;
+
+fn with_first(first: AppendEntriesRequest<RaftConfig>, rest: Requests) -> Requests {
+    futures::stream::once(futures::future::ready(first)).chain(rest).boxed()
+}
+
+/// How far a stream is whose first requests the peer is known to hold.
+enum Phase<'s> {
+    /// Requests are answered without being sent; one is to be answered so now.
+    Held { client: &'s mut PeerClient, input: Requests, through: Option<LogId> },
+    /// Every request is sent.
+    Sent(AppendAnswers<'s>),
+    /// An error was the last answer.
+    Over,
+}
+
+impl<'s> Phase<'s> {
+    async fn next(self) -> Option<(AppendAnswer, Phase<'s>)> {
+        match self {
+            Phase::Held { client, input, through: Some(through) } => {
+                Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
+            }
+            Phase::Held { client, mut input, through: None } => {
+                let request = input.next().await?;
+                match client.held(&request).await {
+                    Ok(Some(through)) => {
+                        Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
+                    }
+                    Ok(None) => match client.send_all(with_first(request, input)).await {
+                        Ok(mut answers) => answers.next().await.map(|answer| (answer, Phase::Sent(answers))),
+                        Err(error) => Some((Err(error), Phase::Over)),
+                    },
+                    Err(error) => Some((Err(error), Phase::Over)),
+                }
+            }
+            Phase::Sent(mut answers) => answers.next().await.map(|answer| (answer, Phase::Sent(answers))),
+            Phase::Over => None,
+        }
     }
 }
 
@@ -239,10 +342,14 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         rpc: VoteRequest<RaftConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<RaftConfig>, RpcError> {
-        let mut client = self.client()?;
-        let request = convert::vote_request_to_wire(self.channel.peer(), &rpc);
+        let mut client = self.calls.client().map_err(unreachable)?;
+        let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.vote(request)).await?;
-        convert::vote_response(message).map_err(|status| self.failed(&status))
+        let answer = convert::vote_response(message).map_err(|status| self.failed(&status))?;
+        if answer.vote_granted {
+            self.shortcuts.voted(self.calls.target(), rpc.vote.leader_id, answer.last_log_id);
+        }
+        Ok(answer)
     }
 
     async fn pre_vote(
@@ -250,8 +357,8 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         rpc: VoteRequest<RaftConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<RaftConfig>, RpcError> {
-        let mut client = self.client()?;
-        let request = convert::vote_request_to_wire(self.channel.peer(), &rpc);
+        let mut client = self.calls.client().map_err(unreachable)?;
+        let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.pre_vote(request)).await?;
         convert::vote_response(message).map_err(|status| self.failed(&status))
     }
@@ -294,8 +401,8 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         request: TransferLeaderRequest<RaftConfig>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<RaftConfig>, RpcError> {
-        let mut client = self.client()?;
-        let message = convert::transfer_to_wire(self.channel.peer(), &request);
+        let mut client = self.calls.client().map_err(unreachable)?;
+        let message = convert::transfer_to_wire(self.calls.peer(), &request);
         let response = self.call(RPCTypes::TransferLeader, &option, client.transfer_leader(message)).await?;
         convert::transfer_response(response).map_err(|status| self.failed(&status))
     }
