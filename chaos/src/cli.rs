@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::bugs::{self, BugsArgs};
 use crate::cluster::Disks;
 use crate::cluster::plan::Replicas;
-use crate::report::{Judged, Promised, markdown};
+use crate::report::markdown;
 use crate::room;
 use crate::run::drill::{Interrupted, folder};
 use crate::run::evidence::{Collected, stored};
@@ -196,21 +196,10 @@ fn report(dirs: &[PathBuf], write: Option<&Path>) -> Result<ExitCode> {
         for folder in stored(dir)? {
             let collected = Collected::load(&folder)?;
             let (_, verdict) = collected.judge(&folder)?;
-            let expect = &collected.scenario.expect;
-            let bars = Promised {
-                submission: expect.submission_again.map(|again| (again.median_ms, again.worst_ms)),
-                acknowledged_within_ms: expect.acknowledged_within_ms,
-            };
-            runs.push(Judged {
-                row: Row::of(&collected, &verdict, &collected.harness.findings(), Bars::Held),
-                bars,
-                place: collected.run.place.clone(),
-                version: collected.run.version.clone(),
-            });
+            runs.push((collected, verdict));
         }
     }
-    let commands = ["chaos/run-all".to_owned()];
-    let page = markdown(&runs, &commands, &crate::summary::load());
+    let page = markdown(&runs, "chaos/run-all", &crate::summary::load());
     match write {
         None => print!("{page}"),
         Some(path) => std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?,

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use muster_drill::judge::{Kind, Rule, Verdict};
 use serde::Serialize;
 
-use crate::report::middle_and_worst;
 use crate::run::evidence::Collected;
 
 /// What bars of time count for.
@@ -18,7 +17,7 @@ pub enum Bars {
     Said,
 }
 
-/// Whether a rule is about how long something takes, or follows from that. A submission that came late is; one that
+/// Whether a rule is about how long something takes. A submission that came late is; one that
 /// was never acknowledged is not.
 fn is_of_time(rule: Rule, verdict: &Verdict) -> bool {
     if rule == Rule::SubmissionFailed {
@@ -31,9 +30,6 @@ fn is_of_time(rule: Rule, verdict: &Verdict) -> bool {
             | Rule::SubmissionsSlow
             | Rule::SurvivorsSilent
             | Rule::GangsLate
-            | Rule::GangTouched
-            | Rule::ReplicasApart
-            | Rule::Leadership
     )
 }
 
@@ -222,4 +218,24 @@ pub fn machine() -> String {
 pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+/// The median and the worst, as text.
+fn middle_and_worst(values: impl Iterator<Item = u64>) -> String {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    match (values.get(values.len() / 2), values.last()) {
+        (Some(middle), Some(worst)) => format!("{middle} / {worst}"),
+        _ => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_that_of_the_sorted_values() {
+        assert_eq!(middle_and_worst([9, 1, 5].into_iter()), "5 / 9");
+        assert_eq!(middle_and_worst([].into_iter()), "-");
+    }
 }

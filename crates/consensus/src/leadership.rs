@@ -5,6 +5,7 @@
 
 use crate::config::Timing;
 use crate::ground::{Ground, Metrics};
+use muster_planted::{Rule, breaks};
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
@@ -67,8 +68,9 @@ impl LeadershipView {
         // The protocol refuses proposals without a lease: before the first answer of a quorum, and
         // a lease after the last.
         let unheard = metrics.last_quorum_acked.is_none();
-        let deaf =
-            quorum_silence(metrics, leading_since).is_some_and(|silence| unheard || silence > timing.lease());
+        let silence = quorum_silence(metrics, leading_since);
+        let deaf = silence.is_some_and(|silence| unheard || silence > timing.lease())
+            && !breaks(Rule::HeartbeatWithoutQuorum);
         // Forming a cluster writes its first entry under a vote of term 0 that nobody granted; the
         // protocol counts its writer as leader until the first election.
         let elected = metrics.state == ServerState::Leader

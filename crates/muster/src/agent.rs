@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio_util::sync::CancellationToken;
 
-use crate::process::complain;
+use crate::process::{self, complain};
 
 /// Bytes of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct AgentArgs {
     /// Configuration file (TOML); see ops/examples/agent.toml
     #[arg(long, env = "MUSTER_AGENT_CONFIG")]
-    config: PathBuf,
+    pub config: PathBuf,
 }
 
 /// Why the agent could not start.
@@ -40,6 +40,28 @@ enum AgentFailure {
     },
     #[error("finding this program")]
     Program(#[source] std::io::Error),
+}
+
+/// What this program calls itself; one that breaks rules on purpose says so wherever versions are shown.
+pub const VERSION: &str = if muster_planted::IS_ON {
+    concat!(env!("CARGO_PKG_VERSION"), "+BREAKS-RULES-ON-PURPOSE")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
+/// Threads of an agent: one that may be held up, and one that is not. A host for training has hundreds of
+/// processors, and a thread for each would take memory from those whom the host is for.
+const THREADS: usize = 2;
+/// In the environment of the agent alone: the release of the program that became it.
+pub const RELEASE_VARIABLE: &str = "MUSTER_AGENT_RELEASE";
+/// In the environment of `muster agent`: it is to be the agent itself.
+pub const WHOLE_VARIABLE: &str = "MUSTER_AGENT_WHOLE";
+
+/// Is the agent until it is told to stop.
+pub fn main(args: AgentArgs) -> ExitCode {
+    process::log_to_stderr("info");
+    process::die_with_parent();
+    process::run(Some(THREADS), |shutdown| run(args, shutdown))
 }
 
 /// What guards workers, where it is installed beside this program.
@@ -70,7 +92,7 @@ fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
 }
 
 /// Runs the agent until it is told to stop.
-pub async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
+async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
     let config = match read(&args.config) {
         Ok(config) => config,
         Err(error) => return complain(&error),

@@ -10,16 +10,12 @@ mod process;
 mod quickstart;
 mod server;
 
+use std::os::unix::process::CommandExt as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// What this program calls itself; one that breaks rules on purpose says so wherever versions are shown.
-pub(crate) const VERSION: &str = if muster_planted::IS_ON {
-    concat!(env!("CARGO_PKG_VERSION"), "+BREAKS-RULES-ON-PURPOSE")
-} else {
-    env!("CARGO_PKG_VERSION")
-};
+pub(crate) use agent::VERSION;
 
 /// Muster: a scheduler cluster for fleets of accelerators that span regions.
 #[derive(Parser)]
@@ -56,9 +52,6 @@ enum ExampleCommand {
     Work(muster_example::WorkArgs),
 }
 
-/// Threads of an agent: one that may be held up, and one that is not. A host for training has hundreds of
-/// processors, and a thread for each would take memory from those whom the host is for.
-const AGENT_THREADS: usize = 2;
 /// The first word of a shim's command line.
 const SHIM: &str = "shim";
 
@@ -87,9 +80,8 @@ fn main() -> ExitCode {
             })
         }
         Command::Agent(args) => {
-            process::log_to_stderr("info");
-            process::die_with_parent();
-            process::run(Some(AGENT_THREADS), |shutdown| agent::run(args, shutdown))
+            become_agent_alone(&args);
+            agent::main(args)
         }
         Command::Quickstart(args) => {
             process::log_to_stderr("error");
@@ -104,6 +96,18 @@ fn main() -> ExitCode {
         Command::Example(ExampleCommand::Work(args)) => muster_example::work(args).into(),
         Command::Shim { arguments } => shim(arguments),
     }
+}
+
+/// Becomes the agent without the rest, where that is installed beside this program; returns where it is not.
+fn become_agent_alone(args: &agent::AgentArgs) {
+    let Ok(program) = std::env::current_exe() else { return };
+    let alone = program.with_file_name("muster-agent");
+    if std::env::var_os(agent::WHOLE_VARIABLE).is_some() || !alone.exists() {
+        return;
+    }
+    let mut command = std::process::Command::new(&alone);
+    let error = command.arg("--config").arg(&args.config).env(agent::RELEASE_VARIABLE, VERSION).exec();
+    eprintln!("muster: {} cannot be run, going on without it: {error}", alone.display());
 }
 
 /// Guards one worker, or becomes it.

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-use crate::quickstart::DIE_WITH_PARENT;
-
+/// In the environment of a process that is to end when the one that started it does.
+pub const DIE_WITH_PARENT: &str = "MUSTER_DIE_WITH_PARENT";
 /// How long calls that block may take to end when the work is over.
 const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// A rule of the product that can be broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// A leader renews leases without asking a quorum.
+    /// A leader renews leases without asking a quorum, and never notices that it hears none.
     HeartbeatWithoutQuorum,
     /// Proposals are bound to no leadership, a leader that was deposed goes on where it was, and records of a
     /// lost leadership are applied as if they were current.

@@ -7,7 +7,7 @@ mod html;
 mod markdown;
 mod picture;
 mod summary;
-mod text;
+pub mod text;
 mod timeline;
 
 use serde::Serialize;

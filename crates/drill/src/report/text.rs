@@ -18,7 +18,8 @@ pub(super) fn html(text: &str) -> String {
 }
 
 /// For a line or a cell of Markdown: nothing in it is formatted, and it stays one line.
-pub(super) fn markdown(text: &str) -> String {
+#[must_use]
+pub fn markdown(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

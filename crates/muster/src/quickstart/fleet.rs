@@ -5,6 +5,7 @@
 //! in its command line or environment; that is how a whole region is killed at once and how nothing
 //! is left behind.
 
+use crate::process::DIE_WITH_PARENT;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
@@ -21,9 +22,6 @@ pub const REGIONS: [&str; 3] = ["asia-south", "eu-west", "us-east"];
 pub const HOSTS_PER_REGION: u8 = 4;
 /// Declared accelerators of a host.
 pub const DEVICES_PER_HOST: u16 = 8;
-
-/// Set for servers and agents: they end when the quickstart does, however it does.
-pub const DIE_WITH_PARENT: &str = "MUSTER_DIE_WITH_PARENT";
 
 struct Replica {
     id: u64,

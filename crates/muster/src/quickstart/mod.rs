@@ -9,8 +9,6 @@ mod report;
 mod story;
 mod tracker;
 
-pub use fleet::DIE_WITH_PARENT;
-
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;

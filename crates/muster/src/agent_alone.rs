@@ -1,0 +1,40 @@
+//! The agent as a program of its own, which `muster agent` becomes where it is installed beside it: the memory that a
+//! program's text takes on every host is that of the agent alone.
+
+mod agent;
+mod process;
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use clap::Parser;
+
+/// Runs the agent of one host: `muster agent`, which uses this program where it finds it.
+#[derive(Parser)]
+#[command(name = "muster-agent", version = agent::VERSION)]
+struct Arguments {
+    #[command(flatten)]
+    agent: agent::AgentArgs,
+}
+
+fn main() -> ExitCode {
+    let other = std::env::var(agent::RELEASE_VARIABLE).ok().filter(|release| release != agent::VERSION);
+    if other.is_some()
+        && let Ok(own) = std::env::current_exe()
+    {
+        // It belongs to another release than the program that became it.
+        let whole = own.with_file_name("muster");
+        let error = Command::new(whole)
+            .arg("agent")
+            .args(std::env::args_os().skip(1))
+            .env_remove(agent::RELEASE_VARIABLE)
+            .env(agent::WHOLE_VARIABLE, "1")
+            .exec();
+        return process::complain(&error);
+    }
+    let arguments = Arguments::parse();
+    if let Some(confession) = muster_planted::confess() {
+        eprintln!("muster: {confession}");
+    }
+    agent::main(arguments.agent)
+}
