@@ -316,11 +316,11 @@ fn carry_out(
     let steps = (|| {
         for due in timeline(&order.scenario.processes) {
             nap(begun + due.at, order.interrupted)?;
-            let action = &order.scenario.processes[due.step].action;
-            stage.carry_out(due)?;
-            if matches!(action, Action::Recover { .. }) {
+            if matches!(order.scenario.processes[due.step].action, Action::Recover { .. }) {
+                // From its beginning: the survivor stops then, and what it says later is of the new life.
                 recovered_us = Some(now_us());
             }
+            stage.carry_out(due)?;
             let told = stage.effects().iter().rfind(|effect| effect.step == due.step);
             let text = told.map(|effect| format!("{:?} {}: {}", due.deed, effect.verb, effect.seen));
             (order.say)(&format!("{:>6.2} s  {}", begun.elapsed().as_secs_f32(), text.unwrap_or_default()));
@@ -436,7 +436,11 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
     cluster.plan().hosts.iter().filter_map(of).collect()
 }
 
-/// Hosts that a step touches. A cut touches the side that is cut off.
+/// A link that carries nothing.
+const WHOLE_PPM: u32 = 1_000_000;
+
+/// Hosts that a step touches. A cut touches the side that is cut off; a link that is only slower or loses some of what
+/// it carries touches nobody, for everybody is still there; and neither does what is done to bring hosts back.
 fn touched(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
     let mut touched = Hosts::new();
     let mut add = |selection: &Selection| -> Result<()> {
@@ -445,6 +449,7 @@ fn touched(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
     };
     for step in &scenario.processes {
         match &step.action {
+            Action::Link { shape, .. } if shape.loss_ppm < WHOLE_PPM => {}
             Action::Cut { pair, .. } | Action::Link { pair, .. } | Action::Flap { pair, .. } => {
                 if !pair.from.is_relative() {
                     add(&pair.from)?;
@@ -463,9 +468,9 @@ fn touched(parts: &Parts, scenario: &Scenario) -> Result<Hosts> {
             | Action::Clock { what, .. }
             | Action::ReplaceReplica { what }
             | Action::RollingRestart { what }
-            | Action::RollingUpgrade { what }
-            | Action::Recover { what } => add(what)?,
+            | Action::RollingUpgrade { what } => add(what)?,
             Action::Heal { .. }
+            | Action::Recover { .. }
             | Action::Start { .. }
             | Action::Resume { .. }
             | Action::DiskRoom { .. }

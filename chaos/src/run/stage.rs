@@ -156,7 +156,16 @@ impl<'a> Stage<'a> {
         };
         let hosts = hosts.into_iter().collect();
         let verb = action.verb().to_owned();
-        self.effects.push(Effect { step, verb, hosts, at_ns, undone_at_ns: None, seen, real });
+        // What takes as long as it takes is over now.
+        let is_long = matches!(
+            action,
+            Action::RollingRestart { .. }
+                | Action::RollingUpgrade { .. }
+                | Action::ReplaceReplica { .. }
+                | Action::Recover { .. }
+        );
+        let undone_at_ns = if is_long { Some(now_ns()?) } else { None };
+        self.effects.push(Effect { step, verb, hosts, at_ns, undone_at_ns, seen, real });
         Ok(())
     }
 

@@ -139,11 +139,15 @@ impl Run {
         surviving.filter_map(|host| if let Runs::Replica(id) = host.runs { Some(id) } else { None }).collect()
     }
 
-    /// Regions in which a step touched clients: what they ask need not be answered.
+    /// Regions in which a step touched clients: what they ask need not be answered. None where that is every region
+    /// with clients: somebody has to say how long it took until all was well.
     #[must_use]
     pub fn regions_cut_off(&self) -> BTreeSet<&str> {
-        let cut = self.hosts.iter().filter(|host| host.touched && host.runs == Runs::Clients);
-        cut.map(|host| host.region.as_str()).collect()
+        let clients = || self.hosts.iter().filter(|host| host.runs == Runs::Clients);
+        if clients().all(|host| host.touched) {
+            return BTreeSet::new();
+        }
+        clients().filter(|host| host.touched).map(|host| host.region.as_str()).collect()
     }
 
     /// When the fault ended: with the last step that undoes something, or with the last step.

@@ -172,6 +172,7 @@ impl<G: Ground> DecisionLoop<G> {
             in_flight: FuturesUnordered::new(),
             interrupted: false,
             housekeeping: instant::<G>(),
+            released: LogTime(0),
             recover_at: None,
             ours,
             speculation,
@@ -212,6 +213,8 @@ struct Term<'a, G: Ground> {
     /// A planning pass ran out of budget and goes on in the next round.
     interrupted: bool,
     housekeeping: Instant,
+    /// Jobs whose time to start had come by then were looked at.
+    released: LogTime,
     /// When every lease of the generation before has run out; none while there is nothing to recover.
     recover_at: Option<Instant>,
 }
@@ -305,6 +308,7 @@ impl<G: Ground> Term<'_, G> {
         self.take_expired();
         if self.housekeeping_is_due() {
             let before = self.speculation.last_index();
+            self.released = self.speculation.now();
             tick(&mut self.speculation);
             let pause = if self.speculation.last_index() == before {
                 HOUSEKEEPING_INTERVAL
@@ -375,12 +379,16 @@ impl<G: Ground> Term<'_, G> {
     }
 
     fn housekeeping_is_due(&self) -> bool {
-        let overdue = self.run_limit().is_some_and(|limit| limit <= self.speculation.now());
+        let overdue = self.next_due().is_some_and(|due| due <= self.speculation.now());
         overdue || self.housekeeping <= instant::<G>()
     }
 
-    fn run_limit(&self) -> Option<LogTime> {
-        self.speculation.state().run_limits().next().map(|(limit, _)| limit)
+    /// When the next job has run for as long as it may, or may start: one that was not to start before, or that
+    /// waits after a failure.
+    fn next_due(&self) -> Option<LogTime> {
+        let state = self.speculation.state();
+        let limit = state.run_limits().next().map(|(limit, _)| limit);
+        limit.into_iter().chain(state.not_before_after(self.released)).min()
     }
 
     /// When something is due without anybody asking.
@@ -393,8 +401,8 @@ impl<G: Ground> Term<'_, G> {
         if let Some(at) = self.recover_at {
             wake = wake.min(at);
         }
-        if let Some(limit) = self.run_limit() {
-            wake = wake.min(now + Duration::from_millis(limit.since_ms(self.speculation.now())));
+        if let Some(due) = self.next_due() {
+            wake = wake.min(now + Duration::from_millis(due.since_ms(self.speculation.now())));
         }
         wake
     }

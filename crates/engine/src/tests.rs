@@ -8,12 +8,12 @@ use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::health::HealthAction;
 use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, LogTime, NodeId,
-    Parameters, Refusal, RefusalCode, ReplicaId, RequestId, StopReason,
+    ClusterId, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobDraft, JobId, LogIndex, LogTime,
+    NodeId, Parameters, Refusal, RefusalCode, ReplicaId, RequestId, StopReason,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::orders::outstanding;
 use crate::probe::{ProbeOrder, ProbeReport};
@@ -159,6 +159,21 @@ async fn a_submission_is_answered_when_it_can_be_read_and_repeats_its_answer() {
     let other = guarded("another under its id", engine.execute(submit(7, 2, 1))).await;
     assert_eq!(code(other), Some(RefusalCode::RequestIdReused));
     assert_eq!(engine.view().jobs().len(), 3);
+}
+
+#[tokio::test]
+async fn a_job_whose_time_comes_waits_for_nothing_else() {
+    let engine = leader().await;
+    let soon = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_millis(400);
+    let mut draft = JobDraft::clone(&job("later", 1));
+    draft.not_before = Some(LogTime(u64::try_from(soon.as_millis()).unwrap()));
+    let jobs = muster_types::Submission::plain(vec![draft.check().unwrap()]);
+    let answer = guarded("it", engine.execute(Command::Submit { request: RequestId(1), jobs })).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    assert_eq!(engine.view().not_before().count(), 1);
+    // What is done now and then is done every ten seconds.
+    let released = until(&engine, "its time", |view| view.not_before().next().is_none());
+    tokio::time::timeout(Duration::from_secs(6), released).await.expect("nothing else has to happen");
 }
 
 #[tokio::test]

@@ -414,6 +414,13 @@ impl State {
         self.indexes.not_before.iter().copied()
     }
 
+    /// The next of those times behind another.
+    #[must_use]
+    pub fn not_before_after(&self, time: LogTime) -> Option<LogTime> {
+        let behind = (Bound::Excluded((time, JobId(u64::MAX))), Bound::Unbounded);
+        self.indexes.not_before.range(behind).next().map(|(time, _)| *time)
+    }
+
     /// Jobs that wait for a job.
     pub fn dependents(&self, job: JobId) -> impl Iterator<Item = JobId> {
         let range = (job, JobId(0))..=(job, JobId(u64::MAX));
