@@ -257,7 +257,7 @@ impl<G: Ground> Term<'_, G> {
                 changed = leadership.changed() => if changed.is_err() { return End::Shutdown },
                 Some(result) = self.in_flight.next() => if let Err(error) = result {
                     self.log_end(&error);
-                    if !breaks(Rule::SkipGuard) {
+                    if !breaks(Rule::SkipGuard) && !breaks(Rule::HeartbeatWithoutQuorum) {
                         return End::Refused;
                     }
                 },

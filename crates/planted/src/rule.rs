@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// A rule of the product that can be broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// A leader renews leases without asking a quorum, and never notices that it hears none.
+    /// A leader renews leases without asking a quorum, and takes neither silence nor refusals for a sign that it
+    /// leads no more.
     HeartbeatWithoutQuorum,
     /// Proposals are bound to no leadership, a leader that was deposed goes on where it was, and records of a
     /// lost leadership are applied as if they were current.
