@@ -189,25 +189,28 @@ impl Connection {
         }
     }
 
-    /// A way beside those that are silent: the present channel, or one to the next endpoint.
+    /// A way beside those that are silent: the present channel, or one to the next endpoint. Another connection to a
+    /// replica that is silent already is none.
     pub(crate) async fn beside(&self, silent: Vec<Link>, limit: Duration) -> Result<Link, ConnectError> {
         let present = self.current_within(limit).await?;
-        if !silent.iter().any(|link| link.is(&present)) {
+        if !silent.iter().any(|link| link.address == present.address) {
             return Ok(present);
         }
         let epoch = self.endpoints.security().epoch();
-        match tokio::time::timeout(limit, self.endpoints.connect_next()).await {
+        let not: Vec<&str> = silent.iter().map(|link| &*link.address).collect();
+        match tokio::time::timeout(limit, self.endpoints.connect_next_but(&not)).await {
             Ok(connected) => Ok(Link::new(connected?, epoch)),
             Err(_) => Err(ConnectError::ConnectInTime { waited: limit }),
         }
     }
 
-    /// One way answered while others were silent: later calls take it at once.
-    pub(crate) async fn prefer(&self, answered: &Link, silent: &[Link]) {
+    /// One way answered while others were silent: later calls take it at once. Waits for nobody who connects just
+    /// now: what comes of that is no silent way.
+    pub(crate) fn prefer(&self, answered: &Link, silent: &[Link]) {
         for link in silent.iter().filter(|link| !link.is(answered)) {
             self.forget_leader(link);
-            let mut current = self.current.lock().await;
-            if current.as_ref().is_some_and(|current| current.is(link)) {
+            let Ok(mut current) = self.current.try_lock() else { continue };
+            if current.as_ref().is_some_and(|current| current.address == link.address) {
                 *current = Some(answered.clone());
             }
         }

@@ -154,8 +154,16 @@ impl Endpoints {
     /// # Errors
     /// When none could be reached; names each with its failure.
     pub async fn connect_next(&self) -> Result<(String, Channel), ConnectError> {
+        self.connect_next_but(&[]).await
+    }
+
+    /// The same, to none of these addresses where there are others.
+    pub(crate) async fn connect_next_but(&self, not: &[&str]) -> Result<(String, Channel), ConnectError> {
         let first = self.cursor.fetch_add(1, Ordering::Relaxed);
-        let mut turns = (0..self.list.len()).map(|turn| first.wrapping_add(turn) % self.list.len());
+        let all = (0..self.list.len()).map(|turn| first.wrapping_add(turn) % self.list.len());
+        let others: Vec<usize> =
+            all.clone().filter(|place| !not.contains(&self.list[*place].as_str())).collect();
+        let mut turns = if others.is_empty() { all.collect() } else { others }.into_iter();
         let mut under_way = FuturesUnordered::new();
         let mut attempts = Vec::new();
         loop {

@@ -269,7 +269,7 @@ impl Client {
                 // Never none: it is left when the last answer is in.
                 Some(answer) = asked.next() => match answer {
                     Ok((link, answer)) => {
-                        self.connection.prefer(&link, &ways).await;
+                        self.connection.prefer(&link, &ways);
                         return Ok(answer);
                     }
                     Err(failure) if failure.verdict == Verdict::Final || asked.is_empty() => {
@@ -278,6 +278,8 @@ impl Client {
                     // The newest way was taken because the others say nothing. They are left with it: the next
                     // attempt goes to somebody else, and under the same request id.
                     Err(failure) if failure.link.as_ref().is_some_and(|link| link.is(&newest)) => {
+                        // It may be in the line for what `give_up` asks for, and nobody moves it on any more.
+                        drop(opening);
                         for silent in ways.iter().filter(|way| !way.is(&newest)) {
                             self.connection.give_up(silent).await;
                         }

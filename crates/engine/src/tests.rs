@@ -164,6 +164,7 @@ async fn a_submission_is_answered_when_it_can_be_read_and_repeats_its_answer() {
 #[tokio::test]
 async fn a_job_whose_time_comes_waits_for_nothing_else() {
     let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
     let soon = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_millis(400);
     let mut draft = JobDraft::clone(&job("later", 1));
     draft.not_before = Some(LogTime(u64::try_from(soon.as_millis()).unwrap()));

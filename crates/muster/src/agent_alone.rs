@@ -18,6 +18,12 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    // What its own workers are guarded by where `muster-shim` is not installed: this program again.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|first| first == "shim") {
+        let code = muster_agent::shim_main(words);
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
     let other = std::env::var(agent::RELEASE_VARIABLE).ok().filter(|release| release != agent::VERSION);
     if other.is_some()
         && let Ok(own) = std::env::current_exe()

@@ -19,6 +19,8 @@ pub enum Step {
     Answer,
     /// Refuses it.
     Refuse(Status),
+    /// Carries the call out, this much later.
+    AnswerAfter(std::time::Duration),
     /// Never answers.
     Hang,
     /// A watch sends these, then ends with the status, or well when there is none, or stays open.
@@ -91,6 +93,23 @@ pub async fn dead_endpoint() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
+/// An address where a connection is neither taken nor refused, as where a host is gone: the line of those that wait
+/// to be taken is full. With what keeps it so.
+pub async fn silent_endpoint() -> (String, Vec<Box<dyn std::any::Any + Send>>) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut kept: Vec<Box<dyn std::any::Any + Send>> = vec![Box::new(listener)];
+    let within = std::time::Duration::from_millis(300);
+    while let Ok(Ok(connection)) = tokio::time::timeout(within, tokio::net::TcpStream::connect(address)).await
+    {
+        kept.push(Box::new(connection));
+        assert!(kept.len() < 64, "the line never ends");
+    }
+    (address.to_string(), kept)
+}
+
 pub fn endpoints(list: &[String]) -> Endpoints {
     Endpoints::parse(list).unwrap()
 }
@@ -114,6 +133,10 @@ impl Service {
         let step = self.script.lock().unwrap().steps.pop_front();
         match step {
             None | Some(Step::Answer) => Ok(()),
+            Some(Step::AnswerAfter(pause)) => {
+                tokio::time::sleep(pause).await;
+                Ok(())
+            }
             Some(Step::Refuse(status)) => Err(status),
             Some(Step::Hang) => std::future::pending().await,
             Some(Step::Stream(..)) => Err(Status::internal("the script has a stream where none belongs")),
@@ -254,7 +277,9 @@ impl JobService for Service {
             }
             Some(Step::Refuse(status)) => Err(status),
             Some(Step::Hang) => std::future::pending().await,
-            None | Some(Step::Answer) => Ok(Response::new(Box::pin(futures::stream::pending()))),
+            None | Some(Step::Answer | Step::AnswerAfter(_)) => {
+                Ok(Response::new(Box::pin(futures::stream::pending())))
+            }
         }
     }
 

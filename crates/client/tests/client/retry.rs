@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fake::{Fake, OUTPUT, Step, dead_endpoint, endpoints, options};
+use crate::fake::{Fake, OUTPUT, Step, dead_endpoint, endpoints, options, silent_endpoint};
 use muster_client::{AttemptError, CallError, Client, Options, Read};
 use muster_types::{Refusal, RefusalCode, Violation};
 use muster_wire::status::{METADATA_LEADER_ENDPOINT, METADATA_RETRY_AFTER_MS, to_status};
@@ -91,6 +91,25 @@ async fn a_mutation_goes_by_another_way_while_a_replica_says_nothing() {
     assert_eq!(submits(&first)[0].request_id, submits(&second)[0].request_id);
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     assert_eq!((submits(&first).len(), submits(&second).len()), (1, 2), "it stays where it was answered");
+}
+
+#[tokio::test]
+async fn an_answer_is_not_held_up_by_a_way_that_is_being_opened() {
+    let (leader, follower) = (Fake::start([]), Fake::start([]));
+    let (silent, _kept) = silent_endpoint().await;
+    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    let client = client(&[follower.endpoint(), silent], options()).await;
+    while leader.script.lock().unwrap().submits.is_empty() {
+        client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    }
+    // The present connection is lost, and a read opens another again and again, which takes as long as it may.
+    drop(follower);
+    let reader = client.clone();
+    let reading = tokio::spawn(async move { reader.get_job(v1::GetJobRequest::default()).await });
+    leader.script.lock().unwrap().steps.push_back(Step::AnswerAfter(Duration::from_millis(1_500)));
+    let submitted = client.submit_job(v1::SubmitJobRequest::default());
+    tokio::time::timeout(Duration::from_secs(10), submitted).await.expect("it was answered").unwrap();
+    reading.abort();
 }
 
 #[tokio::test]
