@@ -246,12 +246,20 @@ impl PeerChannel {
         &mut self,
         call: impl AsyncFnOnce(RaftServiceClient<Channel>, wire::Peer) -> Result<tonic::Response<T>, Status>,
     ) -> Result<T, Status> {
-        let client = self.client().map_err(Status::unavailable)?;
-        let answer = call(client, self.peer()).await;
+        let answer = self.ask(call).await;
         if let Err(status) = &answer {
             self.note_refusal(status);
         }
-        answer.map(tonic::Response::into_inner)
+        answer
+    }
+
+    /// The same; what a refusal means is for the caller to say.
+    async fn ask<T>(
+        &mut self,
+        call: impl AsyncFnOnce(RaftServiceClient<Channel>, wire::Peer) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, Status> {
+        let client = self.client().map_err(Status::unavailable)?;
+        call(client, self.peer()).await.map(tonic::Response::into_inner)
     }
 }
 
@@ -317,7 +325,7 @@ impl PeerLink for PeerChannel {
             peer_endpoint: node.peer_endpoint,
             client_endpoint: node.client_endpoint,
         };
-        let answer = self.call(async |mut client, peer| client.readmit(request(peer)).await).await?;
+        let answer = self.ask(async |mut client, peer| client.readmit(request(peer)).await).await?;
         let vote = convert::vote(answer.vote)?;
         Ok(Readmitted { from_index: answer.from_index, vote, voted: answer.voted })
     }

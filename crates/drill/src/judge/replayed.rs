@@ -80,15 +80,17 @@ struct Judge<'a> {
     findings: &'a mut Findings,
 }
 
-/// Where the life of a cluster that was recovered begins; none for one that was not.
+/// Where the life of a cluster that was recovered begins: with the first record of the leadership that said so. None
+/// for one that was not.
 pub(super) fn recovered_at(rounds: &[LogRound]) -> Result<Option<u64>, ArchiveError> {
-    let mut found = None;
+    let (mut found, mut term_begins) = (None, (0, 0));
     for LogRound { round, .. } in rounds {
         let decoded = round.decode()?;
-        for (ordinal, decision) in decoded.decisions.iter().enumerate() {
-            if matches!(decision, Decision::ClusterRecovered { .. }) {
-                found = Some(decoded.first_index.0 + ordinal as u64);
-            }
+        if term_begins.0 != round.term {
+            term_begins = (round.term, decoded.first_index.0);
+        }
+        if decoded.decisions.iter().any(|decision| matches!(decision, Decision::ClusterRecovered { .. })) {
+            found = Some(term_begins.1);
         }
     }
     Ok(found)
