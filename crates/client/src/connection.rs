@@ -220,7 +220,7 @@ impl Connection {
     /// that gave it: the replica behind it knows no better.
     pub(crate) async fn follow(&self, from: &Link, hint: &str) {
         let mut current = self.current.lock().await;
-        if current.as_ref().is_none_or(|link| !link.is(from)) {
+        if current.as_ref().is_some_and(|link| !link.is(from)) {
             return;
         }
         let epoch = self.endpoints.security().epoch();

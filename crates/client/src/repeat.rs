@@ -292,6 +292,9 @@ impl Client {
                     if doubled.is_some() {
                         let beside = self.connection.beside(ways.clone(), patience.left());
                         opening = beside.boxed().fuse();
+                    } else {
+                        // After another silence there may be a place.
+                        asked_at = Instant::now();
                     }
                 }
                 opened = &mut opening, if !opening.is_terminated() => {

@@ -79,7 +79,10 @@ impl Pipe {
     /// Hands out answers until the stream is over.
     async fn receive(self, mut inbound: Streaming<v1::SubmitStreamResponse>) {
         while let Ok(Some(message)) = inbound.message().await {
-            self.link.heard_now();
+            // A refusal may say no more than that nobody is known to lead.
+            if matches!(message.outcome, Some(Outcome::Accepted(_))) {
+                self.link.heard_now();
+            }
             let Some(answer) = self.lock().answers.remove(&message.sequence) else { continue };
             let outcome = match message.outcome {
                 Some(Outcome::Accepted(response)) => Ok(response),

@@ -435,7 +435,9 @@ impl<G: Ground> Consensus<G> {
         let mut status = ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched(), &reports.borrow());
         if status.role != Role::Leader {
             let heard = self.inner.heard.leader();
-            status.leader_silent_ms = heard.map(|at| millis(G::instant().saturating_duration_since(at)));
+            // One that has led until now has heard itself.
+            let since = heard.map(|at| at.max(self.inner.view.borrow().since));
+            status.leader_silent_ms = since.map(|at| millis(G::instant().saturating_duration_since(at)));
         }
         status.rejoining = self.inner.rejoin.is_closed();
         status

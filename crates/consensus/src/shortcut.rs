@@ -8,8 +8,9 @@
 //! **Invariant:** nothing counts as held but what the peer acknowledged to this very leader, after an entry that the
 //! leader's own log has at the same place. No heartbeat is answered from here.
 //! **Invariant:** it counts for a part of a heartbeat's time only. The protocol takes an answer for a sign of life at
-//! the time of its request, and is wrong by no more than that and the round trip; nothing but this replica's own
-//! judgement of how deaf it is rests on it, for reads are confirmed by rounds of their own.
+//! the time of its request, and is wrong by no more than that and the round trip. What rests on it is a leader's
+//! judgement of how deaf it is, and whether it refuses votes and takes proposals meanwhile: proposals need their quorum
+//! all the same, and reads are confirmed by rounds of their own.
 
 use crate::config::Timing;
 use crate::ground::Ground;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Entries that are sent with the first request at most.
-pub const ENTRIES_MAX: u64 = 1_024;
+const ENTRIES_MAX: u64 = 1_024;
 
 /// What is known of peers. Clones share it.
 #[derive(Clone)]
@@ -42,8 +43,8 @@ enum Place {
     Said(LogId),
     /// It is being asked, or it did not answer as was thought.
     Asked,
-    /// It acknowledged everything through here, so long ago.
-    Held(LogId, Instant),
+    /// It acknowledged everything through here, and was told then how far the log is committed.
+    Held { through: LogId, commit: Option<LogId>, at: Instant },
 }
 
 /// What becomes of a request to a peer.
@@ -86,8 +87,10 @@ impl Shortcuts {
             return Way::Plain;
         };
         match known.place {
-            Place::Held(through, at)
+            // A request that tells the peer of a commit has to arrive, for the protocol tells it once.
+            Place::Held { through, commit, at }
                 if last.log_id.index() <= through.index()
+                    && request.leader_commit <= commit
                     && now.saturating_duration_since(at) <= self.fresh =>
             {
                 Way::Held(last.log_id)
@@ -100,12 +103,26 @@ impl Shortcuts {
         }
     }
 
-    /// A peer acknowledged everything through `through` to `leader` just now.
-    pub fn held(&self, peer: ReplicaId, leader: LeaderId, through: LogId, now: Instant) {
+    /// A peer acknowledged everything through `through`, in answer to a request, just now.
+    pub fn held<G: Ground>(
+        &self,
+        peer: ReplicaId,
+        request: &AppendEntriesRequest<G>,
+        through: LogId,
+        now: Instant,
+    ) {
+        let leader = request.vote.leader_id;
         if let Some(known) = self.known().get_mut(&peer).filter(|known| known.leader == leader) {
-            known.place = Place::Held(through, now);
+            known.place = Place::Held { through, commit: request.leader_commit, at: now };
         }
     }
+}
+
+/// Where the entries are that take the place of a request, the voter's last one included.
+#[must_use]
+pub fn range(end: LogId) -> std::ops::Range<u64> {
+    // What a voter says of itself is not to be counted beyond.
+    end.index()..end.index().saturating_add(1 + ENTRIES_MAX)
 }
 
 /// The request that takes another's place: from `end` on, with what the leader's own log has there and behind it.
@@ -160,10 +177,13 @@ mod tests {
         assert_eq!(known.way(ReplicaId(3), &search, now), Way::Plain, "another peer");
         assert_eq!(known.way(PEER, &search, now), Way::From(id(4, 100)));
         assert_eq!(known.way(PEER, &search, now), Way::Plain, "asked once");
-        known.held(PEER, leader(5), id(5, 101), now);
+        known.held(PEER, &search, id(5, 101), now);
         assert_eq!(known.way(PEER, &search, now), Way::Held(id(4, 52)));
         assert_eq!(known.way(PEER, &request(id(4, 100), &[id(5, 101)]), now), Way::Held(id(5, 101)));
         assert_eq!(known.way(PEER, &request(id(5, 101), &[id(5, 102)]), now), Way::Plain, "not held");
+        let mut telling = request(id(4, 100), &[id(5, 101)]);
+        telling.leader_commit = Some(id(5, 101));
+        assert_eq!(known.way(PEER, &telling, now), Way::Plain, "it has to hear of the commit");
         let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
         assert_eq!(known.way(PEER, &search, later), Way::Plain, "too long ago for a sign of life");
     }
@@ -184,7 +204,7 @@ mod tests {
             Way::Plain,
             "at the end already"
         );
-        known.held(PEER, leader(6), id(5, 101), now);
+        known.held(PEER, &other, id(5, 101), now);
         assert_eq!(known.way(PEER, &request(id(4, 50), &[id(4, 51)]), now), Way::From(id(4, 100)));
         known.voted(PEER, leader(5), None);
         assert_eq!(

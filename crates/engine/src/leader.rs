@@ -47,6 +47,9 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while there was something to do: one look does a bounded part of it.
 const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);
 
+/// Least time between two looks for jobs that may start now.
+const RELEASES_APART_MS: u64 = 50;
+
 /// Between a refusal by consensus and the next attempt at the barrier.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(20);
 
@@ -386,9 +389,16 @@ impl<G: Ground> Term<'_, G> {
     /// When the next job has run for as long as it may, or may start: one that was not to start before, or that
     /// waits after a failure.
     fn next_due(&self) -> Option<LogTime> {
+        // Nothing is stopped or released before leases of the life before are over.
+        if self.speculation.is_recovering() {
+            return None;
+        }
         let state = self.speculation.state();
         let limit = state.run_limits().next().map(|(limit, _)| limit);
-        limit.into_iter().chain(state.not_before_after(self.released)).min()
+        // Many that come due one after the other are looked at together.
+        let earliest = LogTime(self.released.0.saturating_add(RELEASES_APART_MS));
+        let start = state.not_before_after(self.released).map(|time| time.max(earliest));
+        limit.into_iter().chain(start).min()
     }
 
     /// When something is due without anybody asking.

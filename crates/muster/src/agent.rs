@@ -54,6 +54,8 @@ pub const VERSION: &str = if muster_planted::IS_ON {
 const THREADS: usize = 2;
 /// In the environment of the agent alone: the release of the program that became it.
 pub const RELEASE_VARIABLE: &str = "MUSTER_AGENT_RELEASE";
+/// Beside it: that program.
+pub const PROGRAM_VARIABLE: &str = "MUSTER_AGENT_PROGRAM";
 /// In the environment of `muster agent`: it is to be the agent itself.
 pub const WHOLE_VARIABLE: &str = "MUSTER_AGENT_WHOLE";
 
@@ -81,8 +83,11 @@ fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
         detail: error.to_string().trim_end().to_owned(),
     })?;
     if config.shim_command.is_empty() {
-        let program = std::env::current_exe().map_err(AgentFailure::Program)?;
-        let small = program.with_file_name(SHIM_PROGRAM);
+        let own = std::env::current_exe().map_err(AgentFailure::Program)?;
+        let small = own.with_file_name(SHIM_PROGRAM);
+        // What runs on other hosts, as a cluster's runner does, is known there by the name of the whole.
+        let whole = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|program| program.exists());
+        let program = whole.unwrap_or(own);
         if config.shim_program.is_none() && small.exists() {
             config.shim_program = Some(small);
         }

@@ -1,5 +1,5 @@
 //! The agent as a program of its own, which `muster agent` becomes where it is installed beside it: the memory that a
-//! program's text takes on every host is that of the agent alone.
+//! program's text takes on every host is that of the agent alone. One of another release gives way to that program.
 
 mod agent;
 mod process;
@@ -25,18 +25,18 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     let other = std::env::var(agent::RELEASE_VARIABLE).ok().filter(|release| release != agent::VERSION);
-    if other.is_some()
-        && let Ok(own) = std::env::current_exe()
-    {
+    if let (Some(release), Some(program)) = (other, std::env::var_os(agent::PROGRAM_VARIABLE)) {
         // It belongs to another release than the program that became it.
-        let whole = own.with_file_name("muster");
-        let error = Command::new(whole)
+        let error = Command::new(program)
             .arg("agent")
             .args(std::env::args_os().skip(1))
             .env_remove(agent::RELEASE_VARIABLE)
             .env(agent::WHOLE_VARIABLE, "1")
             .exec();
-        return process::complain(&error);
+        eprintln!(
+            "muster-agent: release {release} cannot be gone back to: {error}; this is {}",
+            agent::VERSION
+        );
     }
     let arguments = Arguments::parse();
     if let Some(confession) = muster_planted::confess() {

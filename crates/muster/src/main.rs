@@ -106,7 +106,8 @@ fn become_agent_alone(args: &agent::AgentArgs) {
         return;
     }
     let mut command = std::process::Command::new(&alone);
-    let error = command.arg("--config").arg(&args.config).env(agent::RELEASE_VARIABLE, VERSION).exec();
+    command.env(agent::RELEASE_VARIABLE, VERSION).env(agent::PROGRAM_VARIABLE, &program);
+    let error = command.arg("--config").arg(&args.config).exec();
     eprintln!("muster: {} cannot be run, going on without it: {error}", alone.display());
 }
 

@@ -293,14 +293,12 @@ impl RaftNetworkV2<SimConfig> for Peer {
             Way::Plain => return self.append(rpc, option.hard_ttl()).await,
             Way::Held(_) => return Ok(AppendEntriesResponse::Success),
             Way::From(end) => {
-                let own = end.index()..end.index() + 1 + shortcut::ENTRIES_MAX;
-                let own = self.peers.log.try_get_log_entries(own).await.unwrap_or_default();
-                let leader = rpc.vote.leader_id;
+                let own = self.peers.log.try_get_log_entries(shortcut::range(end)).await.unwrap_or_default();
                 if let Some(asked) = shortcut::from_end(&rpc, end, own) {
                     let through = asked.entries.last().map_or(end, |entry| entry.log_id);
                     let answer = self.append(asked, option.hard_ttl()).await?;
                     if matches!(answer, AppendEntriesResponse::Success) {
-                        self.peers.shortcuts.held(peer, leader, through, SimConfig::instant());
+                        self.peers.shortcuts.held(peer, &rpc, through, SimConfig::instant());
                     }
                 }
             }

@@ -151,7 +151,9 @@ impl PeerNetwork {
             .and_then(|address| Endpoint::from_shared(address).map_err(|error| error.to_string()))
             .map(|endpoint| {
                 endpoint
-                    .connect_timeout(lease.max(Duration::from_millis(250)))
+                    // Who waits for a vote waits for the attempt that is under way: one that began while nothing came
+                    // through must not last longer than a vote may take. Three round trips between regions fit.
+                    .connect_timeout((lease / 2).max(Duration::from_millis(250)))
                     .tcp_nodelay(true)
                     // A peer that died without a word is noticed within seconds, also while idle; a
                     // busy stream notices sooner, by its own unanswered requests.
@@ -293,6 +295,9 @@ impl PeerLink for PeerChannel {
     }
 
     async fn keep_open(&mut self) {
+        if let Some(node) = self.network.node(self.target) {
+            self.node = node;
+        }
         let request = |peer| wire::DescribeRequest { peer: Some(peer) };
         let ways =
             [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {

@@ -181,15 +181,15 @@ impl PeerClient {
             Way::From(end) => end,
         };
         // A log that cannot be read is the protocol's matter, which reads it next.
-        let until = end.index() + 1 + shortcut::ENTRIES_MAX;
-        let own = self.store.log.read(end.index(), until, FROM_END_BYTES_MAX).await.unwrap_or_default();
+        let range = shortcut::range(end);
+        let own = self.store.log.read(range.start, range.end, FROM_END_BYTES_MAX).await.unwrap_or_default();
         let Some(asked) = shortcut::from_end(request, end, own) else { return Ok(None) };
         let through = asked.entries.last().map_or(end, |entry| entry.log_id);
         let once = futures::stream::once(futures::future::ready(asked)).boxed();
         let answer = self.send_all(once).await?.next().await;
         match answer {
             Some(Ok(Ok(Some(matched)))) if matched == through => {
-                self.shortcuts.held(peer, request.vote.leader_id, through, Instant::now());
+                self.shortcuts.held(peer, request, through, Instant::now());
             }
             Some(Err(error)) => return Err(error),
             // The protocol asks in its own way, and hears why not.
