@@ -114,9 +114,7 @@ impl Failure {
         let error = AttemptError::Answer { endpoint: link.address.to_string(), refused };
         Failure { error, verdict, link: Some(link.clone()), retry_after }
     }
-}
 
-impl Failure {
     /// Whether the replica got as far as judging what was asked, or says that it has too much to do. One that only
     /// knows of no leader is as good as silent: it may be the one that is cut off.
     fn decides_or_is_overload(&self) -> bool {

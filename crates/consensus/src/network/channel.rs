@@ -303,10 +303,11 @@ impl PeerLink for PeerChannel {
             [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
                 let mut way = self.network.channel(self.target, &self.node, purpose);
                 async move {
-                    way.call(async |mut client, peer| client.describe(request(peer)).await).await.map(drop)
+                    way.ask(async |mut client, peer| client.describe(request(peer)).await).await.map(drop)
                 }
             });
-        // What cannot be reached now is tried again the next time.
+        // What cannot be reached now is tried again the next time. A refusal says nothing yet: one that has just been
+        // taken in learns from its leader of which generation it is.
         futures::future::join_all(ways).await;
     }
 
