@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +23,8 @@ use crate::run::evidence::{Collected, stored};
 const CONTROL: &str = "none";
 /// How a drill begins to say that this machine cannot carry it out.
 const SKIPPED: &str = "skipped:";
+/// Errors of one host that are looked at where a drill came to no verdict.
+const LINES_LEFT_MAX: usize = 100;
 
 /// What must notice that a rule is broken.
 struct Hunt {
@@ -226,6 +228,9 @@ struct Tried {
     runs: Vec<(Verdict, Vec<String>)>,
     /// Why there is none.
     nothing: Option<String>,
+    /// What processes of a drill that was not carried out wrote: a cluster that stops itself for good carries
+    /// nothing out, and says why.
+    left: Vec<String>,
 }
 
 /// Runs the hunts; whether everything was noticed.
@@ -326,6 +331,8 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
                 let said = || troubles.iter().find(speaks).cloned();
                 first_finding(verdict, |rule| hunt.by.contains(rule)).or_else(said)
             });
+            let speaks = |line: &&String| hunt.said.iter().any(|part| line.contains(part));
+            let noticed = noticed.or_else(|| tried.left.iter().find(speaks).cloned());
             if let Some(finding) = noticed {
                 return Ok((Some(((*drill).to_owned(), finding)), missed));
             }
@@ -379,13 +386,39 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         let last = || said.lines().rev().find(|line| !line.trim().is_empty());
         skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
     });
-    Ok(Tried { runs, nothing })
+    let left = if runs.is_empty() { lines_left(&evidence)? } else { Vec::new() };
+    Ok(Tried { runs, nothing, left })
+}
+
+/// Errors in the logs of a drill that came to no verdict, each with its host.
+fn lines_left(evidence: &Path) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    let reading = || format!("reading {}", evidence.display());
+    let folders = match std::fs::read_dir(evidence) {
+        Ok(folders) => folders,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(lines),
+        Err(error) => return Err(error).with_context(reading),
+    };
+    for folder in folders {
+        let folder = folder.with_context(reading)?.path();
+        let logs = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut logs: Vec<PathBuf> =
+            logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect();
+        logs.sort();
+        for log in logs {
+            let host = log.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let text = std::fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
+            let text = String::from_utf8_lossy(&text);
+            let errors = text.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked"));
+            lines.extend(errors.take(LINES_LEFT_MAX).map(|line| format!("{host}: {line}")));
+        }
+    }
+    Ok(lines)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn every_rule_is_hunted_by_drills_that_there_are() {

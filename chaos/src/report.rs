@@ -39,7 +39,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], command: &str, load: &str) -> Str
          Replicas 2, 2 and 1 in three regions with round trips of 30, 80 and 140 ms, two hosts with accelerators in each, \
          all with certificates; replicas, agents, workers, clients and the network between them share this machine's \
          processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
-         replica, 2 bounded reads/s, a cancellation/s and a watch of every job. Times count from the fault on, as clients \
+         replica, 2 bounded reads/s, a cancellation/s and two watches of every job, one of which comes and goes. Times count from the fault on, as clients \
          of regions that are there saw them; `held` means that nothing was found wrong: nothing acknowledged was lost or \
          done twice, reads were linearizable and fresh where they say so, every answer was what a replay of its prefix of \
          the log gives, watches were exact, workers of one job never overlapped, and every bar was met.\n\n\

@@ -125,6 +125,22 @@ async fn ended(client: &Client, id: &str) -> Result<()> {
     }
 }
 
+/// Why a job has not begun, as far as the cluster says: how it stands, and the nodes that take nothing.
+async fn stands(client: &Client, id: &str) -> String {
+    let request = v1::GetJobRequest { job_id: id.to_owned(), ..Default::default() };
+    let job = match client.get_job(request).await {
+        Ok(answer) => answer.job.map(|job| format!("{:?}: {}", job.phase(), job.status_detail)),
+        Err(error) => Some(format!("cannot be asked for: {error}")),
+    };
+    let nodes = match client.list_nodes(v1::ListNodesRequest::default()).await {
+        Ok(answer) => answer.nodes,
+        Err(error) => return format!("{id} {}; nodes: {error}", job.unwrap_or_default()),
+    };
+    let restricted = nodes.iter().filter_map(|node| Some((&node.id, node.restriction.as_ref()?)));
+    let out: Vec<String> = restricted.map(|(id, why)| format!("{id}: {:?}", why.conditions)).collect();
+    format!("{id} {}; nodes at fault: {}", job.unwrap_or_default(), out.join(", "))
+}
+
 /// What is submitted.
 #[derive(Clone, Copy)]
 struct Gang {
@@ -156,7 +172,10 @@ async fn launches(
         acknowledged.record(sent.elapsed());
         let mut last = sent;
         for _ in 0..workers {
-            let (said, at) = lines.next().await?;
+            let (said, at) = match lines.next().await {
+                Ok(line) => line,
+                Err(error) => return Err(error.context(stands(client, &id).await)),
+            };
             ensure!(said == word, "{said} began where {word} was submitted");
             last = last.max(at);
         }

@@ -86,7 +86,7 @@ pub fn replica(config: &ReplicaConfig<'_>) -> String {
 /// `Timing::WIDE` of `muster-consensus`: what its documentation says for round trips up to 150 ms, and what
 /// ops/examples/server.toml shows. Written out, as an operator has to.
 fn wide_timing() -> (u64, u64, u64) {
-    (250, 500, 900)
+    (200, 450, 750)
 }
 
 fn tls(folder: &Path) -> String {

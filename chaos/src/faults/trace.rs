@@ -71,6 +71,8 @@ pub struct Traced {
     pid: Pid,
     strace: Child,
     log: PathBuf,
+    /// Calls that were being held when the process was killed.
+    held: usize,
 }
 
 impl Traced {
@@ -99,7 +101,7 @@ impl Traced {
             if line.contains("attached") {
                 // Nobody reads the rest, and nobody must wait for a reader.
                 tokio::spawn(async move { while let Ok(Some(_)) = said.next_line().await {} });
-                return Ok(Traced { pid, strace, log: log.to_owned() });
+                return Ok(Traced { pid, strace, log: log.to_owned(), held: 0 });
             }
             if so_far.len() < SAID_LINES_MAX {
                 so_far.push(line);
@@ -114,7 +116,23 @@ impl Traced {
         let log = String::from_utf8_lossy(&log);
         // A process that is killed within a call that is being delayed has met it, and its end is not known.
         let met = |line: &&str| ["(DELAYED)", "(INJECTED)", "= ?"].iter().any(|mark| line.contains(mark));
-        Ok(log.lines().filter(met).count())
+        Ok(self.held + log.lines().filter(met).count())
+    }
+
+    /// Kills the process as it stands: what it is held in never happens. Left to its tracer, it would die only when
+    /// the call's time is over.
+    ///
+    /// # Errors
+    /// When it cannot be killed.
+    pub fn kill(&mut self) -> Result<(), FaultError> {
+        self.held = held_calls(self.pid);
+        let killing = |error: Errno| FaultError::on("killing", self.pid)(error.into());
+        match kill(self.pid, Signal::SIGKILL) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(killing(error)),
+        }
+        // What it has written by now has an end that nobody waits for.
+        self.strace.start_kill().map_err(FaultError::on("ending", "strace"))
     }
 
     /// Lets the process be, and answers how many calls met the fault.
@@ -134,4 +152,13 @@ impl Traced {
         }
         self.met()
     }
+}
+
+/// Threads of a process that its tracer holds in a flush.
+fn held_calls(pid: Pid) -> usize {
+    let numbers = [nix::libc::SYS_fdatasync, nix::libc::SYS_fsync, nix::libc::SYS_sync_file_range];
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let call = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("syscall")).ok();
+    let number = |text: String| text.split_whitespace().next()?.parse().ok();
+    threads.filter_map(call).filter_map(number).filter(|number| numbers.contains(number)).count()
 }

@@ -1,4 +1,4 @@
-//! The clients of one region: submissions, cancellations, reads of every consistency, and a watch.
+//! The clients of one region: submissions, cancellations, reads of every consistency, and watches.
 //!
 //! **Invariant:** operations are due at fixed times; an operation's time counts from when it was due.
 
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use muster_client::{Client, Endpoints, Options, Read, WatchItem};
+use muster_client::{Client, Endpoints, Options, Read, Watch, WatchItem};
 use muster_drill::history::{
     Call, Consistency, JobSeen, Operation, Outcome, Query, Seen, WatchChange, WatchEvent, digest_of_jobs,
 };
@@ -40,6 +40,20 @@ const LINEARIZABLE_EVERY: Duration = Duration::from_millis(100);
 const ANY_EVERY: Duration = Duration::from_millis(200);
 const BOUNDED_EVERY: Duration = Duration::from_millis(500);
 const CANCEL_EVERY: Duration = Duration::from_millis(1_000);
+
+/// Between the numbers of a region's two watches.
+const WATCHES_APART: u32 = 50;
+/// How one of them comes and goes.
+const LOOKS: Looks = Looks { watches: Duration::from_millis(1_500), away: Duration::from_millis(500) };
+
+/// A watch that is not always there.
+#[derive(Clone, Copy)]
+struct Looks {
+    /// It looks for so long,
+    watches: Duration,
+    /// and is away for so long before it goes on where it was.
+    away: Duration,
+}
 
 /// What all clients of a drill know of one another's work: reads look for what was acknowledged anywhere.
 #[derive(Clone, Default)]
@@ -329,28 +343,67 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
         };
         ("cancellations", open_loop(pace(CANCEL_EVERY, 20), stops, cancel).await)
     });
-    let watch_number = first_number;
-    let mut watch_stop = stop.clone();
-    let watcher = tokio::spawn(async move {
-        let stopped = async move { drop(watch_stop.wait_for(|stop| *stop).await) };
-        watch(watching.client, watch_number, record, stopped).await
-    });
+    let watches = [(first_number, None), (first_number + WATCHES_APART, Some(LOOKS))];
+    let mut watchers: JoinSet<Result<()>> = JoinSet::new();
+    for (number, looks) in watches {
+        let (client, record, stop) = (watching.client.clone(), record.clone(), stop.clone());
+        watchers.spawn(async move { watch(client, number, record, stop, looks).await });
+    }
     let mut made = Vec::new();
     while let Some(counts) = loops.join_next().await {
         made.push(counts.context("a loop of clients")?);
     }
-    watcher.await.context("a watch")??;
+    while let Some(watched) = watchers.join_next().await {
+        watched.context("a watch")??;
+    }
     Ok(made)
 }
 
-/// Follows every job until it is told to stop.
-async fn watch(client: Client, number: u32, record: Record, stopped: impl Future<Output = ()>) -> Result<()> {
-    let mut watch = client.watch_jobs(v1::WatchJobsRequest::default());
-    tokio::pin!(stopped);
+/// Follows every job until it is told to stop: without a break, or as somebody does who looks, goes away, and goes on
+/// later where it stopped. Whoever comes back has missed something each time; one whose replica dies, seldom.
+async fn watch(
+    client: Client,
+    number: u32,
+    record: Record,
+    mut stop: Stop,
+    looks: Option<Looks>,
+) -> Result<()> {
+    let mut resume_token = String::new();
+    loop {
+        let request = v1::WatchJobsRequest { resume_token, ..Default::default() };
+        let mut watch = client.watch_jobs(request);
+        let over = async {
+            match looks {
+                Some(looks) => tokio::time::sleep(looks.watches).await,
+                None => std::future::pending().await,
+            }
+        };
+        let stopped = follow(&mut watch, number, &record, &mut stop, over).await?;
+        if stopped {
+            return Ok(());
+        }
+        resume_token = watch.resume_token().to_owned();
+        drop(watch);
+        if let Some(looks) = looks {
+            tokio::time::sleep(looks.away).await;
+        }
+    }
+}
+
+/// Until it is over, or stopped, which is said.
+async fn follow(
+    watch: &mut Watch,
+    number: u32,
+    record: &Record,
+    stop: &mut Stop,
+    over: impl Future<Output = ()>,
+) -> Result<bool> {
+    tokio::pin!(over);
     loop {
         let item = tokio::select! {
             item = watch.next() => item.context("a watch of jobs")?,
-            () = &mut stopped => return Ok(()),
+            () = &mut over => return Ok(false),
+            _ = stop.wait_for(|stop| *stop) => return Ok(true),
         };
         let (log_index, change) = match item {
             WatchItem::Changed { log_index, job } => {

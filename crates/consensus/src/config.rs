@@ -42,7 +42,7 @@ impl Timing {
         Timing { heartbeat_interval_ms: 80, election_timeout_min_ms: 160, election_timeout_max_ms: 320 };
     /// Replicas in several regions, round trips up to 150 ms.
     pub const WIDE: Timing =
-        Timing { heartbeat_interval_ms: 250, election_timeout_min_ms: 500, election_timeout_max_ms: 900 };
+        Timing { heartbeat_interval_ms: 200, election_timeout_min_ms: 450, election_timeout_max_ms: 750 };
 
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(self.election_timeout_max_ms)

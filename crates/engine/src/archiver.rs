@@ -30,6 +30,8 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// How often every peer is asked for records that are missing here, before the gap is left.
 const PEER_ROUNDS: u32 = 5;
+/// The life that a cluster is founded with.
+const FOUNDING: u32 = 1;
 /// Between two such rounds.
 const PEER_PAUSE: Duration = Duration::from_secs(2);
 
@@ -195,10 +197,7 @@ impl Archiver {
             return Ok(false);
         };
         let Some(first) = self.history.trail().as_ref().map(|trail| trail.marks[0]) else { return Ok(false) };
-        if let Some(end) = self.archive.end()
-            && end.generation >= first.place.generation
-            && end.sequence.log_index < first.place.sequence.log_index
-        {
+        if let Some(end) = self.lacks_from(first.place) {
             // A snapshot took this replica past what its archive has.
             self.history.consensus.hold_purge(Some(first.place.next_raft.saturating_sub(1)));
             self.fill(cluster, end, first.place).await?;
@@ -210,6 +209,19 @@ impl Archiver {
         self.sealed(target);
         self.make_base(cluster).await?;
         Ok(true)
+    }
+
+    /// Where the archive ends, when that is before `first` and peers can have what is between. An archive without
+    /// a segment lacks everything: a replica that has just been taken in, or that a snapshot reached before its
+    /// first segment. Were it left so, the history would be gone once every replica had been replaced.
+    fn lacks_from(&self, first: Place) -> Option<Place> {
+        let from = match self.archive.end() {
+            Some(end) if end.generation >= first.generation => end,
+            // The entries of another life are counted in another way.
+            None if first.generation <= FOUNDING => Place::default(),
+            _ => return None,
+        };
+        (from.sequence.log_index < first.sequence.log_index).then_some(from)
     }
 
     /// How the next segment begins; with a state of its own where nothing comes before it.
@@ -370,7 +382,8 @@ impl Archiver {
             return Ok(Err("its records do not lead to this replica's snapshot".to_owned()));
         }
         if place.sequence.log_index > from.sequence.log_index {
-            self.seal(cluster, Start::Follows, from, rounds, place).await?;
+            let start = if from == Place::default() { Start::Founding } else { Start::Follows };
+            self.seal(cluster, start, from, rounds, place).await?;
         } else if !rounds.is_empty() {
             return Ok(Err("it has only rounds without a record there".to_owned()));
         }

@@ -172,8 +172,15 @@ async fn what_a_snapshot_took_a_replica_past_its_archive_gets_from_a_peer() {
     let archive = archive.to_str().expect("the test's folder is text");
     let ran = crate::support::run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
+    // With no archive at all it gets everything again.
+    std::fs::remove_dir_all(archive).expect("the archive can be taken away");
     cluster.start_replica(late);
     cluster.assert_digests_agree().await;
+    eventually("an empty archive was not filled", || async {
+        let status = cluster.client_of(late).get_archive_status().await.ok()?;
+        (status.first_log_index == 1 && status.gaps.is_empty() && status.last_log_index >= last).then_some(())
+    })
+    .await;
     say(&format!(
         "an archive without what a snapshot through entry {gone} replaced: filled from a peer, whole"
     ));
