@@ -72,6 +72,9 @@ enum Command {
         /// Into this file instead of standard output
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
+        /// The table of a run of `muster-chaos bugs`, to stand at the end of the page
+        #[arg(long, value_name = "FILE")]
+        bugs: Option<PathBuf>,
     },
     /// Judge stored evidence again
     Judge {
@@ -130,7 +133,7 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         Command::List { drills } => list(&drills),
         Command::Judge { dir, json } => judge(&dir, json),
-        Command::Report { dirs, write } => report(&dirs, write.as_deref()),
+        Command::Report { dirs, write, bugs } => report(&dirs, write.as_deref(), bugs.as_deref()),
         Command::Run { names, options } => in_room(&options, Some(&names)),
         Command::All { options } => in_room(&options, None),
         Command::Bugs(args) => {
@@ -190,7 +193,7 @@ fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
     finish(&table, json)
 }
 
-fn report(dirs: &[PathBuf], write: Option<&Path>) -> Result<ExitCode> {
+fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result<ExitCode> {
     let mut runs = Vec::new();
     for dir in dirs {
         for folder in stored(dir)? {
@@ -199,7 +202,11 @@ fn report(dirs: &[PathBuf], write: Option<&Path>) -> Result<ExitCode> {
             runs.push((collected, verdict));
         }
     }
-    let page = markdown(&runs, "chaos/run-all", &crate::summary::load());
+    let mut page = markdown(&runs, "chaos/run-all", &crate::summary::load());
+    if let Some(bugs) = bugs {
+        let table = std::fs::read_to_string(bugs).with_context(|| format!("reading {}", bugs.display()))?;
+        page.push_str(&crate::report::rules_broken(&table));
+    }
     match write {
         None => print!("{page}"),
         Some(path) => std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?,

@@ -35,7 +35,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], command: &str, load: &str) -> Str
     // Writing to a string cannot fail.
     let _ = write!(
         page,
-        "{} runs of {} drills. Machine: {}; load average {load}. Release: {}.\n\n\
+        "{} runs of {} drills. Machine: {}; load average {load} when this was written. Release: {}.\n\n\
          Replicas 2, 2 and 1 in three regions with round trips of 30, 80 and 140 ms, two hosts with accelerators in each, \
          all with certificates; replicas, agents, workers, clients and the network between them share this machine's \
          processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
@@ -53,6 +53,15 @@ pub fn markdown(runs: &[(Collected, Verdict)], command: &str, load: &str) -> Str
     troubles(runs, &mut page);
     anchors(&summary, &mut page);
     page
+}
+
+/// What drills and seeds notice of rules that are broken on purpose, as `muster-chaos bugs` has written it down.
+#[must_use]
+pub fn rules_broken(table: &str) -> String {
+    format!(
+        "\n## Rules broken on purpose\n\nOne at a time, on clusters of three replicas, by `muster-chaos bugs`:\n\n{}\n",
+        table.trim()
+    )
 }
 
 /// What went wrong beside what the judge finds: processes that ended, tools that failed.

@@ -93,6 +93,12 @@ pub(crate) enum Event {
     Holdings(oneshot::Sender<Vec<v1::WorkerState>>),
 }
 
+impl From<Said> for Event {
+    fn from(said: Said) -> Event {
+        Event::Said(said)
+    }
+}
+
 /// How the loop speaks on a session.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHandle {

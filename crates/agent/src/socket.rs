@@ -17,10 +17,9 @@
 //! of another attempt than the one that does, is refused. Lines and connections are bounded.
 
 use crate::limits;
-use crate::node::Event;
 use crate::order::WorkerKey;
 use muster_types::{FencingToken, JobId};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -29,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 /// What a worker says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Note {
     /// Its work is saved, after this step; 0 when it does not say.
     CheckpointCommitted { step: u64 },
@@ -98,8 +97,8 @@ pub(crate) fn open(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Serves for ever.
-pub(crate) async fn serve(listener: UnixListener, events: mpsc::Sender<Event>) {
+/// Serves for ever; what is said goes to `events`.
+pub(crate) async fn serve<E: From<Said> + Send + 'static>(listener: UnixListener, events: mpsc::Sender<E>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -118,7 +117,7 @@ pub(crate) async fn serve(listener: UnixListener, events: mpsc::Sender<Event>) {
     }
 }
 
-async fn serve_one(stream: UnixStream, events: mpsc::Sender<Event>) {
+async fn serve_one<E: From<Said> + Send + 'static>(stream: UnixStream, events: mpsc::Sender<E>) {
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
@@ -145,11 +144,11 @@ async fn serve_one(stream: UnixStream, events: mpsc::Sender<Event>) {
     }
 }
 
-async fn answer(line: &[u8], events: &mpsc::Sender<Event>) -> Result<(), String> {
+async fn answer<E: From<Said>>(line: &[u8], events: &mpsc::Sender<E>) -> Result<(), String> {
     let (key, note) = parse(line)?;
     let gone = || "the agent is shutting down".to_owned();
     let (answer, answered) = oneshot::channel();
-    events.send(Event::Said(Said { key, note, answer })).await.map_err(|_| gone())?;
+    events.send(E::from(Said { key, note, answer })).await.map_err(|_| gone())?;
     answered.await.map_err(|_| gone())?
 }
 
@@ -186,9 +185,9 @@ mod tests {
     /// One connection, answered by a loop that takes everything.
     async fn talk(bytes: Vec<u8>) -> String {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (events, mut incoming) = mpsc::channel(4);
+        let (events, mut incoming) = mpsc::channel::<Said>(4);
         tokio::spawn(async move {
-            while let Some(Event::Said(said)) = incoming.recv().await {
+            while let Some(said) = incoming.recv().await {
                 let _ = said.answer.send(Ok(()));
             }
         });

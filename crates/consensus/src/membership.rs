@@ -201,7 +201,15 @@ impl<G: Ground> Consensus<G> {
         if self.leadership().borrow().mine.is_none() {
             return Err(self.not_leader().into());
         }
-        Ok(self.members().into_iter().map(|member| (member.replica, member)).collect())
+        let members: BTreeMap<ReplicaId, Member> =
+            self.members().into_iter().map(|member| (member.replica, member)).collect();
+        // One that was taken out while it did not lead, and was elected before it knew: the protocol takes no change
+        // of a leader without a vote.
+        if !members.get(&self.inner.config.replica_id).is_some_and(|own| own.votes) {
+            let detail = "this replica leads only until its own removal is committed; ask again in a moment";
+            return Err(MembershipError::Refused { detail: detail.to_owned() });
+        }
+        Ok(members)
     }
 
     /// Members that answered within two leases, this one included.

@@ -1,11 +1,12 @@
 //! What of a job's contract decides where it goes: the spec that is planned in place of the one that was submitted.
 
 use alloc::borrow::Cow;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Hold, Holds};
 use muster_state::State;
-use muster_types::{JobId, JobSpec, LogTime, Name};
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
 /// The job as it is to be planned: only in regions where its checkpoints can be read. None when there is no such
 /// region.
@@ -30,10 +31,17 @@ pub(crate) fn narrowed(state: &State, spec: &JobSpec, place: &Name) -> Option<Jo
     draft.check().ok()
 }
 
-/// What is kept from a job, with the nodes that it keeps away from; as it was when there are none.
-pub(crate) fn with_avoided<'a>(state: &State, job: JobId, holds: &'a Holds, now: LogTime) -> Cow<'a, Holds> {
-    let Some(recovery) = state.recovery(job) else { return Cow::Borrowed(holds) };
-    let mut avoided = recovery.avoided_at(now).peekable();
+/// What is kept from a job, with the nodes that it keeps away from because they failed under it and with those that
+/// nobody has heard of for a while; as it was when there are none.
+pub(crate) fn with_avoided<'a>(
+    state: &State,
+    job: JobId,
+    holds: &'a Holds,
+    silent: &BTreeSet<NodeId>,
+    now: LogTime,
+) -> Cow<'a, Holds> {
+    let failed = state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided_at(now));
+    let mut avoided = failed.chain(silent.iter().copied()).peekable();
     if avoided.peek().is_none() {
         return Cow::Borrowed(holds);
     }

@@ -178,7 +178,7 @@ fn offer(
     };
     let wanted = state.contract(job).map_or(0, |contract| contract.spares);
     if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten() {
-        let elsewhere = with_avoided(state, job, &holds, speculation.now());
+        let elsewhere = with_avoided(state, job, &holds, speculation.silent(), speculation.now());
         if let Verdict::Fits(found) = place(&larger, &elsewhere) {
             let decision = Decision::GangPlaced { job, workers: found.workers };
             // With spares among them, ranks may lie otherwise than its topology rule asks for.
@@ -190,8 +190,8 @@ fn offer(
         }
     }
     let mut found = Verdict::Waits;
-    // Away from nodes that failed under it, as long as there are others.
-    if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.now()) {
+    // Away from nodes that failed under it or are silent, as long as there are others.
+    if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.silent(), speculation.now()) {
         found = place(&spec, &elsewhere);
     }
     if found == Verdict::Waits {

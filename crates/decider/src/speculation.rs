@@ -10,7 +10,8 @@ use muster_policy::Refresh;
 use muster_state::{Leadership, State};
 use muster_types::health::RepairStep;
 use muster_types::{
-    ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, Parameters, TaskGroup, limits,
+    ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, NodeId, Parameters, TaskGroup,
+    limits,
 };
 
 use crate::schedule::UnfinishedPass;
@@ -71,6 +72,8 @@ pub struct Speculation {
     refresh: Refresh,
     /// What free devices are worth, by what was asked for so far.
     valuation: RefCell<Valuation>,
+    /// Nodes that are up and have not been heard for longer than usual.
+    silent: BTreeSet<NodeId>,
 }
 
 impl Speculation {
@@ -103,6 +106,7 @@ impl Speculation {
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
+            silent: BTreeSet::new(),
             state,
         };
         if speculation.state.leadership() != Some(leadership) {
@@ -255,6 +259,16 @@ impl Speculation {
     }
 
     /// When the last pass over the queue began.
+    /// Says which nodes are silent now: their leases stand, so they are not lost, but gangs had better not begin
+    /// there as long as there are others. A hint that is in no record: what is decided with it is.
+    pub fn set_silent(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
+        self.silent = nodes.into_iter().collect();
+    }
+
+    pub(crate) fn silent(&self) -> &BTreeSet<NodeId> {
+        &self.silent
+    }
+
     pub(crate) fn last_pass(&self) -> LogTime {
         self.last_pass
     }

@@ -39,6 +39,8 @@ const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
 const ROUND_BYTES_LOST: usize = 256 << 10;
+/// Silent nodes that a pass over the queue goes round: what is kept of nodes is copied for each gang that is planned.
+const SILENT_MAX: usize = 256;
 /// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
 /// without end must not shut out those who would cancel its work.
 const CLIENT_TURN: usize = 4;
@@ -321,6 +323,8 @@ impl<G: Ground> Term<'_, G> {
             self.housekeeping = instant::<G>() + pause;
         }
         if self.speculation.wants_schedule() {
+            let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
+            self.speculation.set_silent(self.outer.liveness.silent(instant::<G>(), silence, SILENT_MAX));
             let mut budget = Budget::new(VISITS_PER_ROUND);
             schedule(&mut self.speculation, &mut budget);
             // The pass was interrupted, or something that concerns those it had passed came in between.

@@ -113,6 +113,15 @@ impl Liveness {
         inner.leases.remove(&node).map(|lease| (node, lease.incarnation))
     }
 
+    /// Sessions that stand and were not renewed for `silence`, those that run out first, `max` at most.
+    pub fn silent(&self, now: Instant, silence: Duration, max: usize) -> Vec<NodeId> {
+        let inner = self.lock();
+        // A deadline is a term behind the renewal.
+        let before = now + inner.term.saturating_sub(silence);
+        let silent = inner.by_deadline.iter().take_while(|(deadline, _)| *deadline < before);
+        silent.take(max).map(|(_, node)| *node).collect()
+    }
+
     /// When the next session runs out.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.lock().by_deadline.first().map(|(deadline, _)| *deadline)
@@ -155,6 +164,17 @@ mod tests {
         assert!(!liveness.renew(at(1_900), MINE, NODE, 3), "over, whether or not anybody looked");
         assert_eq!(liveness.next_expired(at(1_900)), Some((NODE, 3)));
         assert_eq!((liveness.next_expired(at(1_900)), liveness.next_deadline()), (None, None));
+    }
+
+    #[test]
+    fn who_was_not_heard_for_a_while_is_silent_before_it_is_over() {
+        let (liveness, at) = begun(&[(NODE, 3), (NodeId(9), 1)]);
+        let silent = |ms, max| liveness.silent(at(ms), Duration::from_millis(300), max);
+        assert_eq!(silent(300, 8), []);
+        assert_eq!((silent(301, 8), silent(301, 1)), (vec![NODE, NodeId(9)], vec![NODE]));
+        assert!(liveness.renew(at(302), MINE, NODE, 3));
+        assert_eq!((silent(303, 8), silent(602, 8)), (vec![NodeId(9)], vec![NodeId(9)]));
+        assert_eq!(silent(603, 8), [NodeId(9), NODE]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ const PREFLIGHT_NODES_MAX: usize = 1_024;
 const PAIRS_AGAIN_MAX: usize = 8;
 /// How often what seems to be wrong is measured again before anybody is blamed: a host that is left out stays out until
 /// somebody looks, and a busy processor looks like a slow cable once, or twice.
-const AGAIN_MAX: u32 = 3;
+pub(crate) const AGAIN_MAX: u32 = 3;
 /// Probes at a time: they share networks.
 const PROBES_MAX: usize = 8;
 /// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time

@@ -211,6 +211,13 @@ impl Parameters {
         self.lease_margin_ms / 2
     }
 
+    /// A node whose last heartbeat is older than this is silent: two did not come, and the third is overdue. Its
+    /// lease stands, but what has a choice does not begin there.
+    #[must_use]
+    pub fn silence_ms(&self) -> u64 {
+        self.heartbeat_interval_ms * 5 / 2
+    }
+
     /// Every rule that is broken.
     #[must_use]
     pub fn violations(&self) -> alloc::vec::Vec<Violation> {

@@ -146,6 +146,18 @@ async fn torchrun_finds_its_own_ranks_when_it_is_elastic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deepspeed_trains_over_the_gang() {
+    let Some(python) = python("deepspeed").await else { return };
+    // On processors it builds its collectives when they are first used, with the tools of the environment.
+    let tools = python.parent().expect("a program is in a folder");
+    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", tools.display());
+    let python = python.to_str().expect("a path of text");
+    let cpu = [("DS_ACCELERATOR", "cpu"), ("PATH", &path)];
+    let output = run(gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu)).await;
+    assert_sums("deepspeed", &output);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ray_is_a_cluster_of_the_gang() {
     let Some(python) = python("ray").await else { return };
     let python = python.to_str().expect("a path of text");

@@ -7,7 +7,9 @@ use nix::sys::signal::Signal;
 use std::path::Path;
 use tokio::process::Child;
 
-use crate::support::{Cluster, eventually, heavy, is_finished, say, signal, spawn, wait_for_job, work};
+use crate::support::{
+    Cluster, eventually, heavy, is_finished, muster, say, signal, spawn, wait_for_job, work,
+};
 use lab::{Lab, Shape, start_or_skip};
 
 #[path = "../../../crates/agent/tests/support/lab.rs"]
@@ -126,6 +128,36 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     agent = start(&home);
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+
+    // A worker says that its work is saved, also while the agent is away: the answer comes when it is back. The next
+    // attempt goes on from there.
+    let checkpoints = cluster.scratch.path().join("checkpoints");
+    std::fs::create_dir(&checkpoints).unwrap();
+    let text = r#""$PROGRAM" ctl step --number 1 --duration-ms 5 || exit 2
+        if [ "$MUSTER_RESUME" = 1 ]; then test "$MUSTER_CHECKPOINT_ATTEMPT" = 1; exit; fi
+        touch "$AT/begun"; until test -e "$AT/away"; do sleep 0.05; done
+        MUSTER_FENCING_TOKEN=1.1 "$PROGRAM" ctl checkpoint-committed && exit 5
+        "$PROGRAM" ctl checkpoint-committed --step 7 && exit 9; exit 3"#;
+    let mut spec = work("saves", &evidence, 0, 0, (1, 1));
+    let group = &mut spec.groups[0];
+    group.command = ["/bin/sh", "-c", text].map(str::to_owned).to_vec();
+    group.environment.insert("PROGRAM".to_owned(), muster().to_str().expect("it is text").to_owned());
+    group.environment.insert("AT".to_owned(), checkpoints.to_str().expect("it is text").to_owned());
+    spec.checkpoint_directory = checkpoints.to_str().expect("it is text").to_owned();
+    spec.failure_retries_max = 1;
+    let id = submit(&client, spec).await;
+    eventually("the worker has not begun", || async { checkpoints.join("begun").exists().then_some(()) })
+        .await;
+    signal(&agent, Signal::SIGKILL);
+    agent.wait().await.unwrap();
+    std::fs::write(checkpoints.join("away"), "").unwrap();
+    agent = start(&home);
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    assert_eq!(
+        (ended.phase(), ended.attempt, ended.failures),
+        (JobPhase::Succeeded, 2, 1),
+        "code 9 says saved, 3 that it was refused: {ended:#?}"
+    );
 
     // A code is the job's own, and a cancellation reaches into Slurm.
     let id = submit(&client, work("fails", &evidence, 50, 3, (1, 2))).await;

@@ -56,6 +56,8 @@ pub(super) enum ToShare {
     Hello { connection: u64, runner: String, slurm_job: String, out: mpsc::Sender<ToRunner> },
     /// What it sent on that connection.
     Frame(u64, super::link::Frame),
+    /// What became of a note of its runner's.
+    Noted { id: u64, refused: Option<String> },
     /// The connection is over.
     Gone(u64),
 }

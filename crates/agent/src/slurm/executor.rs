@@ -11,13 +11,14 @@ use crate::executor::{
 };
 use crate::lease::Lease;
 use crate::limits;
+use crate::node::Event;
 use crate::order::{Placement, WorkerKey, detail};
 use crate::process;
 use crate::task::TaskDir;
 use muster_transport::Secret;
 use muster_types::{DeviceSet, ExitStatus};
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait for one share.
@@ -35,6 +36,8 @@ pub struct SlurmExecutor {
     folders: Folders,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
+    /// Where notes of workers go, once there is somebody to take them.
+    notes: Arc<OnceLock<mpsc::Sender<Event>>>,
     /// What others hold of the node.
     foreign: watch::Sender<Foreign>,
     /// Shares are begun one after another: the same one may be asked for twice.
@@ -87,10 +90,17 @@ impl SlurmExecutor {
             folders,
             lease,
             events,
+            notes: Arc::default(),
             foreign,
             beginning: Arc::default(),
         };
         (executor, told)
+    }
+
+    /// What workers say of themselves goes there from now on.
+    pub(super) fn tell_notes_to(&self, events: mpsc::Sender<Event>) {
+        // It is said once, by whoever serves the node.
+        let _ = self.notes.set(events);
     }
 
     fn share_name(&self, key: WorkerKey) -> String {
@@ -113,6 +123,7 @@ impl SlurmExecutor {
             inbox: messages,
             own_inbox: inbox.downgrade(),
             events: self.events.clone(),
+            notes: Arc::clone(&self.notes),
             node: self.node.clone(),
             accelerator: self.accelerator.clone(),
             record,

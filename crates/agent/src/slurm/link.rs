@@ -8,6 +8,7 @@
 
 use crate::config::LogLimits;
 use crate::order::Placement;
+use crate::socket::Note;
 use crate::transcript::OutputStream;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, StopReason};
@@ -43,6 +44,9 @@ pub(super) enum ToAgent {
     Running { number: u64, rank: u32 },
     /// Nothing of the worker is left.
     Ended { number: u64, rank: u32, status: ExitStatus },
+    /// What a worker says of itself. Answered by its id, and told again on the next connection until it is; 0 for
+    /// what nobody waits for.
+    Note { id: u64, rank: u32, note: Note },
     /// All is told; it exits.
     Done,
 }
@@ -79,6 +83,9 @@ pub(super) struct Grant {
     pub(super) accelerator: String,
     pub(super) logs: LogLimits,
     pub(super) pass_environment: Vec<String>,
+    /// Whether notes of workers are taken. An agent of an earlier release does not say so, and would not answer them.
+    #[serde(default)]
+    pub(super) takes_notes: bool,
 }
 
 /// To the runner.
@@ -103,6 +110,11 @@ pub(super) enum ToRunner {
     /// Everything up to this number is kept.
     Ack {
         number: u64,
+    },
+    /// What became of a note; the reason where it can never be taken.
+    Noted {
+        id: u64,
+        refused: Option<String>,
     },
     Stop {
         rank: u32,

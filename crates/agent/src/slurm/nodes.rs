@@ -252,6 +252,7 @@ impl Nodes {
         let (executor, told) = super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+        executor.tell_notes_to(events.clone());
         let node =
             node::Node::new(Arc::new(executor.clone()), fences, Arc::clone(&lease), spec.clone(), adopted);
         // Nobody here watches another host's health.

@@ -14,8 +14,10 @@ use crate::clock::BootTime;
 use crate::config::{ControlGroups, MemoryLimit};
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::lease::Lease;
+use crate::limits;
 use crate::order::{Placement, WorkerKey, detail};
 use crate::process::{ProcessExecutor, ProcessSettings};
+use crate::socket::{self, Note, Said};
 use crate::transcript::OutputStream;
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
@@ -27,7 +29,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -206,6 +208,11 @@ struct Running {
     renewals: BTreeMap<u64, BootTime>,
     renewal: u64,
     told: mpsc::Receiver<ExecutorEvent>,
+    /// What workers say of themselves; none where nobody takes it.
+    said: Option<mpsc::Receiver<Said>>,
+    /// Notes that the agent has not answered, and the last id of one.
+    notes: BTreeMap<u64, (Vec<u8>, oneshot::Sender<Result<(), String>>)>,
+    note: u64,
     words: mpsc::Receiver<Word>,
     say: Option<mpsc::Sender<Word>>,
     output: BTreeMap<u32, tokio::task::JoinHandle<()>>,
@@ -229,10 +236,11 @@ enum Broken {
 
 impl Running {
     async fn start(folder: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
-        let Grant { mut placement, left, node, accelerator, logs, pass_environment } = grant;
+        let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes } = grant;
         let mut lease = Lease::open(&folder.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let devices = map_devices(&mut placement, visible().as_deref());
+        let (socket, said) = if takes_notes { take_notes(folder, &placement) } else { (None, None) };
         let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
         let shim_command = vec![own.display().to_string(), "shim".to_owned()];
         let (executor, told) = ProcessExecutor::new(ProcessSettings {
@@ -251,8 +259,7 @@ impl Running {
             control_groups: ControlGroups::Off,
             // What was asked for is held also where Slurm itself does not.
             memory_limit: MemoryLimit::Enforced,
-            // Notes of workers are taken on hosts with an agent of their own.
-            agent_socket: None,
+            agent_socket: socket,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();
@@ -277,6 +284,9 @@ impl Running {
             renewals: BTreeMap::new(),
             renewal: 0,
             told,
+            said,
+            notes: BTreeMap::new(),
+            note: 0,
             words,
             say: Some(say),
             output: BTreeMap::new(),
@@ -347,12 +357,17 @@ impl Running {
     }
 
     async fn serve(&mut self, link: &mut Link, term: &mut Signal) -> Broken {
-        for (_, frame) in &self.unacknowledged {
+        self.notes.retain(|_, (_, answer)| !answer.is_closed());
+        let notes = self.notes.values().map(|(frame, _)| frame);
+        for frame in self.unacknowledged.iter().map(|(_, frame)| frame).chain(notes) {
             if link.writer.write(frame.clone()).await.is_err() {
                 return Broken::Link;
             }
         }
         loop {
+            if self.notes.len() >= limits::NOTES_WAITING_MAX {
+                self.notes.retain(|_, (_, answer)| !answer.is_closed());
+            }
             let told_all = self.say.is_none() && self.unacknowledged.is_empty() && self.words.is_empty();
             if told_all && self.words.is_closed() {
                 // Lost with the connection, it would only cost the agent a look at Slurm.
@@ -373,6 +388,10 @@ impl Running {
                 }
                 Some(word) = self.words.recv(), if self.unacknowledged.len() < WINDOW => {
                     let frame = self.frame(word);
+                    link.writer.write(frame).await
+                }
+                said = next_said(&mut self.said), if self.notes.len() < limits::NOTES_WAITING_MAX => {
+                    let frame = self.on_said(said);
                     link.writer.write(frame).await
                 }
                 () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
@@ -399,6 +418,19 @@ impl Running {
             }
         };
         self.unacknowledged.push_back((number, frame.clone()));
+        frame
+    }
+
+    /// A note as a frame, kept until it is answered where somebody waits for that.
+    fn on_said(&mut self, said: Said) -> Vec<u8> {
+        let Said { key, note, answer } = said;
+        let waits = matches!(note, Note::CheckpointCommitted { .. });
+        let id = if waits { self.note + 1 } else { 0 };
+        let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note });
+        if waits {
+            self.note = id;
+            self.notes.insert(id, (frame.clone(), answer));
+        }
         frame
     }
 
@@ -432,6 +464,12 @@ impl Running {
             ToRunner::Ack { number } => {
                 while self.unacknowledged.front().is_some_and(|(first, _)| *first <= number) {
                     self.unacknowledged.pop_front();
+                }
+            }
+            ToRunner::Noted { id, refused } => {
+                if let Some((_, answer)) = self.notes.remove(&id) {
+                    // Whoever asked may have ended.
+                    let _ = answer.send(refused.map_or(Ok(()), Err));
                 }
             }
             ToRunner::Stop { rank, grace_ms, reason } => {
@@ -508,6 +546,61 @@ impl Running {
             }
         }
     }
+}
+
+/// A socket for the notes of these workers, and what they say there; none where it cannot be made.
+fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<mpsc::Receiver<Said>>) {
+    let path = folder.join("notes");
+    let listener = match socket::open(&path) {
+        Ok(listener) => listener,
+        Err(error) => {
+            complain(0, &format!("no notes are taken of workers: {}: {error}", path.display()));
+            return (None, None);
+        }
+    };
+    let (events, heard) = mpsc::channel(WINDOW);
+    let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
+    let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
+    tokio::spawn(socket::serve::<Said>(listener, events));
+    tokio::spawn(sort_notes(keys, heard, tell));
+    (Some(path), Some(said))
+}
+
+/// Answers what nobody needs to wait for at once, so that no worker stands still while the agent is away.
+async fn sort_notes(keys: BTreeSet<WorkerKey>, mut heard: mpsc::Receiver<Said>, tell: mpsc::Sender<Said>) {
+    while let Some(Said { key, note, answer }) = heard.recv().await {
+        if !keys.contains(&key) {
+            let _ = answer.send(Err(format!("{key} does not run in this allocation")));
+            continue;
+        }
+        match note {
+            Note::Step { .. } => {
+                let _ = answer.send(Ok(()));
+                // The next one will do where checkpoints wait already.
+                if tell.capacity() > tell.max_capacity() / 2 {
+                    let (nobody, _) = oneshot::channel();
+                    let _ = tell.try_send(Said { key, note, answer: nobody });
+                }
+            }
+            Note::CheckpointCommitted { .. } => {
+                if let Err(full) = tell.try_send(Said { key, note, answer }) {
+                    let why = "too many checkpoints wait for the cluster's answer".to_owned();
+                    let _ = full.into_inner().answer.send(Err(why));
+                }
+            }
+        }
+    }
+}
+
+/// The next word of a worker; never, where nobody takes them.
+async fn next_said(said: &mut Option<mpsc::Receiver<Said>>) -> Said {
+    if let Some(heard) = said {
+        if let Some(next) = heard.recv().await {
+            return next;
+        }
+        *said = None;
+    }
+    std::future::pending().await
 }
 
 /// First that it runs, then its output as it comes.

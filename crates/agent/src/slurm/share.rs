@@ -18,12 +18,15 @@ use super::output::Outputs;
 use super::parse::SlurmJob;
 use super::record::{Folders, Record, Stage};
 use crate::executor::{ExecutorEvent, StopRequest};
+use crate::limits;
+use crate::node::Event;
 use crate::order::{WorkerKey, detail};
+use crate::socket::{Note, Said};
 use muster_types::ExitStatus;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 /// First and longest wait between two attempts to submit.
@@ -59,6 +62,8 @@ pub(super) struct Share {
     pub(super) inbox: mpsc::Receiver<ToShare>,
     pub(super) own_inbox: mpsc::WeakSender<ToShare>,
     pub(super) events: mpsc::Sender<ExecutorEvent>,
+    /// Where notes of workers go; empty where nobody takes them.
+    pub(super) notes: Arc<OnceLock<mpsc::Sender<Event>>>,
     /// What the node is called in Muster, and the type of its accelerators.
     pub(super) node: String,
     pub(super) accelerator: String,
@@ -76,6 +81,8 @@ struct Work {
     outputs: Outputs,
     /// The last word taken from the runner.
     heard: u64,
+    /// Notes that wait for the cluster's answer.
+    noting: usize,
     /// The batch job as the last poll had it.
     job: Option<SlurmJob>,
     begun: Instant,
@@ -111,6 +118,7 @@ impl Share {
             linked: None,
             outputs: Outputs::default(),
             heard: 0,
+            noting: 0,
             job: None,
             begun: now,
             acknowledged_at: None,
@@ -541,6 +549,10 @@ impl Work {
                     self.on_frame(frame).await;
                 }
             }
+            ToShare::Noted { id, refused } => {
+                self.noting = self.noting.saturating_sub(1);
+                self.tell(ToRunner::Noted { id, refused });
+            }
             ToShare::Gone(connection) => {
                 self.linked.take_if(|linked| linked.connection == connection);
             }
@@ -658,6 +670,7 @@ impl Work {
             accelerator: self.share.accelerator.clone(),
             logs: self.share.backend.logs.clone(),
             pass_environment: self.share.backend.pass_environment.clone(),
+            takes_notes: self.share.notes.get().is_some(),
         }))
     }
 
@@ -667,6 +680,10 @@ impl Work {
             Frame::Message(ToAgent::Running { number, .. } | ToAgent::Ended { number, .. }) => *number,
             Frame::Message(ToAgent::Done) => {
                 self.linked = None;
+                return;
+            }
+            Frame::Message(ToAgent::Note { id, rank, note }) => {
+                self.on_note(*id, *rank, *note);
                 return;
             }
             // The connection's own.
@@ -700,6 +717,37 @@ impl Work {
 }
 
 impl Work {
+    /// What a worker says goes to the node's loop, as if it had been said on this host.
+    fn on_note(&mut self, id: u64, rank: u32, note: Note) {
+        let is_ours = self.share.record.placement.ranks().any(|own| own == rank);
+        let Some(notes) = self.share.notes.get().filter(|_| is_ours) else {
+            let refused = Some(format!("rank {rank} is none of this node's, or its notes are not taken"));
+            return self.tell(ToRunner::Noted { id, refused });
+        };
+        let (answer, answered) = oneshot::channel();
+        let said = Event::Said(Said { key: self.share.key(rank), note, answer });
+        if id == 0 {
+            // The next one will do where the queue is full.
+            let _ = notes.try_send(said);
+            return;
+        }
+        if self.noting >= limits::NOTES_WAITING_MAX {
+            let refused = Some("too many checkpoints wait for the cluster's answer".to_owned());
+            return self.tell(ToRunner::Noted { id, refused });
+        }
+        let Some(inbox) = self.share.own_inbox.upgrade() else { return };
+        self.noting += 1;
+        let notes = notes.clone();
+        self.share.backend.spawn(async move {
+            // Without an answer the agent is going down; the runner says it again to the next one.
+            if notes.send(said).await.is_ok()
+                && let Ok(outcome) = answered.await
+            {
+                let _ = inbox.send(ToShare::Noted { id, refused: outcome.err() }).await;
+            }
+        });
+    }
+
     /// What a worker made of being told to stop is not its result, unless the leader told it.
     fn verdict(&self, rank: u32, status: ExitStatus) -> ExitStatus {
         let asked = self.stops.contains_key(&rank);

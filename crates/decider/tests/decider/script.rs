@@ -128,6 +128,11 @@ impl World {
                 );
                 self.carry_out(&Command::SessionOver { node, incarnation })
             }
+            "silent" => {
+                let nodes: Vec<NodeId> = rest.iter().map(|name| self.node_id(name)).collect();
+                self.speculation.set_silent(nodes);
+                String::new()
+            }
             "forget" => {
                 let node = self.node_id(rest[0]);
                 self.carry_out(&Command::ForgetNode { node })
