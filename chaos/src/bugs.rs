@@ -5,7 +5,8 @@
 //! breaks nothing and must be clean: a drill that finds something in it shows nothing by finding something.
 //!
 //! **Invariant:** a rule counts as caught by a drill only through a finding in a stored verdict that speaks of that
-//! rule; a drill that did not run has caught nothing.
+//! rule, or where replicas stopped for good and said so, through their own words; a drill that did not run has caught
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -399,8 +400,9 @@ fn lines_left(evidence: &Path) -> Result<Vec<String>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(lines),
         Err(error) => return Err(error).with_context(reading),
     };
+    let mut folders: Vec<PathBuf> = folders.flatten().map(|entry| entry.path()).collect();
+    folders.sort();
     for folder in folders {
-        let folder = folder.with_context(reading)?.path();
         let logs = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
         let mut logs: Vec<PathBuf> =
             logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect();
@@ -409,7 +411,7 @@ fn lines_left(evidence: &Path) -> Result<Vec<String>> {
             let host = log.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             let text = std::fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
             let text = String::from_utf8_lossy(&text);
-            let errors = text.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked"));
+            let errors = text.lines().filter(|line| line.contains(" ERROR "));
             lines.extend(errors.take(LINES_LEFT_MAX).map(|line| format!("{host}: {line}")));
         }
     }

@@ -71,8 +71,8 @@ pub struct Traced {
     pid: Pid,
     strace: Child,
     log: PathBuf,
-    /// Calls that were being held when the process was killed.
-    held: usize,
+    /// Calls that were being held when the process was killed; none before.
+    held: Option<usize>,
 }
 
 impl Traced {
@@ -101,7 +101,7 @@ impl Traced {
             if line.contains("attached") {
                 // Nobody reads the rest, and nobody must wait for a reader.
                 tokio::spawn(async move { while let Ok(Some(_)) = said.next_line().await {} });
-                return Ok(Traced { pid, strace, log: log.to_owned(), held: 0 });
+                return Ok(Traced { pid, strace, log: log.to_owned(), held: None });
             }
             if so_far.len() < SAID_LINES_MAX {
                 so_far.push(line);
@@ -116,7 +116,8 @@ impl Traced {
         let log = String::from_utf8_lossy(&log);
         // A process that is killed within a call that is being delayed has met it, and its end is not known.
         let met = |line: &&str| ["(DELAYED)", "(INJECTED)", "= ?"].iter().any(|mark| line.contains(mark));
-        Ok(self.held + log.lines().filter(met).count())
+        // One that was held when all was over may stand in the log or not.
+        Ok(log.lines().filter(met).count().max(self.held.unwrap_or(0)))
     }
 
     /// Kills the process as it stands: what it is held in never happens. Left to its tracer, it would die only when
@@ -125,13 +126,17 @@ impl Traced {
     /// # Errors
     /// When it cannot be killed.
     pub fn kill(&mut self) -> Result<(), FaultError> {
-        self.held = held_calls(self.pid);
+        if self.held.is_some() {
+            // Its number may be another process's by now.
+            return Ok(());
+        }
+        self.held = Some(held_calls(self.pid));
         let killing = |error: Errno| FaultError::on("killing", self.pid)(error.into());
         match kill(self.pid, Signal::SIGKILL) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(killing(error)),
         }
-        // What it has written by now has an end that nobody waits for.
+        // Otherwise the process would stay with its tracer until the delay is over.
         self.strace.start_kill().map_err(FaultError::on("ending", "strace"))
     }
 

@@ -82,7 +82,7 @@ pub struct Setting {
     pub each: Vec<(u64, String)>,
     /// What they show to replicas.
     pub security: Security,
-    /// The first of the numbers that tell clients apart; as many as there are replicas and five.
+    /// The first of the numbers that tell clients apart: fewer than a hundred.
     pub first_number: u32,
     /// What is known of the work of all.
     pub known: Known,
@@ -360,7 +360,7 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
 }
 
 /// Follows every job until it is told to stop: without a break, or as somebody does who looks, goes away, and goes on
-/// later where it stopped. Whoever comes back has missed something each time; one whose replica dies, seldom.
+/// later where it stopped. Whoever comes back has missed changes each time; who changes replicas because one died, seldom.
 async fn watch(
     client: Client,
     number: u32,
@@ -383,6 +383,11 @@ async fn watch(
             return Ok(());
         }
         resume_token = watch.resume_token().to_owned();
+        if resume_token.is_empty() {
+            // The present had not come to its end: it begins anew.
+            let change = WatchChange::Restarted;
+            record.watch(WatchEvent { watch: number, tenant: None, at_us: now_us(), log_index: 0, change });
+        }
         drop(watch);
         if let Some(looks) = looks {
             tokio::time::sleep(looks.away).await;

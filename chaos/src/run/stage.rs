@@ -289,11 +289,11 @@ impl<'a> Stage<'a> {
         let mut killed = 0;
         // All die before any is waited for: a region goes at once.
         for host in &hosts {
+            killed += self.cluster.host(host)?.processes().len();
             let traced = self.traced.values_mut().flatten();
             for (_, traced) in traced.filter(|(of, _)| of == host) {
                 traced.kill()?;
             }
-            killed += self.cluster.host(host)?.processes().len();
             self.cluster.host(host)?.kill_all();
         }
         for host in &hosts {

@@ -1,10 +1,9 @@
 //! What of a job's contract decides where it goes: the spec that is planned in place of the one that was submitted.
 
-use alloc::borrow::Cow;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_planner::{Hold, Holds};
+use muster_planner::Holds;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
@@ -31,24 +30,29 @@ pub(crate) fn narrowed(state: &State, spec: &JobSpec, place: &Name) -> Option<Jo
     draft.check().ok()
 }
 
-/// What is kept from a job, with the nodes that it keeps away from because they failed under it and with those that
-/// nobody has heard of for a while; as it was when there are none.
-pub(crate) fn with_avoided<'a>(
+/// What is kept from a job, in the order in which it is to be tried: without the nodes that failed under it and those
+/// that nobody has heard of for a while, without those that failed alone, and as it was.
+pub(crate) fn choices(
     state: &State,
     job: JobId,
-    holds: &'a Holds,
-    silent: &BTreeSet<NodeId>,
+    holds: &Holds,
+    silent: &Arc<BTreeSet<NodeId>>,
     now: LogTime,
-) -> Cow<'a, Holds> {
-    let failed = state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided_at(now));
-    let mut avoided = failed.chain(silent.iter().copied()).peekable();
-    if avoided.peek().is_none() {
-        return Cow::Borrowed(holds);
+) -> Vec<Holds> {
+    let failed: BTreeSet<NodeId> =
+        state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided_at(now)).collect();
+    let mut choices = Vec::new();
+    if !silent.is_empty() {
+        let all = if failed.is_empty() {
+            Arc::clone(silent)
+        } else {
+            Arc::new(silent.union(&failed).copied().collect())
+        };
+        choices.push(holds.round(all));
     }
-    let mut holds = holds.clone();
-    for node in avoided {
-        let nothing = Hold { from: LogTime(0), spare_devices: 0, spare_cpu_milli: 0, spare_memory_bytes: 0 };
-        holds.add(node, nothing);
+    if !failed.is_empty() {
+        choices.push(holds.round(Arc::new(failed)));
     }
-    Cow::Owned(holds)
+    choices.push(holds.clone());
+    choices
 }

@@ -1,6 +1,5 @@
 //! Placing waiting gangs.
 
-use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_journal::Decision;
@@ -12,7 +11,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 use crate::future::Future;
 use crate::health;
 use crate::job::settle_left_over;
-use crate::planned::{planned_spec, with_avoided};
+use crate::planned::{choices, planned_spec};
 use crate::rearrange;
 use crate::spares::with_spares;
 use crate::speculation::Speculation;
@@ -176,26 +175,37 @@ fn offer(
             plan(state, spec, &terms, budget)
         })
     };
+    let choices = choices(state, job, &holds, speculation.silent(), speculation.now());
     let wanted = state.contract(job).map_or(0, |contract| contract.spares);
-    if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten() {
-        let elsewhere = with_avoided(state, job, &holds, speculation.silent(), speculation.now());
-        if let Verdict::Fits(found) = place(&larger, &elsewhere) {
-            let decision = Decision::GangPlaced { job, workers: found.workers };
-            // With spares among them, ranks may lie otherwise than its topology rule asks for.
-            if state.check(&decision).is_ok() {
-                pass.future.changed(&found.region, &found.cluster);
-                speculation.push(decision);
-                return Outcome::Placed;
-            }
+    if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten()
+        && let Verdict::Fits(found) = place(&larger, &choices[0])
+    {
+        let decision = Decision::GangPlaced { job, workers: found.workers };
+        // With spares among them, ranks may lie otherwise than its topology rule asks for.
+        if state.check(&decision).is_ok() {
+            pass.future.changed(&found.region, &found.cluster);
+            speculation.push(decision);
+            return Outcome::Placed;
         }
     }
-    let mut found = Verdict::Waits;
     // Away from nodes that failed under it or are silent, as long as there are others.
-    if let Cow::Owned(elsewhere) = with_avoided(state, job, &holds, speculation.silent(), speculation.now()) {
-        found = place(&spec, &elsewhere);
-    }
-    if found == Verdict::Waits {
-        found = place(&spec, &holds);
+    let mut found = Verdict::Waits;
+    for (at, choice) in choices.iter().enumerate() {
+        let next = place(&spec, choice);
+        if let Verdict::Fits(known) = &found
+            && !matches!(&next, Verdict::Fits(more) if more.workers.len() > known.workers.len())
+        {
+            break;
+        }
+        found = next;
+        // Whoever is silent may be back in a moment: an elastic gang does not begin smaller for that.
+        let goes_round_silent = at == 0 && !speculation.silent().is_empty();
+        let is_smaller = |workers: usize| goes_round_silent && workers < spec.worker_count() as usize;
+        match &found {
+            Verdict::Waits => {}
+            Verdict::Fits(known) if is_smaller(known.workers.len()) => {}
+            Verdict::Fits(_) | Verdict::OutOfBudget => break,
+        }
     }
     match found {
         Verdict::Fits(found) => {

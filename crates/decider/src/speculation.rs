@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeSet;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause};
@@ -73,7 +74,7 @@ pub struct Speculation {
     /// What free devices are worth, by what was asked for so far.
     valuation: RefCell<Valuation>,
     /// Nodes that are up and have not been heard for longer than usual.
-    silent: BTreeSet<NodeId>,
+    silent: Arc<BTreeSet<NodeId>>,
 }
 
 impl Speculation {
@@ -106,7 +107,7 @@ impl Speculation {
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
-            silent: BTreeSet::new(),
+            silent: Arc::default(),
             state,
         };
         if speculation.state.leadership() != Some(leadership) {
@@ -258,17 +259,17 @@ impl Speculation {
         self.wants_schedule = true;
     }
 
-    /// When the last pass over the queue began.
     /// Says which nodes are silent now: their leases stand, so they are not lost, but gangs had better not begin
     /// there as long as there are others. A hint that is in no record: what is decided with it is.
     pub fn set_silent(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
-        self.silent = nodes.into_iter().collect();
+        self.silent = Arc::new(nodes.into_iter().collect());
     }
 
-    pub(crate) fn silent(&self) -> &BTreeSet<NodeId> {
+    pub(crate) fn silent(&self) -> &Arc<BTreeSet<NodeId>> {
         &self.silent
     }
 
+    /// When the last pass over the queue began.
     pub(crate) fn last_pass(&self) -> LogTime {
         self.last_pass
     }

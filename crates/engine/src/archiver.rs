@@ -30,10 +30,12 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// How often every peer is asked for records that are missing here, before the gap is left.
 const PEER_ROUNDS: u32 = 5;
-/// The life that a cluster is founded with.
-const FOUNDING: u32 = 1;
 /// Between two such rounds.
 const PEER_PAUSE: Duration = Duration::from_secs(2);
+/// The life that a cluster is founded with, as its storage has it.
+const FIRST_GENERATION: u32 = 1;
+/// Before peers are asked again for what none of them had.
+const PEER_REST: Duration = Duration::from_secs(60);
 
 /// Where another replica's rounds come from.
 pub trait PeerHistory: Send + Sync + 'static {
@@ -91,7 +93,7 @@ pub(crate) fn spawn(history: Arc<History>, settings: HistorySettings) {
     history.consensus.hold_purge(Some(purge_up_to(&archive, history.generation())));
     tokio::spawn(async move {
         let shutdown = history.shutdown.clone();
-        let archiver = Archiver { history, archive, settings };
+        let archiver = Archiver { history, archive, settings, rests_until: None };
         tokio::select! {
             () = archiver.run() => {}
             () = shutdown.cancelled() => {}
@@ -103,6 +105,8 @@ struct Archiver {
     history: Arc<History>,
     archive: Arc<Archive>,
     settings: HistorySettings,
+    /// Peers do not have what is missing, and are not asked again before.
+    rests_until: Option<Instant>,
 }
 
 /// Why a segment was not made.
@@ -120,7 +124,7 @@ impl From<ArchiveError> for Failure {
 }
 
 impl Archiver {
-    async fn run(self) {
+    async fn run(mut self) {
         let mut end = self.history.end.subscribe();
         let mut pause = PAUSE_FIRST;
         loop {
@@ -192,15 +196,17 @@ impl Archiver {
     }
 
     /// Closes one segment, if one is due.
-    async fn step(&self) -> Result<bool, Failure> {
+    async fn step(&mut self) -> Result<bool, Failure> {
         let Some(cluster) = self.history.shared.view.load().cluster().map(|meta| meta.cluster) else {
             return Ok(false);
         };
         let Some(first) = self.history.trail().as_ref().map(|trail| trail.marks[0]) else { return Ok(false) };
-        if let Some(end) = self.lacks_from(first.place) {
+        let rests = self.rests_until.is_some_and(|until| until > Instant::now());
+        if let Some(end) = self.lacks_from(first.place).filter(|_| !rests) {
             // A snapshot took this replica past what its archive has.
             self.history.consensus.hold_purge(Some(first.place.next_raft.saturating_sub(1)));
-            self.fill(cluster, end, first.place).await?;
+            let is_filled = self.fill(cluster, end, first.place).await?;
+            self.rests_until = (!is_filled).then(|| Instant::now() + PEER_REST);
         }
         let Some((first, target)) = self.due() else { return Ok(false) };
         let start = self.start(cluster, first.place).await?;
@@ -213,12 +219,13 @@ impl Archiver {
 
     /// Where the archive ends, when that is before `first` and peers can have what is between. An archive without
     /// a segment lacks everything: a replica that has just been taken in, or that a snapshot reached before its
-    /// first segment. Were it left so, the history would be gone once every replica had been replaced.
+    /// first segment. Were it left so, the history would be gone once every replica had been replaced. Peers can fill it
+    /// if theirs reach back to the first record.
     fn lacks_from(&self, first: Place) -> Option<Place> {
         let from = match self.archive.end() {
             Some(end) if end.generation >= first.generation => end,
             // The entries of another life are counted in another way.
-            None if first.generation <= FOUNDING => Place::default(),
+            None if first.generation <= FIRST_GENERATION => Place::default(),
             _ => return None,
         };
         (from.sequence.log_index < first.sequence.log_index).then_some(from)
@@ -319,10 +326,10 @@ impl Archiver {
         blocking(move || archive.put_base(cluster, place, &state)).await.map(|_| ())
     }
 
-    /// Gets records that this replica never had as a log from its peers' archives and logs. Where none
-    /// of them has them, they stay missing, and a verification says so.
-    async fn fill(&self, cluster: ClusterId, from: Place, to: Place) -> Result<(), ArchiveError> {
-        let Some(peers) = self.settings.peers.clone() else { return Ok(()) };
+    /// Gets records that this replica never had as a log from its peers' archives and logs; whether it has them all
+    /// now. Where none of them has them, they stay missing, and a verification says so.
+    async fn fill(&self, cluster: ClusterId, from: Place, to: Place) -> Result<bool, ArchiveError> {
+        let Some(peers) = self.settings.peers.clone() else { return Ok(false) };
         let mut place = from;
         for attempt in 0..PEER_ROUNDS {
             if attempt > 0 {
@@ -342,11 +349,11 @@ impl Archiver {
                 }
                 if place.next_raft >= to.next_raft {
                     tracing::info!(from = %from.sequence.log_index.next(), to = %to.sequence.log_index, "the archive got what it lacked from its peers");
-                    return Ok(());
+                    return Ok(true);
                 }
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// One segment of them; the place behind it, or why this peer was of no use.
@@ -382,7 +389,11 @@ impl Archiver {
             return Ok(Err("its records do not lead to this replica's snapshot".to_owned()));
         }
         if place.sequence.log_index > from.sequence.log_index {
-            let start = if from == Place::default() { Start::Founding } else { Start::Follows };
+            // Entries of the protocol before the first record are of the first segment as well.
+            let (start, from) = match self.archive.end() {
+                Some(_) => (Start::Follows, from),
+                None => (Start::Founding, Place::default()),
+            };
             self.seal(cluster, start, from, rounds, place).await?;
         } else if !rounds.is_empty() {
             return Ok(Err("it has only rounds without a record there".to_owned()));

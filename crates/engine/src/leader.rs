@@ -39,8 +39,8 @@ const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
 const ROUND_BYTES_LOST: usize = 256 << 10;
-/// Silent nodes that a pass over the queue goes round: what is kept of nodes is copied for each gang that is planned.
-const SILENT_MAX: usize = 256;
+/// Silent nodes that a pass over the queue goes round. Of more, those whose leases run out last are used as others are.
+const SILENT_MAX: usize = 4_096;
 /// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
 /// without end must not shut out those who would cancel its work.
 const CLIENT_TURN: usize = 4;

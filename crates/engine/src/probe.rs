@@ -117,7 +117,7 @@ pub enum ProbeOrder {
 /// A probe that came to its end. Places count in the order of the nodes asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// Every direction that was measured, the better of two probes where there were two.
+    /// Every direction that was measured, the best of several probes where there were more.
     pub links: Vec<Link>,
     /// The ring, as each saw it.
     pub rings: Vec<Ring>,
@@ -199,8 +199,10 @@ impl<G: Ground> Engine<G> {
             .collect();
         let (mut links, mut rings) = self.probe_once(nodes, &names).await?;
         let mut found = findings(&names, &links, &rings);
-        for _ in 0..AGAIN_MAX {
-            if found.is_empty() {
+        for again in 0..AGAIN_MAX {
+            // What cannot be used at all takes its time to say so, and says the same the second time.
+            let is_dead = |link: &Link| matches!(link.outcome, LinkOutcome::Failed(_));
+            if found.is_empty() || (again > 0 && links.iter().any(is_dead)) {
                 break;
             }
             let pairs = slow_pairs(&links);

@@ -833,6 +833,45 @@ async fn a_pair_that_is_slow_beside_others_is_measured_again_alone() {
     }
 }
 
+#[tokio::test]
+async fn a_gang_begins_where_somebody_was_heard_of_lately() {
+    let engine = leader().await;
+    let silence = Duration::from_millis(parameters().silence_ms());
+    // A test that stands still for longer than a lease shows nothing, and is tried again.
+    for attempt in 1..=10 {
+        let quiet = open(&engine, opening(&format!("quiet-{attempt}"), 1)).await;
+        let heard = open(&engine, opening(&format!("heard-{attempt}"), 2)).await;
+        let beats = [beating(&quiet), beating(&heard)];
+        let place_of = async |request: u128| {
+            let id = submitted(&engine, request, 1).await;
+            let placed = |view: &State| view.job(id).is_some_and(|row| row.placement.is_some());
+            let view = until(&engine, "it is placed", placed).await;
+            let node =
+                view.job(id).and_then(|row| row.placement.as_ref()).expect("it is placed").slots[0].node;
+            let is_up = view.node(quiet.node).is_some_and(|row| row.status == NodeStatus::Up);
+            (node, is_up)
+        };
+        let (first, _) = place_of(2 * attempt).await;
+        beats[0].abort();
+        guarded("nobody is silent", async {
+            while !engine.inner.liveness.silent(tokio::time::Instant::now(), silence, 8).contains(&quiet.node)
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        let (second, is_up) = place_of(2 * attempt + 1).await;
+        beats[1].abort();
+        if is_up && first == quiet.node {
+            // Packed beside the first it would be where that is.
+            return assert_eq!(second, heard.node);
+        }
+        let gone = |view: &State| view.nodes().iter().all(|(_, row)| row.status != NodeStatus::Up);
+        until(&engine, "both are lost", gone).await;
+    }
+    panic!("no attempt came to anything");
+}
+
 async fn verdict(session: &mut Session) -> Option<String> {
     told(session, "a verdict", |message| match message {
         Outbound::Probe(ProbeOrder::Verdict { fault, .. }) => Some(fault),

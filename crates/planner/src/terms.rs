@@ -70,6 +70,8 @@ pub struct Hold {
 pub struct Holds {
     by_node: Arc<BTreeMap<NodeId, Vec<Hold>>>,
     open: Arc<BTreeSet<Name>>,
+    /// Nodes of which nothing is had at all.
+    gone_round: Arc<BTreeSet<NodeId>>,
     /// Whether windows are not looked at: for asking what difference they make.
     ignores_windows: bool,
 }
@@ -110,9 +112,15 @@ impl Holds {
         Holds { open: Arc::new(windows.into_iter().collect()), ..self.clone() }
     }
 
+    /// The same for a gang that is to go round these nodes, in place of those it went round before.
+    #[must_use]
+    pub fn round(&self, nodes: Arc<BTreeSet<NodeId>>) -> Holds {
+        Holds { gone_round: nodes, ..self.clone() }
+    }
+
     /// The same with nothing kept of nodes.
     pub(crate) fn without_nodes(&self) -> Holds {
-        Holds { by_node: Arc::default(), ..self.clone() }
+        Holds { by_node: Arc::default(), gone_round: Arc::default(), ..self.clone() }
     }
 
     /// The same with all windows open.
@@ -133,6 +141,9 @@ impl Holds {
 
     /// What a gang that ends at this time may have of a node; none when nothing is kept from it.
     pub(crate) fn spare(&self, node: NodeId, end: LogTime) -> Option<Spare> {
+        if self.gone_round.contains(&node) {
+            return Some(Spare::NOTHING);
+        }
         if self.by_node.is_empty() {
             return None;
         }
@@ -158,6 +169,7 @@ pub(crate) struct Spare {
 
 impl Spare {
     const ALL: Spare = Spare { devices: u16::MAX, cpu_milli: u64::MAX, memory_bytes: u64::MAX };
+    const NOTHING: Spare = Spare { devices: 0, cpu_milli: 0, memory_bytes: 0 };
 
     /// How many such workers it holds at most. Shares of devices that the gang has already are not
     /// counted here but by [`Spare::take`].

@@ -211,7 +211,7 @@ impl Parameters {
         self.lease_margin_ms / 2
     }
 
-    /// A node whose last heartbeat is older than this is silent: two did not come, and the third is overdue. Its
+    /// A node whose last heartbeat is older than this is silent: two did not come, and not for being late. Its
     /// lease stands, but what has a choice does not begin there.
     #[must_use]
     pub fn silence_ms(&self) -> u64 {

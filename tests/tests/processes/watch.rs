@@ -181,6 +181,9 @@ async fn what_a_snapshot_took_a_replica_past_its_archive_gets_from_a_peer() {
         (status.first_log_index == 1 && status.gaps.is_empty() && status.last_log_index >= last).then_some(())
     })
     .await;
+    cluster.stop(late).await;
+    let ran = crate::support::run_to_end(&["log", "verify", "--archive", archive], "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
     say(&format!(
         "an archive without what a snapshot through entry {gone} replaced: filled from a peer, whole"
     ));
