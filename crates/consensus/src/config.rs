@@ -3,8 +3,8 @@
 //! How long a failover takes follows from two numbers. A follower refuses every vote for one lease
 //! (= `election_timeout_max_ms`) after it last heard the leader, and campaigns a random
 //! `election_timeout_min_ms..max_ms` after that. So with a heartbeat every `h`, a killed leader is
-//! replaced after about `max + min..max − h/2`: at 80/160/320 ms some 0.5 s, at 300/700/1200 ms
-//! about 2 s. A heartbeat's answer counts only if it returns within one heartbeat interval, so the
+//! replaced after about `max + min..max − h/2`: at 80/160/320 ms some 0.5 s, at 200/450/750 ms
+//! about 1.2 s. A heartbeat's answer counts only if it returns within one heartbeat interval, so the
 //! interval has to exceed the round trip to the nearest quorum; and a stall of a process, not of its
 //! disk, counts as silence.
 //!
