@@ -26,7 +26,7 @@ pub fn command(program: &Path, log: &Path, args: &[&str]) -> Result<Command> {
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")
         // The consensus library tells of every vote; what Muster says of elections is enough.
-        .env("MUSTER_LOG", "info,openraft=warn")
+        .env("MUSTER_LOG", "info,openraft=warn,openraft::raft::stream_append=off")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file);

@@ -53,6 +53,8 @@ pub const OUTPUT_DRAIN_MAX: Duration = Duration::from_secs(5);
 pub const WORKER_MEMORY_MIN: u64 = 64 << 20;
 /// First and longest wait between two attempts at a session.
 pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The longest where no replica could be connected to: what a lease has left is short, and a refused connection cheap.
+pub const RECONNECT_WAIT_ALONE: Duration = Duration::from_millis(250);
 /// Connections of workers to the agent's socket at once; more wait to be taken.
 pub const SOCKET_CONNECTIONS_MAX: usize = 512;
 /// Bytes of one line there.

@@ -110,6 +110,7 @@ impl Sessions {
         let mut said = String::new();
         loop {
             number += 1;
+            let begun = tokio::time::Instant::now();
             let mut stood = false;
             let ended = self.one(number, &mut stood).await;
             self.speaking.line.send_replace(None);
@@ -125,8 +126,17 @@ impl Sessions {
                 said.clear();
             }
             say_once(&error, &mut said);
-            // Half to all of the wait: a fleet that lost its leader must not come back in step.
-            tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..=1.0))).await;
+            // A replica that knows of no leader has waited for one already; and where nobody listens, asking costs
+            // nobody anything.
+            let waited = begun.elapsed();
+            let most = if matches!(error, SessionError::Connect(_)) {
+                limits::RECONNECT_WAIT_ALONE
+            } else {
+                longest
+            };
+            let pause = wait.min(most).saturating_sub(waited).max(first);
+            // Half to all of it: a fleet that lost its leader must not come back in step.
+            tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
             wait = (wait * 2).min(longest);
         }
     }

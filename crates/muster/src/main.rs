@@ -69,8 +69,9 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
         Command::Server(args) => {
-            // The protocol's own steps are for those who look for a fault in it.
-            process::log_to_stderr("info,openraft=warn");
+            // The protocol's own steps are for those who look for a fault in it; that an answer is not to be had any
+            // more because this replica stops is no fault, and why it stops the replica says itself.
+            process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off");
             process::die_with_parent();
             process::run(None, |shutdown| async {
                 match server::run(args, shutdown).await {

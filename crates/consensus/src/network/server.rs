@@ -146,7 +146,7 @@ impl PeerService {
         let mut refused = self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() < REFUSALS_LOGGED_MAX && refused.insert((refusal, cluster, peer.source, peer.target))
         {
-            tracing::error!(source = peer.source, reason = text, "a call from a peer is refused");
+            tracing::warn!(source = peer.source, reason = text, "a call from a peer is refused");
         }
         refusal.status(text)
     }

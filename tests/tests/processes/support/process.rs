@@ -149,7 +149,7 @@ pub fn spawn_below(wrapper: &[&str], home: &Path, args: &[&str]) -> Child {
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")
         // The consensus library tells of every vote; its warnings are enough to see what went wrong.
-        .env("MUSTER_LOG", "info,openraft=warn")
+        .env("MUSTER_LOG", "info,openraft=warn,openraft::raft::stream_append=off")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
