@@ -198,6 +198,12 @@ enum Word {
     Output(u32, OutputChunk),
 }
 
+/// A note that the agent has not answered, as it is told, and who waits for that.
+struct Unanswered {
+    frame: Vec<u8>,
+    answer: oneshot::Sender<Result<(), String>>,
+}
+
 /// The workers, and what they have to say.
 struct Running {
     executor: ProcessExecutor,
@@ -211,7 +217,7 @@ struct Running {
     /// What workers say of themselves; none where nobody takes it.
     said: Option<mpsc::Receiver<Said>>,
     /// Notes that the agent has not answered, and the last id of one.
-    notes: BTreeMap<u64, (Vec<u8>, oneshot::Sender<Result<(), String>>)>,
+    notes: BTreeMap<u64, Unanswered>,
     note: u64,
     words: mpsc::Receiver<Word>,
     say: Option<mpsc::Sender<Word>>,
@@ -357,8 +363,8 @@ impl Running {
     }
 
     async fn serve(&mut self, link: &mut Link, term: &mut Signal) -> Broken {
-        self.notes.retain(|_, (_, answer)| !answer.is_closed());
-        let notes = self.notes.values().map(|(frame, _)| frame);
+        self.notes.retain(|_, note| !note.answer.is_closed());
+        let notes = self.notes.values().map(|note| &note.frame);
         for frame in self.unacknowledged.iter().map(|(_, frame)| frame).chain(notes) {
             if link.writer.write(frame.clone()).await.is_err() {
                 return Broken::Link;
@@ -366,7 +372,7 @@ impl Running {
         }
         loop {
             if self.notes.len() >= limits::NOTES_WAITING_MAX {
-                self.notes.retain(|_, (_, answer)| !answer.is_closed());
+                self.notes.retain(|_, note| !note.answer.is_closed());
             }
             let told_all = self.say.is_none() && self.unacknowledged.is_empty() && self.words.is_empty();
             if told_all && self.words.is_closed() {
@@ -429,7 +435,7 @@ impl Running {
         let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note });
         if waits {
             self.note = id;
-            self.notes.insert(id, (frame.clone(), answer));
+            self.notes.insert(id, Unanswered { frame: frame.clone(), answer });
         }
         frame
     }
@@ -467,9 +473,9 @@ impl Running {
                 }
             }
             ToRunner::Noted { id, refused } => {
-                if let Some((_, answer)) = self.notes.remove(&id) {
+                if let Some(note) = self.notes.remove(&id) {
                     // Whoever asked may have ended.
-                    let _ = answer.send(refused.map_or(Ok(()), Err));
+                    let _ = note.answer.send(refused.map_or(Ok(()), Err));
                 }
             }
             ToRunner::Stop { rank, grace_ms, reason } => {
