@@ -15,6 +15,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use muster_drill::judge::{Rule as Held, Verdict};
+use muster_drill::report::Summary;
+use muster_drill::scenario::Scenario;
 use muster_planted::{Rule, VARIABLE};
 use serde::Serialize;
 
@@ -26,6 +28,8 @@ const CONTROL: &str = "none";
 const SKIPPED: &str = "skipped:";
 /// Errors of one host that are looked at where a drill came to no verdict.
 const LINES_LEFT_MAX: usize = 100;
+/// Fewer runs have no median to speak of.
+const RUNS_OF_A_MEDIAN: u64 = 3;
 
 /// What must notice that a rule is broken.
 struct Hunt {
@@ -232,6 +236,8 @@ struct Tried {
     /// What processes of a drill that was not carried out wrote: a cluster that stops itself for good carries
     /// nothing out, and says why.
     left: Vec<String>,
+    /// The runs with their scenarios.
+    judged: Vec<(Scenario, Verdict)>,
 }
 
 /// Runs the hunts; whether everything was noticed.
@@ -324,6 +330,7 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
     let mut missed = Vec::new();
     for drill in hunt.drills {
         let mut why = None;
+        let mut all = Vec::new();
         for attempt in 1..=args.tries {
             let tried = drill_once(args, hunt.rule.name(), drill, attempt)?;
             why = tried.nothing;
@@ -340,10 +347,28 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
             if why.as_ref().is_some_and(|why| why.starts_with(SKIPPED)) {
                 break;
             }
+            all.extend(tried.judged);
+        }
+        if hunt.by.contains(&Held::SubmissionsLate)
+            && let Some(late) = late_in_the_median(&all)
+        {
+            return Ok((Some(((*drill).to_owned(), late)), missed));
         }
         missed.push(why.map_or_else(|| (*drill).to_owned(), |why| format!("{drill} ({})", cell(&why))));
     }
     Ok((None, missed))
+}
+
+/// Some bars are for the median of many runs: each of them may be within what one run may take.
+fn late_in_the_median(runs: &[(Scenario, Verdict)]) -> Option<String> {
+    let summary = Summary::of(runs.iter().map(|(scenario, verdict)| (scenario, verdict)));
+    let bar = &summary.rows.first()?.submissions;
+    let (median_ms, bar_ms) = (bar.median_ms?, bar.median_bar_ms?);
+    let is_late = bar.measured >= RUNS_OF_A_MEDIAN && median_ms > bar_ms;
+    is_late.then(|| {
+        let code = Held::SubmissionsLate;
+        format!("{code} the median of {} runs is {median_ms} ms; the bar is {bar_ms} ms", bar.measured)
+    })
 }
 
 /// The first finding of a rule that counts, with the rule's code.
@@ -375,11 +400,12 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         .with_context(|| format!("running {drill}"))?;
     let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     std::fs::write(out.join("output"), &said).with_context(|| format!("writing into {}", out.display()))?;
-    let mut runs = Vec::new();
+    let (mut runs, mut judged) = (Vec::new(), Vec::new());
     // A drill that was not carried out has left none.
     for folder in stored(&evidence).unwrap_or_default() {
         let collected = Collected::load(&folder)?;
         let (_, verdict) = collected.judge(&folder)?;
+        judged.push((collected.scenario.clone(), verdict.clone()));
         runs.push((verdict, collected.harness.findings()));
     }
     let nothing = runs.is_empty().then(|| {
@@ -388,7 +414,7 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
     });
     let left = if runs.is_empty() { lines_left(&evidence)? } else { Vec::new() };
-    Ok(Tried { runs, nothing, left })
+    Ok(Tried { runs, nothing, left, judged })
 }
 
 /// Errors in the logs of a drill that came to no verdict, each with its host.
