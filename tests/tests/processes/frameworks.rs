@@ -153,7 +153,10 @@ async fn deepspeed_trains_over_the_gang() {
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", tools.display());
     let python = python.to_str().expect("a path of text");
     let cpu = [("DS_ACCELERATOR", "cpu"), ("PATH", &path)];
-    let output = run(gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu)).await;
+    let mut spec = gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu);
+    // Its launcher is two processes beside the program, and each of the three brings all of torch.
+    spec.groups[0].memory_bytes = 3 << 30;
+    let output = run(spec).await;
     assert_sums("deepspeed", &output);
 }
 
