@@ -199,10 +199,10 @@ impl<G: Ground> Engine<G> {
             .collect();
         let (mut links, mut rings) = self.probe_once(nodes, &names).await?;
         let mut found = findings(&names, &links, &rings);
-        for again in 0..AGAIN_MAX {
+        for round in 0..AGAIN_MAX {
             // What cannot be used at all takes its time to say so, and says the same the second time.
             let is_dead = |link: &Link| matches!(link.outcome, LinkOutcome::Failed(_));
-            if found.is_empty() || (again > 0 && links.iter().any(is_dead)) {
+            if found.is_empty() || (round > 0 && links.iter().any(is_dead)) {
                 break;
             }
             let pairs = slow_pairs(&links);
