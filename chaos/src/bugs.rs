@@ -230,14 +230,12 @@ fn cell(text: &str) -> String {
 /// What a child came to.
 struct Tried {
     /// Each run, as this process judges it, and what the harness and the processes said.
-    runs: Vec<(Verdict, Vec<String>)>,
+    runs: Vec<(Scenario, Verdict, Vec<String>)>,
     /// Why there is none.
     nothing: Option<String>,
     /// What processes of a drill that was not carried out wrote: a cluster that stops itself for good carries
     /// nothing out, and says why.
     left: Vec<String>,
-    /// The runs with their scenarios.
-    judged: Vec<(Scenario, Verdict)>,
 }
 
 /// Runs the hunts; whether everything was noticed.
@@ -254,7 +252,7 @@ pub fn run(args: &BugsArgs) -> Result<bool> {
         let drills: BTreeSet<&str> = hunts.iter().flat_map(|hunt| hunt.drills.iter().copied()).collect();
         for drill in drills {
             let tried = drill_once(args, CONTROL, drill, 1)?;
-            for (verdict, troubles) in &tried.runs {
+            for (_, verdict, troubles) in &tried.runs {
                 let found = first_finding(verdict, |_| true).or_else(|| troubles.first().cloned());
                 control.extend(found.map(|found| (drill.to_owned(), found)));
             }
@@ -334,7 +332,7 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
         for attempt in 1..=args.tries {
             let tried = drill_once(args, hunt.rule.name(), drill, attempt)?;
             why = tried.nothing;
-            let noticed = tried.runs.iter().find_map(|(verdict, troubles)| {
+            let noticed = tried.runs.iter().find_map(|(_, verdict, troubles)| {
                 let speaks = |text: &&String| hunt.said.iter().any(|part| text.contains(part));
                 let said = || troubles.iter().find(speaks).cloned();
                 first_finding(verdict, |rule| hunt.by.contains(rule)).or_else(said)
@@ -347,7 +345,7 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
             if why.as_ref().is_some_and(|why| why.starts_with(SKIPPED)) {
                 break;
             }
-            all.extend(tried.judged);
+            all.extend(tried.runs);
         }
         if hunt.by.contains(&Held::SubmissionsLate)
             && let Some(late) = late_in_the_median(&all)
@@ -360,8 +358,8 @@ fn by_drill(args: &BugsArgs, hunt: &Hunt) -> Result<DrillFound> {
 }
 
 /// Some bars are for the median of many runs: each of them may be within what one run may take.
-fn late_in_the_median(runs: &[(Scenario, Verdict)]) -> Option<String> {
-    let summary = Summary::of(runs.iter().map(|(scenario, verdict)| (scenario, verdict)));
+fn late_in_the_median(runs: &[(Scenario, Verdict, Vec<String>)]) -> Option<String> {
+    let summary = Summary::of(runs.iter().map(|(scenario, verdict, _)| (scenario, verdict)));
     let bar = &summary.rows.first()?.submissions;
     let (median_ms, bar_ms) = (bar.median_ms?, bar.median_bar_ms?);
     let is_late = bar.measured >= RUNS_OF_A_MEDIAN && median_ms > bar_ms;
@@ -400,13 +398,13 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         .with_context(|| format!("running {drill}"))?;
     let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     std::fs::write(out.join("output"), &said).with_context(|| format!("writing into {}", out.display()))?;
-    let (mut runs, mut judged) = (Vec::new(), Vec::new());
+    let mut runs = Vec::new();
     // A drill that was not carried out has left none.
     for folder in stored(&evidence).unwrap_or_default() {
         let collected = Collected::load(&folder)?;
         let (_, verdict) = collected.judge(&folder)?;
-        judged.push((collected.scenario.clone(), verdict.clone()));
-        runs.push((verdict, collected.harness.findings()));
+        let troubles = collected.harness.findings();
+        runs.push((collected.scenario, verdict, troubles));
     }
     let nothing = runs.is_empty().then(|| {
         let skipped = said.lines().find(|line| line.starts_with(SKIPPED));
@@ -414,7 +412,7 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
     });
     let left = if runs.is_empty() { lines_left(&evidence)? } else { Vec::new() };
-    Ok(Tried { runs, nothing, left, judged })
+    Ok(Tried { runs, nothing, left })
 }
 
 /// Errors in the logs of a drill that came to no verdict, each with its host.
