@@ -46,9 +46,17 @@ impl Drop for Cluster {
 
 /// A port that nobody listens on.
 pub(crate) fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
-    TcpListener::bind((address, 0))
-        .and_then(|l| l.local_addr())
-        .with_context(|| format!("no free port on {address}"))
+    hold_port(address)?.local_addr().context("reading a port")
+}
+
+/// Two different ports that nobody listens on: both are held until both are known.
+pub(crate) fn free_addresses(address: Ipv4Addr) -> Result<(SocketAddr, SocketAddr)> {
+    let (first, second) = (hold_port(address)?, hold_port(address)?);
+    Ok((first.local_addr().context("reading a port")?, second.local_addr().context("reading a port")?))
+}
+
+fn hold_port(address: Ipv4Addr) -> Result<TcpListener> {
+    TcpListener::bind((address, 0)).with_context(|| format!("no free port on {address}"))
 }
 
 impl Cluster {
@@ -71,7 +79,7 @@ impl Cluster {
         let mut replicas = Vec::new();
         for n in 1..=3u8 {
             let address = Ipv4Addr::new(127, (pid >> 8) as u8, pid as u8, 200 + n);
-            replicas.push((free_address(address)?, free_address(address)?));
+            replicas.push(free_addresses(address)?);
         }
         let children = vec![None, None, None];
         let mut cluster = Cluster { dir, program, settings, replicas, children, agents: Vec::new() };

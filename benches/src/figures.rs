@@ -1,13 +1,13 @@
 //! Latencies as percentiles, and reports as JSON beside the description of the machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-use crate::machine;
+use crate::{machine, results};
 
 /// Longest latency that is told apart.
 const LATENCY_MAX_US: u64 = 120_000_000;
@@ -81,13 +81,11 @@ impl Output {
     pub(crate) fn write(&self, scenario: &str, report: &Value) -> Result<()> {
         let mut paths: Vec<PathBuf> = self.save_to.clone().into_iter().collect();
         if self.save {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
-            paths.push(folder.join(format!("{}-{scenario}.json", machine::today())));
+            paths.push(results::folder().join(format!("{}-{scenario}.json", machine::today())));
         }
+        let stamped = results::stamp(report);
         for path in paths {
-            let text = serde_json::to_string_pretty(report)? + "\n";
-            std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-            eprintln!("written to {}", path.display());
+            results::write(&path, &stamped)?;
         }
         if self.json {
             println!("{report}");

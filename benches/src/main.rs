@@ -8,6 +8,7 @@ mod machine;
 mod muster;
 mod peer;
 mod place;
+mod results;
 mod scenario;
 
 use anyhow::{Context, Result};
@@ -47,6 +48,10 @@ enum Command {
     Place(PlaceArgs),
     /// What a replica does at its start, on one thread: replay of a log, snapshot, restore
     Replay(ReplayArgs),
+    /// Runs another command and keeps the JSON object that it prints, with the commit and the machine
+    Record(results::RecordArgs),
+    /// Writes the page of results from those that are kept
+    Report(results::ReportArgs),
 }
 
 #[derive(clap::Args)]
@@ -87,9 +92,7 @@ fn run_place(args: &PlaceArgs) -> Result<()> {
 }
 
 fn write_json(path: Option<&Path>, report: &serde_json::Value) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let text = serde_json::to_string_pretty(report)? + "\n";
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    path.map_or(Ok(()), |path| results::write(path, &results::stamp(report)))
 }
 
 fn run_replay(args: &ReplayArgs) -> Result<()> {
@@ -106,29 +109,25 @@ fn run_replay(args: &ReplayArgs) -> Result<()> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Command::Place(args) = &arguments.command {
-        return run_place(args);
+    let threads = usize::from(arguments.threads);
+    match arguments.command {
+        Command::Place(args) => run_place(&args),
+        Command::Replay(args) => run_replay(&args),
+        Command::Record(args) => results::record(&args),
+        Command::Report(args) => results::report(&args),
+        Command::Submit(args) => block_on(threads, submit::run(args)),
+        Command::Read(args) => block_on(threads, read::run(args)),
+        Command::Watch(args) => block_on(threads, watch::run(args)),
+        Command::Restart(args) => block_on(threads, restart::run(args)),
+        Command::Failover(args) => block_on(threads, failover::run(args)),
+        Command::Disk(args) => block_on(threads, disk::run(args)),
+        Command::Launch(args) => block_on(threads, launch::run(args)),
+        Command::Agents(args) => block_on(threads, agents::run(args)),
     }
-    if let Command::Replay(args) = &arguments.command {
-        return run_replay(args);
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(usize::from(arguments.threads))
-        .enable_all()
-        .build()
-        .context("starting the runtime")?;
-    runtime.block_on(async {
-        match arguments.command {
-            Command::Submit(args) => submit::run(args).await,
-            Command::Read(args) => read::run(args).await,
-            Command::Watch(args) => watch::run(args).await,
-            Command::Restart(args) => restart::run(args).await,
-            Command::Failover(args) => failover::run(args).await,
-            Command::Disk(args) => disk::run(args).await,
-            Command::Launch(args) => launch::run(args).await,
-            Command::Agents(args) => agents::run(args).await,
-            Command::Place(args) => run_place(&args),
-            Command::Replay(args) => run_replay(&args),
-        }
-    })
+}
+
+/// Runs a scenario on a runtime with these threads.
+fn block_on(threads: usize, scenario: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    runtime.context("starting the runtime")?.block_on(scenario)
 }

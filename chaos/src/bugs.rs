@@ -20,7 +20,7 @@ use muster_drill::scenario::Scenario;
 use muster_planted::{Rule, VARIABLE};
 use serde::Serialize;
 
-use crate::run::evidence::{Collected, stored};
+use crate::run::evidence::{Collected, stored, unfinished};
 
 /// What a child is told that breaks nothing.
 const CONTROL: &str = "none";
@@ -401,6 +401,9 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
     let mut runs = Vec::new();
     // A drill that was not carried out has left none.
     for folder in stored(&evidence).unwrap_or_default() {
+        if unfinished(&folder)?.is_some() {
+            continue;
+        }
         let collected = Collected::load(&folder)?;
         let (_, verdict) = collected.judge(&folder)?;
         let troubles = collected.harness.findings();

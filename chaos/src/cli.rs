@@ -17,7 +17,7 @@ use crate::cluster::plan::Replicas;
 use crate::report::markdown;
 use crate::room;
 use crate::run::drill::{Interrupted, folder};
-use crate::run::evidence::{Collected, stored};
+use crate::run::evidence::{Collected, note_unfinished, stored, unfinished};
 use crate::run::session::{Outcome, Session, Settings};
 use crate::summary::{Bars, Row, Table};
 
@@ -184,25 +184,35 @@ fn list(dir: &Path) -> Result<ExitCode> {
 fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
     let mut table = Table::default();
     for folder in stored(dir)? {
+        if let Some(left) = unfinished(&folder)? {
+            match left.is_skipped {
+                true => table.skip(&left.scenario, &left.why),
+                false => table.broke(&left.scenario, 0, &left.why),
+            }
+            continue;
+        }
         let collected = Collected::load(&folder)?;
         let (_, verdict) = collected.judge(&folder)?;
-        let troubles = collected.harness.findings();
-        print_findings(&verdict, &troubles);
-        table.add(Row::of(&collected, &verdict, &troubles, Bars::Held));
+        print_findings(&verdict);
+        table.add(Row::of(&collected, &verdict, Bars::Held));
     }
     finish(&table, json)
 }
 
 fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result<ExitCode> {
-    let mut runs = Vec::new();
+    let (mut runs, mut left) = (Vec::new(), Vec::new());
     for dir in dirs {
         for folder in stored(dir)? {
+            if let Some(unfinished) = unfinished(&folder)? {
+                left.push(unfinished);
+                continue;
+            }
             let collected = Collected::load(&folder)?;
             let (_, verdict) = collected.judge(&folder)?;
             runs.push((collected, verdict));
         }
     }
-    let mut page = markdown(&runs, "chaos/run-all", &crate::summary::load());
+    let mut page = markdown(&runs, &left, "chaos/run-all", &crate::summary::load());
     if let Some(bugs) = bugs {
         let table = std::fs::read_to_string(bugs).with_context(|| format!("reading {}", bugs.display()))?;
         page.push_str(&crate::report::rules_broken(&table));
@@ -214,7 +224,7 @@ fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_findings(verdict: &muster_drill::judge::Verdict, troubles: &[String]) {
+fn print_findings(verdict: &muster_drill::judge::Verdict) {
     for (rule, breaches) in &verdict.findings.0 {
         eprintln!("{} {}: {rule}, {} times", verdict.scenario, verdict.number, breaches.count);
         for finding in breaches.first.iter().take(3) {
@@ -223,9 +233,6 @@ fn print_findings(verdict: &muster_drill::judge::Verdict, troubles: &[String]) {
                 eprintln!("        {line}");
             }
         }
-    }
-    for trouble in troubles {
-        eprintln!("{} {}: {trouble}", verdict.scenario, verdict.number);
     }
 }
 
@@ -288,19 +295,22 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
             session.say(&format!("{} {number} of {}: {}", scenario.name, options.repeat, scenario.title));
             match session.drill(scenario, text, number) {
                 Outcome::Ran(done) => {
-                    print_findings(&done.verdict, &done.troubles);
-                    let row = Row::of(&done.collected, &done.verdict, &done.troubles, bars);
+                    print_findings(&done.verdict);
+                    let row = Row::of(&done.collected, &done.verdict, bars);
                     session.say(&format!("{} {number}: {}", scenario.name, row.line()));
                     table.add(row);
                 }
                 Outcome::Skipped(why) => {
                     println!("skipped: {}: {why}", scenario.name);
+                    note_unfinished(&folder(&out, &scenario.name, number), text, true, &why)?;
                     table.skip(&scenario.name, &why);
                 }
                 Outcome::Broke(error) => {
                     session
                         .say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
-                    table.broke(&scenario.name, number, &format!("{error:#}"));
+                    let why = format!("{error:#}");
+                    note_unfinished(&folder(&out, &scenario.name, number), text, false, &why)?;
+                    table.broke(&scenario.name, number, &why);
                 }
             }
         }

@@ -73,16 +73,15 @@ pub struct Row {
 impl Row {
     /// What a run came to.
     #[must_use]
-    pub fn of(collected: &Collected, verdict: &Verdict, troubles: &[String], bars: Bars) -> Row {
+    pub fn of(collected: &Collected, verdict: &Verdict, bars: Bars) -> Row {
         let kind = |kind: Kind| verdict.figures.kinds.get(&kind);
         let submissions = kind(Kind::Submission);
         let mut broken: Vec<String> = verdict.findings.rules().map(|rule| rule.code().to_owned()).collect();
-        broken.extend(troubles.iter().cloned());
+        broken.extend(collected.harness.findings());
         Row {
             drill: collected.run.scenario.clone(),
             number: collected.run.number,
-            held: verdict.findings.rules().all(|rule| bars == Bars::Said && is_of_time(rule, verdict))
-                && troubles.is_empty(),
+            held: verdict.findings.rules().all(|rule| bars == Bars::Said && is_of_time(rule, verdict)),
             broken,
             submission_silence_ms: submissions.and_then(|kind| kind.silence_ms),
             submission_after_heal_ms: submissions.and_then(|kind| kind.after_heal_ms),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::cluster::free_address;
+use crate::cluster::free_addresses;
 use crate::load::Caller;
 use crate::peer::installed;
 
@@ -65,11 +65,8 @@ impl Etcd {
         let mut members = Vec::new();
         for n in 1..=3u8 {
             let address = Ipv4Addr::new(127, (pid >> 8) as u8, pid as u8, 100 + n);
-            members.push(Member {
-                client: free_address(address)?,
-                peer: free_address(address)?,
-                process: None,
-            });
+            let (client, peer) = free_addresses(address)?;
+            members.push(Member { client, peer, process: None });
         }
         let named = |(n, member): (usize, &Member)| format!("m{n}=http://{}", member.peer);
         let all: Vec<String> = members.iter().enumerate().map(named).collect();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use muster_decider::explain_job;
 use muster_sim::Preset;
 use muster_sim::generate::{Options, Shape, generate};
-use muster_sim::queue::{self, Durations, Report, queue};
+use muster_sim::queue::{self, Report, queue};
 use muster_types::{Level, PriorityTier};
 use serde_json::json;
 
@@ -33,7 +33,7 @@ fn replay(shape: Shape) -> Report {
         Ok(trace) => trace,
         Err(error) => unreachable!("a shape as it comes can be made: {error}"),
     };
-    let options = queue::Options { preset: Preset::Default, durations: Durations::True, home_only: true };
+    let options = queue::Options { home_only: true, ..queue::Options::under(Preset::Default) };
     let jobs = trace.jobs.into_iter().map(Ok);
     match queue(&trace.nodes, jobs, &[], options, &thread_time, &mut |_| {}) {
         Ok(report) => report,

@@ -103,6 +103,8 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         holds: &holds,
         policy: &state.policy().policy,
         elastic: false,
+        lanes: &[],
+        own_work: &|_, _| (0, 0),
         valuation: None,
     };
     let (mut plans, mut reasons, mut whole) = (Slowest::new(), Slowest::new(), Slowest::new());

@@ -138,5 +138,6 @@ pub(crate) async fn run(args: FailoverArgs) -> Result<()> {
         "failed": failed,
         "load_average_after": machine::load_average(),
     });
-    args.common.output.write("failover", &report)
+    let name = if args.jobs > 0 { "failover-held" } else { "failover" };
+    args.common.output.write(name, &report)
 }

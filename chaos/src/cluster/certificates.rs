@@ -39,7 +39,8 @@ impl Certificates {
             };
             let out = made.of(&host.name);
             let out = out.to_str().context("the folder of a drill is text")?;
-            run(&["ca", "issue", authority, kind, &name, "--out", out])?;
+            let whose: &[&str] = if kind == "client" { &["--all-tenants"] } else { &[] };
+            run(&[&["ca", "issue", authority, kind, &name, "--out", out], whose].concat())?;
         }
         Ok(made)
     }

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::pace::{Counts, Pace, Stop, open_loop};
-use super::record::{Record, failed, now_us, seen, senseless, us_of};
+use super::record::{Record, failed, malformed, now_us, seen, us_of};
 
 /// Names of jobs that clients submit begin so.
 pub const PREFIX: &str = "load-";
@@ -109,6 +109,8 @@ struct One {
     client: Client,
     number: u32,
     replica: Option<u64>,
+    /// The newest position that it was shown, where it never wants to see an older one: a session.
+    session: Option<Arc<AtomicU64>>,
 }
 
 impl One {
@@ -149,7 +151,7 @@ impl One {
                         }
                         Outcome::Acknowledged { log_index: fresh.log_index, jobs }
                     }
-                    _ => senseless("a submission without ids or position"),
+                    _ => malformed("a submission without ids or position"),
                 }
             }
             Err(error) => failed(&error),
@@ -163,7 +165,7 @@ impl One {
         let outcome = match self.client.cancel_job(request).await {
             Ok(answer) => match answer.freshness {
                 Some(fresh) => Outcome::Acknowledged { log_index: fresh.log_index, jobs: Vec::new() },
-                None => senseless("a cancellation without a position"),
+                None => malformed("a cancellation without a position"),
             },
             Err(error) => failed(&error),
         };
@@ -184,12 +186,17 @@ impl One {
             (1, _) => Query::Jobs { count: PAGE, tenant: None },
             (_, Some(job)) => Query::Job { job },
         };
+        let min_log_index = self.session.as_ref().map_or(0, |seen| seen.load(Ordering::Acquire));
+        let read = if min_log_index > 0 { read.at_least(min_log_index) } else { read };
         let answer = match &query {
             Query::Status => self.status(read).await,
             Query::Jobs { .. } => self.page(read).await,
             Query::Job { job } => self.job(*job, read).await,
         };
-        self.write(Call::Read { query, consistency, min_log_index: 0 }, due, answer);
+        if let (Some(session), Outcome::Answered { log_index, .. }) = (&self.session, &answer) {
+            session.fetch_max(*log_index, Ordering::AcqRel);
+        }
+        self.write(Call::Read { query, consistency, min_log_index }, due, answer);
     }
 
     async fn status(&self, read: Read) -> Outcome {
@@ -206,7 +213,7 @@ impl One {
                         };
                         answered(answer.freshness, seen)
                     }
-                    Err(_) => senseless("a digest that is no number"),
+                    Err(_) => malformed("a digest that is no number"),
                 }
             }
             Err(error) => failed(&error),
@@ -221,7 +228,7 @@ impl One {
                     let seen = Seen::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) };
                     answered(answer.freshness, seen)
                 }
-                None => senseless("a page with a job that is none"),
+                None => malformed("a page with a job that is none"),
             },
             Err(error) => failed(&error),
         }
@@ -232,7 +239,7 @@ impl One {
         match self.client.get_job(request).await {
             Ok(answer) => match answer.job.as_ref().and_then(seen) {
                 Some(seen) => answered(answer.freshness, Seen::Job(seen)),
-                None => senseless("an answer without the job"),
+                None => malformed("an answer without the job"),
             },
             Err(error) => failed(&error),
         }
@@ -244,7 +251,7 @@ fn answered(freshness: Option<v1::Freshness>, seen: Seen) -> Outcome {
         Some(fresh) => {
             Outcome::Answered { log_index: fresh.log_index, staleness_ms: fresh.staleness_ms, seen }
         }
-        None => senseless("a read without a position"),
+        None => malformed("a read without a position"),
     }
 }
 
@@ -288,12 +295,13 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
     let mut number = first_number;
     let mut one = |client: Client, replica: Option<u64>| {
         number += 1;
-        One { region: Arc::clone(&shared), client, number, replica }
+        One { region: Arc::clone(&shared), client, number, replica, session: None }
     };
     let writer = one(make(&endpoints, WRITE_DEADLINE, false)?, None);
     let canceller = writer.clone();
     let linear = one(make(&endpoints, READ_DEADLINE, false)?, None);
-    let bounded = one(make(&endpoints, READ_DEADLINE, false)?, None);
+    let mut bounded = one(make(&endpoints, READ_DEADLINE, false)?, None);
+    bounded.session = Some(Arc::default());
     let watching = one(make(&endpoints, Duration::from_secs(120), false)?, None);
     let mut loops: JoinSet<(&'static str, Counts)> = JoinSet::new();
     // Loops of the regions and of the kinds begin a little apart.

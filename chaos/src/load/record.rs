@@ -131,14 +131,6 @@ pub fn failed(error: &CallError) -> Outcome {
 
 /// The answer does not fit the question: the history says so, and its judge has a finding.
 #[must_use]
-pub fn senseless(what: &str) -> Outcome {
-    Outcome::Unknown { error: format!("an answer that makes no sense: {what}") }
-}
-
-/// Checked when a drill begins: the clock of all evidence is there.
-///
-/// # Errors
-/// When the system has no such clock.
-pub fn check_clock() -> Result<u64> {
-    muster_example::intervals::boottime_nanos().map_err(|error| anyhow::anyhow!("{error}"))
+pub fn malformed(what: &str) -> Outcome {
+    Outcome::Malformed { what: what.to_owned() }
 }

@@ -76,8 +76,6 @@ pub struct Done {
     pub collected: Collected,
     /// What clients wrote down.
     pub history: History,
-    /// Why it did not hold besides what the judge found.
-    pub troubles: Vec<String>,
     /// Whether the cluster is fit for another drill.
     pub fit: bool,
     /// How many operations were made.
@@ -88,7 +86,7 @@ impl Done {
     /// Whether the drill held.
     #[must_use]
     pub fn held(&self) -> bool {
-        self.verdict.held && self.troubles.is_empty()
+        self.verdict.held
     }
 }
 
@@ -189,7 +187,7 @@ impl Clients {
 /// # Errors
 /// When it could not be carried out or its evidence not be had: then it proves nothing.
 pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Done> {
-    std::fs::create_dir_all(order.dir).with_context(|| format!("creating {}", order.dir.display()))?;
+    evidence::begin(order.dir, order.scenario_text)?;
     let (mine, client) = (gangs.clone(), cluster.observer().client().clone());
     let (running, busy) = cluster.operating(async move {
         let running = mine.settle(&client, GANGS_LIMIT).await?;
@@ -254,7 +252,7 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         lease_ttl_ms: LEASE_TTL_MS,
         lease_margin_ms: LEASE_MARGIN_MS,
         clock_drift_milli: carried.clock_drift_milli,
-        only_ours: false,
+        only_ours: true,
         recovered_us: carried.recovered_us,
         warnings,
         states,
@@ -267,9 +265,8 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
     let collected = Collected { scenario_text, scenario, run, log, intervals, harness };
     collected.store(order.dir)?;
     let (history, verdict) = collected.judge(order.dir)?;
-    let troubles = collected.harness.findings();
-    let fit = troubles.is_empty() && !reshaped;
-    Ok(Done { verdict, collected, history, troubles, fit, made })
+    let fit = collected.harness.findings().is_empty() && !reshaped;
+    Ok(Done { verdict, collected, history, fit, made })
 }
 
 /// What is known once the steps were carried out.

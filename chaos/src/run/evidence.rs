@@ -44,6 +44,56 @@ const LOG: &str = "log.jsonl";
 const INTERVALS: &str = "intervals.json";
 const HARNESS: &str = "harness.json";
 const VERDICT: &str = "verdict.json";
+/// There where a drill could not be carried out on this machine: why.
+const SKIPPED: &str = "skipped";
+/// There where a drill came to no evidence: why.
+const BROKEN: &str = "broken";
+
+/// A run that came to no verdict. It is counted: a report over the others alone would leave out the worst.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Name of the drill.
+    pub scenario: String,
+    /// Whether this machine cannot carry it out; otherwise it was begun and broke off.
+    pub is_skipped: bool,
+    /// Why.
+    pub why: String,
+}
+
+/// Makes the folder of a run and notes what is to be done, so that a run that breaks off is not forgotten.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn begin(dir: &Path, scenario_text: &str) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    write(&dir.join(SCENARIO), scenario_text.as_bytes())
+}
+
+/// Notes that a run was skipped or broke off.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn note_unfinished(dir: &Path, scenario_text: &str, is_skipped: bool, why: &str) -> Result<()> {
+    begin(dir, scenario_text)?;
+    write(&dir.join(if is_skipped { SKIPPED } else { BROKEN }), why.as_bytes())
+}
+
+/// What a folder says of a run without a verdict; none where there is evidence to judge.
+///
+/// # Errors
+/// When the scenario cannot be read.
+pub fn unfinished(dir: &Path) -> Result<Option<Unfinished>> {
+    let noted = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let (is_skipped, why) = match (noted(SKIPPED), noted(BROKEN)) {
+        (Some(why), _) => (true, why),
+        (None, Some(why)) => (false, why),
+        (None, None) if dir.join(RUN).is_file() => return Ok(None),
+        (None, None) => (false, "it ended without evidence".to_owned()),
+    };
+    let text = read(&dir.join(SCENARIO))?;
+    let scenario = Scenario::parse(&dir.join(SCENARIO).to_string_lossy(), text.as_bytes())?.name;
+    Ok(Some(Unfinished { scenario, is_skipped, why }))
+}
 
 /// What the harness saw itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -168,12 +218,14 @@ impl Collected {
         let mut history = History::default();
         let file = BufReader::new(File::open(&path).with_context(|| format!("opening {}", path.display()))?);
         history.read(HISTORY, file)?;
+        let troubles = self.harness.findings();
         let verdict = judge(Evidence {
             scenario: &self.scenario,
             run: &self.run,
             history: &history,
             log: Some(&self.log),
             intervals: Some(&self.intervals),
+            troubles: &troubles,
         });
         write_json(&dir.join(VERDICT), &verdict)?;
         Ok((history, verdict))
@@ -282,15 +334,16 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write(path, &text)
 }
 
-/// Folders of drills in a folder, or the folder itself.
+/// Folders of runs in a folder, or the folder itself; those without a verdict too.
 ///
 /// # Errors
 /// When there is none.
 pub fn stored(dir: &Path) -> Result<Vec<PathBuf>> {
-    if dir.join(RUN).is_file() {
+    if dir.join(SCENARIO).is_file() {
         return Ok(vec![dir.to_path_buf()]);
     }
-    let found: Vec<PathBuf> = entries(dir)?.into_iter().filter(|path| path.join(RUN).is_file()).collect();
+    let found: Vec<PathBuf> =
+        entries(dir)?.into_iter().filter(|path| path.join(SCENARIO).is_file()).collect();
     if found.is_empty() {
         bail!("{} holds no evidence of a drill", dir.display());
     }

@@ -124,6 +124,8 @@ impl Cgroup {
     pub fn limit_to(&self, memory_bytes: u64, cpu_milli: u64) {
         if memory_bytes > 0 {
             self.limit("memory.max", &memory_bytes.to_string());
+            // What it was promised is memory: swap would be room beside it.
+            self.limit("memory.swap.max", "0");
             // A worker that has lost one of its processes is not left half alive.
             self.limit("memory.oom.group", "1");
         }

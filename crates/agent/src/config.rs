@@ -4,6 +4,7 @@
 
 use crate::discovery;
 use crate::health::{HealthConfig, Inventory};
+use crate::isolation::WorkersConfig;
 use crate::limits;
 use crate::slurm::SlurmConfig;
 use muster_types::tpu::PodPosition;
@@ -45,12 +46,19 @@ pub struct AgentConfig {
     /// Variables of the agent's own environment that every worker gets.
     #[serde(default)]
     pub pass_environment: Vec<String>,
+    /// Where secrets are that jobs name in their environment as `muster-secret://NAME`: each a file, readable by the
+    /// agent alone, in a folder that has its tenant's name. Without it such jobs do not start here.
+    #[serde(default)]
+    pub secrets_dir: Option<PathBuf>,
     /// Whether and where workers get control groups.
     #[serde(default = "ControlGroups::auto")]
     pub control_groups: ControlGroups,
     /// What holds workers to the memory they were promised.
     #[serde(default)]
     pub memory_limit: MemoryLimit,
+    /// What keeps workers from this host and from each other.
+    #[serde(default)]
+    pub workers: WorkersConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -58,6 +66,10 @@ pub struct AgentConfig {
     /// for any. It listens only while a probe lasts.
     #[serde(default = "probe_listen")]
     pub probe_listen: SocketAddr,
+    /// A folder on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
+    /// `/run` is on memory and the agent root. Else the lease is in the state directory.
+    #[serde(default)]
+    pub runtime_dir: Option<PathBuf>,
     /// How the host's health is watched.
     #[serde(default)]
     pub health: HealthConfig,
@@ -276,8 +288,14 @@ impl AgentConfig {
         if let Some((key, rule)) = self.health.violation() {
             return Err(broken(key, rule));
         }
+        if let Some((key, rule)) = self.workers.violation() {
+            return Err(broken(key, rule));
+        }
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
+        }
+        if self.runtime_dir.as_ref().is_some_and(|folder| !folder.is_absolute()) {
+            return Err(broken("runtime_dir", "must be an absolute path"));
         }
         if self.endpoints.is_empty() || self.endpoints.len() > 64 {
             return Err(broken("endpoints", "must name 1 to 64 replicas"));
@@ -297,6 +315,9 @@ impl AgentConfig {
         }
         if self.logs.ended_workers_max > 10_000 {
             return Err(broken("logs.ended_workers_max", "must be at most 10000"));
+        }
+        if self.secrets_dir.as_ref().is_some_and(|dir| !dir.is_absolute()) {
+            return Err(broken("secrets_dir", "must be an absolute path"));
         }
         if self.pass_environment.len() > 64 {
             return Err(broken("pass_environment", "must name at most 64 variables"));

@@ -32,6 +32,8 @@ pub struct Adopted {
     pub key: WorkerKey,
     /// What it holds.
     pub devices: DeviceSet,
+    /// How much of each, in thousandths.
+    pub device_milli: u16,
     /// How it ended; none while it runs.
     pub exit: Option<ExitStatus>,
     /// The lease epoch it was started in.

@@ -19,25 +19,32 @@ pub mod executor;
 mod fence_log;
 pub mod fencing;
 mod follow;
+mod guards;
 pub mod health;
+pub mod isolation;
+mod kept;
 mod launch;
 pub mod lease;
 pub mod limits;
 mod memory;
 mod node;
+mod notes;
 pub mod notice;
 pub mod order;
 pub mod probe;
 pub mod process;
 pub mod processes;
 mod ready;
+mod secrets;
 mod session;
 mod shim;
 pub mod slurm;
 mod socket;
+mod speaker;
 pub mod state_dir;
 pub mod task;
 pub mod transcript;
+mod tree;
 mod uploads;
 
 pub use config::{
@@ -66,6 +73,9 @@ pub enum AgentError {
     /// An endpoint is no address.
     #[error("configuration key endpoints")]
     Endpoints(#[source] muster_client::EndpointsError),
+    /// Workers cannot be isolated as they have to be.
+    #[error("configuration key workers.isolation: {0}")]
+    Isolation(String),
     /// The certificates cannot be used.
     #[error("configuration key tls")]
     Tls(#[source] TlsError),
@@ -98,6 +108,12 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     }
     let health = begin_health(&config).await;
     let listed = health.inventory();
+    config.check_own()?;
+    let isolating = isolate(&config).await.map_err(AgentError::Isolation)?;
+    if let Some(node) = &mut config.node {
+        // What is so goes before what an operator says.
+        node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+    }
     let spec = config.check_with(Path::new("/"), listed.as_ref())?;
     let security = security(&config, &spec).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
@@ -111,9 +127,12 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
             None
         }
     };
+    state.open_to_workers(isolating.has_users())?;
+    let runtime = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
+    let lease_path = state.lease_on_memory(runtime.as_deref());
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
         tasks: state.tasks(),
-        lease: state.lease(),
+        lease: lease_path.clone(),
         holder: state.holder(),
         shim_command: config.shim_command.clone(),
         guard_command: guard_command(&config).await,
@@ -121,14 +140,17 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node: spec.name.to_string(),
         accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
         environment: config.base_environment(),
+        secrets_dir: config.secrets_dir.clone(),
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
         memory_limit: config.memory_limit,
         agent_socket: notes.as_ref().map(|_| state.socket()),
+        isolating: Arc::new(isolating),
+        shown: vec![state.root().to_owned()],
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
-    let lease = lease::Lease::open(&state.lease(), state.holder().0, epoch_floor)?;
+    let lease = lease::Lease::open(&lease_path, state.holder().0, epoch_floor)?;
     let lease = Arc::new(Mutex::new(lease));
     tracing::info!(
         node = %spec.name,
@@ -141,10 +163,11 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
     let taking_notes = {
+        let tasks = state.tasks();
         let events = events.clone();
         async move {
             match notes {
-                Some(listener) => socket::serve(listener, events).await,
+                Some(listener) => socket::serve(listener, events, tasks).await,
                 None => std::future::pending().await,
             }
         }
@@ -170,6 +193,17 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
+}
+
+/// What keeps workers from this host, tried out.
+async fn isolate(config: &AgentConfig) -> Result<isolation::Isolating, String> {
+    let (workers, before) = (config.workers.clone(), config.shim_command.clone());
+    process::blocking(move || {
+        isolation::Isolating::find(&workers, |namespaces| {
+            shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
+        })
+    })
+    .await
 }
 
 /// An error and what is behind it, as one line.

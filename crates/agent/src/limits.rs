@@ -43,6 +43,11 @@ pub fn ready_workers(devices: u16) -> usize {
 }
 /// What a shim may take from its start to the launch of its worker.
 pub const SHIM_START_MAX: Duration = Duration::from_secs(30);
+/// What a worker that was told to stop may take beyond its grace, before starts that wait for it go elsewhere: its shim
+/// kills it, then the agent the shim, so only what is stuck in the kernel takes this long.
+pub const END_OVERDUE_MAX: Duration = Duration::from_secs(30);
+/// Between two looks for such.
+pub const OVERDUE_LOOK: Duration = Duration::from_secs(2);
 /// How long the shim's deadline waits for one read of the lease file before it counts as expired:
 /// half of the stop grace, within these two.
 pub const LEASE_READ_MAX: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
@@ -57,10 +62,16 @@ pub const RECONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(50), Dur
 pub const RECONNECT_WAIT_ALONE: Duration = Duration::from_millis(250);
 /// Connections of workers to the agent's socket at once; more wait to be taken.
 pub const SOCKET_CONNECTIONS_MAX: usize = 512;
+/// The most of these that one worker may have; it may have thousands of processes.
+pub const SOCKET_CONNECTIONS_OF_ONE_MAX: usize = 64;
+/// A connection without a line for this long is closed.
+pub const SOCKET_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Bytes of one line there.
 pub const SOCKET_LINE_BYTES_MAX: usize = 4_096;
 /// Committed checkpoints that wait for the cluster's answer; more are refused.
 pub const NOTES_WAITING_MAX: usize = 512;
+/// Least time between two committed checkpoints of one job that are sent to the cluster.
+pub const CHECKPOINTS_APART: Duration = Duration::from_secs(1);
 /// Least time between two steps of one worker that are passed on.
 pub const STEP_NOTES_APART: Duration = Duration::from_secs(1);
 /// From the Register to the Registered.

@@ -15,7 +15,8 @@ use crate::executor::{Executor, ExecutorEvent, Foreign, OutputRequest, StopReque
 use crate::fencing::{Fences, Standing};
 use crate::lease::Lease;
 use crate::limits;
-use crate::order::{self, Placement, WorkerKey, state_message};
+use crate::notes::{self, Notes};
+use crate::order::{self, DeviceLoad, Placement, WorkerKey, state_message};
 use crate::probe::{self, Plan, Prober};
 use crate::socket::{Note, Said};
 use crate::uploads;
@@ -124,10 +125,14 @@ enum Phase {
 #[derive(Debug)]
 struct Worker {
     devices: DeviceSet,
+    /// Thousandths of each.
+    device_milli: u16,
     epoch: u64,
     phase: Phase,
     /// How it was asked to stop, with the shortest grace.
     stop: Option<StopRequest>,
+    /// When its grace is over.
+    stop_by: Option<Instant>,
     /// Rises with everything there is to report; equal to `acked` when the leader knows all of it.
     version: u32,
     acked: u32,
@@ -164,13 +169,8 @@ struct Pending {
     wait: Wait,
     /// The gang's network was checked.
     checked: bool,
-}
-
-/// A note that waits for the cluster's answer.
-#[derive(Debug)]
-struct Waiting {
-    message: v1::WorkerNote,
-    answer: oneshot::Sender<Result<(), String>>,
+    /// Since when it is here.
+    since: Instant,
 }
 
 /// One report on its way.
@@ -206,11 +206,7 @@ pub(crate) struct Node<E> {
     foreign: Option<watch::Receiver<Foreign>>,
     /// What the leader was told of it in this session, and when.
     foreign_said: Option<(ForeignLoad, Instant)>,
-    note_sequence: u64,
-    /// By sequence; sent again on every session until they are answered.
-    notes: BTreeMap<u64, Waiting>,
-    /// When a step of each worker was last passed on.
-    steps: BTreeMap<WorkerKey, Instant>,
+    notes: Notes,
 }
 
 /// The next change of what others hold; never where nobody else can.
@@ -219,6 +215,14 @@ async fn changed(foreign: &mut Option<watch::Receiver<Foreign>>) {
     if receiver.changed().await.is_err() {
         // Whoever told it is gone; what was told last stands.
         *foreign = None;
+    }
+}
+
+/// For ever where there is no such moment.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -238,8 +242,10 @@ impl<E: Executor> Node<E> {
         let foreign = executor.foreign();
         let workers = adopted.into_iter().map(|found| {
             let phase = found.exit.map_or(Phase::Running, Phase::Ended);
-            let devices = found.devices;
-            let worker = Worker { devices, epoch: found.epoch, phase, stop: None, version: 1, acked: 0 };
+            let (devices, device_milli) = (found.devices, found.device_milli);
+            let epoch = found.epoch;
+            let (stop, stop_by) = (None, None);
+            let worker = Worker { devices, device_milli, epoch, phase, stop, stop_by, version: 1, acked: 0 };
             (found.key, worker)
         });
         Node {
@@ -257,9 +263,7 @@ impl<E: Executor> Node<E> {
             foreign_said: None,
             uploads: JoinSet::new(),
             prober: Prober::new(None),
-            note_sequence: 0,
-            notes: BTreeMap::new(),
-            steps: BTreeMap::new(),
+            notes: Notes::default(),
         }
     }
 
@@ -276,8 +280,12 @@ impl<E: Executor> Node<E> {
         mut events: mpsc::Receiver<Event>,
         mut told: mpsc::Receiver<ExecutorEvent>,
     ) {
+        let mut looks = tokio::time::interval(limits::OVERDUE_LOOK);
         loop {
+            let due = self.notes.next_due();
             tokio::select! {
+                () = sleep_until(due) => self.send_notes(),
+                _ = looks.tick() => self.give_up_overdue().await,
                 event = events.recv() => match event {
                     Some(event) => self.on_event(event).await,
                     None => return,
@@ -325,12 +333,9 @@ impl<E: Executor> Node<E> {
         let takes_notes = session.takes.has(Feature::Notes);
         self.session = Some(session);
         if !takes_notes {
-            for waiting in std::mem::take(&mut self.notes).into_values() {
-                let _ = waiting.answer.send(Err(NOTES_NOT_TAKEN.to_owned()));
-            }
+            self.notes.refuse_all(NOTES_NOT_TAKEN);
         }
-        let notes: Vec<v1::WorkerNote> = self.notes.values().map(|waiting| waiting.message.clone()).collect();
-        for note in notes {
+        for note in self.notes.unanswered() {
             self.send(v1::session_request::Message::Note(note));
         }
     }
@@ -356,47 +361,35 @@ impl<E: Executor> Node<E> {
             let _ = answer.send(outcome);
             return;
         }
-        let message = |sequence, note| v1::WorkerNote {
-            job_id: key.job.to_string(),
-            token: Some(fencing_token_to_proto(key.token)),
-            rank: key.rank,
-            sequence,
-            note: Some(note),
-        };
         match note {
             Note::Step { number, duration_ms } => {
                 let _ = answer.send(Ok(()));
-                let now = Instant::now();
-                let due = self.steps.get(&key).is_none_or(|last| now - *last >= limits::STEP_NOTES_APART);
-                if due && let Some(session) = &self.session {
-                    self.steps.insert(key, now);
+                if let Some(session) = &self.session
+                    && self.notes.passes_step(key, Instant::now())
+                {
                     let step = v1::worker_note::Note::Step(v1::StepNote { number, duration_ms });
-                    let request = v1::session_request::Message::Note(message(0, step));
+                    let request = v1::session_request::Message::Note(notes::message(key, 0, step));
                     // The next one will do where the queue is full.
                     let _ = session.outgoing.try_send(v1::SessionRequest { message: Some(request) });
                 }
             }
             Note::CheckpointCommitted { step } => {
-                // Those whose asker gave up are the oldest, and make room first.
-                if self.notes.len() >= limits::NOTES_WAITING_MAX {
-                    self.notes.retain(|_, waiting| !waiting.answer.is_closed());
-                }
-                if self.notes.len() >= limits::NOTES_WAITING_MAX {
-                    let _ = answer.send(Err("too many checkpoints wait for the cluster's answer".to_owned()));
-                    return;
-                }
-                self.note_sequence += 1;
-                let note = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step });
-                let message = message(self.note_sequence, note);
-                self.notes.insert(self.note_sequence, Waiting { message: message.clone(), answer });
-                self.send(v1::session_request::Message::Note(message));
+                self.notes.save(key, step, answer);
+                self.send_notes();
             }
         }
     }
 
-    fn on_note_ack(&mut self, sequence: u64, refused: Option<String>) {
-        let Some(waiting) = self.notes.remove(&sequence) else { return };
-        let _ = waiting.answer.send(refused.map_or(Ok(()), Err));
+    /// Sends those that are due.
+    fn send_notes(&mut self) {
+        for note in self.notes.due(Instant::now()) {
+            self.send(v1::session_request::Message::Note(note));
+        }
+    }
+
+    fn on_note_ack(&mut self, sequence: u64, refused: Option<&str>) {
+        self.notes.answered(sequence, refused);
+        self.send_notes();
     }
 
     async fn on_order(&mut self, order: Order) {
@@ -417,7 +410,7 @@ impl<E: Executor> Node<E> {
             }
             Order::Stop { job, token, request } => self.on_stop(job, token, request).await,
             Order::ReportAck(sequence) => self.on_report_ack(sequence),
-            Order::NoteAck(sequence, refused) => self.on_note_ack(sequence, refused),
+            Order::NoteAck(sequence, refused) => self.on_note_ack(sequence, refused.as_deref()),
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
             Order::ProbeListen(probe) => {
                 if let Some(session) = &self.session {
@@ -454,7 +447,8 @@ impl<E: Executor> Node<E> {
             tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
             return;
         }
-        let pending = Pending { placement: Arc::new(placement), wait: Wait::Confirmation, checked: false };
+        let (wait, since) = (Wait::Confirmation, Instant::now());
+        let pending = Pending { placement: Arc::new(placement), wait, checked: false, since };
         self.pending.insert((job, token), pending);
         self.ask(job, token);
     }
@@ -552,9 +546,13 @@ impl<E: Executor> Node<E> {
             (pending.checked, pending.wait) = (true, Wait::Confirmation);
             return self.ask(job, token);
         };
-        let placement = Arc::clone(&pending.placement);
-        self.pending.remove(&(job, token));
-        tracing::warn!(%job, %token, fault, "not started: the network of this node is at fault");
+        self.fail_pending(job, token, fault).await;
+    }
+
+    /// Reports a start that waits here as this node's fault.
+    async fn fail_pending(&mut self, job: JobId, token: FencingToken, fault: String) {
+        let Some(Pending { placement, .. }) = self.pending.remove(&(job, token)) else { return };
+        tracing::warn!(%job, %token, fault, "not started: this node is at fault");
         let ranks: BTreeSet<u32> = placement.ranks().collect();
         if self.raise_fence(job, token, ranks.clone()).await.is_err() {
             // Unfenced it could be started after all; the leader asks for it again.
@@ -580,17 +578,16 @@ impl<E: Executor> Node<E> {
             })
             .map(|(key, _)| *key)
             .collect();
-        for key in older {
-            self.stop_worker(key, placement.stop_grace.into()).await;
-        }
+        self.stop_workers(&older, placement.stop_grace.into()).await;
     }
 
     fn fit(&self, placement: &Placement) -> Fit {
         let own = DeviceSet::first(self.spec.device_count());
         let kind = self.spec.accelerators.as_ref().map_or("", |a| a.kind.as_str());
-        let mut wanted = DeviceSet::EMPTY;
+        let (mut wanted, mut load) = (DeviceSet::EMPTY, DeviceLoad::NONE);
         for worker in &placement.workers {
             wanted = wanted.union(worker.devices);
+            load.add(worker.devices, worker.device_milli);
             let typed = !worker.accelerator_type.is_empty() && !worker.devices.is_empty();
             if typed && worker.accelerator_type != kind {
                 return Fit::Refuse(format!(
@@ -612,20 +609,28 @@ impl<E: Executor> Node<E> {
         if now.until(lease.deadline) <= grace {
             return Fit::Wait(Wait::Lease);
         }
-        let mut wait = None;
+        self.room_for(placement, &load, lease.epoch)
+    }
+
+    /// Whether the devices have room for this beside what holds them: whole devices for nobody else, shares up to
+    /// the whole of theirs.
+    fn room_for(&self, placement: &Placement, load: &DeviceLoad, epoch: u64) -> Fit {
+        let (mut staying, mut all, mut has_older) = (DeviceLoad::NONE, DeviceLoad::NONE, false);
         for (key, worker) in self.workers.iter().filter(|(_, worker)| !worker.has_ended()) {
             let older = key.job == placement.job && key.token < placement.token;
-            let overlap = !worker.devices.is_disjoint(wanted);
             // A worker of a lapsed epoch is being stopped by its shim.
-            let dying = worker.stop.is_some() || worker.epoch != lease.epoch;
-            if overlap && !dying && !older {
+            let dying = worker.stop.is_some() || worker.epoch != epoch;
+            has_older |= older;
+            all.add(worker.devices, worker.device_milli);
+            if dying || older {
+                continue;
+            }
+            staying.add(worker.devices, worker.device_milli);
+            if load.overfull(&staying).is_some() {
                 return Fit::Refuse(format!("devices are held by {key}, which was not told to stop"));
             }
-            if overlap || older {
-                wait = Some(Wait::End);
-            }
         }
-        wait.map_or(Fit::Go { epoch: lease.epoch }, Fit::Wait)
+        if has_older || load.overfull(&all).is_some() { Fit::Wait(Wait::End) } else { Fit::Go { epoch } }
     }
 
     async fn launch(&mut self, placement: Arc<Placement>, epoch: u64) {
@@ -636,9 +641,11 @@ impl<E: Executor> Node<E> {
         for worker in &placement.workers {
             let entry = Worker {
                 devices: worker.devices,
+                device_milli: worker.device_milli,
                 epoch,
                 phase: Phase::Launching,
                 stop: None,
+                stop_by: None,
                 version: 0,
                 acked: 0,
             };
@@ -673,9 +680,11 @@ impl<E: Executor> Node<E> {
             let key = placement.key(rank);
             let entry = Worker {
                 devices: DeviceSet::EMPTY,
+                device_milli: order::DEVICE_MILLI,
                 epoch: 0,
                 phase: Phase::Launching,
                 stop: None,
+                stop_by: None,
                 version: 0,
                 acked: 0,
             };
@@ -699,9 +708,7 @@ impl<E: Executor> Node<E> {
         );
         let held: Vec<WorkerKey> = self.workers.range(from..=to).map(|(key, _)| *key).collect();
         // First the stop, which waits for no disk; then the fence against a start that comes later.
-        for key in &held {
-            self.stop_worker(*key, request).await;
-        }
+        self.stop_workers(&held, request).await;
         if self.raise_fence(job, token, ranks.clone()).await.is_err() {
             // Unfenced, "none will start" would be a promise that a restart could break.
             return;
@@ -717,11 +724,32 @@ impl<E: Executor> Node<E> {
         }
     }
 
-    async fn stop_worker(&mut self, key: WorkerKey, request: StopRequest) {
-        let Some(worker) = self.workers.get_mut(&key) else { return };
+    /// Stops workers, all at a time: what one of them waits for holds up no other.
+    async fn stop_workers(&mut self, keys: &[WorkerKey], request: StopRequest) {
+        let mut stops = JoinSet::new();
+        for key in keys {
+            let Some(request) = self.begin_stop(*key, request) else { continue };
+            let launching = self.workers.get(key).is_some_and(|worker| worker.phase == Phase::Launching);
+            let (executor, key) = (Arc::clone(&self.executor), *key);
+            stops.spawn(async move {
+                if let Err(error) = executor.stop(key, request).await {
+                    // One that is being launched is told again when it runs.
+                    if !launching {
+                        let source = std::error::Error::source(&error).map(ToString::to_string);
+                        tracing::error!(worker = %key, %error, source, "a stop could not be delivered");
+                    }
+                }
+            });
+        }
+        while stops.join_next().await.is_some() {}
+    }
+
+    /// Notes that a worker has to stop; how it is to be told, if it is there.
+    fn begin_stop(&mut self, key: WorkerKey, request: StopRequest) -> Option<StopRequest> {
+        let worker = self.workers.get_mut(&key)?;
         if worker.has_ended() {
             worker.version += 1;
-            return;
+            return None;
         }
         if worker.stop.is_none() {
             let reason = request.reason.map(StopReason::name);
@@ -730,13 +758,36 @@ impl<E: Executor> Node<E> {
         }
         let request = request.behind(worker.stop);
         worker.stop = Some(request);
-        let launching = worker.phase == Phase::Launching;
-        if let Err(error) = self.executor.stop(key, request).await {
-            // One that is being launched is told again when it runs.
-            if !launching {
-                let source = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::error!(worker = %key, %error, source, "a stop could not be delivered");
+        let by = Instant::now() + request.grace;
+        worker.stop_by = Some(worker.stop_by.map_or(by, |before| before.min(by)));
+        Some(request)
+    }
+
+    /// Gives up starts that wait for a worker which does not end, though everything was done to end it: the fault is this
+    /// node's, and the gang can start elsewhere.
+    async fn give_up_overdue(&mut self) {
+        let now = Instant::now();
+        let mut overdue = Vec::new();
+        for (id, pending) in self.pending.iter().filter(|(_, pending)| pending.wait == Wait::End) {
+            let wanted =
+                pending.placement.workers.iter().fold(DeviceSet::EMPTY, |all, w| all.union(w.devices));
+            let in_the_way = self.workers.iter().filter(|(key, worker)| {
+                let older = key.job == id.0 && key.token < id.1;
+                !worker.has_ended() && (older || !worker.devices.is_disjoint(wanted))
+            });
+            for (key, worker) in in_the_way {
+                let since = worker.stop_by.unwrap_or(pending.since);
+                if now.saturating_duration_since(since) > limits::END_OVERDUE_MAX {
+                    overdue.push((
+                        *id,
+                        format!("{key}, which was to have ended, is still on the devices of this node"),
+                    ));
+                    break;
+                }
             }
+        }
+        for ((job, token), fault) in overdue {
+            self.fail_pending(job, token, fault).await;
         }
     }
 
@@ -750,7 +801,7 @@ impl<E: Executor> Node<E> {
                 worker.phase = Phase::Running;
                 worker.version += 1;
                 if let Some(request) = worker.stop {
-                    self.stop_worker(key, request).await;
+                    self.stop_workers(&[key], request).await;
                 }
             }
             ExecutorEvent::Ended(key, status) => {
@@ -761,7 +812,7 @@ impl<E: Executor> Node<E> {
                 tracing::info!(worker = %key, %status, "ended");
                 worker.phase = Phase::Ended(status);
                 worker.version += 1;
-                self.steps.remove(&key);
+                self.notes.forget(key);
                 self.reconfirm(Wait::End);
             }
         }

@@ -81,6 +81,43 @@ pub struct Launch {
     pub cpu_milli: u64,
     /// Bytes of memory it was promised.
     pub memory_bytes: u64,
+    /// What it holds of each of its devices, in thousandths: all of it, or a share of its one device.
+    #[serde(default = "whole_device")]
+    pub device_milli: u16,
+}
+
+/// A device that nobody else uses, in thousandths.
+pub const DEVICE_MILLI: u16 = 1_000;
+
+pub(crate) fn whole_device() -> u16 {
+    DEVICE_MILLI
+}
+
+/// What workers hold of the devices of a host, in thousandths of each.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceLoad([u32; bounds::HOST_DEVICES_MAX as usize]);
+
+impl DeviceLoad {
+    /// Nothing.
+    pub const NONE: DeviceLoad = DeviceLoad([0; bounds::HOST_DEVICES_MAX as usize]);
+
+    /// Adds a worker that holds so much of each of these.
+    pub fn add(&mut self, devices: DeviceSet, milli: u16) {
+        for device in devices.iter() {
+            // A set has no other devices.
+            if let Some(load) = self.0.get_mut(usize::from(device)) {
+                *load = load.saturating_add(milli.into());
+            }
+        }
+    }
+
+    /// The first device that both together hold more than once.
+    #[must_use]
+    pub fn overfull(&self, beside: &DeviceLoad) -> Option<u16> {
+        let sums = self.0.iter().zip(beside.0).zip(0u16..);
+        let mut over = sums.filter(|((own, other), _)| **own > 0 && **own + *other > DEVICE_MILLI.into());
+        over.next().map(|(_, device)| device)
+    }
 }
 
 /// A start order, checked: this node's share of one placement.
@@ -126,6 +163,9 @@ pub struct Placement {
     pub notice: Option<HttpNotice>,
     /// How it saves its work, and what is saved.
     pub checkpoint: Checkpoint,
+    /// What its workers know each other by; empty from older replicas.
+    #[serde(default)]
+    pub gang_secret: String,
 }
 
 /// A call that tells a worker to stop.
@@ -230,16 +270,16 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
     let rank_map = order.rank_map.into_iter().map(rank_place).collect::<Result<Vec<_>, _>>()?;
     let mut workers = Vec::with_capacity(order.workers.len());
     let mut ranks = BTreeSet::new();
-    let mut taken = DeviceSet::EMPTY;
+    let mut taken = DeviceLoad::NONE;
     for worker in order.workers {
         let worker = launch(worker)?;
         if worker.rank as usize >= world || !ranks.insert(worker.rank) {
             return Err(broken("workers.rank", "must be in the rank map, and there once"));
         }
-        if !taken.is_disjoint(worker.devices) {
-            return Err(broken("workers.devices", "names a device for two workers"));
+        taken.add(worker.devices, worker.device_milli);
+        if taken.overfull(&DeviceLoad::NONE).is_some() {
+            return Err(broken("workers.devices", "names a device for more than there is of it"));
         }
-        taken = taken.union(worker.devices);
         workers.push(worker);
     }
     workers.sort_by_key(|w| w.rank);
@@ -247,6 +287,7 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         .ok()
         .filter(|port| *port != 0)
         .ok_or_else(|| broken("rendezvous_port", "must be 1 to 65535"))?;
+    short("gang_secret", &order.gang_secret, bounds::TEXT_BYTES_MAX)?;
     let notice = order.notice.map(http_notice).transpose()?.flatten();
     let checkpoint = checkpoint(order.checkpoint.unwrap_or_default())?;
     Ok(Placement {
@@ -270,6 +311,7 @@ pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
         slices: order.slices.iter().map(|slices| tpu_slices(slices, world)).collect::<Result<_, _>>()?,
         notice,
         checkpoint,
+        gang_secret: order.gang_secret,
     })
 }
 
@@ -351,7 +393,12 @@ fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
     short("workers.accelerator_type", &worker.accelerator_type, bounds::NAME_BYTES_MAX)?;
     let field = "workers.devices";
     let devices = convert::device_set_from_proto(field, &worker.devices).map_err(|v| violated(field, &v))?;
+    let share = u16::try_from(worker.device_share_milli).ok().filter(|milli| *milli < DEVICE_MILLI);
+    let share = share.filter(|milli| *milli == 0 || devices.count() == 1).ok_or_else(|| {
+        broken("workers.device_share_milli", format!("must be below {DEVICE_MILLI}, and of one device"))
+    })?;
     Ok(Launch {
+        device_milli: if share == 0 { DEVICE_MILLI } else { share },
         rank: worker.rank,
         group: worker.group,
         command: worker.command,
@@ -432,6 +479,23 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn shares_of_one_device_fill_it_and_no_more() {
+        let mut order = order();
+        order.workers[0].devices = vec![3];
+        order.workers[0].device_share_milli = 600;
+        let other = v1::WorkerLaunch { rank: 0, device_share_milli: 400, ..order.workers[0].clone() };
+        order.workers.push(other);
+        let placement = placement(order).unwrap();
+        assert_eq!(placement.workers.iter().map(|w| w.device_milli).collect::<Vec<_>>(), [400, 600]);
+        let mut load = DeviceLoad::NONE;
+        load.add(DeviceSet(0b1000), 600);
+        let mut other = DeviceLoad::NONE;
+        other.add(DeviceSet(0b1001), 401);
+        assert_eq!(load.overfull(&other), Some(3));
+        assert_eq!(load.overfull(&DeviceLoad::NONE), None);
+    }
+
+    #[test]
     fn every_broken_field_is_named() {
         assert_eq!(refused(|o| o.token = None), "token");
         assert_eq!(refused(|o| o.token = Some(v1::FencingToken::default())), "token");
@@ -458,6 +522,18 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.workers.push(o.workers[0].clone())), "workers.rank");
         assert_eq!(refused(|o| o.workers[0].devices = vec![64]), "workers.devices");
         assert_eq!(refused(|o| o.workers[0].devices = vec![1, 1]), "workers.devices");
+        let second = |o: &mut v1::StartOrder, share: u32| {
+            let devices = vec![3];
+            let other =
+                v1::WorkerLaunch { rank: 0, devices, device_share_milli: share, ..o.workers[0].clone() };
+            o.workers[0].devices = vec![3];
+            o.workers[0].device_share_milli = 600;
+            o.workers.push(other);
+        };
+        assert_eq!(refused(|o| second(o, 0)), "workers.devices");
+        assert_eq!(refused(|o| second(o, 401)), "workers.devices");
+        assert_eq!(refused(|o| o.workers[0].device_share_milli = 500), "workers.device_share_milli");
+        assert_eq!(refused(|o| second(o, 1_000)), "workers.device_share_milli");
         assert_eq!(refused(|o| o.workers[0].command.clear()), "workers.command");
         assert_eq!(refused(|o| o.workers[0].command[0] = "a\0b".into()), "workers.command");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");

@@ -6,27 +6,33 @@
 
 use crate::cgroup::{self, Cgroup};
 use crate::chain;
+use crate::clock::BootTime;
 use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
+use crate::guards::{self, Guarded};
+use crate::isolation::{self, Isolating, Isolation, Namespaces};
+use crate::kept;
 use crate::limits;
 use crate::notice;
-use crate::order::{HttpNotice, Launch, Placement, WorkerKey, detail};
+use crate::order::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::processes::{self, MARK_VARIABLE};
 use crate::ready::{self, Pool, Shim, Waiting};
+use crate::secrets;
 use crate::shim;
 use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec, UNFINISHED};
-use muster_types::{ExitStatus, HolderId};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use muster_types::{DeviceSet, ExitStatus, HolderId};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::ChildStdout;
@@ -53,6 +59,8 @@ pub struct ProcessSettings {
     pub accelerator: String,
     /// The base environment of every worker.
     pub environment: BTreeMap<String, String>,
+    /// Where secrets of tenants are, each in a folder of its tenant's; none where there are none.
+    pub secrets_dir: Option<PathBuf>,
     /// How much output is kept.
     pub logs: LogLimits,
     /// Whether and where control groups are made.
@@ -61,6 +69,10 @@ pub struct ProcessSettings {
     pub memory_limit: MemoryLimit,
     /// Where the agent takes notes of workers; none when it takes none.
     pub agent_socket: Option<PathBuf>,
+    /// What keeps workers from the host and from each other.
+    pub isolating: Arc<Isolating>,
+    /// What workers see though `/tmp` is their own: the agent's folder.
+    pub shown: Vec<PathBuf>,
 }
 
 /// Runs workers as processes.
@@ -76,36 +88,9 @@ struct Shared {
     events: mpsc::Sender<ExecutorEvent>,
     /// Workers whose folder is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
-    kept: Mutex<Kept>,
     ready: Arc<Pool>,
-}
-
-/// Folders of acknowledged workers, oldest first, with their sizes. Read from the disk once: to look through all
-/// of them at every end would take longer than a launch.
-#[derive(Debug, Default)]
-struct Kept {
-    folders: VecDeque<(PathBuf, u64)>,
-    bytes: u64,
-}
-
-impl Kept {
-    fn add(&mut self, path: PathBuf, size: u64) {
-        self.folders.push_back((path, size));
-        self.bytes = self.bytes.saturating_add(size);
-    }
-
-    /// Removes the oldest until the limits are kept.
-    fn prune(&mut self, logs: &LogLimits) -> io::Result<()> {
-        while self.folders.len() > logs.ended_workers_max || self.bytes > logs.ended_bytes_max {
-            let Some((path, size)) = self.folders.pop_front() else { return Ok(()) };
-            self.bytes -= size;
-            match std::fs::remove_dir_all(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
+    /// When the grace of a worker that was told to stop is over.
+    stop_by: Mutex<BTreeMap<WorkerKey, BootTime>>,
 }
 
 impl ProcessExecutor {
@@ -126,7 +111,8 @@ impl ProcessExecutor {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
-        let ready = Pool::new(tasks, guard, cgroup_parent.clone(), settings.ready_max);
+        let namespaces = settings.isolating.namespaces();
+        let ready = Pool::new(tasks, guard, namespaces, cgroup_parent.clone(), settings.ready_max);
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
@@ -135,7 +121,7 @@ impl ProcessExecutor {
                     cgroup_parent,
                     events,
                     beginning: Mutex::default(),
-                    kept: Mutex::default(),
+                    stop_by: Mutex::default(),
                 }),
             },
             told,
@@ -151,7 +137,7 @@ impl ProcessExecutor {
         TaskDir::of(&self.shared.settings.tasks, key)
     }
 
-    fn spec(&self, placement: &Placement, worker: &Launch, epoch: u64) -> TaskSpec {
+    fn spec(&self, placement: &Placement, worker: &Launch, epoch: u64, isolation: &Isolation) -> TaskSpec {
         let settings = &self.shared.settings;
         let key = placement.key(worker.rank);
         let task = self.task(key);
@@ -177,12 +163,23 @@ impl ProcessExecutor {
         } else {
             PathBuf::from(&placement.working_directory)
         };
+        if isolation.user.is_some() {
+            // The agent's own home is none of the worker's, and would be every tenant's.
+            let home = task.work().display().to_string();
+            environment.insert("HOME".to_owned(), home);
+        }
+        let mut isolation = isolation.clone();
+        if worker.devices.is_empty() && isolation.namespaces != Namespaces::Host {
+            isolation.hidden = isolation::device_files(Path::new("/dev"));
+        }
         TaskSpec {
+            isolation,
             key,
             command: contract::command(placement, worker, &here),
             environment,
             working_directory,
             devices: worker.devices,
+            device_milli: worker.device_milli,
             lease_path: settings.lease.clone(),
             holder: settings.holder,
             epoch,
@@ -203,6 +200,19 @@ impl ProcessExecutor {
                 Some(HttpNotice { port, path: to.path.clone() })
             }),
         }
+    }
+
+    /// Puts the values that stand in files of this host into a worker's environment.
+    async fn fill_secrets(&self, spec: &mut TaskSpec, tenant: &str) -> Result<(), String> {
+        if !secrets::are_asked_for(&spec.environment) {
+            return Ok(());
+        }
+        let mut environment = std::mem::take(&mut spec.environment);
+        let (dir, tenant) = (self.shared.settings.secrets_dir.clone(), tenant.to_owned());
+        let filled =
+            blocking(move || secrets::fill(&mut environment, dir.as_deref(), &tenant).map(|()| environment));
+        spec.environment = filled.await?;
+        Ok(())
     }
 
     /// Tells a worker that it has to stop, before the signal does.
@@ -301,7 +311,7 @@ impl ProcessExecutor {
     fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
         let command = &self.shared.settings.guard_command;
         let program = command.first().map_or("", String::as_str);
-        let mut child = ready::start(command, shim::RUN, task, None, Stdio::null())
+        let mut child = ready::start(command, shim::RUN, task, None, None, Stdio::null())
             .map_err(|e| format!("start the shim {program}: {e}"))?;
         let said = child.stdout.take().ok_or("a shim without a pipe")?;
         Ok(Shim { child, said: BufReader::new(said) })
@@ -316,12 +326,39 @@ impl ProcessExecutor {
     fn watch(&self, key: WorkerKey, task: TaskDir) {
         let executor = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = shim_gone(&task).await {
-                tracing::error!(worker = %key, %error, "the shim cannot be watched; waiting for its lock");
-                wait_for_lock(&task).await;
+            let gone = async {
+                if let Err(error) = shim_gone(&task).await {
+                    tracing::error!(worker = %key, %error, "the shim cannot be watched; waiting for its lock");
+                    wait_for_lock(&task).await;
+                }
+            };
+            let guarding = executor.guard(key, &task);
+            tokio::select! {
+                () = gone => {}
+                () = guarding => {}
             }
             executor.conclude(key, &task, None).await;
+            executor.stop_by().remove(&key);
         });
+    }
+
+    /// Looks at a shim again and again; never ends.
+    async fn guard(&self, key: WorkerKey, task: &TaskDir) {
+        let mut guarded = Guarded::new(key, task.clone(), self.shared.settings.lease.clone());
+        loop {
+            tokio::time::sleep(guards::LOOK).await;
+            let stop_by = self.stop_by().get(&key).copied();
+            guarded = blocking(move || {
+                guarded.look(stop_by);
+                guarded
+            })
+            .await;
+        }
+    }
+
+    fn stop_by(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerKey, BootTime>> {
+        // A panic while holding it leaves a whole map.
+        self.shared.stop_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records
@@ -331,7 +368,8 @@ impl ProcessExecutor {
         let mut pause = Duration::from_millis(20);
         let status = loop {
             let (task, reason) = (task.clone(), reason.clone());
-            match blocking(move || conclude_once(key, &task, holder, reason)).await {
+            let is_overdue = self.stop_by().contains_key(&key);
+            match blocking(move || conclude_once(key, &task, holder, reason, is_overdue)).await {
                 Ok(Some(status)) => break status,
                 // Something of it is still there, for example stuck in a driver: its devices are not free.
                 Ok(None) => {}
@@ -358,8 +396,9 @@ impl ProcessExecutor {
             tracing::error!(worker = %key, %error, "the launch is damaged");
             None
         });
-        let (devices, epoch) = spec.map_or_else(Default::default, |s| (s.devices, s.epoch));
-        Ok(Some(Adopted { key, devices, exit: exit.map(|e| e.status), epoch }))
+        let none = (DeviceSet::EMPTY, DEVICE_MILLI, 0);
+        let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
+        Ok(Some(Adopted { key, devices, device_milli, exit: exit.map(|e| e.status), epoch }))
     }
 }
 
@@ -372,8 +411,21 @@ impl Executor for ProcessExecutor {
         });
         self.shared.ready.expect(placement.workers.len());
         let mut launches = tokio::task::JoinSet::new();
+        let isolation = match self.shared.settings.isolating.of(&placement, &self.shared.settings.shown) {
+            Ok(isolation) => isolation,
+            Err(reason) => {
+                for rank in placement.ranks() {
+                    self.refuse(placement.key(rank), reason.clone()).await;
+                }
+                return;
+            }
+        };
         for worker in &placement.workers {
-            let spec = self.spec(&placement, worker, epoch);
+            let mut spec = self.spec(&placement, worker, epoch, &isolation);
+            if let Err(reason) = self.fill_secrets(&mut spec, &placement.tenant).await {
+                self.refuse(placement.key(worker.rank), reason).await;
+                continue;
+            }
             let (executor, files) = (self.clone(), Arc::clone(&files));
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
@@ -409,14 +461,27 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
+        let by = BootTime::now().after(request.grace);
+        self.stop_by().entry(key).and_modify(|before| *before = (*before).min(by)).or_insert(by);
         self.give_notice(key, task.clone(), request).await;
-        blocking(move || task.request_stop(request.grace)).await.map_err(ExecutorError::Task)
+        let told = task.tell_to_stop(request.grace);
+        // For a shim that does not listen yet. No stop waits for a disk: where this one hangs, the agent says it
+        // again when the worker runs.
+        tokio::spawn(async move {
+            if let Err(error) = blocking(move || task.record_stop(request.grace)).await {
+                let error = chain(&error);
+                tracing::warn!(worker = %key, error, told = told.is_ok(), "a stop could not be recorded");
+            }
+        });
+        Ok(())
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
         let mut found = Vec::new();
         let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
+        let holder = self.shared.settings.holder;
         let listed = blocking(move || {
+            shim::remove_unused_shared_memory(holder);
             if let Some(parent) = parent {
                 cgroup::remove_unused(&parent, shim::WAITING_GROUP);
             }
@@ -431,7 +496,8 @@ impl Executor for ProcessExecutor {
                 // A damaged exit record: what is left is stopped, and the end told as vanished.
                 Err(error) => {
                     tracing::error!(worker = %key, error = chain(&error), "no valid record");
-                    Adopted { key, devices: Default::default(), exit: None, epoch: 0 }
+                    let (devices, device_milli) = (DeviceSet::EMPTY, DEVICE_MILLI);
+                    Adopted { key, devices, device_milli, exit: None, epoch: 0 }
                 }
             };
             if adopted.exit.is_none() {
@@ -440,7 +506,7 @@ impl Executor for ProcessExecutor {
             self.shared.ready.hold(key, adopted.devices.iter().count());
             found.push(adopted);
         }
-        self.count_kept().await;
+        kept::look(&self.shared.settings.tasks, &self.shared.settings.logs);
         self.make_ready();
         Ok(found)
     }
@@ -451,7 +517,7 @@ impl Executor for ProcessExecutor {
         if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        self.keep(task).await;
+        kept::keep(&self.shared.settings.tasks, &task, &self.shared.settings.logs);
         self.shared.ready.release(key);
         self.make_ready();
     }
@@ -469,51 +535,13 @@ impl Executor for ProcessExecutor {
     }
 }
 
-impl ProcessExecutor {
-    /// Finds the folders of acknowledged workers that an earlier agent has left, and keeps them within their limits.
-    async fn count_kept(&self) {
-        let executor = self.clone();
-        let counted = blocking(move || {
-            let settings = &executor.shared.settings;
-            let mut kept = executor.kept();
-            *kept = Kept::default();
-            for (path, size) in acknowledged(&settings.tasks)? {
-                kept.add(path, size);
-            }
-            kept.prune(&settings.logs)
-        })
-        .await;
-        tell_unpruned(counted);
-    }
-
-    /// Keeps one more of them, and lets the oldest go.
-    async fn keep(&self, task: TaskDir) {
-        let executor = self.clone();
-        let pruned = blocking(move || {
-            let bytes = size(task.path());
-            let mut kept = executor.kept();
-            kept.add(task.path().to_owned(), bytes);
-            kept.prune(&executor.shared.settings.logs)
-        })
-        .await;
-        tell_unpruned(pruned);
-    }
-
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
-        // A panic while holding it leaves a count that is off by one folder at most.
-        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn tell_unpruned(pruned: io::Result<()>) {
-    if let Err(error) = pruned {
-        tracing::warn!(%error, "old workers' folders could not be removed");
-    }
-}
-
 /// A value that is this worker's alone and can be made again after a restart.
 fn mark(key: WorkerKey, holder: HolderId) -> String {
-    format!("{}_{}_{}_{:032x}", key.job, key.token, key.rank, holder.0)
+    // The holder itself is nothing for a worker to know: what its gang is known by follows from it.
+    let hash =
+        Sha256::new().chain_update(b"muster worker mark\0").chain_update(holder.0.to_le_bytes()).finalize();
+    let of_holder: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}_{}_{}_{of_holder}", key.job, key.token, key.rank)
 }
 
 /// Runs file work where it may block.
@@ -575,6 +603,7 @@ fn conclude_once(
     task: &TaskDir,
     holder: HolderId,
     reason: Option<String>,
+    is_overdue: bool,
 ) -> Result<Option<ExitStatus>, TaskError> {
     let _lock: File = match task.try_lock() {
         Ok(Some(lock)) => lock,
@@ -606,10 +635,22 @@ fn conclude_once(
     }
     let status = match reason {
         Some(reason) if running.is_none() => ExitStatus::LaunchFailed(detail(&reason)),
+        // Nobody ends a shim but the agent, for a reason, and a worker that can: without a namespace of its own. That is
+        // the worker's failure, which counts against its retries, not a loss of the node.
+        None if running.is_some() && !is_overdue && could_kill_its_guard(task) => {
+            tracing::warn!(worker = %key, "the worker's shim was killed");
+            ExitStatus::Signal(nix::libc::SIGKILL)
+        }
         _ => ExitStatus::Vanished,
     };
     task.write_exit(status.clone())?;
     Ok(Some(status))
+}
+
+/// Whether the worker could reach the process that guards it.
+fn could_kill_its_guard(task: &TaskDir) -> bool {
+    let spec = task.spec().ok().flatten();
+    spec.is_none_or(|spec| spec.isolation.namespaces == Namespaces::Host)
 }
 
 /// The workers that have a folder; removes folders that were never finished.
@@ -626,44 +667,9 @@ pub(crate) fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
         if let Some(key) = TaskDir::key_of_name(name) {
             keys.push(key);
         } else if name.starts_with(UNFINISHED) {
-            std::fs::remove_dir_all(entry.path())?;
+            kept::discard(tasks, &entry.path())?;
         }
     }
     keys.sort_unstable();
     Ok(keys)
-}
-
-/// Keeps the folders of acknowledged workers within their limits, looking through all of them.
-pub(crate) fn prune(tasks: &std::path::Path, logs: &LogLimits) -> io::Result<()> {
-    let mut kept = Kept::default();
-    for (path, size) in acknowledged(tasks)? {
-        kept.add(path, size);
-    }
-    kept.prune(logs)
-}
-
-/// Folders of acknowledged workers with their sizes, oldest first.
-fn acknowledged(tasks: &std::path::Path) -> io::Result<Vec<(PathBuf, u64)>> {
-    let mut found: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
-        let path = entry?.path();
-        if let Ok(acked) = std::fs::metadata(path.join("acked")) {
-            found.push((acked.modified()?, size(&path), path));
-        }
-    }
-    found.sort_unstable();
-    Ok(found.into_iter().map(|(_, size, path)| (path, size)).collect())
-}
-
-/// Bytes of the agent's own files; what a worker left in its folder counts too.
-fn size(folder: &std::path::Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    entries
-        .flatten()
-        .map(|entry| match entry.metadata() {
-            Ok(meta) if meta.is_dir() => size(&entry.path()),
-            Ok(meta) => meta.len(),
-            Err(_) => 0,
-        })
-        .fold(0, u64::saturating_add)
 }

@@ -84,6 +84,37 @@ pub fn family(of: i32) -> BTreeSet<i32> {
     found
 }
 
+/// What a process is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// Its session.
+    pub(crate) session: i32,
+    /// Stopped by a signal or by a tracer.
+    pub(crate) stands_still: bool,
+}
+
+/// What a process is doing; none that is gone.
+pub(crate) fn state(pid: i32) -> Option<State> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let stat = parse_stat(&text)?;
+    let letter = text[text.rfind(')')? + 1..].trim_start().chars().next();
+    Some(State { session: stat.session, stands_still: matches!(letter, Some('T' | 't')) })
+}
+
+/// A process's parent; none where it is gone.
+pub(crate) fn parent(pid: i32) -> Option<i32> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_stat(&String::from_utf8_lossy(&text)).map(|stat| stat.parent)
+}
+
+/// The children of a process's first thread, oldest first; none where the kernel does not list them.
+#[must_use]
+pub fn children(of: i32) -> Vec<i32> {
+    let listed = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
 /// Living processes of the session `session` or with `mark` in their environment.
 #[must_use]
 pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<i32> {

@@ -8,6 +8,7 @@
 //! **Invariant:** a waiting shim knows no worker, so it needs no token and has no lease; it gets one worker, after
 //! that one's token is durable, and looks at its lease as any other does.
 
+use crate::isolation::Namespaces;
 use crate::limits;
 use crate::order::WorkerKey;
 use crate::process::{blocking, next_line};
@@ -60,6 +61,8 @@ pub(crate) struct Pool {
     tasks: PathBuf,
     /// Program and first arguments of a shim.
     command: Vec<String>,
+    /// What the worker will be in.
+    namespaces: Namespaces,
     /// Where the control groups of workers are made.
     cgroup_parent: Option<PathBuf>,
     /// Waiting shims and workers together, where a worker counts as many as it has devices.
@@ -93,6 +96,7 @@ pub(crate) fn start(
     command: &[String],
     word: &str,
     folder: &TaskDir,
+    namespaces: Option<Namespaces>,
     cgroup_parent: Option<&Path>,
     stdin: Stdio,
 ) -> io::Result<Child> {
@@ -102,6 +106,7 @@ pub(crate) fn start(
         .args(first)
         .arg(word)
         .arg(folder.path())
+        .args(namespaces.map(Namespaces::word))
         .args(cgroup_parent)
         .env_clear()
         .current_dir("/")
@@ -115,10 +120,11 @@ impl Pool {
     pub(crate) fn new(
         tasks: PathBuf,
         command: Vec<String>,
+        namespaces: Namespaces,
         cgroup_parent: Option<PathBuf>,
         max: usize,
     ) -> Pool {
-        Pool { tasks, command, cgroup_parent, max, inner: Mutex::default() }
+        Pool { tasks, command, namespaces, cgroup_parent, max, inner: Mutex::default() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -220,9 +226,15 @@ impl Pool {
 
     async fn begin(&self, folder: &TaskDir) -> Result<(Shim, File), String> {
         let program = self.command.first().map_or("", String::as_str);
-        let mut child =
-            start(&self.command, shim::WAIT, folder, self.cgroup_parent.as_deref(), Stdio::piped())
-                .map_err(|e| format!("start the shim {program}: {e}"))?;
+        let mut child = start(
+            &self.command,
+            shim::WAIT,
+            folder,
+            Some(self.namespaces),
+            self.cgroup_parent.as_deref(),
+            Stdio::piped(),
+        )
+        .map_err(|e| format!("start the shim {program}: {e}"))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
             return Err("a shim without pipes".to_owned());

@@ -10,18 +10,19 @@
 //! Every line is answered with `{"ok":true}` or `{"error":"…"}`. A committed checkpoint is answered once it is in the
 //! cluster's log, or can never be; a step at once.
 //!
-//! The socket is in the agent's state directory, which only the agent's user can enter: workers run as that user,
-//! and there is no more between them than there is anywhere else on the host.
+//! Who speaks is asked of the kernel (`speaker.rs`): a worker's processes speak for that worker alone.
 //!
 //! **Invariant:** nothing said here starts, stops or places anything; a note of a worker that does not run here, or
-//! of another attempt than the one that does, is refused. Lines and connections are bounded.
+//! of another attempt than the one that does, is refused. Lines are bounded, and so are connections, those of one worker
+//! and all together; one on which nothing is said ends.
 
 use crate::limits;
 use crate::order::WorkerKey;
+use crate::speaker::{Connections, Speaker};
 use muster_types::{FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -97,14 +98,28 @@ pub(crate) fn open(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Serves for ever; what is said goes to `events`.
-pub(crate) async fn serve<E: From<Said> + Send + 'static>(listener: UnixListener, events: mpsc::Sender<E>) {
+/// Serves for ever; what is said goes to `events`. `tasks` is the folder of workers' folders.
+pub(crate) async fn serve<E: From<Said> + Send + 'static>(
+    listener: UnixListener,
+    events: mpsc::Sender<E>,
+    tasks: PathBuf,
+) {
     let mut connections = JoinSet::new();
+    let mut counts = Connections::default();
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < limits::SOCKET_CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve_one(stream, events.clone()));
+                    let speaker = Speaker::of(&stream, &tasks);
+                    if !counts.begin(&speaker, limits::SOCKET_CONNECTIONS_OF_ONE_MAX) {
+                        tracing::debug!(?speaker, "a worker has too many connections; one more is closed");
+                        continue;
+                    }
+                    let (events, tasks) = (events.clone(), tasks.clone());
+                    connections.spawn(async move {
+                        serve_one(stream, events, &speaker, &tasks).await;
+                        speaker
+                    });
                 }
                 Err(error) => {
                     // Out of file descriptors: they come back with connections that end.
@@ -112,24 +127,35 @@ pub(crate) async fn serve<E: From<Said> + Send + 'static>(listener: UnixListener
                     tokio::time::sleep(limits::RECONNECT_WAIT.1).await;
                 }
             },
-            Some(_) = connections.join_next() => {}
+            Some(ended) = connections.join_next() => {
+                if let Ok(speaker) = ended {
+                    counts.end(&speaker);
+                }
+            }
         }
     }
 }
 
-async fn serve_one<E: From<Said> + Send + 'static>(stream: UnixStream, events: mpsc::Sender<E>) {
+async fn serve_one<E: From<Said> + Send + 'static>(
+    stream: UnixStream,
+    events: mpsc::Sender<E>,
+    speaker: &Speaker,
+    tasks: &Path,
+) {
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
         let mut line = Vec::new();
         let most = limits::SOCKET_LINE_BYTES_MAX as u64;
-        match (&mut reading).take(most).read_until(b'\n', &mut line).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
+        let mut bounded = (&mut reading).take(most);
+        let read = bounded.read_until(b'\n', &mut line);
+        match tokio::time::timeout(limits::SOCKET_IDLE_MAX, read).await {
+            Ok(Ok(0) | Err(_)) | Err(_) => return,
+            Ok(Ok(_)) => {}
         }
         let whole = line.last() == Some(&b'\n');
         let outcome = if whole {
-            answer(&line, &events).await
+            answer(&line, &events, speaker, tasks).await
         } else {
             Err(format!("a line must end, within {most} bytes"))
         };
@@ -144,8 +170,18 @@ async fn serve_one<E: From<Said> + Send + 'static>(stream: UnixStream, events: m
     }
 }
 
-async fn answer<E: From<Said>>(line: &[u8], events: &mpsc::Sender<E>) -> Result<(), String> {
+async fn answer<E: From<Said>>(
+    line: &[u8],
+    events: &mpsc::Sender<E>,
+    speaker: &Speaker,
+    tasks: &Path,
+) -> Result<(), String> {
     let (key, note) = parse(line)?;
+    if !speaker.speaks_for(key, tasks) {
+        return Err(format!(
+            "this process is not one of worker {key}, which does not run on this node or is another"
+        ));
+    }
     let gone = || "the agent is shutting down".to_owned();
     let (answer, answered) = oneshot::channel();
     events.send(E::from(Said { key, note, answer })).await.map_err(|_| gone())?;
@@ -191,7 +227,9 @@ mod tests {
                 let _ = said.answer.send(Ok(()));
             }
         });
-        let serving = tokio::spawn(serve_one(theirs, events));
+        let serving = tokio::spawn(async move {
+            serve_one(theirs, events, &Speaker::Operator, Path::new("/nowhere")).await;
+        });
         let (mut reading, mut writing) = ours.into_split();
         writing.write_all(&bytes).await.unwrap();
         drop(writing);

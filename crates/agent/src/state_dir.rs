@@ -1,8 +1,9 @@
 //! The agent's folder: who holds this node, of which cluster, and one agent at a time.
 //!
 //! **Invariant:** two holders never share running workers: the holder id lives as long as the boot it
-//! was made in and the clock it counts on, and what an earlier holder left behind is set aside before
-//! anything starts.
+//! was made in, the clock it counts on and the folder that it was made in, and what an earlier holder left behind is set
+//! aside before anything starts. A folder that was copied, or put back from a copy, knows less than was started from
+//! the other one: its agent is another holder, which waits until the lease of the first is over.
 
 use crate::durable::{DurableError, read_record, write_record};
 use crate::limits;
@@ -10,7 +11,7 @@ use muster_types::{ClusterId, HolderId};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// What is wrong with the state directory.
@@ -57,6 +58,27 @@ pub enum StateDirError {
 struct HolderRecord {
     holder: HolderId,
     boot_id: String,
+    /// Which folder it was made in; none in what an agent of an earlier release wrote.
+    #[serde(default)]
+    folder: Option<FolderId>,
+}
+
+/// What tells a folder from a copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FolderId {
+    inode: u64,
+    /// When it was made, in nanoseconds, for numbers of inodes are used again; none where the file system does not say.
+    made_ns: Option<u64>,
+}
+
+impl FolderId {
+    fn of(root: &Path) -> Result<FolderId, StateDirError> {
+        let failed = |source| StateDirError::Folder { path: root.to_owned(), source };
+        let metadata = std::fs::metadata(root).map_err(failed)?;
+        let made = metadata.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        let made_ns = made.and_then(|made| u64::try_from(made.as_nanos()).ok());
+        Ok(FolderId { inode: metadata.ino(), made_ns })
+    }
 }
 
 /// An open, locked state directory.
@@ -105,6 +127,33 @@ impl StateDir {
         Ok(StateDir { root, holder, _lock: lock })
     }
 
+    /// The folder itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Lets users of workers pass through to their own folders, or nobody. Nobody else may list what is in it, or read
+    /// any of the agent's files.
+    ///
+    /// # Errors
+    /// When that cannot be set.
+    pub fn open_to_workers(&self, has_users: bool) -> Result<(), StateDirError> {
+        let mode = |path: PathBuf, mode| {
+            let set = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+            set.map_err(|source| StateDirError::Folder { path, source })
+        };
+        mode(self.jobs(), 0o700)?;
+        let passable = if has_users { 0o711 } else { 0o700 };
+        mode(self.tasks(), passable)?;
+        mode(self.root.clone(), passable)?;
+        if has_users && self.socket().exists() {
+            // Who speaks there is asked of the kernel.
+            mode(self.socket(), 0o666)?;
+        }
+        Ok(())
+    }
+
     /// Who holds the node.
     #[must_use]
     pub fn holder(&self) -> HolderId {
@@ -139,6 +188,33 @@ impl StateDir {
     #[must_use]
     pub fn lease(&self) -> PathBuf {
         self.root.join("lease")
+    }
+
+    /// The lease file in a folder on memory, where no disk that a worker keeps busy can hold up a renewal; `lease` below
+    /// the state directory is a link to it. A file that is there stays where it is: shims that run watch it.
+    #[must_use]
+    pub fn lease_on_memory(&self, runtime: Option<&Path>) -> PathBuf {
+        let usual = self.lease();
+        let is_file = std::fs::symlink_metadata(&usual).is_ok_and(|found| found.is_file());
+        let Some(runtime) = runtime.filter(|_| !is_file) else { return usual };
+        let name = format!("{:08x}", crc32fast::hash(self.root.as_os_str().as_encoded_bytes()));
+        let folder = runtime.join(name);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).and_then(|()| {
+            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700))?;
+            let lease = folder.join("lease");
+            if std::fs::read_link(&usual).is_ok_and(|at| at == lease) {
+                return Ok(lease);
+            }
+            match std::fs::remove_file(&usual) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            std::os::unix::fs::symlink(&lease, &usual).map(|()| lease)
+        });
+        made.unwrap_or_else(|error| {
+            tracing::warn!(folder = %folder.display(), %error, "the lease is kept in the state directory");
+            usual
+        })
     }
 
     /// Where the agent takes notes of workers.
@@ -186,6 +262,15 @@ pub fn lock(root: &Path) -> Result<File, StateDirError> {
     }
 }
 
+/// The folder of the system for what lives as long as a boot, where it is on memory and this user may write there.
+#[must_use]
+pub fn usual_runtime() -> Option<PathBuf> {
+    let run = Path::new("/run");
+    let is_memory = nix::sys::statfs::statfs(run)
+        .is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
+    (is_memory && nix::unistd::geteuid().is_root()).then(|| run.join("muster-agent"))
+}
+
 fn boot_id(path: &Path) -> Result<String, StateDirError> {
     crate::durable::read_bounded(path, 256)
         .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
@@ -225,21 +310,33 @@ fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, S
     }
     remove_lease(root)?;
     let holder = before.map_or_else(|| HolderId(rand::random()), |record| record.holder);
-    write_record(&path, &HolderRecord { holder, boot_id }).map_err(StateDirError::Record)?;
+    write_record(&path, &HolderRecord { holder, boot_id, folder: None }).map_err(StateDirError::Record)?;
     Ok(holder)
 }
 
 fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
+    let folder = FolderId::of(root)?;
     if let Some(record) = before.filter(|record| record.boot_id == boot_id) {
-        return Ok(record.holder);
+        match record.folder {
+            Some(known) if known == folder => return Ok(record.holder),
+            None => {
+                let record = HolderRecord { folder: Some(folder), ..record };
+                write_record(&path, &record).map_err(StateDirError::Record)?;
+                return Ok(record.holder);
+            }
+            Some(_) => tracing::warn!(
+                folder = %root.display(),
+                "this state directory is a copy of another one: this node gets a new holder id"
+            ),
+        }
     }
     // First set aside, then the new id: a crash between the two does it again, with nothing to move.
     archive_tasks(root)?;
-    let record = HolderRecord { holder: HolderId(rand::random()), boot_id };
+    let record = HolderRecord { holder: HolderId(rand::random()), boot_id, folder: Some(folder) };
     write_record(&path, &record).map_err(StateDirError::Record)?;
-    tracing::info!(holder = ?record.holder, "new holder id: first start, or first since a reboot");
+    tracing::info!(holder = ?record.holder, "new holder id: first start, first since a reboot, or a copied state directory");
     Ok(record.holder)
 }
 
@@ -272,9 +369,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     numbers.push(next);
     let surplus = numbers.len().saturating_sub(limits::ARCHIVES_MAX);
     for old in &numbers[..surplus] {
-        if let Err(error) = std::fs::remove_dir_all(archive.join(old.to_string())) {
-            tracing::warn!(archive = old, %error, "an old archive could not be removed");
-        }
+        crate::kept::remove(archive.join(old.to_string()));
     }
     Ok(())
 }
@@ -303,9 +398,81 @@ mod tests {
             assert_ne!(StateDir::open(&root, &path).unwrap().holder(), first);
             assert!(!root.join("tasks/left").exists() && !root.join("lease").exists());
         }
-        assert_eq!(std::fs::read_dir(root.join("archive")).unwrap().count(), limits::ARCHIVES_MAX);
+        // Those beyond are removed beside everything else.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let count = || std::fs::read_dir(root.join("archive")).unwrap().count();
+        while count() > limits::ARCHIVES_MAX && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert_eq!(count(), limits::ARCHIVES_MAX);
         std::fs::write(root.join("holder"), b"garbage").unwrap();
         assert_ne!(StateDir::open(&root, &path).unwrap().holder(), first);
+    }
+
+    /// This directory does not tell what an earlier agent started from the other one.
+    #[test]
+    fn a_copy_of_a_folder_is_another_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = boot(dir.path(), "one");
+        let [root, copy, away] = ["state", "copy", "away"].map(|name| dir.path().join(name));
+        let first = StateDir::open(&root, &path).unwrap().holder();
+        let copied = |from: &Path, to: &Path| {
+            let done = std::process::Command::new("cp").arg("-a").args([from, to]).status();
+            assert!(done.unwrap().success());
+        };
+        copied(&root, &copy);
+        std::fs::create_dir_all(copy.join("tasks/left")).unwrap();
+        let twin = StateDir::open(&copy, &path).unwrap().holder();
+        assert_ne!(twin, first);
+        assert!(!copy.join("tasks/left").exists());
+        assert_eq!(StateDir::open(&root, &path).unwrap().holder(), first, "the first one stays what it was");
+        // Put back from a copy: what was started since is not known.
+        copied(&root, &away);
+        std::fs::remove_dir_all(&root).unwrap();
+        copied(&away, &root);
+        let rolled_back = StateDir::open(&root, &path).unwrap().holder();
+        assert!(rolled_back != first && rolled_back != twin);
+        assert_eq!(StateDir::open(&root, &path).unwrap().holder(), rolled_back);
+        // Moved it is the same folder.
+        let moved = dir.path().join("moved");
+        std::fs::rename(&root, &moved).unwrap();
+        assert_eq!(StateDir::open(&moved, &path).unwrap().holder(), rolled_back);
+    }
+
+    #[test]
+    fn an_earlier_release_knew_no_folder() {
+        #[derive(Serialize)]
+        struct Earlier {
+            holder: HolderId,
+            boot_id: String,
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = boot(dir.path(), "one");
+        let root = dir.path().join("state");
+        let boot_id = boot_id(&path).unwrap();
+        std::fs::create_dir(&root).unwrap();
+        write_record(&root.join("holder"), &Earlier { holder: HolderId(7), boot_id }).unwrap();
+        assert_eq!(StateDir::open(&root, &path).unwrap().holder(), HolderId(7));
+        let copy = dir.path().join("copy");
+        std::process::Command::new("cp").arg("-a").args([&root, &copy]).status().unwrap();
+        assert_ne!(StateDir::open(&copy, &path).unwrap().holder(), HolderId(7));
+    }
+
+    #[test]
+    fn the_lease_is_on_memory_unless_shims_watch_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = boot(dir.path(), "one");
+        let (root, runtime) = (dir.path().join("state"), dir.path().join("run"));
+        let state = StateDir::open(&root, &path).unwrap();
+        assert_eq!(state.lease_on_memory(None), state.lease());
+        let lease = state.lease_on_memory(Some(&runtime));
+        assert!(lease.starts_with(&runtime) && lease != state.lease());
+        std::fs::write(&lease, "x").unwrap();
+        assert_eq!(std::fs::read(state.lease()).unwrap(), b"x");
+        assert_eq!(state.lease_on_memory(Some(&runtime)), lease);
+        std::fs::remove_file(state.lease()).unwrap();
+        std::fs::write(state.lease(), "of an agent before").unwrap();
+        assert_eq!(state.lease_on_memory(Some(&runtime)), state.lease());
     }
 
     #[test]

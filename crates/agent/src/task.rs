@@ -27,6 +27,7 @@
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
 use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
+use crate::isolation::Isolation;
 use crate::order::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
@@ -51,6 +52,9 @@ pub struct TaskSpec {
     pub working_directory: PathBuf,
     /// Local device numbers.
     pub devices: DeviceSet,
+    /// How much of each, in thousandths; launches of earlier versions have all of it.
+    #[serde(default = "crate::order::whole_device")]
+    pub device_milli: u16,
     /// The lease file to watch.
     pub lease_path: PathBuf,
     /// Whose lease it must be.
@@ -75,6 +79,9 @@ pub struct TaskSpec {
     pub memory_watched: bool,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
+    /// What keeps it from its host; launches of earlier versions have nothing.
+    #[serde(default)]
+    pub isolation: Isolation,
     /// The call that tells it to stop; launches of earlier versions have none.
     #[serde(default)]
     pub notice: Option<HttpNotice>,
@@ -325,26 +332,24 @@ impl TaskDir {
         }
     }
 
-    /// Tells the shim to stop: first through the FIFO, which no disk can hold up, then on disk for a
-    /// shim that does not listen yet.
+    /// Tells the shim to stop, through the FIFO, which no disk can hold up.
     ///
     /// # Errors
-    /// When the half on disk fails and the shim did not listen.
-    pub fn request_stop(&self, grace: Duration) -> Result<(), TaskError> {
+    /// When it does not listen yet, or is gone.
+    pub fn tell_to_stop(&self, grace: Duration) -> io::Result<()> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        let told = OpenOptions::new()
-            .write(true)
-            .custom_flags(nix::libc::O_NONBLOCK)
-            .open(self.control())
-            .and_then(|mut fifo| fifo.write_all(&grace_ms.to_le_bytes()));
-        let kept = write_record(&self.path.join("stop"), &Stop { grace_ms });
-        match (told, kept) {
-            (Ok(()), Err(error)) => {
-                tracing::warn!(%error, "a stop was delivered but could not be recorded");
-                Ok(())
-            }
-            (_, kept) => kept.map_err(TaskError::Record),
-        }
+        let mut options = OpenOptions::new();
+        let mut fifo = options.write(true).custom_flags(nix::libc::O_NONBLOCK).open(self.control())?;
+        fifo.write_all(&grace_ms.to_le_bytes())
+    }
+
+    /// Records a stop, for a shim that does not listen yet.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn record_stop(&self, grace: Duration) -> Result<(), TaskError> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        write_record(&self.path.join("stop"), &Stop { grace_ms }).map_err(TaskError::Record)
     }
 
     /// The lock, when no shim has it. It is released when the file is dropped.
@@ -379,11 +384,7 @@ impl Blank {
     /// When any step fails.
     pub fn make(tasks: &Path, name: &str) -> Result<Blank, TaskError> {
         let aside = tasks.join(format!("{UNFINISHED}{name}"));
-        if let Err(source) = std::fs::remove_dir_all(&aside)
-            && source.kind() != io::ErrorKind::NotFound
-        {
-            return Err(TaskError::Io { doing: "remove", path: aside, source });
-        }
+        crate::kept::discard(tasks, &aside).map_err(at("remove", &aside))?;
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(at("make", &aside))?;
         let part = TaskDir { path: aside };
         std::fs::create_dir(part.work()).map_err(at("make", &part.path))?;
@@ -434,7 +435,7 @@ impl Blank {
     /// Removes it: no worker will have it.
     pub fn discard(self) {
         // What stays goes when the agent starts again.
-        let _ = std::fs::remove_dir_all(self.part.path);
+        let _ = crate::tree::remove(&self.part.path);
     }
 }
 

@@ -74,6 +74,10 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
     let error = match upload.refused {
         Some(reason) => Some(reason),
         None => {
+            // An opening without output: the reader learns that the order has arrived, however long the worker is silent.
+            if messages.send(base.clone()).await.is_err() {
+                return;
+            }
             let (sink, mut chunks) = mpsc::channel::<OutputChunk>(1);
             let forward = async {
                 while let Some(chunk) = chunks.recv().await {

@@ -174,6 +174,33 @@ async fn a_stop_lets_the_worker_finish_within_its_grace() {
     assert_eq!(leader.exit_of(7, 0).await, Kind::Code(7));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_shell_has_started_keeps_the_grace_though_the_shell_ends_at_once() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    let [ready, go, saved] = ["ready", "go", "saved"].map(|name| host.file(name));
+    for fifo in [&ready, &go] {
+        nix::unistd::mkfifo(fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    // The shell has no trap: SIGTERM ends it while its child saves. The child is told when it may go on.
+    let program = "trap 'cat $1 > /dev/null; echo saved > $2; kill $!; exit 0' TERM; echo > $0; \
+                   while :; do sleep 600 & wait $!; done";
+    let [ready_text, go_text, saved_text] = [&ready, &go, &saved].map(|path| path.display().to_string());
+    let script = format!("sh -c \"$PROGRAM\" {ready_text} {go_text} {saved_text}; exit 0");
+    let mut order = start(JOB, 7, &[&script], &[]);
+    order.workers[0].environment.insert("PROGRAM".to_owned(), program.to_owned());
+    leader.send(Response::Start(order));
+    leader.running(7, 0).await;
+    read_fifo(ready).await;
+    leader.send(stop(JOB, 7, 60_000));
+    write_fifo(go).await;
+    // How the shell ended stays what is told, and it is told once its child has saved.
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Signal(15));
+    assert_eq!(std::fs::read_to_string(saved).unwrap_or_default(), "saved\n");
+}
+
 async fn stubborn_family(control_groups: &'static str) {
     let mut leader = Leader::start(Manner::patient()).await;
     let mut host = Host::new(&leader);

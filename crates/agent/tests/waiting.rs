@@ -10,7 +10,7 @@ use muster_wire::v1::exit_status::Kind;
 use muster_wire::v1::session_response::Message as Response;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 use support::*;
@@ -50,9 +50,16 @@ fn inherited() -> BTreeSet<u32> {
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(goes_on).collect()
 }
 
+/// Processes that would become workers, each with the shim above it: between them is the first process of the worker.
+fn stages(host: &Host) -> Vec<(i32, i32)> {
+    let first: BTreeMap<i32, i32> = processes(host, "enter").into_iter().collect();
+    let stages = processes(host, "stage").into_iter();
+    stages.filter_map(|(stage, parent)| Some((stage, *first.get(&parent)?))).collect()
+}
+
 /// Shims in folders that are no worker's, each with the process that would become the worker.
 fn waiting(host: &Host) -> BTreeSet<i32> {
-    let stages: BTreeSet<i32> = processes(host, "stage").into_iter().map(|(_, parent)| parent).collect();
+    let stages: BTreeSet<i32> = stages(host).into_iter().map(|(_, shim)| shim).collect();
     let shims: BTreeSet<i32> = processes(host, "wait").into_iter().map(|(pid, _)| pid).collect();
     shims.intersection(&stages).copied().filter(|shim| !has_worker(host, *shim)).collect()
 }
@@ -152,9 +159,13 @@ async fn one_that_has_died_costs_time_and_no_worker() {
     leader.registered().await;
     until_waiting(&host, 2).await;
     // Of one the process that would become the worker dies, the other itself.
-    let stages = processes(&host, "stage");
+    let stages = stages(&host);
     kill(Pid::from_raw(stages[0].0), Signal::SIGKILL).unwrap();
     kill(Pid::from_raw(stages[1].1), Signal::SIGKILL).unwrap();
+    // A process that was killed takes a moment to go, and with each goes the first process of its worker.
+    while !processes(&host, "enter").is_empty() || alive(stages[1].1) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     leader.send(Response::Start(start(JOB, 7, &["exit 3"; 2], &[&[0], &[1]])));
     let mut ends = [false; 2];
     while ends.contains(&false) {

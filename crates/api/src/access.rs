@@ -1,8 +1,10 @@
 //! Who may call what. One table; whatever it does not name is not served.
 //!
-//! A certificate's kind decides. One that names a tenant opens the same calls as another client's, and its
-//! holder submits, cancels and reads output only for that tenant and those below it; what jobs, nodes and
-//! queues there are, every user of the cluster may see. A replica calls in its own name only to look; what it
+//! A certificate's kind decides. The holder of a client's certificate that names a tenant
+//! submits, cancels and reads output only for that tenant and those below it, the holder of one for all tenants for
+//! every tenant, and the holder of one that names none looks and changes nothing. What jobs, nodes and queues there
+//! are, every user of the cluster may see. An agent speaks for the node of its own name, an agent group for the nodes
+//! below its own name. A replica calls in its own name only to look; what it
 //! passes on is judged by whom it is for.
 
 use muster_transport::{Principal, Role};
@@ -28,8 +30,11 @@ const REPLICA: Kinds = Kinds(1);
 const AGENT: Kinds = Kinds(2);
 const CLIENT: Kinds = Kinds(4);
 const ADMIN: Kinds = Kinds(8);
-/// Clients and operators.
-const USERS: Kinds = CLIENT.and(ADMIN);
+const VIEWER: Kinds = Kinds(16);
+/// Who submits, and acts for tenants.
+const WRITERS: Kinds = CLIENT.and(ADMIN);
+/// Those, and who only looks.
+const USERS: Kinds = WRITERS.and(VIEWER);
 /// Whoever is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
@@ -45,8 +50,9 @@ impl Kinds {
             Principal::Plaintext => return true,
             Principal::Named(name) => match name.role {
                 Role::Replica(_) => REPLICA,
-                Role::Agent(_) => AGENT,
-                Role::Client(_) | Role::TenantClient { .. } => CLIENT,
+                Role::Agent(_) | Role::AgentGroup(_) => AGENT,
+                Role::AllTenants(_) | Role::TenantClient { .. } => CLIENT,
+                Role::Client(_) => VIEWER,
                 Role::Admin(_) => ADMIN,
             },
         };
@@ -78,10 +84,12 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.ClusterAdminService/AddReplica", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
+    rule("/muster.v1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/PromoteReplica", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/RaiseFormat", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/RemoveReplica", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/ReplaceReplica", Class::Call, ADMIN),
+    rule("/muster.v1.ClusterAdminService/RevokeCertificate", Class::Call, ADMIN),
     rule("/muster.v1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN),
 
     rule("/muster.v1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
@@ -95,26 +103,30 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
+    rule("/muster.v1.FleetService/GetNodeAdmission", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
+    rule("/muster.v1.FleetService/ListPendingNodes", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/ProbeNodes", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
+    rule("/muster.v1.FleetService/SetNodeApproval", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeCordon", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeDrain", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeQuarantine", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/SetNodeRepair", Class::Call, ADMIN),
     rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
 
-    rule("/muster.v1.JobService/CancelJob", Class::Call, USERS),
-    // A worker commits with what its agent has given it; the fencing token says whether it may.
-    rule("/muster.v1.JobService/CommitCheckpoint", Class::Call, USERS.and(AGENT)),
+    rule("/muster.v1.JobService/CancelJob", Class::Call, WRITERS),
+    // A worker commits with what its agent has given it: an agent for jobs that it runs.
+    rule("/muster.v1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
     rule("/muster.v1.JobService/ExplainJob", Class::Call, USERS),
     rule("/muster.v1.JobService/GetJob", Class::Call, USERS),
     rule("/muster.v1.JobService/ListJobs", Class::Call, USERS),
     rule("/muster.v1.JobService/PlanJob", Class::Call, USERS),
-    rule("/muster.v1.JobService/ReadLogs", Class::Stream, USERS),
-    rule("/muster.v1.JobService/SubmitJob", Class::Call, USERS),
-    rule("/muster.v1.JobService/SubmitJobs", Class::Call, USERS),
-    rule("/muster.v1.JobService/SubmitStream", Class::Stream, USERS),
+    rule("/muster.v1.JobService/ReadLogs", Class::Stream, WRITERS),
+    rule("/muster.v1.JobService/SubmitJob", Class::Call, WRITERS),
+    rule("/muster.v1.JobService/SubmitJobs", Class::Call, WRITERS),
+    rule("/muster.v1.JobService/SubmitStream", Class::Stream, WRITERS),
     rule("/muster.v1.JobService/WatchJobs", Class::Stream, USERS),
 
     rule("/muster.v1.LogService/GetArchiveStatus", Class::Call, USERS.and(REPLICA)),
@@ -188,6 +200,46 @@ mod tests {
         assert!(rule_of("/muster.v1.JobService/Anything").is_none());
     }
 
+    /// The table that people read says what the table that is obeyed says, of every call and every kind.
+    #[test]
+    fn what_is_written_down_is_what_is_allowed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../SECURITY.md");
+        let text = std::fs::read_to_string(path).expect("it is there");
+        let short = |text| ShortName::new(text).expect("a name");
+        let kinds = [
+            Role::Replica(ReplicaId(1)),
+            Role::Agent(short("h1")),
+            Role::AgentGroup(short("h1")),
+            Role::Client(short("h1")),
+            Role::TenantClient { tenant: short("h1"), user: short("h1") },
+            Role::AllTenants(short("h1")),
+            Role::Admin(short("h1")),
+        ];
+        let mut written: BTreeSet<(String, &str)> = BTreeSet::new();
+        for row in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [who, calls] = cells[..] else { continue };
+            for kind in who.split(',').map(|kind| kind.trim().trim_matches('`')) {
+                let known = kinds.iter().find(|role| role.kind() == kind);
+                let known = known.unwrap_or_else(|| panic!("{kind:?} is no kind of certificate"));
+                let calls = calls.split(',').map(|call| call.trim().trim_matches('`').to_owned());
+                written.extend(calls.map(|call| (call, known.kind())));
+            }
+        }
+        let mut allowed = BTreeSet::new();
+        for rule in RULES.iter().filter(|rule| rule.path.starts_with("/muster.")) {
+            let call = rule.path.trim_start_matches("/muster.v1.");
+            for role in kinds {
+                if rule.kinds.include(&Principal::Named(PeerName { cluster: ClusterId(1), role })) {
+                    allowed.insert((call.to_owned(), role.kind()));
+                }
+            }
+        }
+        let missing: Vec<_> = allowed.difference(&written).collect();
+        let wrong: Vec<_> = written.difference(&allowed).collect();
+        assert!(missing.is_empty() && wrong.is_empty(), "not written: {missing:?}; not so: {wrong:?}");
+    }
+
     #[test]
     fn who_may_what() {
         let short = |text| ShortName::new(text).expect("a name");
@@ -209,9 +261,23 @@ mod tests {
                 "UploadLogs",
             ])
         );
-        let of_tenant = may(Role::TenantClient { tenant: short("vision"), user: short("ada") });
-        assert_eq!(of_tenant, may(Role::Client(short("ada"))));
-        let (client, admin) = (may(Role::Client(short("ada"))), may(Role::Admin(short("ada"))));
+        assert_eq!(agent, may(Role::AgentGroup(short("slurm"))));
+        let client = may(Role::TenantClient { tenant: short("vision"), user: short("ada") });
+        assert_eq!(client, may(Role::AllTenants(short("ada"))));
+        let viewer = may(Role::Client(short("ada")));
+        assert!(viewer.is_subset(&client));
+        assert_eq!(
+            client.difference(&viewer).copied().collect::<BTreeSet<_>>(),
+            BTreeSet::from([
+                "CancelJob",
+                "CommitCheckpoint",
+                "ReadLogs",
+                "SubmitJob",
+                "SubmitJobs",
+                "SubmitStream",
+            ])
+        );
+        let admin = may(Role::Admin(short("ada")));
         assert!(client.is_subset(&admin));
         assert_eq!(
             admin.difference(&client).copied().collect::<BTreeSet<_>>(),
@@ -223,6 +289,9 @@ mod tests {
                 "EndDrill",
                 "ForgetNode",
                 "GetDrill",
+                "GetNodeAdmission",
+                "ListPendingNodes",
+                "ListRevokedCertificates",
                 "ProbeNodes",
                 "PromoteReplica",
                 "RaiseFormat",
@@ -230,7 +299,10 @@ mod tests {
                 "RefuseTraffic",
                 "RemoveReplica",
                 "ReplaceReplica",
+                "RevokeCertificate",
                 "SetHealthPolicy",
+                "SetNodeAdmission",
+                "SetNodeApproval",
                 "SetNodeCordon",
                 "SetNodeDrain",
                 "SetNodeQuarantine",

@@ -19,26 +19,26 @@ use crate::access::RULES;
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, CallLimits, serve};
 
-async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {
         Ok(value) => value,
         Err(_) => panic!("nothing happened: {what}"),
     }
 }
 
-struct World {
+pub(crate) struct World {
     folder: TempDir,
     authority: Authority,
-    engine: muster_engine::Engine,
-    address: String,
+    pub(crate) engine: muster_engine::Engine,
+    pub(crate) address: String,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl World {
-    async fn start(config: ApiConfig) -> World {
+    pub(crate) async fn start(config: ApiConfig) -> World {
         let folder = tempfile::tempdir().expect("a folder");
         let authority = Authority::init(&folder.path().join("authority"), CLUSTER, 10).expect("it is made");
-        let engine = sample::leader().await;
+        let engine = sample::leader_with_certificates().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it has one").to_string();
         let mut world = World { folder, authority, engine, address, task: tokio::spawn(async {}) };
@@ -55,7 +55,12 @@ impl World {
         Security::Tls(Tls::load(files).expect("it can be used"))
     }
 
-    async fn channel(&self, role: Role) -> Channel {
+    /// Where the certificate lies that was issued last for this role.
+    pub(crate) fn certificate(&self, role: Role) -> std::path::PathBuf {
+        self.folder.path().join(role.to_string().replace('/', "-")).join("tls.crt")
+    }
+
+    pub(crate) async fn channel(&self, role: Role) -> Channel {
         let security = self.security(role);
         let address = security.address(&self.address).expect("an address");
         let endpoint = Endpoint::from_shared(address).expect("an address");
@@ -70,7 +75,7 @@ impl Drop for World {
     }
 }
 
-fn short(name: &str) -> ShortName {
+pub(crate) fn short(name: &str) -> ShortName {
     ShortName::new(name).expect("a name")
 }
 
@@ -100,7 +105,9 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
     let stranger = format!("spiffe://{}/admin/root", "1".repeat(32));
     let roles = [
         Role::Agent(short("h1")),
+        Role::AgentGroup(short("slurm-a")),
         Role::Client(short("ada")),
+        Role::AllTenants(short("ada")),
         Role::Admin(short("root")),
         Role::Replica(ReplicaId(1)),
     ];
@@ -147,26 +154,25 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
     assert_eq!(world.engine.view().log_index(), before, "somebody was obeyed");
 }
 
+/// Begins a session with an empty description of this node.
+async fn empty_session(channel: &Channel, name: &str) -> Status {
+    let node = v1::NodeDescription { name: name.to_owned(), ..Default::default() };
+    let register = v1::Register { node: Some(node), ..Default::default() };
+    let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let mut nodes = NodeServiceClient::new(channel.clone());
+    let answer = guarded("an answer", nodes.session(tokio_stream::once(message))).await;
+    answer.map(drop).expect_err("the description is empty")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_speaks_for_its_own_node_alone() {
     let world = World::start(ApiConfig::DEFAULT).await;
     let channel = world.channel(Role::Agent(short("h1"))).await;
-    let session = |name: &str| {
-        let node = v1::NodeDescription { name: name.to_owned(), ..Default::default() };
-        let register = v1::Register { node: Some(node), ..Default::default() };
-        let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
-        let mut nodes = NodeServiceClient::new(channel.clone());
-        async move { guarded("an answer", nodes.session(tokio_stream::once(message))).await.map(drop) }
-    };
-    let status = session("h2").await.expect_err("another's node");
-    assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
-    for other in ["h10", "h", "x.h1", ""] {
-        let status = session(other).await.expect_err("another's node");
+    for other in ["h2", "h10", "h", "x.h1", "", "h1.", "h1.n1", "h1.evil"] {
+        let status = empty_session(&channel, other).await;
         assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{other:?}: {status:?}");
     }
-    let status = session("h1.n1").await.expect_err("the description is empty");
-    assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "one below it is its own: {status:?}");
-    let status = session("h1").await.expect_err("the description is empty");
+    let status = empty_session(&channel, "h1").await;
     assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "its own is looked at: {status:?}");
     let upload = |name: &str| {
         let message = v1::UploadLogsRequest { read_id: 1, node_name: name.to_owned(), ..Default::default() };
@@ -176,6 +182,52 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     let status = upload("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
     assert_eq!(upload("h1").await.expect_err("nobody reads").code(), Code::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_group_speaks_for_the_nodes_below_its_name_and_no_others() {
+    let world = World::start(ApiConfig::DEFAULT).await;
+    let channel = world.channel(Role::AgentGroup(short("slurm-a"))).await;
+    for other in ["slurm-a", "slurm-a.", "slurm-ab.n1", "slurm-b.n1", "h1", "", "x.slurm-a.n1"] {
+        let status = empty_session(&channel, other).await;
+        assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{other:?}: {status:?}");
+    }
+    for own in ["slurm-a.n1", "slurm-a.rack-1.n1"] {
+        let status = empty_session(&channel, own).await;
+        assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "{own:?}: {status:?}");
+    }
+}
+
+type Requests = tokio_stream::wrappers::ReceiverStream<v1::SessionRequest>;
+
+/// Begins a session of a whole host, and keeps it open.
+pub(crate) async fn session_of(
+    channel: &Channel,
+    spec: &muster_types::NodeSpec,
+) -> Result<(tokio::sync::mpsc::Sender<v1::SessionRequest>, tonic::Streaming<v1::SessionResponse>), Status> {
+    let node = Some(muster_wire::convert::node_spec_to_proto(spec));
+    let holder_id = "00000000000000000000000000000009".to_owned();
+    let register = v1::Register { node, holder_id, ..Default::default() };
+    let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let (to_replica, requests) = tokio::sync::mpsc::channel(4);
+    to_replica.try_send(message).expect("there is room");
+    let mut nodes = NodeServiceClient::new(channel.clone());
+    let opened = guarded("an answer", nodes.session(Requests::new(requests))).await?;
+    Ok((to_replica, opened.into_inner()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_are_counted_by_node_and_not_by_certificate() {
+    let world = World::start(ApiConfig::DEFAULT).await;
+    let channel = world.channel(Role::AgentGroup(short("slurm-a"))).await;
+    let mut open = Vec::new();
+    for number in 0..12 {
+        let name = format!("slurm-a.n{number}");
+        open.push(
+            session_of(&channel, &host(&name)).await.unwrap_or_else(|status| panic!("{name}: {status:?}")),
+        );
+    }
+    assert_eq!(world.engine.view().nodes_up(), 12);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +279,7 @@ async fn what_is_too_large_is_refused_in_our_words() {
     assert_eq!(refused(&status.expect_err("more than 4 MiB")), Some(RefusalCode::MessageTooLarge));
 }
 
-fn host(name: &str) -> muster_types::NodeSpec {
+pub(crate) fn host(name: &str) -> muster_types::NodeSpec {
     let name_of = |text| muster_types::Name::new(text).expect("a name");
     let draft = muster_types::NodeDraft {
         name: name_of(name),
@@ -246,7 +298,7 @@ fn host(name: &str) -> muster_types::NodeSpec {
     draft.check().expect("it is a host")
 }
 
-fn submission(tenant: &str, number: u32) -> v1::SubmitJobRequest {
+pub(crate) fn submission(tenant: &str, number: u32) -> v1::SubmitJobRequest {
     let group = v1::TaskGroup {
         workers: 1,
         command: vec!["true".to_owned()],
@@ -264,7 +316,7 @@ fn submission(tenant: &str, number: u32) -> v1::SubmitJobRequest {
     v1::SubmitJobRequest { request_id, spec: Some(spec), validate_only: false }
 }
 
-fn of_tenant(tenant: &str, user: &str) -> Role {
+pub(crate) fn of_tenant(tenant: &str, user: &str) -> Role {
     Role::TenantClient { tenant: short(tenant), user: short(user) }
 }
 
@@ -275,7 +327,7 @@ fn code<T>(answer: Result<T, Status>) -> Option<RefusalCode> {
 
 impl World {
     /// `vision` with `video` below it, and `speech`.
-    async fn with_tenants() -> World {
+    pub(crate) async fn with_tenants() -> World {
         use muster_wire::v1::policy_service_client::PolicyServiceClient;
         let world = World::start(ApiConfig::DEFAULT).await;
         let root = world.channel(Role::Admin(short("root"))).await;
@@ -290,6 +342,23 @@ impl World {
         };
         guarded("a policy", PolicyServiceClient::new(root).set_policy(policy)).await.expect("it is set");
         world
+    }
+
+    /// A job of a tenant's, on a host that is there from now on: `h1`.
+    async fn job_of(&self, tenant: &str) -> String {
+        use muster_decider::{Answer, Command};
+        let register = Command::Register {
+            spec: host("h1"),
+            holder: muster_types::HolderId(1),
+            other_session_is_over: false,
+        };
+        self.engine.execute(register).await.expect("a host comes");
+        let jobs = muster_wire::convert::submissions_from_proto("spec", submission(tenant, 0).spec);
+        let jobs = jobs.expect("it is a job").into();
+        let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+        let answer = self.engine.execute(submit).await.expect("it fits");
+        let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
+        jobs[0].to_string()
     }
 }
 
@@ -327,22 +396,75 @@ async fn a_tenants_user_submits_for_that_tenant_and_those_below_it() {
     assert_eq!(world.engine.view().jobs().len(), 0);
 }
 
+/// A certificate without a tenant is for looking, unless it says that it is for all tenants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_without_a_tenant_changes_nothing() {
+    let world = World::with_tenants().await;
+    let mut eve = JobServiceClient::new(world.channel(Role::Client(short("eve"))).await);
+    let mut all = JobServiceClient::new(world.channel(Role::AllTenants(short("bot"))).await);
+    let job_id = world.job_of("speech").await;
+    let denied = Some(RefusalCode::PermissionDenied);
+    for (number, tenant) in ["vision", "speech", ""].into_iter().enumerate() {
+        let request = submission(tenant, number as u32);
+        let check = v1::SubmitJobRequest { validate_only: true, ..request.clone() };
+        assert_eq!(code(guarded("an answer", eve.submit_job(request)).await), denied, "{tenant}");
+        assert_eq!(code(guarded("an answer", eve.submit_job(check.clone())).await), denied, "{tenant}");
+        assert_eq!(code(guarded("an answer", all.submit_job(check)).await), None, "{tenant}");
+    }
+    let cancel = v1::CancelJobRequest {
+        request_id: "00000000-0000-4000-b000-000000000001".to_owned(),
+        job_id: job_id.clone(),
+    };
+    let read = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
+    let commit =
+        v1::CommitCheckpointRequest { job_id: job_id.clone(), token: Some(v1::FencingToken::default()) };
+    assert_eq!(code(guarded("an answer", eve.cancel_job(cancel.clone())).await), denied);
+    assert_eq!(code(guarded("an answer", eve.read_logs(read)).await), denied);
+    assert_eq!(code(guarded("an answer", eve.commit_checkpoint(commit)).await), denied);
+    guarded("a list", eve.list_jobs(v1::ListJobsRequest::default())).await.expect("everybody may look");
+    guarded("an answer", all.cancel_job(cancel)).await.expect("it is for all tenants");
+}
+
+/// With the right token, which every reader of the job can see.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_is_committed_by_the_jobs_tenant_and_by_agents_that_run_it() {
+    let world = World::with_tenants().await;
+    let job_id = world.job_of("speech").await;
+    let id: muster_types::JobId = job_id.parse().expect("an id");
+    let placed = guarded("a placement", async {
+        loop {
+            let row = world.engine.view().job(id).and_then(|row| row.placement.clone());
+            match row {
+                Some(placement) => return placement,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    })
+    .await;
+    let token = Some(muster_wire::convert::fencing_token_to_proto(placed.token));
+    let commit = |role| {
+        let request = v1::CommitCheckpointRequest { job_id: job_id.clone(), token };
+        let channel = world.channel(role);
+        async move {
+            let mut jobs = JobServiceClient::new(channel.await);
+            code(guarded("an answer", jobs.commit_checkpoint(request)).await)
+        }
+    };
+    let denied = Some(RefusalCode::PermissionDenied);
+    assert_eq!(commit(of_tenant("vision", "ada")).await, denied);
+    assert_eq!(commit(Role::Agent(short("h2"))).await, denied, "it is on h1");
+    assert_eq!(commit(Role::AgentGroup(short("h1"))).await, denied, "it is on h1");
+    // None of its workers runs yet, and that is looked at last.
+    let fenced = Some(RefusalCode::Fenced);
+    assert_eq!(commit(of_tenant("speech", "bob")).await, fenced);
+    assert_eq!(commit(Role::Agent(short("h1"))).await, fenced);
+    assert_eq!(commit(Role::Admin(short("root"))).await, fenced);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenants_user_sees_all_jobs_and_ends_and_reads_only_its_own() {
-    use muster_decider::{Answer, Command};
     let world = World::with_tenants().await;
-    let register = Command::Register {
-        spec: host("h1"),
-        holder: muster_types::HolderId(1),
-        other_session_is_over: false,
-    };
-    world.engine.execute(register).await.expect("a host comes");
-    let jobs = muster_wire::convert::submissions_from_proto("spec", submission("speech", 0).spec);
-    let jobs = jobs.expect("it is a job").into();
-    let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
-    let answer = world.engine.execute(submit).await.expect("it fits");
-    let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
-    let job_id = jobs[0].to_string();
+    let job_id = world.job_of("speech").await;
     let cancel = |number: u32| v1::CancelJobRequest {
         request_id: format!("00000000-0000-4000-b000-{number:012}"),
         job_id: job_id.clone(),

@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::admission;
 use crate::forward::Router;
 use crate::job_service::written;
 use crate::read::invalid;
@@ -117,6 +118,28 @@ macro_rules! at_leader {
 
 #[tonic::async_trait]
 impl ClusterAdminService for Admin {
+    async fn revoke_certificate(
+        &self,
+        request: Request<v1::RevokeCertificateRequest>,
+    ) -> Result<Response<v1::RevokeCertificateResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = admission::revoke_command(&message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            Ok(v1::RevokeCertificateResponse { freshness: written(engine, answer.at()) })
+        };
+        at_leader!(self, caller, message, revoke_certificate, local)
+    }
+
+    async fn list_revoked_certificates(
+        &self,
+        _request: Request<v1::ListRevokedCertificatesRequest>,
+    ) -> Result<Response<v1::ListRevokedCertificatesResponse>, Status> {
+        Ok(Response::new(admission::revoked(self.router.engine())))
+    }
+
     async fn add_replica(
         &self,
         request: Request<v1::AddReplicaRequest>,

@@ -49,6 +49,7 @@ impl ClusterService for Clusters {
             format: view.format().into(),
             generation: view.generation(),
             records_rejected: view.rejected(),
+            slow_beyond: slow_beyond(&view),
         };
         let warnings = warnings(&sight);
         let acts = engine.consensus().leadership().borrow().mine.is_some();
@@ -136,4 +137,10 @@ fn health(report: &PeerReport, facts: &LocalFacts, is_own: bool) -> v1::ReplicaH
         certificate_days_left: facts.certificate_days_left,
         age_ms: if is_own { 0 } else { u64::try_from(report.age().as_millis()).unwrap_or(u64::MAX) },
     }
+}
+
+/// Names of the nodes that [`muster_decider::suspects_beyond_the_bound`] finds, at most some of them.
+fn slow_beyond(view: &muster_state::State) -> Vec<String> {
+    let nodes = muster_decider::suspects_beyond_the_bound(view).into_iter().take(8);
+    nodes.filter_map(|node| view.node(node).map(|row| row.spec.name.to_string())).collect()
 }

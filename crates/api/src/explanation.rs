@@ -1,10 +1,10 @@
 //! Explanations as messages.
 
-use muster_decider::{JobExplanation, QuotaReport};
+use muster_decider::{Borrower, Hindrance, JobExplanation, QuotaReport};
 use muster_journal::WorkerSlot;
 use muster_planner::{ClusterReport, NodeCounts, Plan, Score};
 use muster_state::quota::QuotaLimit;
-use muster_state::{JobRow, State};
+use muster_state::{GangStanding, JobRow, NominalCover, State};
 use muster_types::{JobId, LogTime, Name};
 use muster_wire::v1;
 
@@ -42,6 +42,26 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
         }),
         would_help: explanation.places.would_help.clone(),
         estimate: Some(render::estimate(&explanation.estimate)),
+        borrowers: explanation.borrowers.iter().map(borrower).collect(),
+        standing: String::new(),
+    }
+}
+
+fn borrower(borrower: &Borrower) -> v1::Borrower {
+    let until_ms = match borrower.hindrance {
+        Some(Hindrance::MinimumRun { until, .. }) => until.0,
+        _ => 0,
+    };
+    v1::Borrower {
+        tenant: borrower.tenant.to_string(),
+        accelerator_type: borrower.kind.to_string(),
+        region: borrower.region.to_string(),
+        devices_milli: borrower.devices_milli,
+        jobs: borrower.jobs,
+        largest_job_id: borrower.largest.to_string(),
+        hindrance: borrower.hindrance.map(|hindrance| hindrance.code().to_owned()).unwrap_or_default(),
+        hindrance_detail: borrower.hindrance.map(|hindrance| hindrance.to_string()).unwrap_or_default(),
+        until_ms,
     }
 }
 
@@ -61,7 +81,18 @@ pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation 
         policy_version: view.policy().version.0,
         placement,
         estimate: Some(render::estimate(&row.estimate)),
+        standing: standing(view, job).to_owned(),
         ..Default::default()
+    }
+}
+
+/// Whether what a job holds is promised to its tenant; empty when it holds nothing.
+fn standing(view: &State, job: JobId) -> &'static str {
+    match NominalCover::of(view).standing(job) {
+        Some(GangStanding::WithinNominal) => "within_nominal",
+        Some(GangStanding::Borrowing) => "borrowing",
+        Some(GangStanding::Unpromised) => "unpromised",
+        None => "",
     }
 }
 

@@ -16,6 +16,7 @@ use muster_wire::v1::fleet_service_server::FleetService;
 use std::collections::BTreeSet;
 use tonic::{Request, Response, Status};
 
+use crate::admission;
 use crate::forward::Router;
 use crate::job_service::{bad_page, written};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
@@ -117,9 +118,72 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::WatchNodesRequest>,
     ) -> Result<Response<Self::WatchNodesStream>, Status> {
+        let account = self.router.caller(&request).account();
         let message = request.into_inner();
         let topic = NodeTopic::new(message.region);
-        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
+        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
+    }
+
+    async fn list_pending_nodes(
+        &self,
+        request: Request<v1::ListPendingNodesRequest>,
+    ) -> Result<Response<v1::ListPendingNodesResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let engine = self.router.engine();
+        let local = || async { Ok(admission::pending(engine)) };
+        let onward = |channel| {
+            let request = Router::onward(message, caller);
+            async move {
+                let mut leader = FleetServiceClient::new(channel)
+                    .max_decoding_message_size(crate::forward::ONWARD_BYTES_MAX);
+                Ok(leader.list_pending_nodes(request).await?.into_inner())
+            }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn get_node_admission(
+        &self,
+        request: Request<v1::GetNodeAdmissionRequest>,
+    ) -> Result<Response<v1::GetNodeAdmissionResponse>, Status> {
+        let message = request.into_inner();
+        admission::admission(self.router.engine(), &message).map(Response::new)
+    }
+
+    async fn set_node_admission(
+        &self,
+        request: Request<v1::SetNodeAdmissionRequest>,
+    ) -> Result<Response<v1::SetNodeAdmissionResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = admission::admission_command(&message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            Ok(v1::SetNodeAdmissionResponse { freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_admission(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn set_node_approval(
+        &self,
+        request: Request<v1::SetNodeApprovalRequest>,
+    ) -> Result<Response<v1::SetNodeApprovalResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let (id, name, wanted) = admission::wanted(&message)?;
+        let engine = self.router.engine();
+        let local = || admission::approve(engine, id, &name, &wanted);
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_approval(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
     }
 
     async fn set_node_cordon(

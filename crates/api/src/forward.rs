@@ -2,7 +2,7 @@
 
 use muster_engine::Engine;
 use muster_state::State;
-use muster_transport::{Expect, PeerName, Principal, Role, Security};
+use muster_transport::{Expect, Principal, Role, Security};
 use muster_types::{JobId, Name, Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
 use std::collections::BTreeMap;
@@ -15,6 +15,9 @@ use tonic::{Code, Request, Status};
 use crate::access::Class;
 use crate::guard::Admitted;
 use crate::server::ApiConfig;
+use crate::shares::{Account, Pool, Share};
+use crate::sight::Sight;
+use crate::turns::{Turn, Turns};
 
 /// On a request that another replica passed on: carried out here or refused, never passed on again.
 pub(crate) const FORWARDED: &str = "muster-forwarded";
@@ -31,6 +34,11 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(200);
 pub(crate) const ONWARD_BYTES_MAX: usize = 16 << 20;
 /// Replicas whose channels are kept: more than a cluster ever has.
 const CHANNELS_MAX: usize = 64;
+
+/// Writes that wait for the decision of the leader here: as many as its lane has places.
+const WRITES_WAITING_MAX: u64 = 8_192;
+/// Explanations that are made at a time: as many as the engine makes.
+const EXPLANATIONS_MAX: usize = 2;
 
 /// How long a read whose caller sets no deadline may wait for a leader: an election takes a few seconds.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,6 +69,10 @@ struct Inner {
     config: ApiConfig,
     security: Security,
     channels: Mutex<Channels>,
+    /// Places of writes that wait for a decision here.
+    writes: Pool,
+    /// Turns of explanations and plans.
+    explanations: Turns,
 }
 
 /// To whom, where, and whether for agents: their sessions and what clients send share no connection, so
@@ -91,30 +103,69 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether the caller is this node's agent, as far as that is known. The agent of a cluster of another
-    /// scheduler speaks for all nodes below its own name: `slurm-a` for `slurm-a.n1`.
+    /// Whether the caller is this node's agent, as far as that is known. An agent speaks for the node of its own
+    /// name and no other; the agent of a cluster of another scheduler has a certificate of its own kind and speaks
+    /// for the nodes below its name: `agent-group/slurm-a` for `slurm-a.n1`.
     ///
     /// # Errors
     /// When it is another's.
     pub(crate) fn speaks_for(&self, node: &str) -> Result<(), Status> {
-        match self.principal {
-            Principal::Named(PeerName { role: Role::Agent(own), .. }) if !is_below(own.as_str(), node) => {
-                let text = format!("{} does not speak for another node", self.principal);
-                let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
-                Err(to_status(&refusal.with("principal", self.principal)))
-            }
-            _ => Ok(()),
+        let role = self.principal.role();
+        if speaks_for(role, node) {
+            return Ok(());
         }
+        let text = match role {
+            Some(Role::Agent(_)) if speaks_for_as_group(role, node) => format!(
+                "{} speaks for its own node alone; nodes below a name need a certificate of kind agent-group, see \
+                 `muster ca issue`",
+                self.principal
+            ),
+            _ => format!("{} does not speak for node {node:?}", self.principal),
+        };
+        let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
+        Err(to_status(&refusal.with("principal", self.principal)))
     }
-}
 
-impl Caller {
+    /// Whether the caller may say what becomes of a job's workers: a user as for every write, an agent for jobs with
+    /// a worker on a node that it speaks for.
+    pub(crate) fn check_worker_of(&self, view: &State, job: JobId) -> Result<(), Refusal> {
+        let role = self.principal.role();
+        let Some(Role::Agent(_) | Role::AgentGroup(_)) = role else { return self.check_job(view, job) };
+        let Some(row) = view.job(job) else { return Ok(()) };
+        let slots = row.placement.iter().flat_map(|placement| &placement.slots);
+        let mut nodes = slots.filter_map(|slot| view.node(slot.node));
+        if nodes.any(|node| speaks_for(role, &node.spec.name)) {
+            return Ok(());
+        }
+        let text = format!("{} runs no worker of {job}", self.principal);
+        Err(Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal))
+    }
+
+    /// For whom it is counted what the caller takes.
+    pub(crate) fn account(&self) -> Account {
+        Account::of(&self.principal)
+    }
+
+    /// Whose jobs it is shown whole.
+    pub(crate) fn sight(&self) -> Sight {
+        Sight::of(&self.principal)
+    }
+
     /// Whether the caller may do something to jobs of a tenant, or for it: not one of another tenant, unless
     /// that one is above it.
     pub(crate) fn check_tenant(&self, view: &State, tenant: &Name) -> Result<(), Refusal> {
-        let Principal::Named(PeerName { role: Role::TenantClient { tenant: own, .. }, .. }) = self.principal
-        else {
-            return Ok(());
+        let own = match self.principal.role() {
+            None | Some(Role::Admin(_) | Role::AllTenants(_) | Role::Replica(_)) => return Ok(()),
+            Some(Role::TenantClient { tenant, .. }) => tenant,
+            Some(Role::Client(_) | Role::Agent(_) | Role::AgentGroup(_)) => {
+                let text = format!(
+                    "{} acts for no tenant: it may look and change nothing; issue a certificate with `muster ca issue … \
+                     client NAME --tenant TENANT`, or --all-tenants",
+                    self.principal
+                );
+                let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
+                return Err(refusal.with("principal", self.principal).with("tenant", tenant));
+            }
         };
         if view.policy().policy.ancestry(tenant).any(|above| above.as_str() == own.as_str()) {
             return Ok(());
@@ -130,18 +181,56 @@ impl Caller {
     }
 }
 
-/// Whether a node is the agent's own, or below it.
+/// Whether a certificate of this kind speaks for a node, as far as its kind says.
+fn speaks_for(role: Option<Role>, node: &str) -> bool {
+    match role {
+        Some(Role::Agent(own)) => own.as_str() == node,
+        Some(Role::AgentGroup(own)) => is_below(own.as_str(), node),
+        _ => true,
+    }
+}
+
+/// Whether it would, were it of the kind for groups.
+fn speaks_for_as_group(role: Option<Role>, node: &str) -> bool {
+    matches!(role, Some(Role::Agent(own)) if is_below(own.as_str(), node))
+}
+
+/// Whether a node's name begins with a name, a dot, and something behind it.
 fn is_below(own: &str, node: &str) -> bool {
-    node.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    node.strip_prefix(own).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
 }
 
 impl Router {
     pub(crate) fn new(engine: Engine, config: ApiConfig, security: Security) -> Router {
-        Router { inner: Arc::new(Inner { engine, config, security, channels: Mutex::default() }) }
+        let (writes, explanations) =
+            (Pool::new(WRITES_WAITING_MAX, WRITES_WAITING_MAX), Turns::new(EXPLANATIONS_MAX));
+        let channels = Mutex::default();
+        Router { inner: Arc::new(Inner { engine, config, security, channels, writes, explanations }) }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
         &self.inner.engine
+    }
+
+    /// Waits for a turn at an explanation: tenants take turns, however much one of them asks.
+    ///
+    /// # Errors
+    /// When the caller's account has as many waiting as it may.
+    pub(crate) async fn explaining(&self, account: Account) -> Result<Turn, Refusal> {
+        self.inner.explanations.enter(account).await.ok_or_else(|| {
+            let text = format!("{account} has as many explanations and plans waiting as it may; try again");
+            let refusal = Refusal::new(RefusalCode::Overloaded, text);
+            refusal.with("retry_after_ms", 1_000).with("account", account)
+        })
+    }
+
+    /// A place among the writes that wait for a decision: no tenant takes all of them.
+    fn place(&self, account: Account) -> Result<Share, Refusal> {
+        self.inner.writes.enter(account, 1).ok_or_else(|| {
+            let text = format!("{account} has as many writes waiting as it may beside the others; try again");
+            let refusal = Refusal::new(RefusalCode::Overloaded, text);
+            refusal.with("retry_after_ms", 100).with("account", account)
+        })
     }
 
     /// Deadline and origin of a request.
@@ -271,6 +360,18 @@ impl Router {
         Some(channel)
     }
 
+    async fn local<T, L: Future<Output = Result<T, Refusal>>>(
+        &self,
+        caller: Caller,
+        local: &mut impl FnMut() -> L,
+    ) -> Result<Result<T, Refusal>, tokio::time::error::Elapsed> {
+        let _place = match self.place(caller.account()) {
+            Ok(place) => place,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        tokio::time::timeout_at(caller.deadline, local()).await
+    }
+
     /// Carries out a write that is safe to repeat: here or at the leader, again when the leader
     /// changes on the way, until the caller's deadline.
     pub(crate) async fn write<T, L, R>(
@@ -286,7 +387,7 @@ impl Router {
         let mut pause = PAUSE_FIRST;
         loop {
             let failed = match self.route(caller).await? {
-                Route::Local => match tokio::time::timeout_at(caller.deadline, local()).await {
+                Route::Local => match self.local(caller, &mut local).await {
                     Ok(Ok(done)) => return Ok(done),
                     Ok(Err(refusal)) if caller.forwarded || !is_transient(refusal.code) => {
                         return Err(to_status(&refusal));

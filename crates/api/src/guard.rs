@@ -22,7 +22,9 @@ use tonic::{Code, Status};
 use tower_layer::Layer;
 
 use crate::access::{Class, rule_of};
+use crate::assembly::{Assembled, Taken, Terms};
 use crate::forward::{FORWARDED, ON_BEHALF};
+use crate::shares::{Account, Pool};
 
 /// What one caller may have open at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +33,22 @@ pub struct CallLimits {
     pub calls_max: u32,
     /// Watches and reads of output of one client or operator.
     pub streams_max: u32,
-    /// Sessions of one agent: the present one, and those that it gave up and that have not ended yet.
+    /// Sessions of one node: the present one, and those that its agent gave up and that have not ended yet.
     pub agent_sessions_max: u32,
     /// Outputs that one agent sends.
     pub agent_uploads_max: u32,
+    /// Sessions of one agent that speaks for many nodes, of all of them together.
+    pub group_sessions_max: u32,
+    /// Outputs that such an agent sends.
+    pub group_uploads_max: u32,
     /// Of each kind, by all together who show no certificate.
     pub plaintext_max: u32,
+    /// Bytes of messages that are not whole, or whose calls are not answered: of all callers together.
+    pub message_room_bytes: u64,
+    /// Of one tenant, or of one certificate that is of no tenant.
+    pub message_room_each_bytes: u64,
+    /// How long a message that was begun may take to be whole, in milliseconds.
+    pub message_timeout_ms: u64,
     /// When a caller with too much open may try again, in milliseconds.
     pub retry_after_ms: u64,
 }
@@ -48,13 +60,24 @@ impl CallLimits {
         streams_max: 1_024,
         agent_sessions_max: 8,
         agent_uploads_max: 128,
+        group_sessions_max: 32_768,
+        group_uploads_max: 4_096,
         plaintext_max: 131_072,
+        message_room_bytes: 256 << 20,
+        message_room_each_bytes: 64 << 20,
+        message_timeout_ms: 15_000,
         retry_after_ms: 250,
     };
 
     fn of(&self, principal: &Principal, class: Class) -> u32 {
         match (principal, class) {
             (Principal::Plaintext, _) => self.plaintext_max,
+            (Principal::Named(PeerName { role: Role::AgentGroup(_), .. }), Class::Session) => {
+                self.group_sessions_max
+            }
+            (Principal::Named(PeerName { role: Role::AgentGroup(_), .. }), Class::Upload) => {
+                self.group_uploads_max
+            }
             (_, Class::Call) => self.calls_max,
             (_, Class::Stream) => self.streams_max,
             (_, Class::Session) => self.agent_sessions_max,
@@ -121,12 +144,24 @@ impl PartOf {
 
 struct Guard {
     limits: CallLimits,
+    /// Bytes of one message at most.
+    message_bytes_max: u64,
+    room: Pool,
     open: Arc<Open>,
     traffic: Traffic,
 }
 
 /// Calls about a drill, by which a replica that refuses everything else is made to take it again.
 const DRILL_CALLS: &str = "/muster.v1.DrillService/";
+
+/// Calls in which the caller sends one message after the other, as long as it likes.
+const CLIENT_STREAMS: [&str; 5] = [
+    "/muster.v1.JobService/SubmitStream",
+    "/muster.v1.NodeService/Session",
+    "/muster.v1.NodeService/UploadLogs",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
 
 /// One call that is open.
 struct Permit {
@@ -167,7 +202,11 @@ impl Guard {
         let traffic = self.traffic_of(rule.path, request);
         traffic.admit()?;
         if !rule.kinds.include(&principal) {
-            let text = format!("{principal} may not call {}", rule.path.trim_start_matches('/'));
+            let hint = match principal.role() {
+                Some(Role::Client(_)) => "; it may look and change nothing, see `muster ca issue --help`",
+                _ => "",
+            };
+            let text = format!("{principal} may not call {}{hint}", rule.path.trim_start_matches('/'));
             return Err(denied(principal, text));
         }
         let permit = self.enter(principal, rule.class)?;
@@ -189,6 +228,21 @@ impl Guard {
             Kind::Client
         };
         PartOf { traffic: self.traffic.clone(), kind }
+    }
+
+    /// The request with a body that is read under this caller's terms.
+    fn assembled(&self, request: http::Request<Body>, taken: Option<Taken>) -> http::Request<Body> {
+        let principal = request.extensions().get::<Admitted>().map(|admitted| admitted.principal);
+        let terms = Terms {
+            pool: self.room.clone(),
+            account: Account::of(&principal.unwrap_or(Principal::Plaintext)),
+            message_bytes_max: self.message_bytes_max,
+            timeout: Duration::from_millis(self.limits.message_timeout_ms),
+            is_single: !CLIENT_STREAMS.contains(&request.uri().path()),
+            taken,
+            retry_after_ms: self.limits.retry_after_ms,
+        };
+        request.map(|body| Body::new(Assembled::new(body, terms)))
     }
 
     fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
@@ -259,8 +313,12 @@ fn response_in_our_words(response: http::Response<Body>) -> http::Response<Body>
 pub(crate) struct GuardLayer(Arc<Guard>);
 
 impl GuardLayer {
-    pub(crate) fn new(limits: CallLimits, traffic: Traffic) -> GuardLayer {
-        GuardLayer(Arc::new(Guard { limits, open: Arc::default(), traffic }))
+    pub(crate) fn new(limits: CallLimits, message_bytes_max: usize, traffic: Traffic) -> GuardLayer {
+        let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
+        // A few of the largest messages always fit, whatever they may have.
+        let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
+        let room = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
+        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open: Arc::default(), traffic }))
     }
 }
 
@@ -298,8 +356,12 @@ where
             Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
+        // What a call was asked with is given back when it is answered; what a stream carries, message by message.
+        let taken = (permit.class == Class::Call).then(Taken::default);
+        let request = self.guard.assembled(request, taken.clone());
         let answered = self.inner.call(request);
         Box::pin(async move {
+            let _taken = taken;
             let response = response_in_our_words(answered.await?);
             match permit.class {
                 // The whole answer is there; one that comes out of a replica gone silent is not heard.

@@ -6,7 +6,9 @@ use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
 use muster_state::State;
-use muster_types::{FencingToken, JobId, LogIndex, Refusal, RefusalCode, Submission, Violation, limits};
+use muster_types::{
+    FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
+};
 use muster_wire::convert::{
     fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
     submission_to_proto, submissions_from_proto,
@@ -26,21 +28,82 @@ use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
+use crate::shares::{Account, Pool, Share, Tallies, Tally};
+use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
 use crate::watcher::{JobTopic, Messages, Watches};
 
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
 const JOBS_LOOKED_AT_MAX: usize = 100_000;
+/// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
+const WAITING_KIB_MAX: u64 = 64 << 10;
+/// Outputs that are read at a time.
+const OUTPUTS_MAX: u64 = 8_192;
+/// Of one tenant, or of one certificate that is of no tenant.
+const OUTPUTS_EACH_MAX: u64 = 512;
+/// Of one node, for one account: half of what its agent sends at a time.
+const OUTPUTS_OF_NODE_MAX: u32 = 16;
+
 #[derive(Clone)]
 pub(crate) struct Jobs {
     router: Router,
     watches: Watches,
+    /// What submissions that wait for the leader's decision, here, take in memory; [`Router::write`] counts them.
+    waiting_kib: Pool,
+    /// Outputs that are read through here.
+    outputs: Pool,
+    /// Of one node, by account: its agent sends only so many at a time.
+    outputs_of_nodes: Tallies<(Account, NodeId)>,
 }
 
 impl Jobs {
     pub(crate) fn new(router: Router, watches: Watches) -> Jobs {
-        Jobs { router, watches }
+        let waiting_kib = Pool::new(WAITING_KIB_MAX, WAITING_KIB_MAX);
+        Jobs {
+            router,
+            watches,
+            waiting_kib,
+            outputs: Pool::new(OUTPUTS_MAX, OUTPUTS_EACH_MAX),
+            outputs_of_nodes: Tallies::default(),
+        }
+    }
+
+    /// A place among the outputs that are read from the node of a worker.
+    fn place_at_node(
+        &self,
+        account: Account,
+        job: JobId,
+        rank: u32,
+    ) -> Result<Option<Tally<(Account, NodeId)>>, Status> {
+        let view = self.router.engine().view();
+        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+        // What cannot be read is refused behind this.
+        let Some(node) = slot.map(|slot| slot.node).filter(|_| !account.is_unbounded()) else {
+            return Ok(None);
+        };
+        let place = self.outputs_of_nodes.enter((account, node), OUTPUTS_OF_NODE_MAX).ok_or_else(|| {
+            let node = render::node_name(&view, node);
+            let text =
+                format!("{account} reads {OUTPUTS_OF_NODE_MAX} outputs of {node}, as many at once as it may");
+            to_status(
+                &Refusal::new(RefusalCode::Overloaded, text).with("account", account).with("node", node),
+            )
+        })?;
+        Ok(Some(place))
+    }
+
+    /// Room for a submission among those that wait: no tenant takes all of it.
+    fn room(&self, caller: Caller, jobs: &[Submission]) -> Result<Share, Refusal> {
+        let account = caller.account();
+        let room = self.waiting_kib.enter(account, muster_engine::submission_kib(jobs));
+        room.ok_or_else(|| {
+            let text =
+                format!("{account} has as many submissions waiting as it may beside the others; try again");
+            let refusal = Refusal::new(RefusalCode::Overloaded, text);
+            refusal.with("retry_after_ms", 100).with("account", account)
+        })
     }
 
     /// Checks at the leader: a follower may lack the very nodes that the job would fit on.
@@ -78,6 +141,7 @@ impl Jobs {
         let engine = self.router.engine();
         let local = || async {
             check_tenants(caller, &engine.view(), jobs)?;
+            let _room = self.room(caller, jobs)?;
             let answer = engine.execute(Command::Submit { request, jobs: Arc::clone(jobs) }).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
@@ -227,7 +291,7 @@ impl JobService for Jobs {
         let local = || async {
             caller.check_job(&engine.view(), job)?;
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
-            let message = render::job_explained(engine, &engine.view(), job).await?;
+            let message = render::job_explained(&self.router, &engine.view(), job, caller).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -241,12 +305,14 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::GetJobResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
         let view = fresh(engine, message.read.as_ref(), deadline).await?;
-        let job = render::job_explained(engine, &view, id).await.map_err(|refusal| to_status(&refusal))?;
+        let job = render::job_explained(&self.router, &view, id, caller)
+            .await
+            .map_err(|refusal| to_status(&refusal))?;
         let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: Some(freshness(engine, &view)) }))
     }
@@ -255,7 +321,8 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
@@ -263,6 +330,7 @@ impl JobService for Jobs {
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
+        let _turn = self.router.explaining(account).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_spec(Arc::clone(view.state()), job).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
@@ -273,12 +341,14 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::ExplainJobRequest>,
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let sight = caller.sight();
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
         let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
+        let _turn = self.router.explaining(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(Arc::clone(view.state()), id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
@@ -287,7 +357,7 @@ impl JobService for Jobs {
         Ok(Response::new(v1::ExplainJobResponse {
             explanation: Some(explanation),
             freshness: Some(freshness(engine, &view)),
-            recovery: render::recovery(&view, id, Detail::Full),
+            recovery: sight.recovery(&view, id, render::recovery(&view, id, Detail::Full)),
             checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
         }))
     }
@@ -305,7 +375,8 @@ impl JobService for Jobs {
         let (Some(job), Some(token)) = (job, token) else { return Err(invalid(violations)) };
         let engine = self.router.engine();
         let local = || async {
-            let answer = engine.execute(Command::CommitCheckpoint { job, token }).await?;
+            caller.check_worker_of(&engine.view(), job)?;
+            let answer = engine.commit_checkpoint(job, token).await?;
             Ok(v1::CommitCheckpointResponse { freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -319,12 +390,12 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, sight) = (self.router.read_deadline(&request), self.router.caller(&request).sight());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
         let view = fresh(engine, message.read.as_ref(), deadline).await?;
-        list(engine, &view, &message, size).map(Response::new)
+        list(engine, &view, &message, (size, sight)).map(Response::new)
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -333,9 +404,11 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
+        let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let topic = JobTopic::new(&message.job_ids, message.tenant)?;
-        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
+        let topic = JobTopic::new(&message.job_ids, message.tenant, caller.sight())?;
+        let account = caller.account();
+        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
     }
 
     type ReadLogsStream = BoxStream<'static, Result<v1::ReadLogsResponse, Status>>;
@@ -351,13 +424,20 @@ impl JobService for Jobs {
             return Err(invalid(vec![Violation::new("stream", "must be stdout, stderr or empty for both")]));
         }
         let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
-        match self.router.route(caller).await? {
+        let message_rank = message.rank;
+        let account = caller.account();
+        let place = self.outputs.enter(account, 1).ok_or_else(|| {
+            let text =
+                format!("{account} reads as many outputs at once as it may beside the others; try again");
+            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
+        })?;
+        let stream = match self.router.route(caller).await? {
             Route::Remote(leader) => {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
                 let stream = onward_client(leader.channel).read_logs(onward).await?.into_inner();
-                Ok(Response::new(stream.map_err(of_leader).boxed()))
+                stream.map_err(of_leader).boxed()
             }
             Route::Local => {
                 let request = LogRequest {
@@ -372,6 +452,7 @@ impl JobService for Jobs {
                 };
                 let engine = self.router.engine();
                 caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+                let of_node = self.place_at_node(account, job, message_rank)?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
@@ -383,9 +464,18 @@ impl JobService for Jobs {
                         token: Some(fencing_token_to_proto(token)),
                     })
                     .map_err(|refusal| to_status(&refusal));
-                Ok(Response::new(stream.boxed()))
+                // The place is taken until the output ends.
+                let held = stream.inspect(move |_| {
+                    let _ = &of_node;
+                });
+                held.boxed()
             }
-        }
+        };
+        // The place is taken until the output ends.
+        let held = stream.inspect(move |_| {
+            let _ = &place;
+        });
+        Ok(Response::new(held.boxed()))
     }
 }
 
@@ -429,7 +519,7 @@ fn list(
     engine: &muster_engine::Engine,
     view: &Reading,
     message: &v1::ListJobsRequest,
-    size: usize,
+    (size, sight): (usize, Sight),
 ) -> Result<v1::ListJobsResponse, Status> {
     let cluster = cluster(view)?;
     let mut phases: Vec<String> = Vec::new();
@@ -469,7 +559,7 @@ fn list(
         last = Some(*id);
         let Some(spec) = view.spec(*id) else { continue };
         if matches(row, spec) {
-            jobs.push(render::job(view, *id, row, spec, Detail::Basic));
+            jobs.push(render::job(view, *id, row, spec, (Detail::Basic, sight)));
         }
     }
     let next = last.filter(|_| more).map(|id| {

@@ -14,6 +14,12 @@ mod access;
 #[cfg(test)]
 mod access_tests;
 mod admin_service;
+mod admission;
+#[cfg(test)]
+mod admission_tests;
+#[cfg(test)]
+mod apart_tests;
+mod assembly;
 mod cluster_service;
 mod drill_service;
 mod drills;
@@ -32,9 +38,12 @@ mod rendered;
 #[cfg(test)]
 mod sample;
 mod server;
+mod shares;
+mod sight;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod warnings;
 mod watcher;
 

@@ -6,6 +6,7 @@ use futures::stream::BoxStream;
 use muster_archive::{ArchivedRound, Record, content, summary};
 use muster_engine::{Engine, LogFollower, PeerHistory};
 use muster_journal::canonical;
+use muster_state::State;
 use muster_transport::{Expect, Security};
 use muster_types::{LogIndex, Name, Refusal, RefusalCode, ReplicaId, Violation};
 use muster_wire::status::to_status;
@@ -24,9 +25,13 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::{ONWARD_BYTES_MAX, Router};
 use crate::read::invalid;
+use crate::shares::{Pool, Share};
+use crate::sight::Sight;
 
 /// Readers of the log that one replica serves at a time.
-const READERS_MAX: usize = 2_048;
+const READERS_MAX: u64 = 2_048;
+/// Of one tenant, or of one certificate that is of no tenant.
+const READERS_EACH_MAX: u64 = 256;
 /// Streams of rounds at a time: each holds a segment.
 const ROUND_READERS_MAX: usize = 2;
 /// Messages made for a reader that it has not taken.
@@ -44,13 +49,13 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Logs {
     router: Router,
-    readers: Arc<Semaphore>,
+    readers: Pool,
     round_readers: Arc<Semaphore>,
 }
 
 impl Logs {
     pub(crate) fn new(router: Router) -> Logs {
-        let readers = Arc::new(Semaphore::new(READERS_MAX));
+        let readers = Pool::new(READERS_MAX, READERS_EACH_MAX);
         Logs { router, readers, round_readers: Arc::new(Semaphore::new(ROUND_READERS_MAX)) }
     }
 }
@@ -71,9 +76,10 @@ fn decisions(names: &[String]) -> Result<BTreeSet<String>, Status> {
     if violations.is_empty() { Ok(names.iter().cloned().collect()) } else { Err(invalid(violations)) }
 }
 
-/// A record as a message.
-fn render(record: &Record, raw: bool) -> v1::LogRecord {
-    let content = content(&record.decision);
+/// A record as a message, as it is shown to a caller.
+fn render(record: &Record, raw: bool, view: &State, sight: Sight) -> v1::LogRecord {
+    let mut content = content(&record.decision);
+    let redacted = sight.redact(view, &record.decision, &mut content);
     v1::LogRecord {
         log_index: record.log_index.0,
         log_time_ms: record.log_time.0,
@@ -84,7 +90,8 @@ fn render(record: &Record, raw: bool) -> v1::LogRecord {
         decision: record.decision.name().to_owned(),
         summary: summary(&content),
         content_json: content.to_string(),
-        raw: if raw { canonical(&record.decision) } else { Vec::new() },
+        raw: if raw && !redacted { canonical(&record.decision) } else { Vec::new() },
+        redacted,
     }
 }
 
@@ -96,7 +103,9 @@ struct Reader {
     follow: bool,
     decisions: BTreeSet<String>,
     raw: bool,
-    _place: OwnedSemaphorePermit,
+    /// Whose jobs it is shown whole.
+    sight: Sight,
+    _place: Share,
 }
 
 type ToClient = mpsc::Sender<Result<v1::ReadLogResponse, Status>>;
@@ -145,7 +154,9 @@ impl Reader {
             let reached = LogIndex(batch.next.0 - 1).min(self.to);
             for record in batch.records.iter().take_while(|record| record.log_index <= self.to) {
                 if self.decisions.is_empty() || self.decisions.contains(record.decision.name()) {
-                    let event = Event::Record(render(record, self.raw));
+                    // Not held while it is sent: a version held keeps every row alive that was replaced since.
+                    let record_message = render(record, self.raw, &self.engine.view(), self.sight);
+                    let event = Event::Record(record_message);
                     self.send(to_client, record.log_index, event, sent).await?;
                     (sent, told_at) = (record.log_index, Instant::now());
                 }
@@ -195,7 +206,14 @@ impl LogService for Logs {
         &self,
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
-        let place = place(&self.readers, "this replica serves as many readers of the log as it can")?;
+        let caller = self.router.caller(&request);
+        let (sight, account) = (caller.sight(), caller.account());
+        let place = self.readers.enter(account, 1).ok_or_else(|| {
+            let text = format!(
+                "{account} reads the log of this replica as often at once as it may beside the others"
+            );
+            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
+        })?;
         let message = request.into_inner();
         let decisions = decisions(&message.decisions)?;
         let from = LogIndex(message.from_index.max(1));
@@ -214,6 +232,7 @@ impl LogService for Logs {
             follow: message.follow,
             decisions,
             raw: message.raw,
+            sight,
             _place: place,
         };
         let (to_client, messages) = mpsc::channel(MESSAGES_WAITING_MAX);
@@ -244,6 +263,9 @@ impl LogService for Logs {
             oldest_log_index: oldest.0,
             newest_log_index: newest.0,
             replica_id: engine.info().replica.0,
+            offloaded_through_index: status.summary.floor.as_ref().map_or(0, |floor| floor.through.0),
+            offloaded_to: status.summary.floor.map_or_else(String::new, |floor| floor.place),
+            offload_failing: status.offload_failing.unwrap_or_default(),
         }))
     }
 

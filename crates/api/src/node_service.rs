@@ -7,6 +7,7 @@ use muster_engine::{
     Inbound, LogChunk, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
 };
 use muster_state::State;
+use muster_transport::ShortName;
 use muster_types::{Features, NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::convert::{
     device_set_to_proto, features_from_proto, features_of_leader, features_to_proto,
@@ -29,6 +30,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
 use crate::read::invalid;
+use crate::shares::{Tallies, Tally};
 
 /// How long an agent may take to say who it is.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,11 +49,33 @@ const BROKEN_OFF: &str = "the output broke off: the connection to the node's age
 
 pub(crate) struct Nodes {
     router: Router,
+    sessions: OpenSessions,
 }
 
 impl Nodes {
-    pub(crate) fn new(router: Router) -> Nodes {
-        Nodes { router }
+    pub(crate) fn new(router: Router, sessions_max: u32) -> Nodes {
+        Nodes { router, sessions: OpenSessions { sessions_max, open: Tallies::default() } }
+    }
+}
+
+/// Sessions that are open here, by node: an agent that speaks for many nodes has one certificate for all of them.
+struct OpenSessions {
+    /// Of one node.
+    sessions_max: u32,
+    open: Tallies<ShortName>,
+}
+
+impl OpenSessions {
+    /// A place for a session of this node; none for a text that is no node's name, which registers nothing.
+    fn enter(&self, node: &str) -> Result<Option<Tally<ShortName>>, Status> {
+        let Some(node) = ShortName::new(node) else { return Ok(None) };
+        let place = self.open.enter(node, self.sessions_max).ok_or_else(|| {
+            let text =
+                format!("{node} has {} sessions open, as many as it may; try again", self.sessions_max);
+            let refusal = Refusal::new(RefusalCode::Overloaded, text).with("node", node);
+            to_status(&refusal.with("limit", self.sessions_max))
+        })?;
+        Ok(Some(place))
     }
 }
 
@@ -75,16 +99,23 @@ impl NodeService for Nodes {
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be register")]));
         };
-        caller.speaks_for(register.node.as_ref().map_or("", |node| &node.name))?;
-        match self.router.route(caller).await? {
-            Route::Remote(leader) => pass_on(self.router.clone(), leader, caller, register, requests).await,
+        let name = register.node.as_ref().map_or("", |node| &node.name);
+        caller.speaks_for(name)?;
+        let place = self.sessions.enter(name)?;
+        let responses = match self.router.route(caller).await? {
+            Route::Remote(leader) => pass_on(self.router.clone(), leader, caller, register, requests).await?,
             Route::Local => {
                 let opening = opening(&register)?;
                 let session = self.router.engine().open_session(opening).await;
                 let session = session.map_err(|refusal| to_status(&refusal))?;
-                Ok(Response::new(serve(self.router.clone(), session, requests)))
+                serve(self.router.clone(), session, requests)
             }
-        }
+        };
+        // The place is taken until the session ends.
+        let held = responses.inspect(move |_| {
+            let _ = &place;
+        });
+        Ok(Response::new(held.boxed()))
     }
 
     async fn upload_logs(
@@ -146,7 +177,7 @@ async fn pass_on(
     caller: Caller,
     mut register: v1::Register,
     requests: Streaming<v1::SessionRequest>,
-) -> Result<Response<Responses>, Status> {
+) -> Result<Responses, Status> {
     // A kind of message that this replica does not know would be empty behind it: each side is to hear of what it
     // can pass on, and no more.
     register.takes = features_to_proto(features_from_proto(&register.takes));
@@ -162,7 +193,7 @@ async fn pass_on(
         }
     };
     let superseded = async move { router.superseded(leader).await };
-    Ok(Response::new(responses.take_until(Box::pin(superseded)).map_ok(passable).boxed()))
+    Ok(responses.take_until(Box::pin(superseded)).map_ok(passable).boxed())
 }
 
 /// The leader's word, as far as this replica can pass on what follows from it.
@@ -337,7 +368,8 @@ fn probe_report(report: v1::PreflightReport) -> Result<ProbeReport, Vec<Violatio
         Some(Step::Measured(measured)) => {
             let links = probe_links_from_proto("preflight_report.measured.links", &measured.links)?;
             let ring = measured.ring.as_ref().map(probe_ring_from_proto);
-            Ok(ProbeReport::Measured { probe: measured.probe_id, links, ring })
+            let load_milli = measured.load_milli.min(1_000) as u16;
+            Ok(ProbeReport::Measured { probe: measured.probe_id, links, ring, load_milli })
         }
         None => Err(vec![Violation::new("preflight_report.step", "must be waiting, listening or measured")]),
     }
@@ -474,6 +506,22 @@ async fn take_upload(
 mod tests {
     use super::*;
     use muster_types::Feature;
+
+    #[test]
+    fn a_node_has_so_many_sessions_and_no_more() {
+        let sessions = OpenSessions { sessions_max: 2, open: Tallies::default() };
+        let first = sessions.enter("slurm-a.n0").expect("there is room");
+        let _second = sessions.enter("slurm-a.n0").expect("the present one, and one that it gave up");
+        let status = sessions.enter("slurm-a.n0").expect_err("it has two open");
+        let told = muster_wire::status::Refused::from_status(&status);
+        assert_eq!(told.code, Some(RefusalCode::Overloaded), "{status:?}");
+        assert_eq!(told.metadata.get("node").map(String::as_str), Some("slurm-a.n0"));
+        let _other = sessions.enter("slurm-a.n1").expect("another node");
+        assert!(sessions.enter("No name").expect("it is refused elsewhere").is_none());
+        drop(first);
+        drop(sessions.enter("slurm-a.n0").expect("a place is free again when its session has ended"));
+        assert_eq!(sessions.open.len(), 2, "nothing is kept of what has ended");
+    }
 
     fn passed(registered: v1::Registered) -> Features {
         let message = Some(session_response::Message::Registered(registered));

@@ -1,6 +1,6 @@
 //! `muster.v1.PolicyService`.
 
-use muster_decider::Command;
+use muster_decider::{Command, PolicyWarning, PolicyWarnings, policy_warnings};
 use muster_types::{LogIndex, Refusal, RefusalCode};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
 use muster_wire::v1;
@@ -61,14 +61,14 @@ impl PolicyService for Policies {
                 let view = engine.reading();
                 let version = view.policy().version;
                 check_version(expected_version, version)?;
-                return Ok(v1::SetPolicyResponse {
-                    version: version.0,
-                    freshness: Some(freshness(engine, &view)),
-                });
+                let warnings = policy_warnings(&view, &policy);
+                let freshness = Some(freshness(engine, &view));
+                return Ok(v1::SetPolicyResponse { freshness, ..answer(version, warnings) });
             }
             let command = Command::SetPolicy { request: id, policy: policy.clone(), expected_version };
             let at = engine.execute(command).await?.at();
-            Ok(v1::SetPolicyResponse { version: at.0, freshness: written(engine, at) })
+            let warnings = policy_warnings(&engine.reading(), &policy);
+            Ok(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) })
         };
         let onward = |channel| {
             let message = Arc::clone(&message);
@@ -80,6 +80,22 @@ impl PolicyService for Policies {
             }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
+    }
+}
+
+fn answer(version: LogIndex, warnings: PolicyWarnings) -> v1::SetPolicyResponse {
+    // Paths begin at the request, as those of violations do.
+    let within = |field: String| if field.is_empty() { field } else { format!("policy.{field}") };
+    let warning = |PolicyWarning { code, field, text }| v1::PolicyWarning {
+        code: code.as_str().to_owned(),
+        field: within(field),
+        text,
+    };
+    v1::SetPolicyResponse {
+        version: version.0,
+        freshness: None,
+        warnings: warnings.listed.into_iter().map(warning).collect(),
+        warnings_left_out: u32::try_from(warnings.left_out).unwrap_or(u32::MAX),
     }
 }
 

@@ -64,8 +64,9 @@ impl QueueService for Queues {
         &self,
         request: Request<v1::WatchQueuesRequest>,
     ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        let account = self.router.caller(&request).account();
         let message = request.into_inner();
         let topic = QueueTopic::new(&message.tenants)?;
-        self.watches.open(self.router.engine(), topic, &message.resume_token).map(Response::new)
+        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
     }
 }

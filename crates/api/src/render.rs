@@ -1,19 +1,23 @@
 //! State rows as messages.
 
-use muster_engine::{Engine, StartOrder};
+use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
     RestrictionRow, State, Straggler,
 };
-use muster_types::{CheckpointRules, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
+use muster_types::{CheckpointRules, DeviceAmount, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
     foreign_load_to_proto, job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::v1;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
+
+use crate::forward::{Caller, Router};
+use crate::sight::Sight;
 
 /// First port for rendezvous; above the range that systems give out by themselves.
 const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
@@ -32,9 +36,21 @@ pub(crate) enum Detail {
     Basic,
 }
 
-pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
+/// A job as it is shown to a caller.
+pub(crate) fn job(
+    view: &State,
+    id: JobId,
+    row: &JobRow,
+    spec: &JobSpec,
+    (detail, sight): (Detail, Sight),
+) -> v1::Job {
+    sight.job(view, &spec.tenant, whole(view, id, row, spec, detail))
+}
+
+fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
     let (status_reason, status_detail) = status_of(view, id, row);
+    let (workers, devices) = size_now(row, spec);
     v1::Job {
         id: id.to_string(),
         spec: full.then(|| described(view, id, spec)),
@@ -54,8 +70,8 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
             .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
         status_detail,
         status_reason,
-        worker_count: spec.worker_count(),
-        device_count: spec.device_count(),
+        worker_count: workers,
+        device_count: devices,
         array_index: spec.array.map(|a| a.index),
         estimate: Some(estimate(&row.estimate)),
         preemptions: row.preemptions,
@@ -63,6 +79,20 @@ pub(crate) fn job(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail:
         released: row.released,
         promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
         recovery: recovery(view, id, detail),
+        redacted: false,
+    }
+}
+
+/// Workers and devices that a gang has, or asks for while it has none: an elastic one may have fewer than it asked for.
+fn size_now(row: &JobRow, spec: &JobSpec) -> (u32, u64) {
+    let (workers, devices) = (spec.worker_count(), spec.device_count());
+    match row.placement.as_deref().filter(|_| spec.is_elastic() && row.finished_at.is_none()) {
+        // Workers of an elastic gang are alike.
+        Some(placement) => {
+            let placed = u32::try_from(placement.slots.len()).unwrap_or(u32::MAX);
+            (placed, devices / u64::from(workers.max(1)) * u64::from(placed))
+        }
+        None => (workers, devices),
     }
 }
 
@@ -124,17 +154,20 @@ pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
     v1::Estimate { run_ms: estimate.run_ms, run_high_ms: estimate.run_high_ms }
 }
 
-/// A job with the reason why it waits, when it does; none when there is no such job.
+/// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
 pub(crate) async fn job_explained(
-    engine: &Engine,
+    router: &Router,
     view: &Arc<State>,
     id: JobId,
+    caller: Caller,
 ) -> Result<Option<v1::Job>, Refusal> {
     let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { return Ok(None) };
-    let mut message = job(view, id, row, spec, Detail::Full);
-    if row.phase == Phase::Pending
-        && let Some((reason, sentence)) = engine.explain_briefly(Arc::clone(view), id).await?
-    {
+    let mut message = job(view, id, row, spec, (Detail::Full, caller.sight()));
+    if row.phase != Phase::Pending {
+        return Ok(Some(message));
+    }
+    let _turn = router.explaining(caller.account()).await?;
+    if let Some((reason, sentence)) = router.engine().explain_briefly(Arc::clone(view), id).await? {
         message.status_reason = reason.code().to_owned();
         message.status_detail = sentence;
     }
@@ -176,17 +209,23 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
         }
         (Phase::Pending, Some(so), _) if row.promise.is_none() => ("REQUEUED", format!("waits again: {so}")),
         (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
-        (phase, ..) => return status_of_row(row, phase),
+        (phase, ..) => return status_of_row(id, row, phase),
     };
     (code.to_owned(), text)
 }
 
-fn status_of_row(row: &JobRow, phase: &Phase) -> (String, String) {
+fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
     let (code, text) = match phase {
         Phase::Pending if row.promise.is_some() => {
             ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
         }
-        Phase::Pending if row.attempt == 0 => ("PENDING", "waits for its turn".to_owned()),
+        Phase::Pending if row.attempt == 0 && !row.released => (
+            "NOT_RELEASED",
+            "waits for the jobs that it depends on, or for the time that it names".to_owned(),
+        ),
+        Phase::Pending if row.attempt == 0 => {
+            ("PENDING", format!("not placed yet; why: muster explain {id}"))
+        }
         Phase::Pending => ("REQUEUED", format!("waits again after attempt {}", row.attempt)),
         Phase::Starting => ("STARTING", "its workers are being started".to_owned()),
         Phase::Running => ("RUNNING", String::new()),
@@ -203,6 +242,7 @@ fn status_of_row(row: &JobRow, phase: &Phase) -> (String, String) {
         Phase::Stopping(StopCause::RunTimeLimit) => {
             ("STOPPING_TIME_LIMIT", "it reached its run-time limit".to_owned())
         }
+        Phase::Stopping(StopCause::Deadline) => ("STOPPING_DEADLINE", "its deadline has passed".to_owned()),
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Preempted { by })) => {
             ("STOPPING_PREEMPTED", format!("it makes room for {by}, which goes before it"))
         }
@@ -405,6 +445,10 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
                 .unwrap_or_default(),
             cpu_milli: group.request.cpu_milli,
             memory_bytes: group.request.memory_bytes,
+            device_share_milli: match group.request.accelerators.as_ref().map(|asked| asked.amount) {
+                Some(DeviceAmount::Share(milli)) => milli.into(),
+                Some(DeviceAmount::Whole(_)) | None => 0,
+            },
         })
     });
     let checkpoint = spec.checkpoint_directory.as_ref();
@@ -431,7 +475,24 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         spares: view.spares(order.job).iter().map(rank_place).collect(),
         slices: tpu_slices(spec, placement.slots.len()),
         world_size_min: spec.worker_count_min(),
+        gang_secret: gang_secret(order),
     }
+}
+
+/// What the workers of a placement know each other by. It follows from the holder of rank 0's node, a random number that
+/// its agent made and that replicas show to nobody, so it is the same whichever replica gives the order; another agent on
+/// that node would run no worker of this placement.
+fn gang_secret(order: &StartOrder) -> String {
+    let first = order.placement.slots.first().and_then(|slot| order.view.node(slot.node));
+    let Some(row) = first else { return String::new() };
+    let token = order.placement.token;
+    let hash = Sha256::new()
+        .chain_update(b"muster gang secret\0")
+        .chain_update(row.holder.0.to_le_bytes())
+        .chain_update(order.job.0.to_le_bytes())
+        .chain_update(token.generation.to_le_bytes())
+        .chain_update(token.log_index.0.to_le_bytes());
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The slices of a gang's groups, by rank.

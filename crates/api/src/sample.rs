@@ -12,6 +12,10 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(0xa71);
 
 /// A replica that is in no cluster: nobody leads.
 pub(crate) async fn engine_alone() -> Engine {
+    engine_of(Founding::new(CLUSTER, Parameters::DEFAULT)).await
+}
+
+async fn engine_of(founding: Founding) -> Engine {
     let options = StoreOptions::small();
     let snapshots = SnapshotStore::memory(&options);
     let store = ReplicaStore::in_memory(MemoryDisk::default(), snapshots, options).expect("memory opens");
@@ -22,9 +26,10 @@ pub(crate) async fn engine_alone() -> Engine {
     let (application, view) = replicated(muster_journal::FORMAT_MAX);
     let consensus = Consensus::start(settings, store, application).await.expect("it starts");
     let config = EngineConfig {
-        founding: Founding::new(CLUSTER, Parameters::DEFAULT),
+        founding,
         client_commands_waiting_max: 64,
         node_commands_waiting_max: 64,
+        contain_faults: false,
     };
     let info = ReplicaInfo { replica: ReplicaId(1), region: Name::new("eu").expect("a name") };
     Engine::start(config, info, view, consensus)
@@ -32,7 +37,20 @@ pub(crate) async fn engine_alone() -> Engine {
 
 /// A replica that leads a cluster of one.
 pub(crate) async fn leader() -> Engine {
-    let engine = engine_alone().await;
+    lead(engine_alone().await).await
+}
+
+/// The same as one is founded today, with certificates: in the newest format.
+pub(crate) async fn leader_with_certificates() -> Engine {
+    let founding = Founding {
+        new_cluster_format: Some(muster_journal::FORMAT_MAX),
+        admission: muster_types::AdmissionMode::Pinned,
+        ..Founding::new(CLUSTER, Parameters::DEFAULT)
+    };
+    lead(engine_of(founding).await).await
+}
+
+async fn lead(engine: Engine) -> Engine {
     let node = ReplicaNode {
         region: "eu".to_owned(),
         peer_endpoint: "here".to_owned(),

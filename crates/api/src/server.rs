@@ -120,8 +120,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
     let incoming = security.accept(listener, config.accept);
-    let router = Router::new(engine.clone(), config, security);
+    let router = Router::new(engine.clone(), config, security.clone());
     let watches = Watches::new();
+    let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));
     let traffic = engine.consensus().traffic().clone();
     let drills = Drills::new(traffic.clone(), config.drill_refusal_max);
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
@@ -145,7 +146,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
-        .layer(GuardLayer::new(config.calls, traffic))
+        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)
@@ -154,7 +155,7 @@ pub async fn serve(
                 .max_decoding_message_size(limit),
         )
         .add_service(
-            NodeServiceServer::new(Nodes::new(router.clone()))
+            NodeServiceServer::new(Nodes::new(router.clone(), config.calls.agent_sessions_max))
                 .max_decoding_message_size(config.node_message_bytes_max),
         )
         .add_service(
@@ -179,7 +180,26 @@ pub async fn serve(
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;
     leader_health.abort();
+    revocations.abort();
     served.map_err(ServeError::Transport)
+}
+
+/// Keeps connections to what the log says of revoked certificates.
+async fn follow_revocations(engine: Engine, security: Security) {
+    let mut applied = engine.consensus().applied();
+    let mut known = None;
+    loop {
+        applied.mark_unchanged();
+        let view = engine.view();
+        // Cheap to compare: most records say nothing of it.
+        if known.replace(view.doors_digest()) != Some(view.doors_digest()) {
+            security.revoke(view.revocations().map(|(serial, _)| serial).collect());
+        }
+        drop(view);
+        if applied.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// `muster.leader` serves on the leader alone, so that a load balancer can pick it.

@@ -3,7 +3,7 @@
 //! **Invariant:** the most urgent comes first, and each is said once.
 
 use crate::drills::Held;
-use muster_engine::{LocalFacts, PeerReport, ReplicaStatus, Role, Space};
+use muster_engine::{LEADERSHIPS_COUNTED_FOR, LocalFacts, PeerReport, ReplicaStatus, Role, Space};
 use muster_types::ReplicaId;
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 const SILENT_MS_MAX: u64 = 5_000;
 /// Entries a replica may lack before it is called behind.
 const LAG_ENTRIES_MAX: u64 = 10_000;
+/// Wall clocks of replicas that are further apart are worth a word. Answers take part of it.
+const SKEW_MS_MAX: u64 = 2_000;
+/// More leaderships than this within [`LEADERSHIPS_COUNTED_FOR`] are too many: an upgrade of three replicas has three
+/// or four.
+const LEADERSHIPS_MAX: usize = 6;
 /// Certificates that run out sooner are worth a word.
 const CERTIFICATE_DAYS_MIN: i64 = 14;
 
@@ -25,6 +30,8 @@ pub(crate) struct Sight<'a> {
     pub(crate) format: u32,
     pub(crate) generation: u32,
     pub(crate) records_rejected: u64,
+    /// Names of nodes that checks find at fault and that are not kept away, because as many as may be are already.
+    pub(crate) slow_beyond: Vec<String>,
 }
 
 fn warn(code: &str, replica: Option<ReplicaId>, text: String) -> v1::ClusterWarning {
@@ -45,14 +52,56 @@ pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
         );
         all.push(warn("RECORDS_REJECTED", None, text));
     }
+    if let Some(fault) = &sight.facts.decision_fault {
+        let own = sight.status.replica;
+        let text =
+            format!("{own} met a broken invariant while it decided, a bug, report it with its log: {fault}");
+        all.push(warn("DECISION_FAILED", Some(own), text));
+    }
     if sight.status.role == Role::Leader {
         quorum(sight, &mut all);
         members(sight, &mut all);
+        flapping(sight, &mut all);
+        clocks(sight, &mut all);
         formats(sight, &mut all);
     } else {
         leader(sight, &mut all);
     }
     storage(sight, &mut all);
+    if !sight.slow_beyond.is_empty() {
+        let text = format!(
+            "checks before starts find the network of {} at fault as well, and as many nodes as may be are kept away for \
+             that already: look at the network; `muster probe` measures it",
+            joined(&sight.slow_beyond)
+        );
+        all.push(warn("NETWORK_SLOW", None, text));
+    }
+    if let [first, ..] = sight.facts.archive_damaged.as_slice() {
+        let (own, count) = (sight.status.replica, sight.facts.archive_damaged.len());
+        let text = format!(
+            "{count} damaged segments of the archive of {own} were set aside ({first}); what they had comes from the log or \
+             from another replica, and `muster log verify` shows what is missing"
+        );
+        all.push(warn("ARCHIVE_DAMAGED", Some(own), text));
+    }
+    if let Some(reason) = &sight.facts.archive_failing {
+        let own = sight.status.replica;
+        let text = format!(
+            "the archive of {own} cannot be opened or written: {reason}; nothing is purged from its log meanwhile, so see to it \
+             before the disk is full. It is tried again by itself"
+        );
+        all.push(warn("ARCHIVE_FAILING", Some(own), text));
+    }
+    if let Some(reason) = &sight.facts.archive_offload_failing {
+        let own = sight.status.replica;
+        let text = format!(
+            "old segments of the archive of {own} cannot be moved away and stay on its disk: {reason}"
+        );
+        all.push(warn("ARCHIVE_OFFLOAD_FAILING", Some(own), text));
+    }
+    if let Some(text) = &sight.facts.retention_cut {
+        all.push(warn("RETENTION_CUT", None, text.clone()));
+    }
     if let Some(drill) = sight.drill {
         self::drill(sight.status.replica, drill, &mut all);
     }
@@ -158,6 +207,39 @@ fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     }
 }
 
+/// Each election costs seconds in which nothing is decided, and agents open their sessions again after it.
+fn flapping(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let (begun, minutes) = (sight.facts.leaderships_begun, LEADERSHIPS_COUNTED_FOR.as_secs() / 60);
+    if begun > LEADERSHIPS_MAX {
+        let text = format!(
+            "{begun} leaderships began within {minutes} minutes: look for a disk that stalls, a network that loses \
+             packets or a replica that restarts; `muster cluster transfer` to a replica that is well may help"
+        );
+        all.push(warn("LEADER_FLAPPING", None, text));
+    }
+}
+
+/// Clocks are compared with the middle one of them: the leader's own may be the wrong one.
+fn clocks(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let Some(now) = sight.reports.values().map(|report| report.received_at).max() else { return };
+    let clock = |(id, report): (&ReplicaId, &PeerReport)| {
+        let is_new =
+            now.saturating_duration_since(report.received_at).as_millis() <= u128::from(SILENT_MS_MAX);
+        report.unix_ms_at(now).filter(|_| is_new).map(|at| (at, *id))
+    };
+    let mut clocks: Vec<(u64, ReplicaId)> = sight.reports.iter().filter_map(clock).collect();
+    clocks.sort_unstable();
+    let Some((middle, _)) = clocks.get(clocks.len() / 2).copied() else { return };
+    for (at, id) in clocks.into_iter().filter(|(at, _)| at.abs_diff(middle) > SKEW_MS_MAX) {
+        let (seconds, which) = (at.abs_diff(middle) / 1_000, if at > middle { "ahead of" } else { "behind" });
+        let text = format!(
+            "the wall clock of {id} is {seconds} s {which} the others': run limits and waits go by the leader's \
+             clock; repair it, and let another replica lead until then"
+        );
+        all.push(warn("CLOCK_SKEW", Some(id), text));
+    }
+}
+
 fn storage(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     for (id, report) in sight.reports {
         let gib = report.storage.free_bytes as f64 / f64::from(1u32 << 30);
@@ -226,6 +308,8 @@ mod tests {
             last_log_index: Some(9),
             snapshot_index: None,
             rejoining: false,
+            unix_ms: Some(1_000_000),
+            founding: None,
             received_at: Instant::now(),
         }
     }
@@ -266,6 +350,7 @@ mod tests {
             format: 1,
             generation: 1,
             records_rejected: 0,
+            slow_beyond: Vec::new(),
         };
         warnings(&sight).into_iter().map(|warning| warning.code).collect()
     }
@@ -283,6 +368,29 @@ mod tests {
         assert!(codes_of(&follower(Some(300)), &reports).is_empty());
         assert!(codes_of(&follower(None), &reports).is_empty(), "it has only just started");
         assert_eq!(codes_of(&follower(Some(9_000)), &reports), ["NO_LEADER"]);
+    }
+
+    #[test]
+    fn leaders_that_follow_each_other_too_fast_are_said() {
+        let members = vec![member(1, true, None), member(2, true, Some(3)), member(3, true, Some(3))];
+        let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        let status = status(members);
+        let said = |leaderships_begun| {
+            let facts = LocalFacts { leaderships_begun, ..LocalFacts::default() };
+            let sight = Sight {
+                drill: None,
+                status: &status,
+                reports: &reports,
+                facts: &facts,
+                format: 1,
+                generation: 1,
+                records_rejected: 0,
+                slow_beyond: Vec::new(),
+            };
+            warnings(&sight).into_iter().map(|warning| warning.code).collect::<Vec<_>>()
+        };
+        assert!(said(LEADERSHIPS_MAX).is_empty(), "as many as an upgrade makes");
+        assert_eq!(said(LEADERSHIPS_MAX + 1), ["LEADER_FLAPPING"]);
     }
 
     #[test]
@@ -314,6 +422,10 @@ mod tests {
         assert_eq!(with(|r| r.storage.space = Space::Full), ["STORAGE_FULL"]);
         assert_eq!(with(|r| r.storage.space = Space::Low), ["STORAGE_LOW"]);
         assert_eq!(with(|r| r.storage.stalled_ms = Some(900)), ["STORAGE_STALLED"]);
+        assert_eq!(with(|r| r.unix_ms = Some(1_000_000 + 3 * 3_600_000)), ["CLOCK_SKEW"]);
+        assert_eq!(with(|r| r.unix_ms = Some(900_000)), ["CLOCK_SKEW"]);
+        assert!(with(|r| r.unix_ms = Some(1_001_000)).is_empty());
+        assert!(with(|r| r.unix_ms = None).is_empty(), "an older release does not say");
         assert_eq!(with(|r| r.rejoining = true), ["REPLICA_REJOINING"]);
         assert_eq!(with(|r| r.generation = 2), ["GENERATION_DIFFERS"]);
         assert_eq!(with(|r| r.version = "0.2.0".into()), ["VERSIONS_DIFFER"]);

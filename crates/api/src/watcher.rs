@@ -17,7 +17,7 @@ use muster_wire::v1;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -25,9 +25,17 @@ use tonic::Status;
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 use crate::rendered::Rendered;
+use crate::shares::{Account, Pool, Share};
+use crate::sight::Sight;
 
 /// Watches at once.
-const WATCHES_MAX: usize = 8_192;
+const WATCHES_MAX: u64 = 8_192;
+/// Of one tenant, or of one certificate that is of no tenant.
+const WATCHES_EACH_MAX: u64 = 1_024;
+/// The present is sent within this time, and `SYNC_ROW_MAX` for every row: while it is, the version of the state that it
+/// is of is held.
+const SYNC_MAX: Duration = Duration::from_secs(60);
+const SYNC_ROW_MAX: Duration = Duration::from_millis(2);
 /// Jobs one watch may name.
 const WATCHED_JOBS_MAX: usize = 1_000;
 /// Queues one watch may name.
@@ -88,8 +96,8 @@ pub(crate) trait Topic: Send + Sync + 'static {
     /// A message; without a body the part of it that is the client's own.
     fn message(resume_token: String, log_index: u64, body: Option<Body<Self::Row>>) -> Self::Message;
 
-    /// What was rendered for watches of this kind.
-    fn rendered(watches: &Watches) -> &Rendered;
+    /// What was rendered of such a change for watches like this one.
+    fn rendered<'a>(&self, watches: &'a Watches, view: &State, change: &Change) -> &'a Rendered;
 }
 
 fn whole(is_wanted: bool) -> Want {
@@ -102,11 +110,13 @@ pub(crate) struct JobTopic {
     jobs: BTreeSet<JobId>,
     /// Empty for all.
     tenant: String,
+    /// Whose jobs it shows whole.
+    sight: Sight,
 }
 
 impl JobTopic {
-    pub(crate) fn new(ids: &[String], tenant: String) -> Result<JobTopic, Status> {
-        Ok(JobTopic { jobs: job_ids(ids)?, tenant })
+    pub(crate) fn new(ids: &[String], tenant: String, sight: Sight) -> Result<JobTopic, Status> {
+        Ok(JobTopic { jobs: job_ids(ids)?, tenant, sight })
     }
 
     fn covers(&self, id: JobId, spec: &JobSpec) -> bool {
@@ -127,7 +137,7 @@ impl Topic for JobTopic {
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Job> + Send + 'a> {
         let job = |id: JobId| {
             let (row, spec) = (present.job(id)?, present.spec(id)?);
-            self.covers(id, spec).then(|| render::job(present, id, row, spec, Detail::Full))
+            self.covers(id, spec).then(|| render::job(present, id, row, spec, (Detail::Full, self.sight)))
         };
         if self.jobs.is_empty() {
             Box::new(present.jobs().iter().filter_map(move |(id, _)| job(*id)))
@@ -148,7 +158,7 @@ impl Topic for JobTopic {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
             Change::Job { id, row, spec } => {
-                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, Detail::Full)))
+                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, (Detail::Full, self.sight))))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
@@ -166,8 +176,11 @@ impl Topic for JobTopic {
         v1::WatchJobsResponse { resume_token, log_index, event }
     }
 
-    fn rendered(watches: &Watches) -> &Rendered {
-        &watches.jobs
+    fn rendered<'a>(&self, watches: &'a Watches, view: &State, change: &Change) -> &'a Rendered {
+        match change {
+            Change::Job { spec, .. } if !self.sight.sees(view, &spec.tenant) => &watches.redacted_jobs,
+            _ => &watches.jobs,
+        }
     }
 }
 
@@ -235,7 +248,7 @@ impl Topic for NodeTopic {
         v1::WatchNodesResponse { resume_token, log_index, event }
     }
 
-    fn rendered(watches: &Watches) -> &Rendered {
+    fn rendered<'a>(&self, watches: &'a Watches, _: &State, _: &Change) -> &'a Rendered {
         &watches.nodes
     }
 }
@@ -330,7 +343,7 @@ impl Topic for QueueTopic {
         v1::WatchQueuesResponse { resume_token, log_index, event }
     }
 
-    fn rendered(watches: &Watches) -> &Rendered {
+    fn rendered<'a>(&self, watches: &'a Watches, _: &State, _: &Change) -> &'a Rendered {
         &watches.queues
     }
 }
@@ -338,16 +351,24 @@ impl Topic for QueueTopic {
 /// The watches that this replica serves.
 #[derive(Clone)]
 pub(crate) struct Watches {
-    places: Arc<Semaphore>,
+    places: Pool,
     jobs: Arc<Rendered>,
+    /// As those see them who are not of the job's tenant.
+    redacted_jobs: Arc<Rendered>,
     nodes: Arc<Rendered>,
     queues: Arc<Rendered>,
 }
 
 impl Watches {
     pub(crate) fn new() -> Watches {
-        let places = Arc::new(Semaphore::new(WATCHES_MAX));
-        Watches { places, jobs: Arc::default(), nodes: Arc::default(), queues: Arc::default() }
+        let places = Pool::new(WATCHES_MAX, WATCHES_EACH_MAX);
+        Watches {
+            places,
+            jobs: Arc::default(),
+            redacted_jobs: Arc::default(),
+            nodes: Arc::default(),
+            queues: Arc::default(),
+        }
     }
 
     /// Begins one, with the present or behind a token.
@@ -356,10 +377,13 @@ impl Watches {
         engine: &Engine,
         topic: T,
         resume_token: &str,
+        account: Account,
     ) -> Result<Messages<T::Message>, Status> {
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            let text = format!("this replica serves {WATCHES_MAX} watches already; try another");
-            to_status(&Refusal::new(RefusalCode::Overloaded, text))
+        let place = self.places.enter(account, 1).ok_or_else(|| {
+            let text = format!(
+                "{account} has as many watches open at this replica as it may beside the others; try another replica"
+            );
+            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
         })?;
         let watcher = Watcher::open(self, engine, topic, resume_token, place)?;
         // One more than events may take: the place of the last word.
@@ -379,7 +403,7 @@ struct Watcher<T> {
     tokens: Tokens,
     /// Everything wanted up to here has been handed over; none before the present is complete.
     reached: Option<WatchPosition>,
-    _place: OwnedSemaphorePermit,
+    _place: Share,
 }
 
 /// Makes the tokens of one watch.
@@ -445,7 +469,7 @@ impl<T: Topic> Watcher<T> {
         engine: &Engine,
         topic: T,
         resume_token: &str,
-        place: OwnedSemaphorePermit,
+        place: Share,
     ) -> Result<Watcher<T>, Status> {
         let view = engine.view();
         let cluster = cluster(&view)?;
@@ -535,7 +559,10 @@ impl<T: Topic> Watcher<T> {
             };
             let rest = match want {
                 Want::Nothing => None,
-                Want::Whole => T::rendered(&self.watches).get_or_render(at, render),
+                Want::Whole => {
+                    let rendered = self.topic.rendered(&self.watches, &self.engine.view(), &event.change);
+                    rendered.get_or_render(at, render)
+                }
                 Want::Part => render(),
             };
             if let Some(rest) = rest {
@@ -550,9 +577,15 @@ impl<T: Topic> Watcher<T> {
     /// The present in parts: no part can be resumed behind, only the whole.
     async fn send_present(&mut self, present: &State, to_client: &ToClient<T>) -> Result<(), End> {
         let at = WatchPosition::after(present.log_index());
-        for row in self.topic.present(present) {
+        let began = Instant::now();
+        for (sent, row) in self.topic.present(present).enumerate() {
             let message = T::message(String::new(), at.log_index.0, Some(Body::Changed(row)));
             deliver::<T>(to_client, message.into()).await?;
+            if began.elapsed() > sync_max(sent) {
+                let text =
+                    format!("the present was taken too slowly: {sent} of its rows in {:?}", began.elapsed());
+                return Err(End::Cut(Refusal::new(RefusalCode::Overloaded, text)));
+            }
         }
         self.send(to_client, at, Body::SyncEnd).await
     }
@@ -568,6 +601,11 @@ impl<T: Topic> Watcher<T> {
         self.reached = Some(at);
         Ok(())
     }
+}
+
+/// How long it may take to send so many rows of the present.
+fn sync_max(rows: usize) -> Duration {
+    SYNC_MAX + SYNC_ROW_MAX.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX))
 }
 
 async fn deliver<T: Topic>(to_client: &ToClient<T>, message: Shared<T::Message>) -> Result<(), End> {

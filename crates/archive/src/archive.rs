@@ -11,7 +11,11 @@ use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::record::{ArchivedRound, Place, Record, Records};
 use crate::replay::Replay;
+use crate::retention::{FLOOR, Floor};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET, Segment, SegmentDraft, SegmentEnd, Start};
+
+/// Damaged segments at the end that are set aside at once; of more, the archive is refused.
+const DAMAGED_MAX: usize = 64;
 
 /// The archive of one cluster. Calls block; they belong on threads that may.
 pub struct Archive {
@@ -19,6 +23,8 @@ pub struct Archive {
     cluster: Mutex<Option<ClusterId>>,
     catalog: RwLock<Catalog>,
     end: Mutex<Option<SegmentEnd>>,
+    /// Segments at the end that were set aside when it was opened.
+    damaged: Vec<String>,
 }
 
 /// Consecutive rounds of one segment.
@@ -41,30 +47,76 @@ impl Archive {
     /// # Errors
     /// When the store fails, or its newest segment is damaged or another cluster's.
     pub fn open(store: Arc<dyn ObjectStore>, cluster: Option<ClusterId>) -> Result<Archive, ArchiveError> {
+        Archive::open_with(store, cluster, false)
+    }
+
+    /// The same for the one who writes it: damaged segments at the end are set aside. The archive ends before them then,
+    /// and goes on from there with what the log or another replica has. See [`Archive::damaged`].
+    ///
+    /// # Errors
+    /// When the store fails, or its newest segment is another cluster's or of a newer release.
+    pub fn open_and_mend(
+        store: Arc<dyn ObjectStore>,
+        cluster: Option<ClusterId>,
+    ) -> Result<Archive, ArchiveError> {
+        Archive::open_with(store, cluster, true)
+    }
+
+    fn open_with(
+        store: Arc<dyn ObjectStore>,
+        cluster: Option<ClusterId>,
+        mends: bool,
+    ) -> Result<Archive, ArchiveError> {
         let list = |prefix: &str| store.list(prefix).map_err(|e| ArchiveError::store("listing", prefix, e));
         let segments: Vec<SegmentName> = list(SEGMENTS)?.iter().filter_map(SegmentName::parse).collect();
         let bases: Vec<BaseName> = list(BASES)?.iter().filter_map(BaseName::parse).collect();
-        let catalog = Catalog::new(segments, bases);
-        let newest = catalog.newest();
-        let archive = Archive {
+        let mut catalog = Catalog::new(segments, bases);
+        let (floor, damaged) = open_floor(store.as_ref(), cluster, mends)?;
+        catalog.floor = floor;
+        let mut archive = Archive {
             store,
             cluster: Mutex::new(cluster),
             catalog: RwLock::new(catalog),
             end: Mutex::new(None),
+            damaged,
         };
-        if let Some(newest) = newest {
+        let mut newest = archive.catalog().newest();
+        while let Some(name) = newest {
             // Whole: what the next segment is chained to has to be what was written.
-            let segment = archive.segment(&newest)?;
-            *archive.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.end);
+            match archive.segment(&name) {
+                Ok(segment) => {
+                    archive.end = Mutex::new(Some(segment.end));
+                    break;
+                }
+                Err(error) if mends && error.is_damage() && archive.damaged.len() < DAMAGED_MAX => {
+                    let (object, reason) = (name.object(), &error as &dyn std::error::Error);
+                    tracing::error!(
+                        error = reason,
+                        "a segment at the end of the archive is damaged and is set aside"
+                    );
+                    let aside = archive.store.set_aside(&object);
+                    aside.map_err(|source| ArchiveError::store("setting aside", &object, source))?;
+                    archive.damaged.push(object);
+                    archive.catalog_mut().remove_segment(&name);
+                    newest = archive.catalog().newest();
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(archive)
     }
 
-    fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
+    /// Segments that were set aside when it was opened, since they are damaged.
+    #[must_use]
+    pub fn damaged(&self) -> &[String] {
+        &self.damaged
+    }
+
+    pub(crate) fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
         self.catalog.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn catalog_mut(&self) -> RwLockWriteGuard<'_, Catalog> {
+    pub(crate) fn catalog_mut(&self) -> RwLockWriteGuard<'_, Catalog> {
         self.catalog.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,6 +136,12 @@ impl Archive {
     #[must_use]
     pub fn summary(&self) -> Summary {
         self.catalog().summary()
+    }
+
+    /// The last record that was moved to another store. `None` when nothing was moved.
+    #[must_use]
+    pub fn floor(&self) -> Option<Floor> {
+        self.catalog().floor.clone()
     }
 
     /// The place behind its last segment; none when it has none.
@@ -285,6 +343,9 @@ impl Archive {
                 return Err(ArchiveError::NotReached { newest });
             };
             if stretch.name.first > index {
+                if let Some(floor) = catalog.floor.as_ref().filter(|floor| index <= floor.through) {
+                    return Err(ArchiveError::BelowFloor { floor: floor.clone() });
+                }
                 let before = at.checked_sub(1).and_then(|at| catalog.line.get(at));
                 let from = before.map_or(LogIndex(1), |before| before.to.next());
                 return Err(ArchiveError::Missing { from, to: LogIndex(stretch.name.first.0 - 1) });
@@ -367,6 +428,19 @@ impl Archive {
     /// # Errors
     /// When something on the way is missing, damaged, or comes to another state than the leader had.
     pub fn replay(&self, at: At, known: Option<Replay>) -> Result<(Replay, bool), ArchiveError> {
+        self.replay_while(at, known, || true)
+    }
+
+    /// The same while `goes_on` says so, which is asked between segments.
+    ///
+    /// # Errors
+    /// As [`Archive::replay`], and [`ArchiveError::GivenUp`].
+    pub fn replay_while(
+        &self,
+        at: At,
+        known: Option<Replay>,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(Replay, bool), ArchiveError> {
         let nearest = self.base_before(at).map_or(LogIndex::ZERO, |base| base.log_index);
         let known = known.filter(|known| known.state().log_index() >= nearest);
         // Rounds without a record may follow the last record of its segment: they count as well.
@@ -379,6 +453,9 @@ impl Archive {
         loop {
             if at == At::Index(replay.state().log_index()) {
                 return Ok((replay, true));
+            }
+            if !goes_on() {
+                return Err(ArchiveError::GivenUp);
             }
             let last = replay.state().log_index();
             let resumes = std::mem::take(&mut rest_of_segment);
@@ -398,6 +475,30 @@ impl Archive {
                 return Err(ArchiveError::Missing { from: before.next(), to: slice.to });
             }
         }
+    }
+}
+
+/// The floor of an archive, and what was set aside because it is damaged: only where the records went is lost then.
+fn open_floor(
+    store: &dyn ObjectStore,
+    cluster: Option<ClusterId>,
+    mends: bool,
+) -> Result<(Option<Floor>, Vec<String>), ArchiveError> {
+    match Floor::read(store) {
+        Ok(Some((found, floor))) => match cluster {
+            Some(expected) if expected != found => {
+                Err(ArchiveError::Foreign { object: FLOOR.to_owned(), found, expected })
+            }
+            _ => Ok((Some(floor), Vec::new())),
+        },
+        Ok(None) => Ok((None, Vec::new())),
+        Err(error) if mends && error.is_damage() => {
+            let reason = &error as &dyn std::error::Error;
+            tracing::error!(error = reason, "the floor of the archive is damaged and is set aside");
+            store.set_aside(FLOOR).map_err(|source| ArchiveError::store("setting aside", FLOOR, source))?;
+            Ok((None, vec![FLOOR.to_owned()]))
+        }
+        Err(error) => Err(error),
     }
 }
 

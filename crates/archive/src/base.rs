@@ -5,6 +5,8 @@
 //! piece   1 u8, length u32, chain u32, payload
 //! end     2 u8, pieces u64, chain u32, crc u32
 //! ```
+//! Since version 2, the payload of a piece is packed into compressed blocks. Its chain covers what is stored; the digest
+//! in the header covers what comes out.
 
 use bytes::{Bytes, BytesMut};
 use muster_journal::frame::FRAME_BYTES_MAX;
@@ -16,8 +18,9 @@ use crate::catalog::BaseName;
 use crate::codec::{PLACE_BYTES, Reader, put_place, seal, unseal};
 use crate::error::ArchiveError;
 use crate::object::ObjectStore;
+use crate::pack::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, pack, unpack};
 use crate::record::Place;
-use crate::segment::VERSION;
+use crate::segment::{VERSION, VERSION_PACKED};
 
 const MAGIC: [u8; 4] = *b"MBAS";
 const HEADER_BYTES: usize = 4 + 2 + 2 + 16 + PLACE_BYTES + 8 + 4;
@@ -25,8 +28,11 @@ const PIECE_HEADER_BYTES: usize = 1 + 4 + 4;
 const END_BYTES: usize = 1 + 8 + 4 + 4;
 const PIECE: u8 = 1;
 const END: u8 = 2;
-/// A frame with its own header.
+/// A frame with its own header, before it is packed.
 const PIECE_BYTES_MAX: usize = FRAME_BYTES_MAX + 64;
+/// The same when nothing in it becomes smaller.
+const STORED_BYTES_MAX: usize =
+    PIECE_BYTES_MAX + PIECE_BYTES_MAX.div_ceil(BLOCK_BYTES_MAX) * BLOCK_HEADER_BYTES;
 /// Read at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -53,6 +59,9 @@ pub(crate) fn encode(cluster: ClusterId, place: &Place, state: &State) -> impl I
             return Some(Bytes::from(end));
         };
         pieces += 1;
+        let mut packed = Vec::with_capacity(chunk.len() / 3);
+        pack(&mut packed, &chunk);
+        let chunk = packed;
         let mut piece = Vec::with_capacity(PIECE_HEADER_BYTES + chunk.len());
         piece.push(PIECE);
         piece.extend_from_slice(&(chunk.len() as u32).to_le_bytes());
@@ -78,6 +87,7 @@ pub(crate) struct Header {
     pub(crate) cluster: ClusterId,
     pub(crate) place: Place,
     pub(crate) digest: u64,
+    version: u16,
 }
 
 /// Reads a base from front to end, checking it on the way.
@@ -95,7 +105,7 @@ pub(crate) struct BaseReader<'a> {
 impl<'a> BaseReader<'a> {
     pub(crate) fn open(store: &'a dyn ObjectStore, name: &BaseName) -> Result<BaseReader<'a>, ArchiveError> {
         let object = name.object();
-        let header = Header { cluster: ClusterId(0), place: Place::default(), digest: 0 };
+        let header = Header { cluster: ClusterId(0), place: Place::default(), digest: 0, version: 0 };
         let mut reader = BaseReader {
             store,
             object,
@@ -143,13 +153,14 @@ impl<'a> BaseReader<'a> {
         let parse = |mut reader: Reader<'_>| {
             let (version, zero) = (reader.u16()?, reader.u16()?);
             let cluster = ClusterId(reader.u128()?);
-            Some((version, zero, Header { cluster, place: reader.place()?, digest: reader.u64()? }))
+            let (place, digest) = (reader.place()?, reader.u64()?);
+            Some((version, zero, Header { cluster, place, digest, version }))
         };
         match parse(Reader(&body[4..])) {
             Some((version, _, _)) if version > VERSION => {
                 Err(ArchiveError::Newer { object: self.object.clone(), found: version, known: VERSION })
             }
-            Some((VERSION, 0, header)) => {
+            Some((1..=VERSION, 0, header)) => {
                 (self.header, self.chain) = (header, checksum);
                 Ok(())
             }
@@ -169,7 +180,9 @@ impl<'a> BaseReader<'a> {
         let head = self.take(PIECE_HEADER_BYTES - 1)?;
         let mut reader = Reader(&head);
         let (length, checksum) = (reader.u32().unwrap_or(0) as usize, reader.u32().unwrap_or(0));
-        if tag[0] != PIECE || length > PIECE_BYTES_MAX {
+        let is_packed = self.header.version >= VERSION_PACKED;
+        let length_max = if is_packed { STORED_BYTES_MAX } else { PIECE_BYTES_MAX };
+        if tag[0] != PIECE || length > length_max {
             return Err(self.damaged("a piece of it is none"));
         }
         let payload = self.take(length)?;
@@ -179,6 +192,10 @@ impl<'a> BaseReader<'a> {
             return Err(self.damaged(&format!("the checksum of piece {} does not hold", self.pieces)));
         }
         self.pieces += 1;
+        if is_packed {
+            let plain = unpack(&payload, PIECE_BYTES_MAX).map_err(|error| self.damaged(error.text()))?;
+            return Ok(Some(plain));
+        }
         Ok(Some(payload))
     }
 
@@ -231,4 +248,31 @@ impl<'a> BaseReader<'a> {
 /// For a store: the pieces as it takes them.
 pub(crate) fn pieces(encoded: impl Iterator<Item = Bytes>) -> impl Iterator<Item = io::Result<Bytes>> {
     encoded.map(Ok)
+}
+
+/// Adds up the packed blocks between two places of an object, before they were compressed.
+pub(crate) type BlocksOf = fn(&dyn ObjectStore, &str, u64, u64) -> Result<u64, ArchiveError>;
+
+/// Bytes of a base before it was compressed, by the headers in it alone.
+pub(crate) fn plain_bytes(
+    store: &dyn ObjectStore,
+    name: &BaseName,
+    blocks: BlocksOf,
+) -> Result<u64, ArchiveError> {
+    let reader = BaseReader::open(store, name)?;
+    if reader.header.version < VERSION_PACKED {
+        return Ok(name.bytes);
+    }
+    let end = name.bytes.saturating_sub(END_BYTES as u64);
+    let (mut at, mut plain) = (HEADER_BYTES as u64, (HEADER_BYTES + END_BYTES) as u64);
+    while at < end {
+        let head = store.get(&reader.object, at, PIECE_HEADER_BYTES);
+        let head = head.map_err(|source| ArchiveError::store("reading", &reader.object, source))?;
+        let length = Reader(head.get(1..).unwrap_or_default()).u32();
+        let length = length.ok_or_else(|| reader.damaged("it ends too early"))?;
+        let begins = at + PIECE_HEADER_BYTES as u64;
+        at = begins + u64::from(length);
+        plain += PIECE_HEADER_BYTES as u64 + blocks(store, &reader.object, begins, at)?;
+    }
+    Ok(plain)
 }

@@ -6,6 +6,7 @@ use muster_types::{LogIndex, LogTime};
 
 use crate::object::ObjectInfo;
 use crate::record::Place;
+use crate::retention::Floor;
 
 pub(crate) const SEGMENTS: &str = "segments/";
 pub(crate) const BASES: &str = "bases/";
@@ -155,8 +156,10 @@ pub struct Summary {
     pub bases: u64,
     /// Their bytes together.
     pub base_bytes: u64,
-    /// What is missing, before the first segment too.
+    /// What is missing, before the first segment too, and was not given to another store.
     pub gaps: Vec<Gap>,
+    /// The last record that was moved to another store. `None` when nothing was moved.
+    pub floor: Option<Floor>,
 }
 
 /// A segment and how far it counts: a later life of the cluster may begin before its end.
@@ -174,11 +177,14 @@ pub(crate) struct Catalog {
     pub(crate) bases: Vec<BaseName>,
     segments: Vec<SegmentName>,
     all_bases: Vec<BaseName>,
+    /// Up to where records were given to another store.
+    pub(crate) floor: Option<Floor>,
 }
 
 impl Catalog {
     pub(crate) fn new(segments: Vec<SegmentName>, bases: Vec<BaseName>) -> Catalog {
-        let mut catalog = Catalog { line: Vec::new(), bases: Vec::new(), segments, all_bases: bases };
+        let mut catalog =
+            Catalog { line: Vec::new(), bases: Vec::new(), segments, all_bases: bases, floor: None };
         catalog.arrange();
         catalog
     }
@@ -215,10 +221,27 @@ impl Catalog {
         }
     }
 
+    pub(crate) fn remove_segment(&mut self, name: &SegmentName) {
+        self.segments.retain(|segment| segment != name);
+        self.arrange();
+    }
+
+    /// An object is no longer there.
+    pub(crate) fn remove_object(&mut self, object: &str) {
+        self.segments.retain(|segment| segment.object() != object);
+        self.all_bases.retain(|base| base.object() != object);
+        self.arrange();
+    }
+
     pub(crate) fn add_base(&mut self, name: BaseName) {
         self.all_bases.retain(|base| base.object() != name.object());
         self.all_bases.push(name);
         self.arrange();
+    }
+
+    /// Every segment, those of ended lives of the cluster too.
+    pub(crate) fn segments(&self) -> &[SegmentName] {
+        &self.segments
     }
 
     pub(crate) fn newest(&self) -> Option<SegmentName> {
@@ -242,7 +265,8 @@ impl Catalog {
 
     pub(crate) fn summary(&self) -> Summary {
         let mut gaps = Vec::new();
-        let mut next = LogIndex(1);
+        // What was given away is not missing.
+        let mut next = self.floor.as_ref().map_or(LogIndex(1), |floor| floor.through.next());
         for stretch in &self.line {
             if stretch.name.first > next {
                 gaps.push(Gap { from: next, to: LogIndex(stretch.name.first.0 - 1) });
@@ -258,6 +282,7 @@ impl Catalog {
             bases: self.all_bases.len() as u64,
             base_bytes: self.all_bases.iter().map(|name| name.bytes).sum(),
             gaps,
+            floor: self.floor.clone(),
         }
     }
 }

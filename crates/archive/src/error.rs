@@ -5,6 +5,8 @@ use muster_state::RestoreError;
 use muster_types::{ClusterId, LogIndex};
 use thiserror::Error;
 
+use crate::retention::Floor;
+
 /// Why the archive could not be written or read.
 #[derive(Debug, Error)]
 pub enum ArchiveError {
@@ -61,6 +63,15 @@ pub enum ArchiveError {
         /// The last one.
         to: LogIndex,
     },
+    /// Records that the archive gave to another store.
+    #[error(
+        "the records up to {} were moved to {}, and this archive begins behind them; `muster log` reads them there with --archive",
+        floor.through, floor.place
+    )]
+    BelowFloor {
+        /// Up to where, and where they are.
+        floor: Floor,
+    },
     /// A place that the archive has not reached.
     #[error("the archive ends at log index {newest}")]
     NotReached {
@@ -85,6 +96,9 @@ pub enum ArchiveError {
         #[source]
         source: RestoreError,
     },
+    /// Nobody waits for the replay any more.
+    #[error("the replay was given up")]
+    GivenUp,
     /// The replay came to another state than the leader recorded.
     #[error(
         "the replay has another state at log index {at} than the leader recorded: {actual:016x} instead of {expected:016x}"
@@ -108,6 +122,15 @@ pub enum ArchiveError {
 }
 
 impl ArchiveError {
+    /// Whether an object is not what was written, or is gone.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            ArchiveError::Damaged { .. } => true,
+            ArchiveError::Store { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     pub(crate) fn damaged(object: &str, detail: impl Into<String>) -> ArchiveError {
         ArchiveError::Damaged { object: object.to_owned(), detail: detail.into() }
     }

@@ -7,9 +7,11 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::catalog::{BASES, SEGMENTS};
+use crate::retention::RETENTION;
 
 /// Bytes of an object's name.
 const NAME_BYTES_MAX: usize = 512;
@@ -17,6 +19,8 @@ const NAME_BYTES_MAX: usize = 512;
 const LISTED_MAX: usize = 1 << 26;
 /// Folders below one another that a listing goes into.
 const DEPTH_MAX: usize = 8;
+/// The folder of damaged objects.
+const ASIDE: &str = "damaged";
 /// Bytes that are copied at a time.
 const PIECE_BYTES: usize = 1 << 20;
 /// Ends the name of what is still being written; no object's name has this character.
@@ -58,8 +62,77 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// What the store said.
     fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>>;
 
+    /// Keeps a damaged object where no listing finds it, so that it can be examined. A missing object is not an error.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] in a store that cannot, else what the store said.
+    fn set_aside(&self, name: &str) -> io::Result<()> {
+        let _ = name;
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    /// Removes an object, durably. A missing object is not an error.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] in a store that is only read, else what the store said.
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let _ = name;
+        Err(ErrorKind::Unsupported.into())
+    }
+
     /// Where it is, for messages.
     fn place(&self) -> String;
+}
+
+/// Several stores that are read as one: an archive and what it gave away. An object is taken from the first that has it.
+pub struct JoinedStores(Vec<Arc<dyn ObjectStore>>);
+
+impl JoinedStores {
+    /// Reads these, in this order.
+    #[must_use]
+    pub fn new(stores: Vec<Arc<dyn ObjectStore>>) -> JoinedStores {
+        JoinedStores(stores)
+    }
+
+    fn first<T>(&self, read: impl Fn(&dyn ObjectStore) -> io::Result<T>) -> io::Result<T> {
+        let mut last = ErrorKind::NotFound.into();
+        for store in &self.0 {
+            match read(store.as_ref()) {
+                Err(error) if error.kind() == ErrorKind::NotFound => last = error,
+                other => return other,
+            }
+        }
+        Err(last)
+    }
+}
+
+impl ObjectStore for JoinedStores {
+    fn put(&self, _: &str, _: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn get(&self, name: &str, from: u64, length: usize) -> io::Result<Bytes> {
+        self.first(|store| store.get(name, from, length))
+    }
+
+    fn size(&self, name: &str) -> io::Result<u64> {
+        self.first(|store| store.size(name))
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>> {
+        let mut found: Vec<ObjectInfo> = Vec::new();
+        for store in &self.0 {
+            found.extend(store.list(prefix)?);
+        }
+        // Stable: of one name, that of the first store stays.
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found.dedup_by(|a, b| a.name == b.name);
+        Ok(found)
+    }
+
+    fn place(&self) -> String {
+        self.0.iter().map(|store| store.place()).collect::<Vec<_>>().join(" and ")
+    }
 }
 
 /// Whether a name is one that every store can keep: lower-case letters, digits, `-`, `.` and `/`, no
@@ -125,7 +198,7 @@ impl DirectoryStore {
     /// goes on.
     pub fn take_in(&self, from: &DirectoryStore) -> io::Result<(u64, u64)> {
         let (mut taken, mut bytes) = (0, 0);
-        let objects = [from.list(SEGMENTS)?, from.list(BASES)?].concat();
+        let objects = [from.list(SEGMENTS)?, from.list(BASES)?, from.list(RETENTION)?].concat();
         for object in objects {
             if self.size(&object.name).is_ok_and(|size| size == object.bytes) {
                 continue;
@@ -251,6 +324,29 @@ impl ObjectStore for DirectoryStore {
 
     fn size(&self, name: &str) -> io::Result<u64> {
         Ok(fs::metadata(self.path(name)?)?.len())
+    }
+
+    fn set_aside(&self, name: &str) -> io::Result<()> {
+        let path = self.path(name)?;
+        let folder = self.root.join(ASIDE);
+        create_folders(&self.root, &folder)?;
+        match fs::rename(&path, folder.join(name.replace('/', "."))) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => {
+                sync_folder(&folder)?;
+                sync_folder(path.parent().unwrap_or(&self.root))
+            }
+        }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let path = self.path(name)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => sync_folder(path.parent().unwrap_or(&self.root)),
+        }
     }
 
     fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>> {

@@ -67,6 +67,12 @@ impl Replay {
         self.next_raft
     }
 
+    /// The entry of which some decisions are applied and others are not; none between two entries.
+    #[must_use]
+    pub fn open_round(&self) -> Option<u64> {
+        (self.done > 0).then_some(self.next_raft)
+    }
+
     /// Goes on behind entries that have no round.
     pub fn pass(&mut self, next_raft: u64) {
         if next_raft > self.next_raft {

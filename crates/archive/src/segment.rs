@@ -7,6 +7,9 @@
 //! ```
 //! Little-endian. `chain` of a round covers the one before it and the whole round; the first goes by the
 //! header's checksum. `previous` is the checksum of the footer before, so segments chain as well.
+//!
+//! Version 1 is stored as it stands above. Since version 2, everything behind the header is packed into compressed
+//! blocks; all lengths and checksums above are of what was packed.
 
 use bytes::Bytes;
 use muster_journal::ROUND_BYTES_MAX;
@@ -15,17 +18,20 @@ use muster_types::{ClusterId, LogTime, ReplicaId};
 use crate::catalog::SegmentName;
 use crate::codec::{PLACE_BYTES, Reader, put_place, seal, unseal};
 use crate::error::ArchiveError;
+use crate::pack::{pack, unpack};
 use crate::record::{ArchivedRound, Place};
 
 /// The format of segments and bases that this release writes, and the highest it reads.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
+/// Since this one, segments and bases are compressed.
+pub(crate) const VERSION_PACKED: u16 = 2;
 /// A segment is closed at about this size.
 pub const SEGMENT_BYTES_TARGET: usize = 8 << 20;
-/// No segment is larger: whatever the target, one more round, header and footer.
+/// No segment is larger, stored or unpacked: whatever the target, one more round, header and footer.
 pub(crate) const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 
 const MAGIC: [u8; 4] = *b"MSEG";
-const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 16 + PLACE_BYTES + 4 + 4;
+pub(crate) const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 16 + PLACE_BYTES + 4 + 4;
 const FOOTER_BYTES: usize = 1 + PLACE_BYTES + 8 * 4 + 4 + 4;
 const ROUND_HEADER_BYTES: usize = 1 + 8 * 3 + 4 + 4;
 const ROUND: u8 = 1;
@@ -141,8 +147,12 @@ impl SegmentDraft {
         self.bytes.extend_from_slice(&((begins + FOOTER_BYTES) as u64).to_le_bytes());
         self.bytes.extend_from_slice(&self.chain.to_le_bytes());
         let checksum = seal(&mut self.bytes, begins);
-        let name = SegmentName::of(&self.from, &end, self.bytes.len() as u64);
-        Sealed { name, bytes: Bytes::from(self.bytes), end: SegmentEnd { place: end, checksum } }
+        let (header, body) = self.bytes.split_at(HEADER_BYTES);
+        let mut stored = Vec::with_capacity(self.bytes.len() / 4);
+        stored.extend_from_slice(header);
+        pack(&mut stored, body);
+        let name = SegmentName::of(&self.from, &end, stored.len() as u64);
+        Sealed { name, bytes: Bytes::from(stored), end: SegmentEnd { place: end, checksum } }
     }
 }
 
@@ -161,6 +171,7 @@ pub(crate) struct Header {
     pub(crate) start: Start,
     pub(crate) from: Place,
     pub(crate) previous: u32,
+    pub(crate) version: u16,
     checksum: u32,
 }
 
@@ -182,7 +193,7 @@ struct Footer {
     chain: u32,
 }
 
-fn parse_header(object: &str, bytes: &[u8]) -> Result<Header, ArchiveError> {
+pub(crate) fn parse_header(object: &str, bytes: &[u8]) -> Result<Header, ArchiveError> {
     let damaged = |what: &str| ArchiveError::damaged(object, what);
     let header = bytes.get(..HEADER_BYTES).ok_or_else(|| damaged("it ends in its header"))?;
     let mut reader = Reader(header);
@@ -207,7 +218,7 @@ fn parse_header(object: &str, bytes: &[u8]) -> Result<Header, ArchiveError> {
         return Err(ArchiveError::Newer { object: object.to_owned(), found: version, known: VERSION });
     }
     match Start::from_byte(start).filter(|_| version > 0 && zero == 0) {
-        Some(start) => Ok(Header { cluster, start, from, previous, checksum }),
+        Some(start) => Ok(Header { cluster, start, from, previous, version, checksum }),
         None => Err(damaged("its header has a value that none has")),
     }
 }
@@ -236,18 +247,26 @@ impl Segment {
     pub(crate) fn parse(object: &str, bytes: &Bytes) -> Result<Segment, ArchiveError> {
         let damaged = |what: String| ArchiveError::damaged(object, what);
         let header = parse_header(object, bytes)?;
-        let begins = bytes.len().checked_sub(FOOTER_BYTES).filter(|begins| *begins >= HEADER_BYTES);
+        let body = bytes.slice(HEADER_BYTES..);
+        let body = if header.version < VERSION_PACKED {
+            body
+        } else {
+            let room = SEGMENT_BYTES_MAX as usize - HEADER_BYTES;
+            unpack(&body, room).map_err(|error| damaged(error.text().to_owned()))?
+        };
+        let begins = body.len().checked_sub(FOOTER_BYTES);
         let begins = begins.ok_or_else(|| damaged("it is shorter than header and end".to_owned()))?;
-        let footer = parse_footer(object, &bytes[begins..])?;
-        if footer.bytes != bytes.len() as u64 {
-            return Err(damaged(format!("it has {} bytes instead of {}", bytes.len(), footer.bytes)));
+        let footer = parse_footer(object, &body[begins..])?;
+        let size = HEADER_BYTES + body.len();
+        if footer.bytes != size as u64 {
+            return Err(damaged(format!("it has {size} bytes instead of {}", footer.bytes)));
         }
         let mut rounds = Vec::new();
-        let mut place = HEADER_BYTES;
+        let mut place = 0;
         let mut expected = header.checksum;
         let mut next_raft = header.from.next_raft;
         while place < begins {
-            let (round, checksum, after) = parse_round(bytes, place, begins, expected)
+            let (round, checksum, after) = parse_round(&body, place, begins, expected)
                 .ok_or_else(|| damaged(format!("the round at byte {place} is not what was written")))?;
             if round.raft_index < next_raft {
                 return Err(damaged(format!("the round at byte {place} is out of order")));

@@ -8,6 +8,7 @@ use crate::catalog::{BaseName, Gap, SegmentName, Stretch};
 use crate::error::ArchiveError;
 use crate::record::Place;
 use crate::replay::Replay;
+use crate::retention::Floor;
 use crate::segment::{Segment, Start};
 
 /// What was found of one segment.
@@ -28,6 +29,8 @@ pub struct Report {
     pub segments: Vec<SegmentReport>,
     /// Records that are missing.
     pub gaps: Vec<Gap>,
+    /// Up to where records were given to another store, which was not read.
+    pub floor: Option<Floor>,
     /// Records whose checksums and places hold.
     pub records: u64,
     /// Digests of the leader that a replay came to as well.
@@ -74,7 +77,12 @@ impl Archive {
     /// Reads everything, holds every checksum and every chain, and replays the whole log against the
     /// digests in it. Tells of each segment as it is done; goes on as long as that says true.
     pub fn verify(&self, mut done: impl FnMut(&SegmentReport) -> bool) -> Report {
-        let report = Report { gaps: self.summary().gaps, ..Report::default() };
+        let summary = self.summary();
+        // What was given away may be read along.
+        let is_below =
+            |floor: &Floor| summary.first.is_none_or(|first| first > LogIndex(1).max(floor.through));
+        let floor = summary.floor.clone().filter(is_below);
+        let report = Report { gaps: summary.gaps, floor, ..Report::default() };
         let bases = self.bases().into_iter().peekable();
         let mut walk =
             Walk { archive: self, report, previous: None, replay: Some(Replay::founding()), bases };
@@ -150,15 +158,16 @@ impl Walk<'_> {
         }
     }
 
-    /// Begins with the base at the front of a segment, when the state is not known.
+    /// Begins with the first base at the front of a segment or within it, when the state is not known.
     fn find_state(&mut self, segment: &Segment) {
         let at = segment.header.from.sequence.log_index;
+        let end = segment.end.place.sequence.log_index;
         if self.replay.as_ref().is_some_and(|replay| replay.state().log_index() == at) {
             return;
         }
         self.give_up_replay();
         while self.bases.next_if(|base| base.log_index < at).is_some() {}
-        if let Some(base) = self.bases.next_if(|base| base.log_index == at) {
+        if let Some(base) = self.bases.next_if(|base| base.log_index <= end) {
             match self.archive.restore(&base) {
                 Ok(replay) => {
                     self.report.bases_good += 1;

@@ -13,7 +13,7 @@ use crate::error::{AttemptError, CallError};
 /// Largest answer that is read: one piece of a backup has at most 1 MiB.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-fn admin(channel: Channel) -> ClusterAdminServiceClient<Channel> {
+pub(crate) fn admin(channel: Channel) -> ClusterAdminServiceClient<Channel> {
     ClusterAdminServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 

@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 
 mod admin;
+mod admission;
 mod calls;
 mod connection;
 mod drill;

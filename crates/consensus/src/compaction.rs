@@ -36,6 +36,8 @@ struct Applied {
     positions: VecDeque<(u64, u64)>,
     failures: u32,
     failed_at: Option<Instant>,
+    /// Bytes of the newest snapshot.
+    snapshot_bytes: u64,
 }
 
 impl Weights {
@@ -67,9 +69,15 @@ impl Weights {
         });
     }
 
-    /// A snapshot was made.
-    pub fn build_succeeded(&self) {
+    /// Records the size in bytes of the newest snapshot.
+    pub fn newest_snapshot(&self, bytes: u64) {
+        self.with(|applied| applied.snapshot_bytes = bytes);
+    }
+
+    /// Records that a snapshot was made, with its size in bytes.
+    pub fn build_succeeded(&self, bytes: u64) {
         self.with(|applied| {
+            applied.snapshot_bytes = bytes;
             applied.failures = 0;
             applied.failed_at = None;
         });
@@ -121,7 +129,12 @@ struct Since {
     entries: u64,
     bytes: u64,
     age: Duration,
+    /// Bytes of the newest snapshot itself.
+    snapshot_bytes: u64,
 }
+
+/// For its age alone a snapshot is made when this part of the usual proportion was written since.
+const PROPORTION_FOR_AGE: u64 = 8;
 
 fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
     if since.entries == 0 {
@@ -132,7 +145,13 @@ fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
         policy.every_entries.is_some_and(|every| since.entries >= every.max(1).saturating_mul(times));
     let bytes = policy.every_bytes.is_some_and(|every| since.bytes >= every.max(1).saturating_mul(times));
     let age = policy.every_ms.is_some_and(|every| since.age >= Duration::from_millis(every.max(1)));
-    entries || bytes || (age && !sending)
+    let replayed = [(policy.replay_entries_max, since.entries), (policy.replay_bytes_max, since.bytes)];
+    let is_long =
+        replayed.iter().any(|(max, now)| max.is_some_and(|max| *now >= max.max(1).saturating_mul(times)));
+    let wanted = since.snapshot_bytes.saturating_mul(policy.share_percent.unwrap_or(0)) / 100;
+    let is_much = since.bytes >= wanted;
+    let is_some = since.bytes >= wanted / PROPORTION_FOR_AGE;
+    is_long || ((entries || bytes) && is_much) || (age && is_some && !sending)
 }
 
 /// Makes snapshots and purges the log behind them, until the replica stops.
@@ -176,6 +195,7 @@ pub(crate) async fn compact<G: Ground>(
             entries: next(last).saturating_sub(next(snapshot)),
             bytes: weights.bytes().saturating_sub(weights.through(snapshot)),
             age: G::instant().saturating_duration_since(made_at),
+            snapshot_bytes: weights.with(|applied| applied.snapshot_bytes),
         };
         // Asked once for what is there; again only after a failure.
         let retry = weights.may_retry(G::instant());
@@ -209,7 +229,7 @@ mod tests {
     };
 
     fn since(entries: u64, bytes: u64, age_ms: u64) -> Since {
-        Since { entries, bytes, age: Duration::from_millis(age_ms) }
+        Since { entries, bytes, age: Duration::from_millis(age_ms), snapshot_bytes: 0 }
     }
 
     #[test]
@@ -220,6 +240,23 @@ mod tests {
         assert!(is_due(&POLICY, &since(1, 1, 60_000), false));
         assert!(!is_due(&POLICY, &since(0, 0, 600_000), false));
         assert!(!is_due(&SnapshotPolicy::ON_DEMAND, &since(1 << 40, 1 << 40, 1 << 40), false));
+    }
+
+    /// A state of a gigabyte must not be written once every few minutes because small rounds come often.
+    #[test]
+    fn a_large_state_is_not_written_again_for_little() {
+        let gib = 1 << 30;
+        let of = |entries, bytes, age_ms| Since { snapshot_bytes: gib, ..since(entries, bytes, age_ms) };
+        let policy = SnapshotPolicy::PRODUCTION;
+        assert!(is_due(&policy, &since(20_000, 4 << 20, 0), false), "a small state");
+        assert!(!is_due(&policy, &of(20_000, 4 << 20, 0), false));
+        assert!(!is_due(&policy, &of(150_000, 60 << 20, 3_600_000), false));
+        assert!(is_due(&policy, &of(200_000, 4 << 20, 0), false), "a restart would replay too many");
+        assert!(is_due(&policy, &of(1, 64 << 20, 0), false), "or too much");
+        let small = |bytes, age_ms| Since { snapshot_bytes: 8 << 20, ..since(30_000, bytes, age_ms) };
+        assert!(!is_due(&policy, &small(3 << 20, 0), false) && is_due(&policy, &small(4 << 20, 0), false));
+        assert!(!is_due(&policy, &small(400 << 10, 3_600_000), false), "an old one, for next to nothing");
+        assert!(is_due(&policy, &small(600 << 10, 3_600_000), false));
     }
 
     #[test]
@@ -262,7 +299,7 @@ mod tests {
         assert!(weights.may_retry(now));
         weights.build_failed(now);
         assert!(!weights.may_retry(now) && weights.may_retry(now + RETRY_MIN));
-        weights.build_succeeded();
+        weights.build_succeeded(0);
         assert!(weights.may_retry(now));
     }
 }

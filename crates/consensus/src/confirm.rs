@@ -1,7 +1,7 @@
 //! Confirms leadership: one round of a quorum answers everybody who asked before it began.
 
 use crate::error::{NotLeader, ReadPoint};
-use crate::ground::{Ground, Raft};
+use crate::ground::{Ground, Peers, Raft};
 use crate::leadership::{Leadership, LeadershipView};
 use crate::rounds::{Caller, Rounds};
 use futures::FutureExt;
@@ -9,6 +9,9 @@ use muster_types::ReplicaId;
 use openraft::ReadPolicy;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+
+/// Confirmations in a row that may count for nothing.
+const TRIES_MAX: usize = 16;
 
 pub(crate) type Confirmation = Result<ReadPoint, NotLeader>;
 
@@ -18,14 +21,15 @@ pub(crate) type Confirmations = mpsc::Sender<Caller<Confirmation>>;
 /// Runs rounds until nobody can ask any more.
 pub(crate) async fn run_confirmations<G: Ground>(
     raft: Raft<G>,
+    network: G::Peers,
     view: watch::Receiver<LeadershipView>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     pause: Duration,
 ) {
     let mut rounds = Rounds::<G, _>::new(callers, pause);
     let round = || {
-        let (raft, view) = (raft.clone(), view.clone());
-        async move { confirm::<G>(&raft, &view).await }.boxed()
+        let (raft, network, view) = (raft.clone(), network.clone(), view.clone());
+        async move { proved(&network, || confirm::<G>(&raft, &view)).await }.boxed()
     };
     while let Some(finished) = rounds.next(&round).await {
         finished.answer();
@@ -39,6 +43,21 @@ pub(crate) async fn confirmed(confirmations: &Confirmations) -> Confirmation {
         return Err(NotLeader::default());
     }
     answer.await.unwrap_or_else(|_| Err(NotLeader::default()))
+}
+
+/// Confirms until no answer that was never asked for takes part in it. There are such only where a leadership begins.
+async fn proved<P: Peers, F: Future<Output = Confirmation>>(
+    network: &P,
+    confirm: impl Fn() -> F,
+) -> Confirmation {
+    for _ in 0..TRIES_MAX {
+        let before = network.answered_unsent();
+        let confirmation = confirm().await;
+        if confirmation.is_err() || network.answered_unsent() == before {
+            return confirmation;
+        }
+    }
+    Err(NotLeader::default())
 }
 
 async fn confirm<G: Ground>(raft: &Raft<G>, view: &watch::Receiver<LeadershipView>) -> Confirmation {
@@ -55,5 +74,52 @@ async fn confirm<G: Ground>(raft: &Raft<G>, view: &watch::Receiver<LeadershipVie
             let leader = view.leader.clone().filter(|_| view.mine.is_none());
             Err(NotLeader { leader })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_store::ReplicaNode;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[derive(Clone, Default)]
+    struct Counted(Arc<AtomicU64>);
+
+    impl Peers for Counted {
+        type Link = crate::network::PeerChannel<crate::Process, crate::network::Grpc>;
+
+        fn link(&self, _: ReplicaId, _: &ReplicaNode) -> Self::Link {
+            unreachable!("nobody is called")
+        }
+
+        fn are_uploading(&self) -> bool {
+            false
+        }
+
+        fn answered_unsent(&self) -> u64 {
+            self.0.load(Ordering::SeqCst)
+        }
+
+        fn traffic(&self) -> &crate::Traffic {
+            unreachable!("nothing is refused")
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_was_never_asked_for_confirms_nothing() {
+        let network = Counted::default();
+        let rounds = AtomicU64::new(0);
+        // The first three rounds are satisfied by such answers.
+        let confirm = || {
+            if rounds.fetch_add(1, Ordering::SeqCst) < 3 {
+                network.0.fetch_add(1, Ordering::SeqCst);
+            }
+            let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+            futures::future::ready(Ok(ReadPoint { raft_index: 7, leadership }))
+        };
+        assert!(proved(&network, confirm).await.is_ok());
+        assert_eq!(rounds.load(Ordering::SeqCst), 4);
     }
 }

@@ -10,12 +10,12 @@ use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
 use crate::election::{self, Ballot, Heard, campaign_in_turn};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
-use crate::ground::{Ground, Process, Raft, Storage as _};
+use crate::ground::{Ground, Peers as _, Process, Raft, Storage as _};
 use crate::handover::look_after_leadership;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
 use crate::membership::{Changing, finish_changes};
-use crate::network::{PeerNetwork, PeerService, peer_server};
-use crate::peers::{Describer, PeerReport, Reports, poll_peers};
+use crate::network::{Grpc, PeerNetwork, PeerService, peer_server};
+use crate::peers::{self, Describer, PeerReport, Reports, poll_peers};
 use crate::reads::{FreshAsOf, Source, run_reads};
 use crate::rejoin::{RejoinGate, come_back};
 use crate::rounds::Caller;
@@ -38,7 +38,7 @@ use openraft::vote::RaftLeaderId;
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
@@ -116,7 +116,8 @@ impl Consensus {
         );
         let weights = machine.weights();
         let gate = Gate::new(config.timing);
-        let network = PeerNetwork::new(config.clone(), gate.clone(), store.clone());
+        let transport = Grpc::new(config.timing, &config.limits, &config.security);
+        let network = PeerNetwork::new(config.clone(), gate.clone(), store.clone(), transport);
         let log = store.log.clone();
         let raft = Raft::new(config.replica_id.0, Arc::new(openraft_config), network.clone(), log, machine)
             .await
@@ -131,12 +132,6 @@ impl Consensus {
     #[must_use]
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
         PeerService::new(self.clone()).into_server(&self.inner.config.limits)
-    }
-
-    /// What traffic this replica refuses on purpose.
-    #[must_use]
-    pub fn traffic(&self) -> &Traffic {
-        self.inner.network.traffic()
     }
 
     /// Serves peers on `listener` until `shutdown` resolves.
@@ -154,6 +149,12 @@ impl Consensus {
 }
 
 impl<G: Ground> Consensus<G> {
+    /// What traffic this replica refuses on purpose.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        self.inner.network.traffic()
+    }
+
     /// Whether a replica with this storage may campaign at all when it starts.
     pub fn may_elect(storage: &G::Storage) -> bool {
         !RejoinGate::<G>::new(storage.clone()).is_closed()
@@ -169,7 +170,7 @@ impl<G: Ground> Consensus<G> {
         G::detach(watch_stop::<G>(raft.clone(), Arc::clone(&stop)));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let pace = config.timing.read_pace();
-        G::detach(run_confirmations::<G>(raft.clone(), view.clone(), callers, pace.pause));
+        G::detach(run_confirmations::<G>(raft.clone(), network.clone(), view.clone(), callers, pace.pause));
         let (reads, readers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let fresh = Arc::new(FreshAsOf::new(G::instant()));
         let source = Source {
@@ -450,6 +451,14 @@ impl<G: Ground> Consensus<G> {
         self.inner.reports.clone()
     }
 
+    /// Whether the wall clocks of a quorum, this replica's among them, are no further apart from this one than `apart`.
+    /// Only a leader knows those of the others.
+    #[must_use]
+    pub fn clock_agrees(&self, apart: Duration) -> bool {
+        let Inner { config, describer, reports, .. } = self.inner.as_ref();
+        peers::clock_agrees::<G>(config.replica_id.0, &describer.metrics, &reports.borrow(), apart)
+    }
+
     /// The generation of the cluster, as this replica knows it.
     #[must_use]
     pub fn generation(&self) -> u32 {
@@ -473,14 +482,8 @@ impl<G: Ground> Consensus<G> {
         }
     }
 
-    /// What this replica says of itself, now.
-    #[must_use]
-    pub fn own_report(&self) -> PeerReport {
-        self.inner.describer.report()
-    }
-
     /// A leader's request was acknowledged just now: turns in an election are counted from here.
-    pub fn leader_heard(&self) {
+    pub(crate) fn leader_heard(&self) {
         self.inner.heard.at(G::instant());
     }
 
@@ -488,7 +491,7 @@ impl<G: Ground> Consensus<G> {
     ///
     /// # Errors
     /// When the protocol has stopped.
-    pub async fn answer_candidate(
+    pub(crate) async fn answer_candidate(
         &self,
         ballot: Ballot,
         request: VoteRequest<G>,

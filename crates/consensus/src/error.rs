@@ -59,6 +59,18 @@ pub enum ProposeError {
 /// Why consensus could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
+    /// The cluster that was to be founded exists.
+    #[error(
+        "{peer} has this cluster already, and a second one must not be founded beside it: a replica whose disk was \
+         lost or replaced comes back with --rebuild, and a new one with --join"
+    )]
+    Exists {
+        /// Who has it.
+        peer: ReplicaId,
+    },
+    /// The folder could not be marked.
+    #[error("the founding cannot be written to the data folder")]
+    Mark(#[source] StoreError),
     /// The configuration was refused.
     #[error("the consensus configuration was refused")]
     Config(#[from] ConfigError),

@@ -3,19 +3,20 @@
 //! In a server that is tokio, a folder and gRPC ([`Process`]). The simulation of whole clusters runs the same
 //! code on a ground of its own, where time jumps from one event to the next and every choice has a seed.
 //!
-//! **Invariant:** outside of `network` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
+//! **Invariant:** outside of `network::grpc`, `founding`, `offline` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
 //! waits, starts a task or asks for the time but through its ground.
 
 use crate::error::ReadPoint;
-use crate::network::PeerNetwork;
+use crate::network::{Grpc, PeerNetwork};
 use crate::peers::PeerReport;
 use crate::rejoin::{Readmitted, ReturnRequest};
 use crate::state_machine::StateMachine;
+use crate::traffic::Traffic;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_store::{
-    Entry, FlushProgress, LeaderId, Payload, Rejoin, ReplicaNode, ReplicaStore, SnapshotHandle,
-    StorageHealth, Vote,
+    Entry, FlushProgress, Founding, LeaderId, Payload, Rejoin, ReplicaNode, ReplicaStore, SnapshotHandle,
+    SnapshotStore, StorageHealth, StoreError, Vote,
 };
 use muster_types::ReplicaId;
 use openraft::RaftTypeConfig;
@@ -90,6 +91,11 @@ pub trait Storage: Clone + Send + Sync + 'static {
     /// The life of the cluster that this storage is of.
     fn generation(&self) -> u32;
 
+    /// The founding of the cluster that this storage is of.
+    fn founding(&self) -> Founding {
+        Founding::Unknown
+    }
+
     /// How it fares, as it changes.
     fn health(&self) -> watch::Receiver<StorageHealth>;
 
@@ -104,6 +110,27 @@ pub trait Storage: Clone + Send + Sync + 'static {
 
     /// Finishes what is in line and takes nothing more.
     fn close(&self) -> impl Future<Output = ()> + Send;
+
+    /// Whether nothing was ever promised or stored.
+    fn is_blank(&self) -> bool;
+
+    /// Where snapshots are received.
+    fn snapshots(&self) -> SnapshotStore;
+
+    /// Entries from `start` until before `end`, in order, until so many bytes are reached; at least one, unless the
+    /// log does not have the first.
+    fn read(
+        &self,
+        start: u64,
+        end: u64,
+        bytes_max: usize,
+    ) -> impl Future<Output = Result<Vec<Entry>, StoreError>> + Send;
+
+    /// Takes over the generation of the cluster, where this storage has nothing of another; durable once this returns.
+    fn adopt_generation(&self, generation: u32) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Belongs to a founding from now on; durable once this returns.
+    fn belong_to(&self, founding: u64) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// The ways to peers. Clones share them.
@@ -116,6 +143,13 @@ pub trait Peers: Clone + Send + Sync + 'static {
 
     /// Whether a peer is being sent a snapshot, or waits for one.
     fn are_uploading(&self) -> bool;
+
+    /// How many requests of the protocol were answered without being sent, so far. Such an answer proves nothing of
+    /// the present.
+    fn answered_unsent(&self) -> u64;
+
+    /// What traffic this replica refuses on purpose.
+    fn traffic(&self) -> &Traffic;
 }
 
 /// What is asked of a peer beside the protocol.
@@ -154,7 +188,7 @@ pub struct PeerError {
 impl Ground for Process {
     type Machine = StateMachine;
     type Storage = ReplicaStore;
-    type Peers = PeerNetwork;
+    type Peers = PeerNetwork<Process, Grpc>;
 
     fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>) {
         let (responder, answer) = ProgressResponder::complete_only();
@@ -176,6 +210,10 @@ impl Storage for ReplicaStore {
         self.identity().generation
     }
 
+    fn founding(&self) -> Founding {
+        ReplicaStore::founding(self)
+    }
+
     fn health(&self) -> watch::Receiver<StorageHealth> {
         self.log.health()
     }
@@ -190,18 +228,44 @@ impl Storage for ReplicaStore {
 
     async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
         let store = self.clone();
-        let written = tokio::task::spawn_blocking(move || match mark {
+        written(move || match mark {
             None => store.clear_rejoin(),
             Some(rejoin) => ReplicaStore::set_rejoin(&store, rejoin),
-        });
-        match written.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
+        })
+        .await
     }
 
     async fn close(&self) {
         self.log.close().await;
+    }
+
+    fn is_blank(&self) -> bool {
+        ReplicaStore::is_blank(self)
+    }
+
+    fn snapshots(&self) -> SnapshotStore {
+        self.snapshots.clone()
+    }
+
+    async fn read(&self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        self.log.read(start, end, bytes_max).await
+    }
+
+    async fn adopt_generation(&self, generation: u32) -> Result<(), String> {
+        let store = self.clone();
+        written(move || store.set_generation(generation)).await
+    }
+
+    async fn belong_to(&self, founding: u64) -> Result<(), String> {
+        let store = self.clone();
+        written(move || store.set_founding(founding)).await
+    }
+}
+
+/// Waits for what is written beside the log.
+async fn written(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), String> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }

@@ -235,6 +235,8 @@ mod tests {
             last_log_index: None,
             snapshot_index: None,
             rejoining: false,
+            unix_ms: None,
+            founding: None,
             received_at: Instant::now(),
         }
     }

@@ -18,6 +18,7 @@ mod confirm;
 mod consensus;
 mod election;
 mod error;
+mod founding;
 mod gate;
 mod ground;
 mod handover;
@@ -54,9 +55,14 @@ pub use membership::{
     ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
 };
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
-pub use network::{PeerService, peer_server};
+pub use muster_transport::Principal;
+pub use muster_wire::raft::v1 as wire;
+pub use network::{
+    Arriving, Connection, Grpc, PeerChannel, PeerClient, PeerNetwork, PeerService, Transport, peer_server,
+};
 pub use peers::PeerReport;
 pub use reception::{Announced, Reception, ReceptionError, SnapshotPart};
-pub use rejoin::{Readmitted, ReturnRequest, ReturnStep, Unable};
+pub use rejoin::{Readmitted, ReturnRequest, ReturnStep, Unable, Voted};
 pub use status::{Member, ReplicaStatus, Role};
+pub use tonic::Status;
 pub use traffic::{Traffic, TrafficScope};

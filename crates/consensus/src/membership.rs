@@ -92,8 +92,8 @@ pub(crate) struct Changing {
     running: Mutex<Option<String>>,
     progress: watch::Sender<Option<ChangeProgress>>,
     /// Replicas that lost their vote here because they were taken in anew, and have it not back yet: one
-    /// that did not hear of it asks once more, and is no voter by then. Lost with the leadership, and an
-    /// operator's to mend then.
+    /// that did not hear of it asks once more, and is no voter by then. Lost with the leadership; the replica
+    /// itself has asked before whether it voted, and tells the next leader.
     owed: Mutex<BTreeSet<ReplicaId>>,
 }
 
@@ -261,11 +261,23 @@ impl<G: Ground> Consensus<G> {
         let wait = COMMIT_WAIT_MIN.max(self.inner.config.timing.lease() * 10);
         match G::timeout(wait, running).await {
             Ok(Ok(changed)) => {
-                changed.map(|response| response.log_id.index()).map_err(|error| self.membership_error(error))
+                let index = changed.map_err(|error| self.membership_error(error))?.log_id.index();
+                self.known(index, wait).await?;
+                Ok(index)
             }
             Ok(Err(_)) => Err(MembershipError::Shutdown),
             Err(_) => Err(MembershipError::Unknown { detail: "it is not committed yet".to_owned() }),
         }
+    }
+
+    /// Waits until [`Consensus::members`] shows a change: the protocol answers before its metrics show it, and the next
+    /// step of the same change asks for the members.
+    async fn known(&self, index: u64, wait: Duration) -> Result<(), MembershipError> {
+        let shows = move |metrics: &RaftMetrics<G>| {
+            metrics.membership_config.log_id().as_ref().is_some_and(|at| at.index() >= index)
+        };
+        let shown = self.inner.raft.wait(Some(wait)).metrics(shows, "the members after a change").await;
+        shown.map(drop).map_err(|error| MembershipError::Unknown { detail: error.to_string() })
     }
 
     async fn change(

@@ -11,10 +11,11 @@
 //! its state: its first leadership is newer than every other in it.
 
 use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
+use crate::founding::fresh_founding;
 use bytes::Bytes;
 use muster_store::{
-    Entry, EntryPayload, Identity, LeaderId, LogId, Membership, OpenMode, ReplicaNode, ReplicaStore,
-    SnapshotMeta, StoreError, StoreOptions, StoredMembership, Vote,
+    Entry, EntryPayload, Founding, Identity, LeaderId, LogId, Membership, OpenMode, ReplicaNode,
+    ReplicaStore, SnapshotMeta, StoreError, StoreOptions, StoredMembership, Vote,
 };
 use muster_types::ReplicaId;
 use openraft::storage::{RaftLogReader, RaftLogStorage};
@@ -226,10 +227,12 @@ pub async fn found_from(
         last_log_id: Some(log_id),
         last_membership: StoredMembership::new(Some(log_id), membership),
     };
+    // What begins here is not to be mixed with what another survivor may begin.
+    let founding = Founding::Of(fresh_founding());
     let dir = dir.to_path_buf();
     let made = tokio::task::spawn_blocking(move || {
         let chunks = chunks.map(Ok::<Bytes, Infallible>);
-        ReplicaStore::create_from(&dir, identity, meta, chunks, StoreOptions::production())
+        ReplicaStore::create_from(&dir, identity, founding, meta, chunks, StoreOptions::production())
     });
     let store = made.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     let mut log = store.log.clone();

@@ -8,7 +8,8 @@ use crate::ground::{Ground, Metrics, PeerLink as _, Peers as _, Storage as _};
 use crate::leadership::LeadershipView;
 use crate::membership::MEMBERS_MAX;
 use crate::rejoin::RejoinGate;
-use muster_store::{ReplicaNode, Space, StorageHealth};
+use crate::status::millis;
+use muster_store::{Founding, ReplicaNode, Space, StorageHealth};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use openraft::async_runtime::WatchReceiver;
@@ -19,6 +20,8 @@ use tokio::sync::watch;
 
 /// Bytes of a version that are passed on.
 const VERSION_BYTES_MAX: usize = 64;
+/// A report of a clock that is older than this says nothing about it.
+const REPORT_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// What a replica says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +42,10 @@ pub struct PeerReport {
     pub snapshot_index: Option<u64>,
     /// Its storage lost what it had promised, and it was not taken in anew yet.
     pub rejoining: bool,
+    /// What its wall clock said, in milliseconds since 1970; none of a release that does not say so.
+    pub unix_ms: Option<u64>,
+    /// Which founding of the cluster it belongs to, where it knows.
+    pub founding: Option<u64>,
     /// When it said so.
     pub received_at: Instant,
 }
@@ -53,6 +60,12 @@ impl PeerReport {
     /// How old the report is at a time.
     pub(crate) fn age_at(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.received_at)
+    }
+
+    /// What the replica's wall clock says at a time, in milliseconds since 1970, if it has gone on since the report.
+    #[must_use]
+    pub fn unix_ms_at(&self, now: Instant) -> Option<u64> {
+        self.unix_ms.map(|then| then.saturating_add(millis(self.age_at(now))))
     }
 
     /// Whether storage takes new work and keeps up.
@@ -83,6 +96,14 @@ impl<G: Ground> Clone for Describer<G> {
     }
 }
 
+/// What is said of a founding to others.
+pub(crate) fn founding_of(founding: Founding) -> Option<u64> {
+    match founding {
+        Founding::Of(founding) => Some(founding),
+        Founding::Unknown | Founding::Awaited => None,
+    }
+}
+
 fn cut(text: &str) -> String {
     let mut end = text.len().min(VERSION_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -103,6 +124,8 @@ impl<G: Ground> Describer<G> {
             last_log_index: metrics.last_log_index,
             snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
             rejoining: self.rejoin.is_closed(),
+            unix_ms: Some(G::unix_ms()),
+            founding: founding_of(self.store.founding()),
             received_at: G::instant(),
         }
     }
@@ -126,10 +149,12 @@ pub(crate) fn to_wire(report: &PeerReport) -> wire::DescribeResponse {
         last_log_index: report.last_log_index,
         snapshot_index: report.snapshot_index,
         rejoining: report.rejoining,
+        unix_ms: report.unix_ms,
+        founding: report.founding,
     }
 }
 
-pub(crate) fn from_wire(message: wire::DescribeResponse) -> PeerReport {
+pub(crate) fn from_wire(message: wire::DescribeResponse, received_at: Instant) -> PeerReport {
     let space = match message.space() {
         wire::Space::Enough => Space::Enough,
         wire::Space::Low => Space::Low,
@@ -152,8 +177,29 @@ pub(crate) fn from_wire(message: wire::DescribeResponse) -> PeerReport {
         last_log_index: message.last_log_index,
         snapshot_index: message.snapshot_index,
         rejoining: message.rejoining,
-        received_at: Instant::now(),
+        unix_ms: message.unix_ms,
+        founding: message.founding,
+        received_at,
     }
+}
+
+/// Whether the wall clocks of a quorum agree with this replica's now. A report that is older than `REPORT_AGE_MAX` says
+/// nothing.
+pub(crate) fn clock_agrees<G: Ground>(
+    own: u64,
+    metrics: &Metrics<G>,
+    reports: &Reports,
+    apart: Duration,
+) -> bool {
+    let (now, wall) = (G::instant(), G::unix_ms());
+    let agrees = |id: &u64| {
+        let report = || reports.get(&ReplicaId(*id)).filter(|report| report.age_at(now) <= REPORT_AGE_MAX);
+        let theirs = || report().and_then(|report| report.unix_ms_at(now));
+        *id == own || theirs().is_some_and(|theirs| u128::from(theirs.abs_diff(wall)) <= apart.as_millis())
+    };
+    let metrics = metrics.borrow_watched();
+    let configs = metrics.membership_config.membership().get_joint_config();
+    configs.iter().all(|voters| voters.iter().filter(|id| agrees(id)).count() > voters.len() / 2)
 }
 
 pub(crate) type Reports = BTreeMap<ReplicaId, PeerReport>;

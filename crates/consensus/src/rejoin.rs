@@ -48,11 +48,25 @@ pub enum ReturnStep {
     Promote,
 }
 
+/// What a replica that lost its storage knows of whether it voted. The leader that took its vote may end before it gives
+/// the vote back, and no later one could know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voted {
+    /// It says nothing: an earlier release.
+    Unsaid,
+    /// It asks, and nothing is to be changed yet.
+    Asked,
+    /// A leader has told it.
+    Told(bool),
+}
+
 /// A replica that lost its storage asks whoever leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReturnRequest {
     /// For what.
     pub step: ReturnStep,
+    /// What it knows of its vote.
+    pub voted: Voted,
     /// Whether an earlier attempt may have removed it and not added it again.
     pub begun: bool,
     /// Where it lives, for a leader that does not know it any more.
@@ -62,7 +76,7 @@ pub struct ReturnRequest {
 /// What a leader has done for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readmitted {
-    /// The entry that added it again.
+    /// The entry that added it again; 0 where it only asked whether it voted.
     pub from_index: u64,
     /// The leadership that did so.
     pub vote: Vote,
@@ -215,6 +229,11 @@ async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitte
     let here = consensus.inner.config.known_peers.get(&own).cloned().unwrap_or_default();
     // Whether an earlier attempt may have removed this replica and not added it again.
     let mut begun = false;
+    // Asked before anything is changed, so that it is known here whichever leader carries the changes out.
+    let mut voted = match step {
+        ReturnStep::Readmit => Voted::Asked,
+        ReturnStep::Promote => Voted::Told(true),
+    };
     loop {
         let mut peers = consensus.inner.config.known_peers.clone();
         {
@@ -224,8 +243,16 @@ async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitte
         }
         for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
             let link = links.entry(*id).or_insert_with(|| consensus.inner.network.link(*id, node));
-            let request = ReturnRequest { step, begun, node: here.clone() };
-            let answer = G::timeout(READMIT_WAIT, link.readmit(request)).await;
+            let mut request = ReturnRequest { step, begun, voted, node: here.clone() };
+            let mut answer = G::timeout(READMIT_WAIT, link.readmit(request.clone())).await;
+            if let Ok(Ok(told)) = &answer
+                && voted == Voted::Asked
+                && told.from_index == 0
+            {
+                voted = Voted::Told(told.voted);
+                request.voted = voted;
+                answer = G::timeout(READMIT_WAIT, link.readmit(request)).await;
+            }
             let refusal = match answer {
                 Err(_) => {
                     begun = true;
@@ -328,15 +355,22 @@ impl<G: Ground> Consensus<G> {
         source: ReplicaId,
         request: ReturnRequest,
     ) -> Result<Readmission, MembershipError> {
+        let told = request.voted == Voted::Told(true);
         match request.step {
+            ReturnStep::Readmit if request.voted == Voted::Asked => {
+                let votes = self.members().iter().any(|member| member.replica == source && member.votes);
+                let voted = votes || self.inner.changing.owes_a_vote(source);
+                Ok(Readmission { raft_index: 0, voted })
+            }
             ReturnStep::Readmit => match self.readmit(source).await {
                 // Its removal was committed under a leadership that ended before it added it again.
                 Err(MembershipError::NotMember { .. }) if request.begun => {
                     let added = self.add_learner(source, request.node).await?;
-                    let voted = self.inner.changing.owes_a_vote(source);
+                    let voted = told || self.inner.changing.owes_a_vote(source);
                     Ok(Readmission { raft_index: added.raft_index, voted })
                 }
-                readmitted => readmitted,
+                // It voted when a leader first looked: what took its vote since was its coming back.
+                readmitted => readmitted.map(|done| Readmission { voted: done.voted || told, ..done }),
             },
             ReturnStep::Promote => {
                 let already = self.members().iter().any(|member| member.replica == source && member.votes);

@@ -7,10 +7,12 @@
 //!
 //! **Invariant:** nothing counts as held but what the peer acknowledged to this very leader, after an entry that the
 //! leader's own log has at the same place. No heartbeat is answered from here.
-//! **Invariant:** it counts for a part of a heartbeat's time only. The protocol takes an answer for a sign of life at
-//! the time of its request, and is wrong by no more than that and the round trip. What rests on it is a leader's
-//! judgement of how deaf it is, and whether it refuses votes and takes proposals meanwhile: proposals need their quorum
-//! all the same, and reads are confirmed by rounds of their own.
+//! **Invariant:** it counts for a part of a heartbeat's time only, from when the request was sent that the peer answered. The
+//! protocol takes an answer for a sign of life at the time of its request, and is wrong by no more than that. What rests on
+//! it is a leader's judgement of how deaf it is, and whether it refuses votes and takes proposals meanwhile: proposals
+//! need their quorum all the same.
+//! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is
+//! asked for once more ([`Shortcuts::answered`]).
 
 use crate::config::Timing;
 use crate::ground::Ground;
@@ -18,6 +20,7 @@ use muster_store::{Entry, LeaderId, LogId};
 use muster_types::ReplicaId;
 use openraft::raft::AppendEntriesRequest;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +31,8 @@ const ENTRIES_MAX: u64 = 1_024;
 #[derive(Clone)]
 pub struct Shortcuts {
     known: Arc<Mutex<BTreeMap<ReplicaId, Known>>>,
+    /// Requests that were answered without being sent.
+    answered: Arc<AtomicU64>,
     fresh: Duration,
 }
 
@@ -63,7 +68,7 @@ impl Shortcuts {
     #[must_use]
     pub fn new(timing: Timing) -> Shortcuts {
         let fresh = Duration::from_millis(timing.heartbeat_interval_ms / 4);
-        Shortcuts { known: Arc::default(), fresh }
+        Shortcuts { known: Arc::default(), answered: Arc::default(), fresh }
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, Known>> {
@@ -93,6 +98,8 @@ impl Shortcuts {
                     && request.leader_commit <= commit
                     && now.saturating_duration_since(at) <= self.fresh =>
             {
+                // Before it is answered, so that whoever is confirmed by it sees it.
+                self.answered.fetch_add(1, Ordering::SeqCst);
                 Way::Held(last.log_id)
             }
             Place::Said(end) if request.prev_log_id.is_none_or(|prev| prev.index() < end.index()) => {
@@ -103,17 +110,24 @@ impl Shortcuts {
         }
     }
 
-    /// A peer acknowledged everything through `through`, in answer to a request, just now.
+    /// How many requests were answered without being sent, so far.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::SeqCst)
+    }
+
+    /// A peer acknowledged everything through `through`, in answer to a request that was sent at `sent`: the answer may
+    /// have waited in a socket while this process stood still.
     pub fn held<G: Ground>(
         &self,
         peer: ReplicaId,
         request: &AppendEntriesRequest<G>,
         through: LogId,
-        now: Instant,
+        sent: Instant,
     ) {
         let leader = request.vote.leader_id;
         if let Some(known) = self.known().get_mut(&peer).filter(|known| known.leader == leader) {
-            known.place = Place::Held { through, commit: request.leader_commit, at: now };
+            known.place = Place::Held { through, commit: request.leader_commit, at: sent };
         }
     }
 }
@@ -186,6 +200,21 @@ mod tests {
         assert_eq!(known.way(PEER, &telling, now), Way::Plain, "it has to hear of the commit");
         let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
         assert_eq!(known.way(PEER, &search, later), Way::Plain, "too long ago for a sign of life");
+    }
+
+    #[test]
+    fn an_answer_that_was_read_late_says_nothing_of_the_present() {
+        let (known, sent) = (Shortcuts::new(Timing::WIDE), Instant::now());
+        let search = request(id(4, 50), &[id(4, 51), id(4, 52)]);
+        known.voted(PEER, leader(5), Some(id(4, 100)));
+        assert_eq!(known.way(PEER, &search, sent), Way::From(id(4, 100)));
+        // The process stood still before it read the answer.
+        known.held(PEER, &search, id(5, 101), sent);
+        assert_eq!(known.way(PEER, &search, sent + Duration::from_secs(3)), Way::Plain);
+        assert_eq!(known.answered(), 0);
+        // By a clock that stood still as well it cannot be told, but it is counted.
+        assert_eq!(known.way(PEER, &search, sent), Way::Held(id(4, 52)));
+        assert_eq!(known.answered(), 1);
     }
 
     #[test]

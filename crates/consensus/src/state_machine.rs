@@ -49,6 +49,8 @@ impl StateMachine {
         applied_index: watch::Sender<u64>,
         stop: Arc<watch::Sender<Option<StopReason>>>,
     ) -> Self {
+        let weights = Weights::default();
+        weights.newest_snapshot(snapshots.current().map_or(0, |snapshot| snapshot.bytes()));
         let applied =
             Applied { application, panicked: false, last: None, membership: StoredMembership::default() };
         StateMachine {
@@ -56,7 +58,7 @@ impl StateMachine {
             snapshots,
             apply_entries_max,
             applied_index: Arc::new(applied_index),
-            weights: Weights::default(),
+            weights,
             stop,
         }
     }
@@ -272,7 +274,7 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
         let machine = self.machine.clone();
         let built = tokio::task::spawn_blocking(move || match SnapshotBuilder::build(&machine) {
             Ok(handle) => {
-                machine.weights.build_succeeded();
+                machine.weights.build_succeeded(handle.bytes());
                 Ok(handle)
             }
             Err(BuildError::Broken(error)) => Err(error),

@@ -3,7 +3,9 @@
 
 mod support;
 
-use muster_consensus::{ChangeOptions, ChangeStep, MembershipError, ReplicaNode};
+use muster_consensus::{
+    ChangeOptions, ChangeStep, MembershipError, ReplicaNode, ReturnRequest, ReturnStep, Voted,
+};
 use muster_store::Rejoin;
 use muster_types::ReplicaId;
 use std::collections::BTreeSet;
@@ -345,4 +347,37 @@ async fn ranked_elections_rarely_split_their_votes() {
     );
     // A busy machine may delay a turn into the next; most elections take one term all the same.
     assert!(split * 3 <= ELECTIONS, "{split} of {ELECTIONS} elections took more than one term: {terms:?}");
+}
+
+/// A leader that took a replica's vote because it lost its storage, and ended before it gave the vote back, has left
+/// no word of that to the next one. The replica has: it asked before anything was changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vote_that_is_owed_survives_a_change_of_leader() {
+    let mut cluster = Cluster::start(3, 3, Disk::memory).await;
+    cluster.write(&[1, 2, 3], "one").await;
+    let first = cluster.leader().await.replica;
+    let rest = others(&[1, 2, 3], first);
+    let emptied = ReplicaId(rest[0]);
+    let leader = cluster.consensus(first).clone();
+    let asks =
+        |begun, voted| ReturnRequest { step: ReturnStep::Readmit, begun, voted, node: node(emptied.0) };
+    let before = leader.members();
+    let told = leader.readmit_or_promote(emptied, asks(false, Voted::Asked)).await.unwrap();
+    assert_eq!((told.from_index, told.voted), (0, true));
+    assert_eq!(leader.members(), before, "asking changes nothing");
+    // The half that was carried out: it is no member any more, and who knew that it voted leads no more.
+    cluster.stop_replica(emptied.0).await;
+    leader.remove(emptied, ChangeOptions::default()).await.unwrap();
+    let second = ReplicaId(rest[1]);
+    guarded("the leadership moves", leader.transfer_leadership(second)).await.unwrap();
+    let next = cluster.consensus(second).clone();
+    let mut view = next.leadership();
+    guarded("it leads", view.wait_for(|view| view.mine.is_some())).await.unwrap();
+    let forgotten = next.readmit_or_promote(emptied, asks(true, Voted::Asked)).await.unwrap();
+    assert!(!forgotten.voted, "the next leader does not know it by itself");
+    let taken = next.readmit_or_promote(emptied, asks(true, Voted::Told(true))).await.unwrap();
+    assert!(taken.from_index > 0 && taken.voted, "it is to have its vote back: {taken:?}");
+    // And once more, as a learner that did not hear the answer.
+    let again = next.readmit_or_promote(emptied, asks(false, Voted::Told(true))).await.unwrap();
+    assert!(again.from_index > taken.from_index && again.voted, "{again:?}");
 }

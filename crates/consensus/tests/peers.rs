@@ -33,7 +33,7 @@ async fn served_on(disk: Disk) -> (Consensus, RaftServiceClient<tonic::transport
 }
 
 fn peer(cluster: ClusterId, target: u64) -> Option<wire::Peer> {
-    Some(wire::Peer { cluster_id: cluster.to_string(), source: 2, target, generation: 1 })
+    Some(wire::Peer { cluster_id: cluster.to_string(), source: 2, target, generation: 1, founding: None })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -198,7 +198,7 @@ async fn a_replica_that_lost_its_storage_refuses_every_promise() {
     }
     let status = consensus.status();
     assert_eq!((status.term, status.last_log_index), (0, None));
-    let about = wire::DescribeRequest { peer: peer(CLUSTER, 1) };
+    let about = wire::DescribeRequest { peer: peer(CLUSTER, 1), found: None };
     assert!(client.describe(about).await.unwrap().into_inner().rejoining, "it says so");
 }
 
@@ -264,6 +264,7 @@ async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_thems
         region: "region-2".to_owned(),
         peer_endpoint: "replica-2".to_owned(),
         client_endpoint: "http://client-2".to_owned(),
+        voted: 0,
     };
     use wire::readmit_request::Step;
     assert_eq!(client.readmit(asks(false, Step::Readmit)).await.unwrap_err().code(), Code::Unavailable);

@@ -9,17 +9,19 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, canonical, hash};
 use muster_planner::could_ever;
 use muster_policy::estimates;
-use muster_state::{GangClass, Phase, RequestAnswer, State};
+use muster_state::{ExceededLimit, GangClass, MissingRight, Phase, RequestAnswer, State};
 use muster_types::health::{HealthPolicy, HealthReport};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
-    FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex, NodeId, NodeSpec, Refusal,
-    RefusalCode, RequestId, Submission, Violation, limits,
+    Approval, CertificateSerial, FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex,
+    LogTime, Name, NodeAdmission, NodeId, NodeSpec, Refusal, RefusalCode, RequestId, Revocation, Span,
+    Submission, Violation, limits,
 };
 
 use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::{cluster, health, job, network, node};
+use crate::tick::{can_make_room, make_room};
+use crate::{admission, cluster, deadline, health, job, network, node};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -168,6 +170,31 @@ pub enum Command {
         /// The version it is meant to replace; none replaces whatever there is.
         expected_version: Option<LogIndex>,
     },
+    /// Say which nodes are admitted.
+    SetNodeAdmission {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        admission: Box<NodeAdmission>,
+    },
+    /// Approve or reject a node by its name.
+    SetNodeApproval {
+        /// The client's name for it.
+        request: RequestId,
+        /// Its name; it need not have registered.
+        name: Name,
+        /// What is said of it; none takes back what was said before.
+        approval: Option<Approval>,
+    },
+    /// A certificate is not good any more.
+    RevokeCertificate {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        serial: CertificateSerial,
+        /// Whose, and until when it is remembered.
+        revocation: Revocation,
+    },
     /// A session has run out by the leader's clock.
     SessionOver {
         /// Which node.
@@ -267,6 +294,13 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::SetHealthPolicy { request, policy, expected_version } => {
             health::set_policy(speculation, *request, policy, *expected_version)
         }
+        Command::SetNodeAdmission { request, admission } => admission::set(speculation, *request, admission),
+        Command::SetNodeApproval { request, name, approval } => {
+            admission::approve(speculation, *request, name, approval.as_ref())
+        }
+        Command::RevokeCertificate { request, serial, revocation } => {
+            admission::revoke(speculation, *request, *serial, revocation)
+        }
         Command::CommitCheckpoint { job, token } => commit_checkpoint(speculation, *job, *token),
         Command::NoteStraggler { job, token, rank, slow_milli } => {
             Ok(note_straggler(speculation, *job, *token, *rank, *slow_milli))
@@ -295,10 +329,14 @@ pub(crate) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
         RequestAnswer::Submitted { jobs } => {
             Answer::Submitted { jobs: (0..jobs as usize).map(|n| JobId::derive(at, n)).collect(), at }
         }
+        RequestAnswer::SubmittedFrom { first, jobs } => {
+            Answer::Submitted { jobs: (0..u64::from(jobs)).map(|n| JobId(first.0 + n)).collect(), at }
+        }
         RequestAnswer::CancelRequested { .. }
         | RequestAnswer::CordonSet { .. }
         | RequestAnswer::RestrictionSet { .. }
         | RequestAnswer::HealthPolicySet
+        | RequestAnswer::Done
         | RequestAnswer::PolicySet => Answer::Done { at },
     }))
 }
@@ -307,7 +345,7 @@ pub(crate) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
 ///
 /// # Errors
 /// The refusal.
-pub fn check_submission(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -319,8 +357,11 @@ pub fn check_submission(state: &State, specs: &[Submission]) -> Result<(), Refus
     }
     // Members of an array ask for the same: one look at the fleet answers for all.
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
+    check_rights(state, specs)?;
+    check_limits(state, specs)?;
     check_dependencies(state, specs)?;
     check_contracts(state, specs)?;
+    deadline::check(specs, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
             continue;
@@ -336,6 +377,52 @@ pub fn check_submission(state: &State, specs: &[Submission]) -> Result<(), Refus
     Ok(())
 }
 
+/// A tenant has no more jobs than the policy lets it have.
+fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let Some(exceeded) = state.exceeded_limit(specs.iter().map(|job| &job.spec)) else { return Ok(()) };
+    let ExceededLimit { tenant, limit, most, held } = exceeded;
+    let what = if limit == "pendingJobs" { "that wait" } else { "that are not over" };
+    let text = format!(
+        "tenant {tenant} may have {most} jobs {what} (`limits.{limit}` in the policy) and has {held}: with this \
+         submission it would have more; wait until some are over, or cancel some"
+    );
+    Err(Refusal::new(RefusalCode::TenantLimit, text)
+        .with("tenant", tenant)
+        .with("limit", limit)
+        .with("limit_max", most)
+        .with("held", held))
+}
+
+/// What jobs ask for beyond what every job may is a right of their tenant.
+fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let Some((place, missing)) = state.missing_right(specs.iter().map(|job| &job.spec)) else {
+        return Ok(());
+    };
+    let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
+    let (right, text) = match missing {
+        MissingRight::Tier { most } => (
+            "tierMax",
+            format!(
+                "job {}: tenant {} may name tiers up to {most}, and this one is {}; name a lower tier, or have the \
+                 policy give the tenant the right `tierMax: {}`",
+                spec.name, spec.tenant, spec.tier, spec.tier
+            ),
+        ),
+        MissingRight::NonPreemptible => (
+            "nonPreemptible",
+            format!(
+                "job {}: tenant {} may not have jobs that policy cannot stop; leave out `preemptible: false`, or \
+                 have the policy give the tenant the right `nonPreemptible: within_nominal`",
+                spec.name, spec.tenant
+            ),
+        ),
+    };
+    Err(Refusal::new(RefusalCode::RightMissing, text)
+        .with("spec_index", place)
+        .with("tenant", &spec.tenant)
+        .with("right", right))
+}
+
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.
 fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
@@ -343,13 +430,19 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
                 let field = format!("specs[{place}].dependencies[{at}]");
-                let text =
-                    format!("there is no {}; a job can wait for jobs submitted before it", dependency.job);
+                let text = format!(
+                    "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
+                     were submitted before it and are still listed",
+                    dependency.job
+                );
                 found.push(Violation::new(field, text));
             }
         }
     }
-    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal { code: RefusalCode::DependencyNotFound, ..Refusal::fields(found) })
 }
 
 /// What jobs ask of whoever runs them must be right, and something that the log can say yet.
@@ -361,6 +454,7 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         }
         let at = format!("specs[{place}].contract");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+        found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
         let place = job.contract.checkpoint.place.as_ref();
         if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
             let text = format!("policy knows no data set {unknown}");
@@ -374,6 +468,23 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     contracts_sayable(state.format(), specs)
 }
 
+/// Whoever says how long its steps and its saves take is told to stop two steps and a save before it is killed. That
+/// has to fit into the longest grace there is: a shorter one would promise what it does not keep.
+fn notice_too_short(job: &Submission) -> Option<Violation> {
+    let save_ms = job.contract.checkpoint.save_ms?;
+    let steps_ms = job.contract.checkpoint.step_ms.unwrap_or(0).saturating_mul(2);
+    let (needed, most) = (save_ms.saturating_add(steps_ms), limits::STOP_GRACE_MS_MAX);
+    (needed > most).then(|| {
+        let text = format!(
+            "two steps and a save take {}, and a worker that is told to stop has at most {}; save \
+             faster, or leave it out: then the job is told to stop `stop_grace_ms` before it is killed",
+            Span(needed),
+            Span(most)
+        );
+        Violation::new("checkpoint.save_ms", text)
+    })
+}
+
 /// A format that is raised in a round is that of the next: `format` is the one in force where the round began.
 fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
     let needed = CONTRACTS_FORMAT;
@@ -385,6 +496,39 @@ fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
         return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
     }
     Ok(())
+}
+
+/// Where a policy names tenants, each may have as many jobs that are not over as there is room beside the others: one
+/// alone gets half, two that take all they can get a third each, and there is always room left for the next.
+fn check_share(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    if state.policy().policy.tenants.is_empty() {
+        return Ok(());
+    }
+    let most = state.parameters().jobs_held_max;
+    let unfinished = (state.jobs().len() - state.finished_count()) as u64;
+    for of_one in specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant) {
+        let Some(tenant) = of_one.first().map(|job| &job.spec.tenant) else { continue };
+        // Far below the bound nobody is asked.
+        let own = if unfinished + specs.len() as u64 <= most / 4 { 0 } else { unfinished_of(state, tenant) };
+        let free = most.saturating_sub(unfinished);
+        if own > 0 && own + of_one.len() as u64 > free {
+            let text = format!(
+                "tenant {tenant} has {own} jobs that are not over, of the {most} that the cluster may hold, and {free} are \
+                 left: the rest is kept for other tenants; cancel some, or wait until some are over"
+            );
+            return Err(Refusal::new(RefusalCode::StateFull, text)
+                .with("limit", "jobs_held_share")
+                .with("tenant", tenant)
+                .with("held", own)
+                .with("held_max", free)
+                .with("retry_after_ms", 5_000));
+        }
+    }
+    Ok(())
+}
+
+fn unfinished_of(state: &State, tenant: &Name) -> u64 {
+    state.queue(tenant).map_or(0, |queue| queue.load.pending_jobs + queue.load.active_jobs)
 }
 
 /// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
@@ -429,14 +573,21 @@ fn submit(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    check_room(speculation.state(), specs.len())?;
-    check_submission(speculation.state(), submitted)?;
+    // What is over goes first, but not while somebody submits a job that waits for it.
+    let is_free = specs.iter().all(|spec| spec.dependencies.is_empty());
+    let forgets = is_free && can_make_room(speculation, specs.len());
+    check_room(speculation.state(), if forgets { 0 } else { specs.len() })?;
+    check_share(speculation.state(), submitted)?;
+    check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
+    if forgets {
+        make_room(speculation, specs.len());
+    }
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
     let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
-    let jobs: Vec<JobId> = (0..specs.len()).map(|n| JobId::derive(at, n)).collect();
+    let jobs: Vec<JobId> = (0..specs.len()).map(|n| speculation.state().job_id(at, n)).collect();
     set_contracts(speculation, &jobs, submitted);
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {
@@ -509,11 +660,12 @@ fn set_policy(
     policy: &Policy,
     expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
-    let key = RequestKey { id: request, fingerprint: hash(&("policy", policy, expected_version)) };
+    let rules = policy.rules();
+    let key = RequestKey { id: request, fingerprint: hash(&("policy", policy, &rules, expected_version)) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    let bytes = canonical(policy).len();
+    let bytes = canonical(policy).len() + canonical(&rules).len();
     if bytes > SUBMISSION_BYTES_MAX {
         let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
         return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
@@ -526,7 +678,19 @@ fn set_policy(
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
     let before = speculation.state().policy().policy.clone();
-    let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.clone()) });
+    let second = Decision::PolicyRulesSet { rules: Box::new(rules) };
+    let can_say = speculation.can_say(&second);
+    // What such a cluster shows may be set again as it is.
+    let known = [PolicyDraft::default().rules(), speculation.state().policy().policy.rules()];
+    if !can_say && !known.contains(&policy.rules()) {
+        let text = "rights of tenants, backoff, endOverrunners and deadlines of starts and stops need record format 5; \
+                    upgrade every replica first";
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", second.since_format()));
+    }
+    let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.as_recorded()) });
+    if can_say {
+        speculation.push(second);
+    }
     if before.order != policy.order || before.backfill != policy.backfill {
         speculation.leave_turns_stale();
     }

@@ -9,12 +9,14 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
-use muster_planner::{Budget, Checkpoints, Plan, Verdict, WaitReason, plan};
-use muster_policy::{Line, estimate};
+use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
+use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{JobRow, Phase, State, Turn};
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name};
+use muster_types::policy::NonPreemptible;
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
+use crate::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, Pace};
 use crate::planned::{narrowed, planned_spec};
 use crate::schedule::with_terms;
@@ -97,6 +99,8 @@ pub struct JobExplanation {
     pub quotas: Vec<QuotaReport>,
     /// Gangs before it that keep room for themselves.
     pub blockers: Vec<Blocker>,
+    /// Who borrows what its tenant is promised, those that hold most first; at most 8 groups.
+    pub borrowers: Vec<Borrower>,
     /// When it is expected to start.
     pub start: Option<StartEstimate>,
 }
@@ -174,10 +178,23 @@ fn explain(
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,
     };
+    let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
-        None => reason(found.as_ref(), &ahead, &places),
+        None => {
+            let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
+            if found.is_none() {
+                borrowers = self::borrowers(state, now, spec);
+                sentence.push_str(&must_not_borrow(state, spec, reason));
+                sentence.push_str(&clause(&borrowers, &spec.tenant));
+            }
+            (reason, sentence)
+        }
     };
+    let mut places = places;
+    if found.is_none() && !spec.preemptible {
+        places.would_help.extend(preemptible_would_fit(state, now, spec, row, &holds));
+    }
     let blockers = ahead.future.reservations().iter().take(BLOCKERS_MAX).filter_map(|reservation| {
         let spec = state.spec(reservation.job)?;
         Some(Blocker {
@@ -188,7 +205,10 @@ fn explain(
         })
     });
     let blockers = blockers.collect();
-    let start = start(state, now, job, spec, row, found.is_some() && ahead.position.requests_before == 0);
+    let is_next = found.is_some() && ahead.position.requests_before == 0;
+    // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
+    let may_borrow = must_not_borrow(state, spec, reason).is_empty();
+    let start = may_borrow.then(|| start(state, now, job, spec, row, is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -199,8 +219,64 @@ fn explain(
         places,
         quotas: quotas(state, spec),
         blockers,
+        borrowers,
         start,
     }
+}
+
+/// What holds besides for a job that says that policy must not stop it, where quota is in its way.
+fn must_not_borrow(state: &State, spec: &JobSpec, reason: WaitReason) -> String {
+    let rights = state.policy().policy.rights(&spec.tenant);
+    let is_fixed = !spec.preemptible
+        && state.has_rules()
+        && state.has_quotas()
+        && rights.non_preemptible != NonPreemptible::Always;
+    if is_fixed && !could_be_within(state, spec) {
+        return "; it says that policy must not stop it, so it never borrows, and it asks for more than the nominal quota of \
+                its tenant: under this policy it cannot start"
+            .to_string();
+    }
+    if !is_fixed || reason != WaitReason::QuotaExceeded {
+        return String::new();
+    }
+    "; it says that policy must not stop it, so it starts only within nominal quota and never borrows"
+        .to_string()
+}
+
+/// Whether the fewest workers of a job would be within nominal quota somewhere if nobody used any.
+fn could_be_within(state: &State, spec: &JobSpec) -> bool {
+    let usage = state.quota_usage();
+    let mut asks = false;
+    for (key, _) in state.pools() {
+        let Some(kind) = &key.kind else { continue };
+        let wanted_milli = spec.least_milli_of(kind);
+        let is_allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
+        if wanted_milli == 0 || !is_allowed {
+            continue;
+        }
+        asks = true;
+        let is_unpromised = usage.sides_of(&spec.tenant, kind, &key.region).is_empty();
+        if is_unpromised || usage.nominal_milli(&spec.tenant, kind, &key.region) >= wanted_milli {
+            return true;
+        }
+    }
+    !asks
+}
+
+/// Whether the job would start now if it could be stopped.
+fn preemptible_would_fit(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+) -> Option<String> {
+    let mut draft = JobSpec::clone(spec).into_draft();
+    draft.preemptible = true;
+    let spec = draft.check().ok()?;
+    let mut budget = Budget::new(VISITS);
+    let verdict = with_terms(state, now, &spec, row, holds, |terms| plan(state, &spec, terms, &mut budget));
+    matches!(verdict, Verdict::Fits(_)).then(|| "preemptible: true (fits now, by borrowing)".to_string())
 }
 
 /// When a job will start, by giving everybody before it the room they will get; nothing is said of one that
@@ -294,12 +370,12 @@ fn retry_wait(state: &State, job: JobId, now: LogTime) -> Option<String> {
     let node = node.unwrap_or_default();
     let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
     Some(format!(
-        "attempt {} failed ({}{rank}{node}: {}); failure {} in a row, it is tried again in {} ms, at {until}",
+        "attempt {} failed ({}{rank}{node}: {}); failure {} in a row, it is tried again in {}, at {until}",
         last.attempt,
         last.class,
         last.detail,
         recovery.streak,
-        until.since_ms(now)
+        Span::about(until.since_ms(now))
     ))
 }
 
@@ -311,11 +387,7 @@ fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
     }
     for (key, _) in state.pools() {
         let Some(kind) = &key.kind else { continue };
-        let of_group = |group: &muster_types::TaskGroup| {
-            let accepts = group.request.accelerators.as_ref().is_some_and(|request| request.accepts(kind));
-            if accepts { u64::from(group.workers_min) * group.request.device_milli() } else { 0 }
-        };
-        let wanted_milli: u64 = spec.groups.iter().map(of_group).sum();
+        let wanted_milli = spec.least_milli_of(kind);
         let known = found.iter().any(|report| report.kind == *kind && report.region == key.region);
         let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
         if wanted_milli == 0 || known || !allowed {
@@ -323,11 +395,17 @@ fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
         }
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
         let room = state.quota_usage().room(capacity, &spec.tenant, kind, &key.region);
-        if room.total_milli() < wanted_milli {
+        let fixed = if spec.preemptible || !state.has_rules() {
+            u64::MAX
+        } else {
+            state.fixed_room_milli(&spec.tenant, kind, &key.region)
+        };
+        let room_milli = room.total_milli().min(fixed);
+        if room_milli < wanted_milli {
             found.push(QuotaReport {
                 kind: kind.clone(),
                 region: key.region.clone(),
-                room_milli: room.total_milli(),
+                room_milli,
                 wanted_milli,
                 blocked_by: room.blocked_by,
             });
@@ -354,11 +432,12 @@ impl Ahead {
     ) -> Ahead {
         let mut future = Future::at_pace(now, pace.unwrap_or(Pace::Expected));
         let mut line = Line::form(state, now);
+        let mut budget = Budget::new(VISITS);
+        let within_nominal = headroom(state, spec).is_offered_nominal();
         let own = Turn { turn: row.estimate.turn, job: job.unwrap_or(JobId(u64::MAX)) };
         let mut position = Position { requests_before: 0, or_more: false };
         while let Some(candidate) = line.take_next(state) {
-            let same_line = candidate.tier == spec.tier && candidate.tenant == spec.tenant;
-            if candidate.tier < spec.tier || (same_line && candidate.turn >= own) {
+            if Line::is_behind(&candidate, spec, own, within_nominal) {
                 break;
             }
             if position.requests_before == AHEAD_MAX {
@@ -373,16 +452,18 @@ impl Ahead {
             };
             match pace {
                 // As in a real pass: only those with the right to it.
-                None => future.reserve(state, candidate.turn.job, &before, row),
-                Some(_) => future.expect_start(state, candidate.turn.job, &before, row),
+                None => future.reserve(state, candidate.turn.job, &before, row, &mut budget),
+                Some(_) => future.expect_start(state, candidate.turn.job, &before, row, &mut budget),
             };
             line.waits(state, &candidate);
         }
+        future.keep_what_is_owed(state, &mut budget);
         Ahead { future, position }
     }
 
     fn start(&mut self, state: &State, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
-        let start = self.future.earliest(state, spec, row).map(|(_, start)| start.at)?;
+        let mut budget = Budget::new(VISITS);
+        let start = self.future.earliest(state, spec, row, &mut budget).map(|(_, start)| start.at)?;
         Some(start.max(spec.not_before.unwrap_or_default()))
     }
 }

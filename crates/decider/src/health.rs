@@ -22,6 +22,7 @@ use muster_types::{
 use crate::command::{Answer, repeated};
 use crate::future::Future;
 use crate::job::{settle, settle_many};
+use crate::planned::planned_spec;
 use crate::schedule::{ROUND_BYTES_SOFT, with_terms};
 use crate::speculation::Speculation;
 
@@ -601,17 +602,25 @@ fn follow_maintenance(speculation: &mut Speculation, node: NodeId) {
 pub(crate) fn advance(speculation: &mut Speculation) {
     let now = speculation.now();
     let state = speculation.state();
-    let lead_ms = state.health_policy().policy.maintenance_lead_ms;
+    let announced = state.maintenance().next();
+    let lead_ms = announced.map_or(0, |_| state.health_policy().policy.maintenance_lead_ms);
     let near = state.maintenance().take_while(|(at, _)| at.minus_ms(lead_ms) <= now);
     // One that is drained for it already is nothing new.
     let is_new = |node: &NodeId| state.restriction(*node).is_some_and(|row| row.drain.is_none());
     let near: Vec<NodeId> = near.map(|(_, node)| node).filter(is_new).collect();
+    // A whole fleet may be taken away at once: the rest is for the rounds after this one.
     for node in near {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return;
+        }
         follow_maintenance(speculation, node);
     }
     let draining: Vec<NodeId> = speculation.state().draining().collect();
     let mut left = FORCED_PER_TICK;
     for node in draining {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return;
+        }
         advance_drain(speculation, node, &mut left);
     }
 }
@@ -656,7 +665,8 @@ pub(crate) fn move_drained(speculation: &mut Speculation, future: &Future, budge
         }
         let state = speculation.state();
         let row = state.job(job).expect("an indexed job has a row").clone();
-        let spec = state.spec(job).expect("an indexed job has a spec").clone();
+        // Where its checkpoints cannot be read it would begin again: then it stays until the deadline.
+        let Some(spec) = planned_spec(state, job) else { continue };
         let token = row.placement.as_ref().expect("a running job has a placement").token;
         let mut forecast = Forecast::new(state);
         forecast.end(job);
@@ -674,7 +684,7 @@ pub(crate) fn move_drained(speculation: &mut Speculation, future: &Future, budge
 /// Whether a gang may be moved before its deadline: without checkpoints it would begin again.
 fn may_move(state: &State, job: JobId) -> bool {
     let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return false };
-    let goes_on = spec.is_checkpointed() || spec.is_elastic();
+    let goes_on = state.saves_its_work(job) || spec.is_elastic();
     runs(row).is_some() && !row.cancel_requested && spec.preemptible && goes_on
 }
 

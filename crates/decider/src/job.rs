@@ -8,11 +8,13 @@ use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
 use muster_types::{DependencyRule, JobId, LogTime, NodeId};
 
+use crate::deadline::{self, finished_late};
 use crate::quarantine;
 use crate::recovery::{self, Verdict};
 use crate::schedule::ROUND_BYTES_SOFT;
 use crate::spares;
 use crate::speculation::Speculation;
+use crate::windows;
 
 /// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
 /// for its end to be settled.
@@ -21,21 +23,32 @@ pub(crate) fn settle(speculation: &mut Speculation, job: JobId) {
     // taken. More would be a loop.
     for _ in 0..6 {
         let Some(decision) = next_step(speculation, job) else { return };
-        let over = matches!(decision, Decision::JobFinished { .. });
         let blamed = match &decision {
             Decision::AttemptFailed { class, node, .. } if class.is_of_node() => *node,
             _ => None,
         };
-        speculation.push(decision);
+        push(speculation, job, decision);
         if let Some(node) = blamed {
             quarantine::consider(speculation, node);
         }
-        if over {
-            let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
-            speculation.leave_unsettled(dependents);
-        }
     }
     assert!(next_step(speculation, job).is_none(), "a job settles in six steps");
+}
+
+/// Pushes what time has brought about for a job, and what follows from it.
+pub(crate) fn end(speculation: &mut Speculation, job: JobId, decision: Decision) {
+    push(speculation, job, decision);
+    settle(speculation, job);
+}
+
+/// Those who wait for the end of a job are left to be settled when it has come.
+fn push(speculation: &mut Speculation, job: JobId, decision: Decision) {
+    let over = matches!(decision, Decision::JobFinished { .. });
+    speculation.push(decision);
+    if over {
+        let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
+        speculation.leave_unsettled(dependents);
+    }
 }
 
 /// Settles jobs while the round has room, and leaves the others for the rounds after it: one node
@@ -78,10 +91,15 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
         Phase::Pending if row.cancel_requested => {
             Some(Decision::JobFinished { job, outcome: Outcome::Cancelled })
         }
-        Phase::Pending if !row.released => after_waiting(state, job, speculation.now()),
+        Phase::Pending if !row.released => {
+            deadline::of_waiting(speculation, job).or_else(|| after_waiting(state, job, speculation.now()))
+        }
         Phase::Pending => {
+            if let Some(late) = deadline::of_waiting(speculation, job) {
+                return Some(late);
+            }
             let promise = row.promise.as_deref()?;
-            after_promise(state, job, promise)
+            after_promise(state, job, promise, speculation.now())
         }
         Phase::Starting | Phase::Running => {
             let placement = row.placement.as_deref()?;
@@ -117,32 +135,46 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
     }
 }
 
-/// What follows once those a job waits for are over, or its time has come.
+/// What follows once those a job waits for are over, or its time has come. All of them are looked at before any is
+/// waited for: a job whose dependency has failed ends at once. So what is gone from the state has done what it was
+/// waited for: nothing is pruned while a job that waits for it is still to be looked at.
 fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
+    let mut waits = false;
     for dependency in &spec.dependencies {
-        // One that is gone from the state was over long before.
-        let Some(other) = state.job(dependency.job) else { continue };
-        let Phase::Finished(outcome) = &other.phase else { return None };
-        if dependency.rule == DependencyRule::Succeeded && *outcome != Outcome::Succeeded {
-            let detail = format!("{} did not succeed, and this job waits for that", dependency.job);
-            return Some(Decision::JobFinished { job, outcome: Outcome::Failed { detail } });
+        match state.job(dependency.job).map(|other| &other.phase) {
+            None | Some(Phase::Finished(Outcome::Succeeded)) => {}
+            Some(Phase::Finished(outcome)) if dependency.rule == DependencyRule::Succeeded => {
+                let other = dependency.job;
+                let how = match outcome {
+                    Outcome::Cancelled => "was cancelled",
+                    _ => "failed",
+                };
+                let detail = format!("{other} {how}, and this job waits for it to succeed");
+                return Some(Decision::JobFinished { job, outcome: Outcome::Failed { detail } });
+            }
+            Some(Phase::Finished(_)) => {}
+            Some(_) => waits = true,
         }
     }
     let due = spec.not_before.is_none_or(|time| time <= now);
-    let due = due && recovery::waits_until(state, job, now).is_none();
+    let due = due && !waits && recovery::waits_until(state, job, now).is_none();
     due.then_some(Decision::JobReleased { job })
 }
 
 /// What follows for a job that room is promised to: it is placed once all of it is free, and in line again
 /// when part of it will not come.
-fn after_promise(state: &State, job: JobId, promise: &PromiseRow) -> Option<Decision> {
+fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
+    let policy = &state.policy().policy;
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
         let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
+        // Policy may have taken the copy of its checkpoints away since it was promised.
+        let is_usable = is_usable && state.reads_checkpoints_in(job, &node.spec.region);
+        let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
@@ -203,6 +235,7 @@ fn after_stop(
             let detail = String::from("ran longer than its run-time limit");
             Decision::JobFinished { job, outcome: Outcome::Failed { detail } }
         }
+        StopCause::Deadline => finished_late(job),
         // A worker that failed because its peer's node was going is not to blame.
         _ if placement.ranks.iter().any(is_evicted) => Decision::JobRequeued { job, failed: false },
         StopCause::WorkerFailed { rank, exit } => {

@@ -12,24 +12,35 @@
 
 extern crate alloc;
 
+mod admission;
+mod asked;
+mod borrowers;
 mod cluster;
 mod command;
+mod deadline;
 mod explain;
 mod future;
 mod goodput;
+mod growth;
 mod health;
 mod job;
 mod network;
 mod node;
 mod planned;
+mod policy_warnings;
 mod quarantine;
 mod rearrange;
 mod recovery;
+mod rotation;
 mod schedule;
+mod searches;
 mod spares;
 mod speculation;
+mod stuck;
 mod tick;
+mod windows;
 
+pub use borrowers::{Borrower, Hindrance};
 pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handle};
 pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
@@ -37,7 +48,11 @@ pub use explain::{
 pub use goodput::{CheckpointAdvice, checkpoint_advice};
 pub use health::{DrainOrder, RepairOrder};
 pub use job::settle_all;
+pub use network::suspects_beyond_the_bound;
+pub use policy_warnings::{
+    POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
+};
 pub use quarantine::fails_more_often;
 pub use schedule::{Pass, schedule};
-pub use speculation::{Founding, Speculation};
-pub use tick::tick;
+pub use speculation::{Founding, Speculation, Steady, split_round};
+pub use tick::{TICK_STEPS, TickStep, tick};

@@ -7,10 +7,11 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
-    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Refusal,
+    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeDraft, NodeId, NodeSpec, Refusal,
     RefusalCode, Violation, limits,
 };
 
+use crate::admission;
 use crate::command::Answer;
 use crate::job::{settle, settle_many};
 use crate::network;
@@ -28,21 +29,29 @@ pub(crate) fn register(
             let text = format!("the fleet has its most nodes already: {}", limits::NODES_MAX);
             return Err(Refusal::new(RefusalCode::FleetFull, text));
         }
+        admission::check(speculation, spec)?;
         return Ok(registered(speculation, spec, holder));
     };
     let row = speculation.state().node(id).expect("a named node has a row").clone();
     if row.status == NodeStatus::Up {
-        if row.holder == holder && *row.spec == *spec {
-            // The same session goes on: nothing has changed.
-            let at = speculation.last_index();
+        let state = speculation.state();
+        let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
+        if row.holder == holder && (*row.spec == *spec || (is_busy && differ_in_facts(&row.spec, spec))) {
+            admission::check_standing(speculation, spec)?;
+            // The same session goes on: nothing has changed but at whom it is.
+            let resumed = Decision::SessionResumed { node: id, incarnation: row.incarnation };
+            let at = match speculation.can_say(&resumed) && speculation.hears(id) {
+                true => speculation.push(resumed),
+                false => speculation.last_index(),
+            };
             return Ok(Answer::Registered { node: id, incarnation: row.incarnation, at });
         }
         if row.holder != holder && !other_session_is_over {
             let text = format!("another agent holds {}, and its lease has not run out", spec.name);
             return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
         }
-        let state = speculation.state();
-        let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
+        // Before the one that is there is given up for it.
+        admission::check(speculation, spec)?;
         if row.holder != holder {
             lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
         } else if is_busy {
@@ -51,13 +60,32 @@ pub(crate) fn register(
             return Err(Refusal::new(RefusalCode::NodeChanged, text));
         }
     }
+    admission::check(speculation, spec)?;
+    admission::keep_what_it_had(speculation, &row.spec, spec);
     Ok(registered(speculation, spec, holder))
+}
+
+/// Labels with this prefix say how the agent isolates workers. It gives them to its node itself, and another release of
+/// it may say more or others.
+const FACTS: &str = "isolation.";
+
+/// Whether two descriptions of a node differ in nothing but what its agent says of itself. A newer agent that takes over
+/// while gangs run is no reason to end them: it goes on under the description that is known, and says the new one when
+/// it registers while nothing runs.
+fn differ_in_facts(known: &NodeSpec, said: &NodeSpec) -> bool {
+    let without = |spec: &NodeSpec| {
+        let mut draft = NodeDraft::clone(spec);
+        draft.labels.retain(|label, _| !label.starts_with(FACTS));
+        draft
+    };
+    without(known) == without(said)
 }
 
 fn registered(speculation: &mut Speculation, spec: &NodeSpec, holder: HolderId) -> Answer {
     let at = speculation.push(Decision::NodeRegistered { spec: spec.clone(), holder });
     let node = speculation.state().node_named(&spec.name).expect("the node was registered just now");
     let incarnation = speculation.state().node(node).expect("a named node has a row").incarnation;
+    speculation.hears(node);
     Answer::Registered { node, incarnation, at }
 }
 

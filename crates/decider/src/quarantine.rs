@@ -17,7 +17,7 @@ const TIMES_PEERS: u64 = 4;
 /// Nodes of its pool below which there is nobody to compare with.
 const POOL_NODES_MIN: u64 = 4;
 /// The most nodes of a pool that are kept away from work for this, one of so many; but one always may.
-pub(crate) const POOL_SHARE: u64 = 20;
+const POOL_SHARE: u64 = 20;
 
 /// Keeps a node away from work on which a job has met a fault, when that comes about more often there than elsewhere.
 pub(crate) fn consider(speculation: &mut Speculation, node: NodeId) {

@@ -3,29 +3,32 @@
 //!
 //! Whatever is decided here is one record: who stops, and who gets which room. What is freed is promised
 //! from the first moment, so nobody else can take it, and a gang that made room cannot take it back.
+//!
+//! Who makes room is found place by place ([`muster_planner::relief`]): the cheapest gangs on each host, rack,
+//! cube or rectangle that could take the claimant, and the cheapest of these places. [`crate::asked`] says who
+//! may be asked.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Promise, RearrangeCause, Stop, WorkerSlot};
-use muster_planner::{Budget, Holds, Plan, Verdict, plan};
-use muster_policy::{LOOKED_AT_MAX, Victim, holds_what_is_wanted, lost_device_ms, may_make_room, victims};
-use muster_state::{Forecast, JobRow, Phase, State};
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, limits};
+use muster_planner::{Budget, Holds, Plan, Verdict, needs_one_host, plan};
+use muster_policy::{headroom, lost_device_ms, minimum_run_ends, resumes};
+use muster_state::{Forecast, Ground, JobRow, NominalCover, State};
+use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
+use crate::asked::{Means, Ways};
 use crate::future::Future;
 use crate::job::settle;
 use crate::planned::planned_spec;
 use crate::schedule::with_terms;
+use crate::searches::{Claim, Look};
 use crate::speculation::Speculation;
 
-/// Clusters in which one pass looks for gangs that could make room for one that waits.
-const CLUSTERS_TRIED_MAX: usize = 16;
+/// Gangs that make room of which each is tried to be left out of the plan.
+const SPARED_ONE_BY_ONE_MAX: usize = 16;
 
-/// Gangs that make room of which each is tried to be left out.
-const SPARED_ONE_BY_ONE_MAX: usize = 64;
-
-/// Gangs that one pass lets grow.
-const GROWN_MAX: usize = 4;
+/// Searches for one claimant: each goes round gangs that the ones before found not to do.
+const SEARCHES_MAX: usize = 4;
 
 /// What became of asking others to make room.
 pub(crate) enum Room {
@@ -34,18 +37,18 @@ pub(crate) enum Room {
         /// The clusters concerned.
         places: Vec<(Name, Name)>,
     },
-    /// Gangs that are stopping already will leave enough.
+    /// Gangs that are stopping already will leave enough: it is kept for the claimant during the pass.
     Coming,
-    /// There is nobody who may be asked.
+    /// There is nobody who may be asked, or nothing has changed since they could not make enough.
     NobodyToAsk,
     /// All who may be asked could not make enough.
     NotEnough,
+    /// The budget ran out before an answer.
+    OutOfBudget,
 }
 
 /// A way to make room.
 struct Proposal {
-    /// Lowest tier last; what is lost with it: the less, the better.
-    cost: (u64, usize),
     stops: Vec<(JobId, RearrangeCause)>,
     promises: Vec<Promise>,
     place: (Name, Name),
@@ -54,39 +57,93 @@ struct Proposal {
 /// Finds room for a gang that waits among those that run, and has it made.
 pub(crate) fn make_room(
     speculation: &mut Speculation,
-    job: JobId,
-    spec: &JobSpec,
-    row: &JobRow,
-    holds: &Holds,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    claim: Claim,
+    future: &mut Future,
     budget: &mut Budget,
 ) -> Room {
     let state = speculation.state();
     let now = speculation.now();
-    let rules = &state.policy().policy.preemption;
-    let candidates = victims(state, spec, now);
-    let may_move = rules.defragment && now.since_ms(row.submitted_at) >= rules.defragment_wait_ms;
-    let movable = if may_move { movable(state, spec, now) } else { Vec::new() };
-    if candidates.is_empty() && movable.is_empty() {
+    let means: Vec<Means> =
+        [Means::Move, Means::Stop].into_iter().filter(|means| means.has_any(state, spec, row, now)).collect();
+    let is_stopping = state.stopping().next().is_some();
+    if means.is_empty() && !is_stopping && !future.has_own() {
         return Room::NobodyToAsk;
     }
-    if is_coming(state, now, spec, row, holds, budget) {
-        return Room::Coming;
+    future.keep_what_is_owed(state, budget);
+    let holds = future.holds_for_job(state, job, spec, row);
+    let cover = NominalCover::of(state);
+    if is_stopping {
+        // Gangs that are stopping already may leave enough: then nobody else has to.
+        let Some(forecast) = future.without_stopping(state, budget) else { return Room::OutOfBudget };
+        let look = &Look::Everywhere;
+        let asking = Asking { state, cover: &cover, job, spec, row, holds: &holds, future, look, now };
+        match asking.plan_on(&forecast, budget) {
+            Ok(None) => {}
+            Ok(Some(plan)) => {
+                future.keep_coming(&forecast, spec, &plan);
+                return Room::Coming;
+            }
+            Err(Spent) => return Room::OutOfBudget,
+        }
     }
-    let asking = Asking { state, job, spec, row, holds, now };
-    let moved = by_cluster(state, &movable).filter_map(|group| asking.propose(&group, Means::Move, budget));
-    let mut best = moved.min_by_key(|proposal| proposal.cost);
+    let look = speculation.searches().look(&claim, spec, now);
+    if look == Look::Nowhere {
+        return Room::NobodyToAsk;
+    }
+    let look = &look;
+    let asking = Asking { state, cover: &cover, job, spec, row, holds: &holds, future, look, now };
+    if let Some(decision) = end_overrunners(&asking, budget) {
+        budget.take(cover.take_counted());
+        let place = match &decision {
+            Decision::Rearranged { promises, .. } => {
+                promises.first().and_then(|p| place_of(state, &p.workers))
+            }
+            _ => None,
+        };
+        speculation.push(decision);
+        return Room::Promised { places: place.into_iter().collect() };
+    }
+    if means.is_empty() {
+        return Room::NobodyToAsk;
+    }
+    // An elastic gang has others stopped for its least size alone: beyond that it grows into what is free.
+    let least = least_size(spec);
+    let least = least.as_ref().unwrap_or(spec);
+    let for_least = Asking { spec: least, ..asking };
     // To move costs less than to stop.
-    if best.is_none() {
-        let groups = by_cluster(state, &candidates);
-        let stopped = groups.filter_map(|group| asking.propose(&group, Means::Stop, budget));
-        best = stopped.min_by_key(|proposal| proposal.cost);
+    let mut found = Ok(None);
+    for means in means {
+        found = if means == Means::Stop { &for_least } else { &asking }.propose(means, budget);
+        if !matches!(found, Ok(None)) {
+            break;
+        }
     }
-    let Some(proposal) = best else { return Room::NotEnough };
+    // What comes back to its tenant piece by piece is not to be lent again.
+    let later = if matches!(found, Ok(None)) && headroom(state, spec).is_promised {
+        Asking { look: &Look::Everywhere, ..for_least }.propose_later(budget)
+    } else {
+        Ok(None)
+    };
+    budget.take(cover.take_counted());
+    let proposal = match found {
+        Ok(Some(proposal)) => proposal,
+        Ok(None) => {
+            match later {
+                Ok(Some(later)) => future.keep_back(job, least, &later),
+                Ok(None) => {}
+                Err(Spent) => return Room::OutOfBudget,
+            }
+            speculation.searches_mut().remember(claim, look, now);
+            return if *look == Look::Everywhere { Room::NotEnough } else { Room::NobodyToAsk };
+        }
+        Err(Spent) => return Room::OutOfBudget,
+    };
     let mut places: BTreeSet<(Name, Name)> = BTreeSet::from([proposal.place.clone()]);
     places.extend(proposal.promises.iter().filter_map(|promise| place_of(state, &promise.workers)));
-    let stops = proposal.stops.iter().map(|(job, cause)| stop(state, *job, *cause)).collect();
     let promised: Vec<JobId> = proposal.promises.iter().map(|promise| promise.job).collect();
-    speculation.push(Decision::Rearranged { stops, promises: proposal.promises });
+    let decision = proposal.decision(state);
+    speculation.push(decision);
     // What was short may have been quota alone: then the room is free already.
     for job in promised {
         settle(speculation, job);
@@ -94,10 +151,56 @@ pub(crate) fn make_room(
     Room::Promised { places: places.into_iter().collect() }
 }
 
-fn stop(state: &State, job: JobId, cause: RearrangeCause) -> Stop {
+/// Ends what was started on the nodes kept for a gang to fill the time, and has outlived what was expected of it: if
+/// the gang starts then.
+fn end_overrunners(asking: &Asking<'_>, budget: &mut Budget) -> Option<Decision> {
+    let Asking { state, cover, spec, now, .. } = *asking;
+    let minimum_run_ms = state.policy().policy.preemption.minimum_run_ms;
+    let mut forecast = Forecast::new(state);
+    let mut stops = Vec::new();
+    for job in asking.future.borrowed_time(state) {
+        let started = state.job(job).and_then(|row| row.started_at);
+        let ran_long_enough = started.is_some_and(|at| now.since_ms(at) >= minimum_run_ms);
+        let usage = state.quota_usage();
+        if ran_long_enough
+            && stops.len() < limits::REARRANGED_STOPS_MAX
+            && cover.may_stop(usage, spec, job, now) == Some(Ground::Overrun)
+        {
+            forecast.end(job);
+            stops.push(stop(state, job, RearrangeCause::Preempted { by: asking.job }));
+        }
+    }
+    if stops.is_empty() {
+        return None;
+    }
+    let plan = asking.plan_on(&forecast, budget).ok()??;
+    let nodes: BTreeSet<_> = plan.workers.iter().map(|slot| slot.node).collect();
+    // Those it does not start in place of go on.
+    stops.retain(|stop| {
+        let placement = state.job(stop.job).and_then(|row| row.placement.as_ref());
+        placement.is_some_and(|placement| placement.slots.iter().any(|slot| nodes.contains(&slot.node)))
+    });
+    let promises = alloc::vec![Promise { job: asking.job, workers: plan.workers }];
+    let decision = Decision::Rearranged { stops, promises };
+    state.check(&decision).is_ok().then_some(decision)
+}
+
+pub(crate) fn stop(state: &State, job: JobId, cause: RearrangeCause) -> Stop {
     let row = state.job(job).expect("a gang that makes room has a row");
     let token = row.placement.as_ref().expect("a gang that makes room has a placement").token;
     Stop { job, token, cause }
+}
+
+/// The same gang with no more workers than it needs to start; none when that is all of them.
+fn least_size(spec: &JobSpec) -> Option<JobSpec> {
+    if !spec.is_elastic() {
+        return None;
+    }
+    let mut draft = spec.clone().into_draft();
+    for group in &mut draft.groups {
+        group.workers = group.workers_min;
+    }
+    draft.check().ok()
 }
 
 fn place_of(state: &State, workers: &[WorkerSlot]) -> Option<(Name, Name)> {
@@ -105,145 +208,146 @@ fn place_of(state: &State, workers: &[WorkerSlot]) -> Option<(Name, Name)> {
     Some((node.spec.region.clone(), node.spec.cluster.clone()))
 }
 
-/// Whether gangs that are stopping already leave enough, so that nobody else has to.
-fn is_coming(
-    state: &State,
-    now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
-    holds: &Holds,
-    budget: &mut Budget,
-) -> bool {
-    let mut forecast = Forecast::new(state);
-    let mut any = false;
-    for job in state.stopping() {
-        forecast.end(job);
-        any = true;
+impl Proposal {
+    /// As it goes into the log.
+    fn decision(&self, state: &State) -> Decision {
+        let stops = self.stops.iter().map(|(job, cause)| stop(state, *job, *cause)).collect();
+        Decision::Rearranged { stops, promises: self.promises.clone() }
     }
-    any && matches!(
-        with_terms(&forecast, now, spec, row, holds, |terms| plan(&forecast, spec, terms, budget)),
-        Verdict::Fits(_)
-    )
 }
 
-/// Gangs that could go on elsewhere, those that lose least first.
-fn movable(state: &State, claimant: &JobSpec, now: LogTime) -> Vec<Victim> {
-    let minimum_run_ms = state.policy().policy.preemption.minimum_run_ms;
-    let mut found = Vec::new();
-    for job in state.preemptible(claimant.tier).take(LOOKED_AT_MAX) {
-        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        let ran_long_enough = row.started_at.is_some_and(|at| now.since_ms(at) >= minimum_run_ms);
-        if !holds_what_is_wanted(state, claimant, job) {
-            continue;
-        }
-        if spec.is_checkpointed() && ran_long_enough && row.phase == Phase::Running && !row.cancel_requested {
-            let lost_device_ms = lost_device_ms(row, spec, now);
-            found.push(Victim { tier: spec.tier, lost_device_ms, job: core::cmp::Reverse(job) });
-        }
-    }
-    found.sort_unstable();
-    found
+/// Room that there will be once gangs that may be stopped for the claimant have run for the policy's minimum.
+pub(crate) struct LaterRoom {
+    /// The state without them.
+    pub(crate) forecast: Forecast,
+    /// Where the claimant would go.
+    pub(crate) plan: Plan,
+    /// When the last of them has run for so long.
+    pub(crate) at: LogTime,
 }
 
-/// The same gangs apart by the cluster they run in.
-fn by_cluster(state: &State, gangs: &[Victim]) -> impl Iterator<Item = Vec<Victim>> {
-    let mut groups: BTreeMap<(Name, Name), Vec<Victim>> = BTreeMap::new();
-    for victim in gangs {
-        let placement = state.job(victim.job.0).and_then(|row| row.placement.clone());
-        let Some(placement) = placement else { continue };
-        groups.entry((placement.region.clone(), placement.cluster.clone())).or_default().push(*victim);
-    }
-    groups.into_values().take(CLUSTERS_TRIED_MAX)
-}
+/// The budget ran out.
+pub(crate) struct Spent;
 
-/// How room is made.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Means {
-    /// By stopping gangs that go behind; those that find another place or a smaller size go on there.
-    Stop,
-    /// Only by moving gangs to other places that are free now.
-    Move,
+/// Why a way does not do.
+enum Fault {
+    /// This gang cannot be asked, or has nowhere to go.
+    Gang(JobId),
+    /// The claimant does not fit, or too many would stop.
+    Way,
+    Spent,
 }
 
 /// Who asks for room.
-struct Asking<'a> {
-    state: &'a State,
-    job: JobId,
-    spec: &'a JobSpec,
-    row: &'a JobRow,
-    holds: &'a Holds,
-    now: LogTime,
+pub(crate) struct Asking<'a> {
+    pub(crate) state: &'a State,
+    /// Which gangs are within nominal.
+    pub(crate) cover: &'a NominalCover<'a>,
+    pub(crate) job: JobId,
+    pub(crate) spec: &'a JobSpec,
+    pub(crate) row: &'a JobRow,
+    pub(crate) holds: &'a Holds,
+    pub(crate) future: &'a Future,
+    pub(crate) look: &'a Look,
+    pub(crate) now: LogTime,
 }
 
 impl Asking<'_> {
-    /// A way to make room among gangs of one cluster.
-    fn propose(&self, group: &[Victim], means: Means, budget: &mut Budget) -> Option<Proposal> {
-        let rules = &self.state.policy().policy.preemption;
-        let most = (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX);
-        let mut forecast = Forecast::new(self.state);
-        let mut chosen: Vec<Victim> = Vec::new();
-        let mut found = None;
-        for victim in group.iter().filter(|victim| self.helps(victim.job.0)).take(most) {
-            if budget.is_spent() {
-                return None;
+    /// The cheapest way to make room that holds in every respect.
+    fn propose(&self, means: Means, budget: &mut Budget) -> Result<Option<Proposal>, Spent> {
+        let mut passed_over: BTreeSet<JobId> = BTreeSet::new();
+        for _ in 0..SEARCHES_MAX {
+            let before = passed_over.len();
+            for way in Ways::new(self, means, &passed_over).find(budget)? {
+                match self.try_way(&way, means, budget) {
+                    Ok(proposal) => return Ok(Some(proposal)),
+                    Err(Fault::Gang(job)) => _ = passed_over.insert(job),
+                    Err(Fault::Way) => {}
+                    Err(Fault::Spent) => return Err(Spent),
+                }
             }
-            // Asked again as the list goes on: what was taken back so far may have been all of it.
-            let may = means == Means::Move || may_make_room(&forecast, self.spec, victim.job.0, self.now);
-            if !may {
-                continue;
-            }
-            forecast.end(victim.job.0);
-            chosen.push(*victim);
-            if let Some(plan) = self.plan_on(&forecast, budget) {
-                found = Some(plan);
+            if passed_over.len() == before {
                 break;
             }
         }
-        let (chosen, plan) = self.spare(chosen, found?, budget);
-        self.settle(&chosen, &plan, means, budget)
+        Ok(None)
     }
 
-    fn helps(&self, victim: JobId) -> bool {
-        holds_what_is_wanted(self.state, self.spec, victim)
+    /// The cheapest room that there will be without anything else having to happen.
+    fn propose_later(&self, budget: &mut Budget) -> Result<Option<LaterRoom>, Spent> {
+        let means = Means::StopLater;
+        for way in Ways::new(self, means, &BTreeSet::new()).find(budget)? {
+            let mut forecast = Forecast::new(self.state);
+            let mut at = self.now;
+            for job in &way {
+                if self.may_ask(*job, forecast.quota_usage(), means) {
+                    at = at.max(minimum_run_ends(self.state, *job, self.now).unwrap_or(self.now));
+                    forecast.end(*job);
+                }
+            }
+            if let Some(plan) = self.plan_on(&forecast, budget)? {
+                return Ok(Some(LaterRoom { forecast, plan, at }));
+            }
+        }
+        Ok(None)
     }
 
-    fn plan_on(&self, forecast: &Forecast, budget: &mut Budget) -> Option<Plan> {
+    /// Whether room can be made so, and what becomes of those who make it.
+    fn try_way(&self, way: &[JobId], means: Means, budget: &mut Budget) -> Result<Proposal, Fault> {
+        let rules = &self.state.policy().policy.preemption;
+        if way.len() > (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX) {
+            return Err(Fault::Way);
+        }
+        let mut forecast = Forecast::new(self.state);
+        for job in way {
+            if !budget.visit() {
+                return Err(Fault::Spent);
+            }
+            // Asked again as the list goes on: what was taken back so far may have been all of it.
+            let usage = forecast.quota_usage();
+            if means == Means::Stop && !self.may_ask(*job, usage, means) {
+                return Err(Fault::Gang(*job));
+            }
+            forecast.end(*job);
+        }
+        let found = self.plan_on(&forecast, budget).map_err(|Spent| Fault::Spent)?;
+        let plan = found.ok_or(Fault::Way)?;
+        let (stopped, plan) = self.spare(way.to_vec(), plan, budget);
+        let proposal = self.settle(&stopped, &plan, means, budget)?;
+        // Who may be stopped depends on who else is: the guard has the last word.
+        let sound = self.state.check(&proposal.decision(self.state)).is_ok();
+        if sound { Ok(proposal) } else { Err(Fault::Way) }
+    }
+
+    /// How the claimant would fit in a state that may come.
+    pub(crate) fn plan_on(&self, forecast: &Forecast, budget: &mut Budget) -> Result<Option<Plan>, Spent> {
         let verdict = with_terms(forecast, self.now, self.spec, self.row, self.holds, |terms| {
             plan(forecast, self.spec, terms, budget)
         });
         match verdict {
-            Verdict::Fits(plan) => Some(plan),
-            Verdict::Waits | Verdict::OutOfBudget => None,
+            Verdict::Fits(plan) => Ok(Some(plan)),
+            Verdict::Waits => Ok(None),
+            Verdict::OutOfBudget => Err(Spent),
         }
     }
 
-    /// Lets those go on that are not needed: at once who holds nothing on the nodes of the plan, then, while
-    /// there are few, those without whom it can be planned as well, who would lose most first.
-    fn spare(&self, chosen: Vec<Victim>, plan: Plan, budget: &mut Budget) -> (Vec<Victim>, Plan) {
-        let nodes: BTreeSet<NodeId> = plan.workers.iter().map(|slot| slot.node).collect();
-        let holds_there = |victim: &Victim| {
-            let placement = self.state.job(victim.job.0).and_then(|row| row.placement.as_ref());
-            placement.is_some_and(|p| p.slots.iter().any(|slot| nodes.contains(&slot.node)))
-        };
-        // What a gang elsewhere leaves of a quota may be needed too: only a plan without it says that it is not.
-        let there: Vec<Victim> = chosen.iter().copied().filter(holds_there).collect();
-        let (mut needed, mut plan) = match self.without_others(&chosen, &there, budget) {
-            Some(found) => (there, found),
-            None => (chosen, plan),
-        };
-        if needed.len() > SPARED_ONE_BY_ONE_MAX {
+    /// Lets those go on without whom it can be planned as well, who would lose most first. On the hosts that
+    /// were looked for all are needed; what they leave of a quota may be more than is.
+    fn spare(&self, mut needed: Vec<JobId>, mut plan: Plan, budget: &mut Budget) -> (Vec<JobId>, Plan) {
+        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas();
+        if is_exact || needed.len() > SPARED_ONE_BY_ONE_MAX {
             return (needed, plan);
         }
         let mut at = needed.len();
         while at > 0 && needed.len() > 1 {
             at -= 1;
             let mut without = Forecast::new(self.state);
-            for (other, victim) in needed.iter().enumerate() {
+            for (other, job) in needed.iter().enumerate() {
                 if other != at {
-                    without.end(victim.job.0);
+                    without.end(*job);
                 }
             }
-            if let Some(found) = self.plan_on(&without, budget) {
+            if let Ok(Some(found)) = self.plan_on(&without, budget) {
                 needed.remove(at);
                 plan = found;
             }
@@ -251,39 +355,30 @@ impl Asking<'_> {
         (needed, plan)
     }
 
-    /// A plan for which only those on its nodes make room; none when there is nobody to leave out.
-    fn without_others(&self, chosen: &[Victim], there: &[Victim], budget: &mut Budget) -> Option<Plan> {
-        if there.is_empty() || there.len() == chosen.len() {
-            return None;
-        }
-        let mut forecast = Forecast::new(self.state);
-        for victim in there {
-            forecast.end(victim.job.0);
-        }
-        self.plan_on(&forecast, budget)
-    }
-
     /// Turns what was found into a proposal: the claimant's room, and what becomes of those who make it.
-    fn settle(&self, chosen: &[Victim], plan: &Plan, means: Means, budget: &mut Budget) -> Option<Proposal> {
+    fn settle(
+        &self,
+        stopped: &[JobId],
+        plan: &Plan,
+        means: Means,
+        budget: &mut Budget,
+    ) -> Result<Proposal, Fault> {
         let mut forecast = Forecast::new(self.state);
-        for victim in chosen {
-            forecast.end(victim.job.0);
+        for job in stopped {
+            forecast.end(*job);
         }
         forecast.begin(self.spec, &plan.workers);
-        let mut stops = Vec::with_capacity(chosen.len());
+        let mut stops = Vec::with_capacity(stopped.len());
         let mut promises = alloc::vec![Promise { job: self.job, workers: plan.workers.clone() }];
         let mut lost: u64 = 0;
-        for victim in chosen {
-            let job = victim.job.0;
-            lost = lost.saturating_add(victim.lost_device_ms);
-            let spec = self.state.spec(job)?.clone();
-            let row = self.state.job(job)?;
-            let planned = planned_spec(self.state, job);
-            let goes_on =
-                planned.and_then(|spec| goes_on(&forecast, self.now, &spec, row, self.holds, budget));
-            let workers = match goes_on {
+        for job in stopped.iter().copied() {
+            lost = lost.saturating_add(lost_device_ms(self.state, job, self.now));
+            let (Some(spec), Some(row)) = (self.state.spec(job), self.state.job(job)) else {
+                return Err(Fault::Gang(job));
+            };
+            let workers = match self.goes_on(&forecast, job, row, budget) {
                 Some(workers) if has_place(&promises, workers.len()) => workers,
-                _ if means == Means::Move => return None,
+                _ if means == Means::Move => return Err(Fault::Gang(job)),
                 _ => {
                     stops.push((job, RearrangeCause::Preempted { by: self.job }));
                     continue;
@@ -291,9 +386,9 @@ impl Asking<'_> {
             };
             let before = row.placement.as_ref().map_or(0, |p| p.slots.len());
             if means == Means::Move && workers.len() < before {
-                return None;
+                return Err(Fault::Gang(job));
             }
-            forecast.begin(&spec, &workers);
+            forecast.begin(spec, &workers);
             let is_resized = workers.len() != before;
             let cause =
                 if is_resized { RearrangeCause::Resized } else { RearrangeCause::Moved { by: self.job } };
@@ -301,21 +396,36 @@ impl Asking<'_> {
             promises.push(Promise { job, workers });
         }
         if means == Means::Move && lost > self.worth_moving_for() {
-            return None;
+            return Err(Fault::Way);
         }
-        let preempted =
-            stops.iter().filter(|(_, cause)| matches!(cause, RearrangeCause::Preempted { .. })).count();
-        Some(Proposal {
-            cost: (lost, preempted),
-            stops,
-            promises,
-            place: (plan.region.clone(), plan.cluster.clone()),
-        })
+        Ok(Proposal { stops, promises, place: (plan.region.clone(), plan.cluster.clone()) })
     }
 
     /// The most that may be lost by moving others: what has been lost by waiting.
     fn worth_moving_for(&self) -> u64 {
         self.spec.device_milli().saturating_mul(self.now.since_ms(self.row.submitted_at))
+    }
+
+    /// Where a gang that makes room can go on at once. What is kept for its own tenant is open to it, and not
+    /// what is kept for the claimant's. One that would begin again may as well wait in line.
+    fn goes_on(
+        &self,
+        forecast: &Forecast,
+        job: JobId,
+        row: &JobRow,
+        budget: &mut Budget,
+    ) -> Option<Vec<WorkerSlot>> {
+        let spec = planned_spec(self.state, job)?;
+        if !resumes(self.state, job) && !spec.is_elastic() {
+            return None;
+        }
+        let holds = self.future.holds_for(self.state, &spec.tenant);
+        let verdict =
+            with_terms(forecast, self.now, &spec, row, &holds, |terms| plan(forecast, &spec, terms, budget));
+        match verdict {
+            Verdict::Fits(plan) => Some(plan.workers),
+            Verdict::Waits | Verdict::OutOfBudget => None,
+        }
     }
 }
 
@@ -323,60 +433,4 @@ impl Asking<'_> {
 fn has_place(promises: &[Promise], workers: usize) -> bool {
     let promised: usize = promises.iter().map(|promise| promise.workers.len()).sum();
     promises.len() < limits::REARRANGED_PROMISES_MAX && promised + workers <= limits::REARRANGED_WORKERS_MAX
-}
-
-/// Where a gang that makes room can go on at once. Without checkpoints it would begin again: then it may as
-/// well wait in line.
-fn goes_on(
-    forecast: &Forecast,
-    now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
-    holds: &Holds,
-    budget: &mut Budget,
-) -> Option<Vec<WorkerSlot>> {
-    if !spec.is_checkpointed() && !spec.is_elastic() {
-        return None;
-    }
-    let verdict = with_terms(forecast, now, spec, row, holds, |terms| plan(forecast, spec, terms, budget));
-    match verdict {
-        Verdict::Fits(plan) => Some(plan.workers),
-        Verdict::Waits | Verdict::OutOfBudget => None,
-    }
-}
-
-/// Lets gangs grow that run with fewer workers than they asked for, while nobody waits.
-pub(crate) fn grow(speculation: &mut Speculation, future: &Future, budget: &mut Budget) {
-    let now = speculation.now();
-    let state = speculation.state();
-    let minimum_run_ms = state.policy().policy.preemption.minimum_run_ms;
-    let ran = |job: &JobId| {
-        let started = state.job(*job).and_then(|row| row.started_at);
-        started.is_some_and(|at| now.since_ms(at) >= minimum_run_ms)
-    };
-    let small: Vec<JobId> = state.growable().filter(ran).take(GROWN_MAX).collect();
-    for job in small {
-        let state = speculation.state();
-        let row = state.job(job).expect("an indexed job has a row").clone();
-        let Some(spec) = planned_spec(state, job) else { continue };
-        // Without a checkpoint it would begin again.
-        if row.cancel_requested || !spec.is_checkpointed() || budget.is_spent() {
-            continue;
-        }
-        let before = row.placement.as_ref().map_or(0, |p| p.slots.len());
-        let mut forecast = Forecast::new(state);
-        forecast.end(job);
-        let holds = future.holds_for(speculation.state(), &spec.tenant);
-        let verdict =
-            with_terms(&forecast, now, &spec, &row, &holds, |terms| plan(&forecast, &spec, terms, budget));
-        // A restart costs what came after the last checkpoint: a quarter more workers is worth it.
-        let Verdict::Fits(found) = verdict else { continue };
-        let is_worth_it = found.workers.len() >= before + before.div_ceil(4)
-            || (found.workers.len() > before && found.workers.len() == spec.worker_count() as usize);
-        if is_worth_it {
-            let stops = alloc::vec![stop(speculation.state(), job, RearrangeCause::Resized)];
-            let promises = alloc::vec![Promise { job, workers: found.workers }];
-            speculation.push(Decision::Rearranged { stops, promises });
-        }
-    }
 }

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use muster_journal::{Decision, RearrangeCause, StopCause};
-use muster_state::{JobRow, Placement, RankState, State};
+use muster_state::{JobRow, NodeStatus, Placement, RankState, State};
 use muster_types::{ExitStatus, FailureClass, JobContract, JobId, LogTime, NodeId};
 
 use crate::node::cut;
@@ -13,6 +13,11 @@ use crate::speculation::Speculation;
 /// An attempt that ran for so long, or that saved its work, has made headway: what failed before it does not count as
 /// failing in a row.
 const HEADWAY_MS: u64 = 600_000;
+
+/// Attempts in a row without headway that are lost with their nodes' sessions, on nodes that come back each time, before
+/// the job is taken for the cause: workers that leave nothing to the agent of their host lose its lease. With the
+/// usual waits between attempts these take more than eight minutes.
+const LOST_IN_A_ROW_MAX: u32 = 10;
 
 /// How an attempt failed.
 struct Found {
@@ -46,7 +51,7 @@ pub(crate) fn failed_attempt(
     };
     let streak = if class.is_planned() { before } else { before.saturating_add(1) };
     let count = known.and_then(|known| known.counts.get(&class)).copied().unwrap_or(0).saturating_add(1);
-    let ends = gives_up(state, job, row, class, count).is_some();
+    let ends = gives_up(state, job, row, &Failure { class, count, streak, node }).is_some();
     let rules = contract(state, job).map(|contract| contract.retry.clone()).unwrap_or_default();
     let wait_ms = if ends { 0 } else { rules.wait_ms(class, streak) };
     let avoid_ms = if class.avoids_node() && !ends { rules.avoid_ms() } else { 0 };
@@ -74,7 +79,8 @@ pub(crate) fn after_failure(
     let recovery = state.recovery(job)?;
     let last = recovery.last.as_ref().filter(|last| last.token == placement.token)?;
     let count = recovery.counts.get(&last.class).copied().unwrap_or(0);
-    Some(match gives_up(state, job, row, last.class, count) {
+    let failure = Failure { class: last.class, count, streak: recovery.streak, node: last.node };
+    Some(match gives_up(state, job, row, &failure) {
         Some(rule) => {
             let rank = last.rank.map(|rank| format!("rank {rank}: ")).unwrap_or_default();
             Verdict::Over { detail: format!("{rank}{} ({rule})", last.detail) }
@@ -106,12 +112,33 @@ fn contract(state: &State, job: JobId) -> Option<&Arc<JobContract>> {
     state.contract(job)
 }
 
-/// The rule by which a job is not tried again, `count` being its failures of this class with the present one.
-fn gives_up(state: &State, job: JobId, row: &JobRow, class: FailureClass, count: u32) -> Option<String> {
+/// A failure, as far as it decides whether there is another attempt.
+struct Failure {
+    class: FailureClass,
+    /// Failures of this class with this one.
+    count: u32,
+    /// Failures in a row with this one.
+    streak: u32,
+    node: Option<NodeId>,
+}
+
+/// The rule by which a job is not tried again.
+fn gives_up(state: &State, job: JobId, row: &JobRow, failure: &Failure) -> Option<String> {
+    let Failure { class, count, streak, node } = *failure;
     let named = contract(state, job).map(|contract| &contract.retry.limits);
     if let Some(retries) = named.and_then(|limits| limits.get(&class)) {
         let rule = || format!("{class}: failure {count}, retries allowed: {retries}");
         return (count > *retries).then(rule);
+    }
+    if class == FailureClass::Lost
+        && streak.min(count) >= LOST_IN_A_ROW_MAX
+        && others_are_up(state, job, node)
+    {
+        return Some(format!(
+            "lost {streak} times in a row on nodes that came back each time, so the job is the likely cause: its workers \
+             may use up what the agent of their host needs; let each ask for the CPU and memory that it uses, or set \
+             how often it is tried again in retry.limits.lost"
+        ));
     }
     if !class.is_of_application() {
         return None;
@@ -134,6 +161,7 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
     match cause {
         StopCause::Cancelled
         | StopCause::RunTimeLimit
+        | StopCause::Deadline
         | StopCause::Rearranged(
             RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. },
         ) => return None,
@@ -186,6 +214,14 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
         },
         _ => return None,
     })
+}
+
+/// Whether the nodes that failed under a job lately are in service again, but for the one of the last failure: then it is
+/// not the fleet that goes down.
+fn others_are_up(state: &State, job: JobId, last: Option<NodeId>) -> bool {
+    let failed = state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided.keys());
+    let is_up = |node: &NodeId| state.node(*node).is_some_and(|row| row.status == NodeStatus::Up);
+    failed.filter(|node| Some(**node) != last).all(is_up)
 }
 
 /// The class that explains the end of a gang, as far as it is known now.

@@ -1,18 +1,23 @@
 //! Placing waiting gangs.
 
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::Decision;
+use muster_journal::{Decision, WorkerSlot};
 use muster_planner::{Budget, Holds, Terms, Verdict, plan};
-use muster_policy::{Candidate, Line, burst_turn};
+use muster_policy::{Candidate, Line, burst_turn, headroom};
 use muster_state::{JobRow, PoolKey, State};
+use muster_types::policy::Policy;
 use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
-use crate::future::Future;
+use crate::future::{Future, KeptReservations};
+use crate::growth;
 use crate::health;
 use crate::job::settle_left_over;
 use crate::planned::{choices, planned_spec};
 use crate::rearrange;
+use crate::rotation::{PassMemory, WantedPools};
+use crate::searches::{Searches, Tries};
 use crate::spares::with_spares;
 use crate::speculation::Speculation;
 
@@ -34,30 +39,53 @@ pub enum Pass {
 /// Bytes of a round at which a pass stops, so that placements never make a round too large.
 pub(crate) const ROUND_BYTES_SOFT: usize = 256 << 10;
 
-/// Gangs that one pass looks for room for by having others make it: each looks at every gang it may stop.
-const REARRANGEMENTS_TRIED_MAX: u32 = 16;
-
 /// What a pass has found out so far. It goes on where it was interrupted: from the top it would
 /// spend its budget on the same gangs again, and the tail of a long queue would never have a turn.
 #[derive(Clone, Debug)]
 pub(crate) struct UnfinishedPass {
     line: Line,
     future: Future,
-    /// Requests that were found to wait.
-    waits: u32,
-    /// Of these, gangs for whom others could not make room.
-    rearrangements_tried: u32,
+    tries: Tries,
+    /// Where those who wait could go.
+    wanted: WantedPools,
+    /// What passes leave for each other.
+    memory: PassMemory,
+    /// What the order was made under.
+    policy: Arc<Policy>,
 }
 
 impl UnfinishedPass {
-    pub(crate) fn begin(speculation: &Speculation) -> UnfinishedPass {
+    pub(crate) fn begin(speculation: &mut Speculation, mut memory: PassMemory) -> UnfinishedPass {
+        let kept = speculation.take_kept_reservations();
         let state = speculation.state();
+        let depth_max = state.policy().policy.backfill.depth_max;
         UnfinishedPass {
-            line: Line::form(state, speculation.now()),
-            future: Future::of(speculation.now()),
-            waits: 0,
-            rearrangements_tried: 0,
+            line: Line::of_pass(state, speculation.now(), depth_max, memory.take_marks()),
+            future: Future::resume(speculation.now(), kept),
+            tries: Tries::default(),
+            wanted: WantedPools::default(),
+            memory,
+            policy: Arc::clone(&state.policy().policy),
         }
+    }
+
+    /// Whether a policy is the one that the order was made under.
+    pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
+        Arc::ptr_eq(&self.policy, policy)
+    }
+
+    /// What is left of a pass that is not gone on with.
+    pub(crate) fn into_memory(self) -> (PassMemory, KeptReservations) {
+        (self.memory, self.future.remember())
+    }
+
+    /// What is kept for later, what the next pass has to know, and where those who wait could go.
+    fn finish(self, searches: &mut Searches) -> (Future, PassMemory, WantedPools) {
+        let mut memory = self.memory;
+        searches.end_pass(&self.tries);
+        let wanted = memory.wanted_by_all(self.wanted, self.line.is_cut());
+        memory.leave_marks(self.line.into_marks());
+        (self.future, memory, wanted)
     }
 }
 
@@ -75,11 +103,15 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         speculation.keep_pass(pass);
         return Pass::Interrupted { placed };
     }
-    health::move_drained(speculation, &pass.future, budget);
-    // Nobody waits for what is free: running gangs that asked for more may have it.
-    if pass.waits == 0 {
-        rearrange::grow(speculation, &pass.future, budget);
+    let state = speculation.state();
+    if state.draining().next().is_some() || state.growable().next().is_some() {
+        pass.future.keep_what_is_owed(state, budget);
     }
+    health::move_drained(speculation, &pass.future, budget);
+    let (future, mut memory, wanted) = pass.finish(speculation.searches_mut());
+    growth::grow(speculation, &future, &wanted, &mut memory, budget);
+    speculation.keep_memory(memory);
+    speculation.keep_reservations(future.remember());
     Pass::Complete { placed }
 }
 
@@ -119,19 +151,28 @@ enum Outcome {
     Placed,
     PromisedRoom,
     Waits,
+    /// It does not fit within nominal now, and may yet fit by borrowing.
+    MayBorrow,
     OutOfBudget,
 }
 
 /// Whether every turn was taken, and how many gangs were placed.
 fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
-    let depth_max = speculation.state().policy().policy.backfill.depth_max;
     let mut placed = 0;
     let mut is_first = true;
+    pass.future.take_up(speculation.state(), budget);
     loop {
         if budget.is_spent() || speculation.round_bytes() > ROUND_BYTES_SOFT {
             return (false, placed);
         }
-        let Some(candidate) = pass.line.take_next(speculation.state()) else { return (true, placed) };
+        let next = pass.line.take_next(speculation.state());
+        for _ in 0..pass.line.take_steps() {
+            budget.visit();
+        }
+        let Some(candidate) = next else {
+            pass.future.end_turns();
+            return (true, placed);
+        };
         match offer(speculation, pass, &candidate, budget) {
             Outcome::Placed => {
                 placed += 1;
@@ -143,12 +184,10 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
                 pass.line.put_back(speculation.state(), candidate);
                 return (false, placed);
             }
+            Outcome::MayBorrow => pass.line.borrows(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
+                pass.wanted.add(speculation.state(), candidate.turn.job);
                 pass.line.waits(speculation.state(), &candidate);
-                pass.waits += 1;
-                if pass.waits >= depth_max {
-                    return (true, placed);
-                }
             }
         }
         is_first = false;
@@ -163,73 +202,160 @@ fn offer(
     budget: &mut Budget,
 ) -> Outcome {
     speculation.refresh_valuation();
-    let (state, valuation) = (speculation.state(), speculation.valuation());
+    let state = speculation.state();
     let job = candidate.turn.job;
     let row = state.job(job).expect("a job in line has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
-    let holds = pass.future.holds_for(state, &spec.tenant);
-    let mut place = |spec: &JobSpec, holds: &Holds| {
-        with_terms(state, speculation.now(), spec, &row, holds, |terms| {
-            let terms = Terms { valuation: Some(valuation), ..*terms };
-            plan(state, spec, &terms, budget)
-        })
-    };
-    let choices = choices(state, job, &holds, speculation.silent(), speculation.now());
-    let wanted = state.contract(job).map_or(0, |contract| contract.spares);
-    if let Some(larger) = (wanted > 0).then(|| with_spares(&spec, wanted)).flatten()
-        && let Verdict::Fits(found) = place(&larger, &choices[0])
-    {
-        let decision = Decision::GangPlaced { job, workers: found.workers };
-        // With spares among them, ranks may lie otherwise than its topology rule asks for.
-        if state.check(&decision).is_ok() {
-            pass.future.changed(&found.region, &found.cluster);
-            speculation.push(decision);
-            return Outcome::Placed;
-        }
-    }
-    // Away from nodes that failed under it or are silent, as long as there are others.
-    let mut found = Verdict::Waits;
-    for (at, choice) in choices.iter().enumerate() {
-        let next = place(&spec, choice);
-        if let Verdict::Fits(known) = &found
-            && !matches!(&next, Verdict::Fits(more) if more.workers.len() > known.workers.len())
-        {
-            break;
-        }
-        found = next;
-        // Whoever is silent may be back in a moment: an elastic gang does not begin smaller for that.
-        let goes_round_silent = at == 0 && !speculation.silent().is_empty();
-        let is_smaller = |workers: usize| goes_round_silent && workers < spec.worker_count() as usize;
-        match &found {
-            Verdict::Waits => {}
-            Verdict::Fits(known) if is_smaller(known.workers.len()) => {}
-            Verdict::Fits(_) | Verdict::OutOfBudget => break,
-        }
+    pass.future.turn_of(state, job, candidate.within_nominal, budget);
+    let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };
+    let offer = Offer { job, spec: &spec, row: &row, quota };
+    let mut found = offer.find(speculation, &mut pass.future, budget);
+    // Where there is something to be had, what those before it are owed is kept from it.
+    if matches!(found, Found::Place(_)) && pass.future.keep_what_is_owed(speculation.state(), budget) {
+        found = offer.find(speculation, &mut pass.future, budget);
     }
     match found {
-        Verdict::Fits(found) => {
-            pass.future.changed(&found.region, &found.cluster);
-            speculation.push(Decision::GangPlaced { job, workers: found.workers });
+        Found::Place(workers) => {
+            speculation.push(Decision::GangPlaced { job, workers });
+            pass.future.placed(speculation.state(), job);
             return Outcome::Placed;
         }
-        Verdict::OutOfBudget => return Outcome::OutOfBudget,
-        Verdict::Waits => {}
+        Found::OutOfBudget => return Outcome::OutOfBudget,
+        Found::Nothing => {}
     }
-    if pass.rearrangements_tried < REARRANGEMENTS_TRIED_MAX {
-        match rearrange::make_room(speculation, job, &spec, &row, &holds, budget) {
+    // What it can have by borrowing is asked for before anybody is stopped for it; what it is promised, right away if
+    // there is nothing for it to borrow.
+    let room = headroom(speculation.state(), &spec);
+    if candidate.within_nominal && room.may_borrow {
+        let state = speculation.state();
+        let mut may_borrow = !room.is_promised || offer.may_borrow(speculation, &mut pass.future, budget);
+        if may_borrow && room.is_promised && pass.future.keep_what_is_owed(state, budget) {
+            may_borrow = offer.may_borrow(speculation, &mut pass.future, budget);
+        }
+        if may_borrow {
+            return Outcome::MayBorrow;
+        }
+    }
+    if let Some(outcome) = offer.ask_others(speculation, pass, budget) {
+        return outcome;
+    }
+    pass.future.reserve(speculation.state(), job, &spec, &row, budget);
+    Outcome::Waits
+}
+
+/// A gang whose turn it is, and how much of its quota it is offered.
+struct Offer<'a> {
+    job: JobId,
+    spec: &'a JobSpec,
+    row: &'a JobRow,
+    quota: QuotaPart,
+}
+
+/// What there is for a gang now.
+enum Found {
+    /// It can be placed so; beside its workers are spares, if any.
+    Place(Vec<WorkerSlot>),
+    Nothing,
+    OutOfBudget,
+}
+
+impl Offer<'_> {
+    /// Where the gang can go now, beside what is kept for others.
+    fn find(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> Found {
+        let Offer { job, spec, row, quota } = *self;
+        let (state, valuation) = (speculation.state(), speculation.valuation());
+        let holds = future.holds_for_job(state, job, spec, row);
+        let mut place = |spec: &JobSpec, holds: &Holds| {
+            with_terms_of(state, speculation.now(), spec, row, holds, quota, |terms| {
+                let terms = Terms { valuation: Some(valuation), ..*terms };
+                plan(state, spec, &terms, budget)
+            })
+        };
+        let choices = choices(state, job, &holds, speculation.silent(), speculation.now());
+        let wanted = state.contract(job).map_or(0, |contract| contract.spares);
+        if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
+            && let Verdict::Fits(found) = place(&larger, &choices[0])
+        {
+            let decision = Decision::GangPlaced { job, workers: found.workers };
+            // With spares among them, ranks may lie otherwise than its topology rule asks for.
+            if state.check(&decision).is_ok()
+                && let Decision::GangPlaced { workers, .. } = decision
+            {
+                return Found::Place(workers);
+            }
+        }
+        // Away from nodes that failed under it or are silent, as long as there are others.
+        let mut found = Verdict::Waits;
+        for (at, choice) in choices.iter().enumerate() {
+            let next = place(spec, choice);
+            if let Verdict::Fits(known) = &found
+                && !matches!(&next, Verdict::Fits(more) if more.workers.len() > known.workers.len())
+            {
+                break;
+            }
+            found = next;
+            // A silent node may be back in a moment, so an elastic gang does not start smaller because of it.
+            let goes_round_silent = at == 0 && !speculation.silent().is_empty();
+            let is_smaller = |workers: usize| goes_round_silent && workers < spec.worker_count() as usize;
+            match &found {
+                Verdict::Waits => {}
+                Verdict::Fits(known) if is_smaller(known.workers.len()) => {}
+                Verdict::Fits(_) | Verdict::OutOfBudget => break,
+            }
+        }
+        match found {
+            Verdict::Fits(found) => Found::Place(found.workers),
+            Verdict::OutOfBudget => Found::OutOfBudget,
+            Verdict::Waits => Found::Nothing,
+        }
+    }
+
+    /// Whether there is something for it by borrowing.
+    fn may_borrow(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> bool {
+        let Offer { job, spec, row, .. } = *self;
+        let state = speculation.state();
+        let holds = future.holds_for_job(state, job, spec, row);
+        let verdict =
+            with_terms(state, speculation.now(), spec, row, &holds, |terms| plan(state, spec, terms, budget));
+        !matches!(verdict, Verdict::Waits)
+    }
+
+    /// Has other gangs make room, if this pass still searches. `None` when they make no room now.
+    fn ask_others(
+        &self,
+        speculation: &mut Speculation,
+        pass: &mut UnfinishedPass,
+        budget: &mut Budget,
+    ) -> Option<Outcome> {
+        let Offer { job, spec, row, .. } = *self;
+        let claim = Searches::claim(speculation.state(), spec);
+        let kind = pass.tries.may_try(speculation.searches(), &claim)?;
+        match rearrange::make_room(speculation, (job, spec, row), claim.clone(), &mut pass.future, budget) {
             rearrange::Room::Promised { places } => {
+                pass.future.placed(speculation.state(), job);
                 for (region, cluster) in places {
                     pass.future.changed(&region, &cluster);
                 }
-                return Outcome::PromisedRoom;
+                return Some(Outcome::PromisedRoom);
             }
-            rearrange::Room::Coming | rearrange::Room::NobodyToAsk => {}
-            rearrange::Room::NotEnough => pass.rearrangements_tried += 1,
+            // What it waits for comes within the time that those take to stop.
+            rearrange::Room::Coming => return Some(Outcome::Waits),
+            rearrange::Room::OutOfBudget => return Some(Outcome::OutOfBudget),
+            rearrange::Room::NobodyToAsk => {}
+            rearrange::Room::NotEnough => pass.tries.count(&claim, kind),
         }
+        None
     }
-    pass.future.reserve(speculation.state(), job, &spec, &row);
-    Outcome::Waits
+}
+
+/// How much of what its quota allows a gang is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuotaPart {
+    /// What is left of its tenant's nominal quota.
+    Nominal,
+    /// That, and what it may borrow.
+    All,
 }
 
 /// The terms under which policy lets a job be planned in this state.
@@ -241,6 +367,19 @@ pub(crate) fn with_terms<T>(
     holds: &Holds,
     plan: impl FnOnce(&Terms<'_>) -> T,
 ) -> T {
+    with_terms_of(state, now, spec, row, holds, QuotaPart::All, plan)
+}
+
+/// The same with a part of what its quota allows it.
+fn with_terms_of<T>(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+    quota: QuotaPart,
+    plan: impl FnOnce(&Terms<'_>) -> T,
+) -> T {
     // Quota is asked once for each type and region.
     let rooms: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
     let room_milli = |pool: &PoolKey| -> u64 {
@@ -248,15 +387,36 @@ pub(crate) fn with_terms<T>(
         let mut rooms = rooms.borrow_mut();
         *rooms.entry((kind.clone(), pool.region.clone())).or_insert_with(|| {
             let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-            state.quota_usage().room(capacity, &spec.tenant, kind, &pool.region).total_milli()
+            let room = state.quota_usage().room(capacity, &spec.tenant, kind, &pool.region).total_milli();
+            let room = match quota {
+                QuotaPart::Nominal => {
+                    let nominal = state.quota_usage().nominal_room_milli(&spec.tenant, kind, &pool.region);
+                    room.min(nominal.unwrap_or(0))
+                }
+                QuotaPart::All => room,
+            };
+            // What policy must not stop is not to borrow: nobody could take it back.
+            let is_fixed = !spec.preemptible && state.has_rules();
+            if is_fixed { room.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region)) } else { room }
         })
+    };
+    let own_work = |region: &Name, cluster: &Name| {
+        let (here, everywhere) = state.work_of(&spec.tenant, region, cluster);
+        // Of a gang with devices they are what counts.
+        if spec.device_milli() > 0 {
+            (here.devices_milli, everywhere.devices_milli)
+        } else {
+            (here.cpu_milli, everywhere.cpu_milli)
+        }
     };
     plan(&Terms {
         now,
         run_ms: row.estimate.run_high_ms,
         room_milli: &room_milli,
+        lanes: &[],
         holds,
         policy: &state.policy().policy,
+        own_work: &own_work,
         elastic: spec.is_elastic(),
         valuation: None,
     })

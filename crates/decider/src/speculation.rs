@@ -5,17 +5,21 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
-use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, Round, StopCause};
+use muster_journal::{Decision, FORMAT_MAX, Outcome, ROUND_BYTES_MAX, RankUpdate, Round, StopCause};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Leadership, State};
 use muster_types::health::RepairStep;
 use muster_types::{
-    ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, NodeId, Parameters, TaskGroup,
-    limits,
+    AdmissionMode, ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, NodeId, Parameters,
+    TaskGroup, limits,
 };
 
+use crate::future::KeptReservations;
+use crate::rotation::PassMemory;
 use crate::schedule::UnfinishedPass;
+use crate::searches::Searches;
+use crate::windows::Sweep;
 
 /// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
 /// its replica knows of the cluster's life and of formats.
@@ -33,14 +37,43 @@ pub struct Founding {
     /// The record format that a new cluster is put into at once, for its founders are of one release; none
     /// leaves it at the lowest until it is raised.
     pub new_cluster_format: Option<u16>,
+    /// What is asked of nodes that register while no operator has said so.
+    pub admission: AdmissionMode,
 }
 
 impl Founding {
     /// A cluster in its first life, led by a binary that is not held back.
     #[must_use]
     pub const fn new(cluster: ClusterId, parameters: Parameters) -> Founding {
-        Founding { cluster, generation: 1, parameters, format_max: FORMAT_MAX, new_cluster_format: None }
+        Founding {
+            cluster,
+            generation: 1,
+            parameters,
+            format_max: FORMAT_MAX,
+            new_cluster_format: None,
+            admission: AdmissionMode::Open,
+        }
     }
+}
+
+/// Bytes above which a round is cut into several; one decision can have as many as a submission may.
+const ROUND_BYTES_SPLIT: usize = ROUND_BYTES_MAX / 2;
+
+/// How long log time has followed the leader's monotonic clock without a step.
+///
+/// The wall clock of one replica can be wrong by days. What is forgotten by age is forgotten for good, so ages are
+/// believed only after they have been borne out by a monotonic clock for some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steady {
+    /// Log time before the last step: that of the applied state where the leadership began.
+    pub since: LogTime,
+    /// Milliseconds since then on the monotonic clock.
+    pub for_ms: u64,
+}
+
+impl Steady {
+    /// How long it takes until ages are believed: as long as a request id is remembered whatever the pressure.
+    pub const LEAST_MS: u64 = Parameters::REQUEST_RETENTION_MIN_MS;
 }
 
 /// The state the leader decides on.
@@ -65,6 +98,12 @@ pub struct Speculation {
     last_pass: LogTime,
     /// A pass over the queue that ran out of budget, to be gone on with.
     pass: Option<UnfinishedPass>,
+    /// Searches for gangs that could make room.
+    searches: Searches,
+    /// Reservations as the last pass over the queue left them.
+    kept_reservations: KeptReservations,
+    /// What passes leave for each other.
+    memory: PassMemory,
     /// Jobs whose next step is still to be decided, because the round was full.
     unsettled: BTreeSet<JobId>,
     /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
@@ -73,8 +112,14 @@ pub struct Speculation {
     refresh: Refresh,
     /// What free devices are worth, by what was asked for so far.
     valuation: RefCell<Valuation>,
+    /// How far the hosts of open windows have been looked at.
+    sweep: Sweep,
     /// Nodes that are up and have not been heard for longer than usual.
     silent: Arc<BTreeSet<NodeId>>,
+    /// How long log time has been steady; none where log time is the only clock.
+    steady: Option<Steady>,
+    /// Nodes of which a record of this leadership says that they opened a session.
+    heard: BTreeSet<NodeId>,
 }
 
 impl Speculation {
@@ -103,11 +148,17 @@ impl Speculation {
             wants_schedule: true,
             last_pass: LogTime(0),
             pass: None,
+            searches: Searches::default(),
+            kept_reservations: KeptReservations::default(),
+            memory: PassMemory::default(),
             unsettled: BTreeSet::new(),
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
+            sweep: Sweep::default(),
             silent: Arc::default(),
+            steady: None,
+            heard: BTreeSet::new(),
             state,
         };
         if speculation.state.leadership() != Some(leadership) {
@@ -155,6 +206,11 @@ impl Speculation {
         self.founding.generation
     }
 
+    /// What is asked of nodes that register while no operator has said so.
+    pub(crate) fn usual_admission(&self) -> AdmissionMode {
+        self.founding.admission
+    }
+
     /// The highest format that this binary knows.
     pub(crate) fn format_max(&self) -> u16 {
         self.founding.format_max
@@ -176,10 +232,47 @@ impl Speculation {
         self.now
     }
 
+    /// Goes on with the applied state in place of its own, where both are the same: then their rows are in memory once.
+    /// Rows that were changed under this leadership are there twice otherwise. Says whether it does.
+    pub fn adopt(&mut self, applied: &State) -> bool {
+        let is_same = self.decisions.is_empty()
+            && applied.log_index() == self.state.log_index()
+            && applied.leadership() == self.state.leadership()
+            && applied.rows_digest() == self.state.rows_digest();
+        if is_same {
+            self.state = applied.clone();
+        }
+        is_same
+    }
+
+    /// A node opens its session at this leader; whether that was not said before under this leadership.
+    pub(crate) fn hears(&mut self, node: NodeId) -> bool {
+        self.heard.insert(node)
+    }
+
     /// Moves time on; never back. Only between rounds: one round has one time.
     pub fn set_now(&mut self, now: LogTime) {
         if self.decisions.is_empty() {
             self.now = self.now.max(now);
+        }
+    }
+
+    /// Says how long log time has followed a monotonic clock without a step. A leader that never says so (one under
+    /// a virtual clock) has its log time believed at once.
+    pub fn set_steady(&mut self, steady: Steady) {
+        self.steady = Some(steady);
+    }
+
+    /// Whether something may be forgotten because of its age alone.
+    pub(crate) fn believes_ages(&self) -> bool {
+        self.steady.is_none_or(|steady| steady.for_ms >= Steady::LEAST_MS)
+    }
+
+    /// The latest time that is borne out by a monotonic clock. Never after [`Speculation::now`].
+    pub(crate) fn proved_now(&self) -> LogTime {
+        match self.steady.filter(|_| !self.believes_ages()) {
+            Some(steady) => self.now.min(steady.since.plus_ms(steady.for_ms)),
+            None => self.now,
         }
     }
 
@@ -199,6 +292,7 @@ impl Speculation {
             applied.rejection
         );
         self.wants_schedule |= changes_capacity_or_demand(&decision);
+        self.searches.note(&self.state, &decision);
         self.note_turns(index, &decision);
         self.bytes += bytes_max(&decision);
         self.decisions.push(decision);
@@ -210,7 +304,7 @@ impl Speculation {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 for ordinal in 0..specs.len() {
-                    self.refresh.note(&self.state, JobId::derive(index, ordinal));
+                    self.refresh.note(&self.state, self.state.job_id(index, ordinal));
                 }
             }
             Decision::WorkersReported { job, .. }
@@ -276,16 +370,52 @@ impl Speculation {
 
     /// The pass to go on with, or a new one; changes from here on want another.
     pub(crate) fn take_pass(&mut self) -> UnfinishedPass {
-        if let Some(pass) = self.pass.take() {
-            return pass;
+        match self.pass.take() {
+            Some(pass) if pass.is_under(&self.state.policy().policy) => return pass,
+            // Another policy is another order: from the front.
+            Some(pass) => (self.memory, self.kept_reservations) = pass.into_memory(),
+            None => {}
         }
         self.wants_schedule = false;
         self.last_pass = self.now;
-        UnfinishedPass::begin(self)
+        let memory = core::mem::take(&mut self.memory);
+        UnfinishedPass::begin(self, memory)
+    }
+
+    /// What the last pass kept for later.
+    pub(crate) fn take_kept_reservations(&mut self) -> KeptReservations {
+        core::mem::take(&mut self.kept_reservations)
+    }
+
+    pub(crate) fn keep_reservations(&mut self, kept: KeptReservations) {
+        self.kept_reservations = kept;
     }
 
     pub(crate) fn keep_pass(&mut self, pass: UnfinishedPass) {
         self.pass = Some(pass);
+    }
+
+    /// How far the hosts of open windows have been looked at.
+    pub(crate) fn sweep(&self) -> &Sweep {
+        &self.sweep
+    }
+
+    pub(crate) fn set_sweep(&mut self, sweep: Sweep) {
+        self.sweep = sweep;
+    }
+
+    /// Searches for gangs that could make room.
+    pub(crate) fn searches(&self) -> &Searches {
+        &self.searches
+    }
+
+    pub(crate) fn searches_mut(&mut self) -> &mut Searches {
+        &mut self.searches
+    }
+
+    /// A pass is over; this is for the next.
+    pub(crate) fn keep_memory(&mut self, memory: PassMemory) {
+        self.memory = memory;
     }
 
     /// What free devices are worth.
@@ -362,6 +492,39 @@ impl Speculation {
     }
 }
 
+/// Cuts a round that is larger than it should be into several that say the same, one after the other. Nearly every
+/// round stays as it is.
+#[must_use]
+pub fn split_round(round: Round) -> Vec<Round> {
+    let mut rounds = Vec::new();
+    let (mut part, mut bytes) = (Vec::new(), 0);
+    let Round { format, term, replica, first_index, basis_index, log_time, decisions } = round;
+    let mut begin = (first_index, basis_index);
+    let mut index = first_index;
+    let cut = |(first_index, basis_index): (LogIndex, LogIndex), decisions: Vec<Decision>| Round {
+        format,
+        term,
+        replica,
+        first_index,
+        basis_index,
+        log_time,
+        decisions,
+    };
+    for decision in decisions {
+        let size = bytes_max(&decision);
+        if !part.is_empty() && bytes + size > ROUND_BYTES_SPLIT {
+            rounds.push(cut(begin, core::mem::take(&mut part)));
+            begin = (index, LogIndex(index.0.saturating_sub(1)));
+            bytes = 0;
+        }
+        bytes += size;
+        part.push(decision);
+        index = index.next();
+    }
+    rounds.push(cut(begin, part));
+    rounds
+}
+
 fn changes_capacity_or_demand(decision: &Decision) -> bool {
     match decision {
         // What has started changes nothing for those who wait.
@@ -379,6 +542,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }
+        | Decision::PolicyRulesSet { .. }
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
         | Decision::TurnsChanged { .. }
@@ -389,6 +553,10 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::FormatRaised { .. }
         | Decision::NodeForgotten { .. }
         | Decision::HealthPolicySet { .. }
+        | Decision::NodeAdmissionSet { .. }
+        | Decision::NodeApprovalSet { .. }
+        | Decision::CertificateRevoked { .. }
+        | Decision::SessionResumed { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::GangPlaced { .. }
         | Decision::GangStopRequested { .. }
@@ -422,6 +590,12 @@ fn bytes_max(decision: &Decision) -> usize {
         Decision::NodeQuarantineSet { reason: Some(reason), .. } => 64 + reason.len(),
         Decision::NodeRepairSet { step: RepairStep::Fail(detail), .. } => 64 + detail.len(),
         Decision::HealthPolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
+        Decision::NodeAdmissionSet { admission, .. } => 64 + muster_journal::canonical(admission).len(),
+        Decision::NodeApprovalSet { name, approval, .. } => {
+            64 + name.len() + muster_journal::canonical(approval).len()
+        }
+        Decision::CertificateRevoked { revocation, .. } => 128 + revocation.holder.len(),
+        Decision::PolicyRulesSet { rules } => 64 + muster_journal::canonical(rules).len(),
         Decision::PolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
         Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
         Decision::WorkersReported { updates, .. } => {

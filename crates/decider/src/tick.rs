@@ -3,13 +3,15 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::policy::{Window, WindowPurpose};
-use muster_types::{JobId, LogTime, NodeId, Parameters, limits};
+use muster_types::{JobId, LogTime, Parameters, limits};
 
+use crate::deadline;
 use crate::health;
-use crate::job::{has_next_step, settle};
+use crate::job::{has_next_step, settle, settle_left_over};
 use crate::schedule::renew_turns;
 use crate::speculation::Speculation;
+use crate::stuck;
+use crate::windows;
 
 /// Jobs stopped for their limit in one tick.
 const LIMITS_PER_TICK: usize = 1_000;
@@ -27,20 +29,47 @@ const NODES_FORGOTTEN_PER_TICK: usize = 256;
 /// Jobs released in one tick.
 const RELEASES_PER_TICK: usize = 1_000;
 
-/// Stops gangs that have run for their limit, are in the way of maintenance or on nodes that had to be empty by
-/// now, releases jobs whose time has
-/// come, and drops history and lost nodes that have been kept for their time.
-pub fn tick(speculation: &mut Speculation) {
-    if speculation.is_recovering() {
-        return;
+/// One of the things that time brings about.
+#[derive(Clone, Copy, Debug)]
+pub struct TickStep {
+    /// Its name, for people.
+    pub name: &'static str,
+    run: fn(&mut Speculation),
+}
+
+impl TickStep {
+    /// Pushes what is due; nothing while the cluster is being recovered.
+    pub fn run(&self, speculation: &mut Speculation) {
+        if !speculation.is_recovering() {
+            (self.run)(speculation);
+        }
     }
-    stop_overdue(speculation);
-    clear_windows(speculation);
-    health::advance(speculation);
-    release(speculation);
-    prune(speculation);
-    forget_nodes(speculation);
-    reconsider(speculation);
+}
+
+const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
+    TickStep { name, run }
+}
+
+/// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
+/// is open to others, or on nodes that had to be empty by now, releases jobs whose time has come, and drops history
+/// and lost nodes that have been kept for their time. None needs those before it.
+pub const TICK_STEPS: [TickStep; 9] = [
+    step("run limits", stop_overdue),
+    step("deadlines", deadline::end_late),
+    step("stuck gangs", stuck::advance),
+    step("windows", windows::clear),
+    step("drains and maintenance", health::advance),
+    step("starts", release),
+    step("retention", prune),
+    step("lost nodes", forget_nodes),
+    step("turns", reconsider),
+];
+
+/// Takes every step of [`TICK_STEPS`].
+pub fn tick(speculation: &mut Speculation) {
+    for step in &TICK_STEPS {
+        step.run(speculation);
+    }
 }
 
 /// Waiting jobs are looked at again now and then even if nothing has happened: rights to a reservation, to
@@ -67,38 +96,6 @@ fn release(speculation: &mut Speculation) {
     }
 }
 
-/// Evicts what still runs where maintenance has begun.
-fn clear_windows(speculation: &mut Speculation) {
-    let now = speculation.now();
-    let state = speculation.state();
-    let policy = state.policy().policy.clone();
-    let open: Vec<&Window> = policy
-        .windows
-        .iter()
-        .filter(|window| window.purpose == WindowPurpose::Maintenance)
-        .filter(|window| window.from <= now && now < window.until)
-        .collect();
-    if open.is_empty() {
-        return;
-    }
-    let mut stops: Vec<(JobId, NodeId)> = Vec::new();
-    for (id, node) in state.nodes().iter() {
-        if open.iter().any(|window| window.scope.covers(&node.spec)) {
-            stops.extend(state.gangs_on(*id).map(|job| (job, *id)));
-        }
-    }
-    let mut stopped = 0;
-    for (job, node) in stops {
-        let row = speculation.state().job(job).expect("an indexed job has a row");
-        if stopped < LIMITS_PER_TICK && matches!(row.phase, Phase::Starting | Phase::Running) {
-            stopped += 1;
-            let token = row.placement.as_ref().expect("a running job has a placement").token;
-            speculation.push(Decision::GangStopRequested { job, token, cause: StopCause::Evicted { node } });
-            settle(speculation, job);
-        }
-    }
-}
-
 fn stop_overdue(speculation: &mut Speculation) {
     let now = speculation.now();
     let due = speculation.state().run_limits().take_while(|(limit, _)| *limit <= now);
@@ -115,6 +112,9 @@ fn stop_overdue(speculation: &mut Speculation) {
 /// Nodes that have been lost for so long that they will not come back under their ids. Until the format can say
 /// so they stay.
 fn forget_nodes(speculation: &mut Speculation) {
+    if !speculation.believes_ages() {
+        return;
+    }
     let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
     let state = speculation.state();
     let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
@@ -127,21 +127,60 @@ fn forget_nodes(speculation: &mut Speculation) {
     }
 }
 
+/// The time before which finished jobs have to go so that `jobs` more have room; none where that needs nothing, or where not
+/// enough are finished.
+fn room_before(speculation: &Speculation, jobs: usize) -> Option<LogTime> {
+    let state = speculation.state();
+    let max = state.parameters().jobs_held_max;
+    let excess = ((state.jobs().len() + jobs) as u64).saturating_sub(max);
+    // Some at a time, so that not every submission has to.
+    let most = u64::from(limits::PRUNE_ROWS_MAX).min(state.finished_count() as u64);
+    let dropped = excess.max(max / 100).min(most);
+    // Jobs that wait for one that is over see how it ended before that is forgotten.
+    if excess == 0 || dropped < excess || speculation.has_unsettled() {
+        return None;
+    }
+    let (last, _) = state.finished().nth(usize::try_from(dropped - 1).ok()?)?;
+    (last < speculation.now()).then(|| LogTime(last.0.saturating_add(1)))
+}
+
+/// Whether finished jobs can be forgotten before their time, so that `jobs` more have room that have none.
+pub(crate) fn can_make_room(speculation: &Speculation, jobs: usize) -> bool {
+    room_before(speculation, jobs).is_some()
+}
+
+/// Forgets them.
+pub(crate) fn make_room(speculation: &mut Speculation, jobs: usize) {
+    if let Some(jobs_before) = room_before(speculation, jobs) {
+        speculation.push(Decision::HistoryPruned { requests_before: LogTime(0), jobs_before });
+    }
+}
+
 /// Drops what has been kept for long enough, and what there is no room for any more, oldest first.
 fn prune(speculation: &mut Speculation) {
+    // Jobs that wait for one that is over see how it ended before that is forgotten.
+    if !settle_left_over(speculation) {
+        return;
+    }
     for _ in 0..PRUNES_PER_TICK {
         let parameters = speculation.state().parameters();
         let now = speculation.now();
         let state = speculation.state();
         let pressed = |held: usize, max: u64| (held as u64).saturating_sub(max - max / 10);
+        // A leader whose clock is wrong would forget a request id that its client still repeats, and the work
+        // would be done twice: nothing goes by its age before this leadership has borne that age out.
+        let by_age = |retention_ms| match speculation.believes_ages() {
+            true => now.minus_ms(retention_ms),
+            false => LogTime(0),
+        };
         let requests_before = before(
-            now.minus_ms(parameters.request_retention_ms),
-            now.minus_ms(Parameters::REQUEST_RETENTION_MIN_MS),
+            by_age(parameters.request_retention_ms),
+            speculation.proved_now().minus_ms(Parameters::REQUEST_RETENTION_MIN_MS),
             pressed(state.requests_count(), parameters.requests_held_max),
             state.requests_by_time().map(|(at, _)| at),
         );
         let jobs_before = before(
-            now.minus_ms(parameters.job_retention_ms),
+            by_age(parameters.job_retention_ms),
             now,
             pressed(state.jobs().len(), parameters.jobs_held_max),
             state.finished().map(|(at, _)| at),

@@ -42,8 +42,8 @@ pub struct Run {
     /// no step set a clock.
     #[serde(default)]
     pub clock_drift_milli: u32,
-    /// Whether every change of the cluster since it began was made by clients of the history: then a request in the
-    /// log that nobody made is a finding.
+    /// Whether every request between the first and the last that clients of the history were acknowledged was made by
+    /// them: then a request there that nobody made is a finding.
     pub only_ours: bool,
     /// When the cluster went on from survivors; none where it did not.
     #[serde(default)]

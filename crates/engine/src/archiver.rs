@@ -9,18 +9,19 @@
 
 use futures::future::BoxFuture;
 use muster_archive::{
-    Archive, ArchiveError, ArchivedRound, DirectoryStore, Place, SEGMENT_BYTES_TARGET, Start,
+    Archive, ArchiveError, ArchivedRound, Bounds, DirectoryStore, Place, SEGMENT_BYTES_TARGET, Start,
 };
 use muster_consensus::LogSlice;
 use muster_types::{ClusterId, LogTime};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::history::{History, Mark, generation_of, round};
 
-/// A base is made behind so many bytes of segments at least.
-const BASE_EVERY_BYTES: u64 = 64 << 20;
+/// Smallest number of stored segment bytes between two bases. Uncompressed rounds take several times as much.
+const BASE_EVERY_BYTES: u64 = 8 << 20;
 /// And behind so many times its own size: bases take at most half of what the segments take.
 const BASE_EVERY_OWN: u64 = 2;
 /// Between two looks whether a segment is due, when nothing else wakes.
@@ -34,6 +35,8 @@ const PEER_ROUNDS: u32 = 5;
 const PEER_PAUSE: Duration = Duration::from_secs(2);
 /// The life that a cluster is founded with, as its storage has it.
 const FIRST_GENERATION: u32 = 1;
+/// Between two looks whether old segments have to be moved away.
+const OFFLOAD_EVERY: Duration = Duration::from_secs(5);
 /// Before peers are asked again for what none of them had.
 const PEER_REST: Duration = Duration::from_secs(60);
 
@@ -48,11 +51,44 @@ pub trait PeerHistory: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<(Vec<ArchivedRound>, u64), String>>;
 }
 
+/// An archive that could not be opened. The replica serves without it, keeps its log, and tries again.
+#[derive(Clone)]
+pub struct UnopenedArchive {
+    /// Its folder, for people.
+    pub place: String,
+    /// Why it could not be opened.
+    pub reason: String,
+    /// Tries again; blocks.
+    pub open: Arc<dyn Fn() -> Result<Archive, ArchiveError> + Send + Sync>,
+}
+
+/// An error of the archive with its causes, for people.
+#[must_use]
+pub fn archive_error_text(error: &ArchiveError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// What the archive keeps on its own disk, and where the rest goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// The folder that takes what does not stay. It has to be there: a disk that is not mounted is not written into.
+    pub offload_dir: PathBuf,
+    /// What stays.
+    pub bounds: Bounds,
+}
+
 /// How history is kept.
 #[derive(Clone)]
 pub struct HistorySettings {
     /// The archive; none for no more history than the log has.
     pub archive: Option<Arc<Archive>>,
+    /// An archive that is to be kept and could not be opened at the start.
+    pub unopened: Option<UnopenedArchive>,
+    /// What the archive keeps on its own disk; none for everything.
+    pub retention: Option<Retention>,
     /// A segment is closed at this age, whatever its size.
     pub segment_age: Duration,
     /// Where missing records come from; none for nowhere.
@@ -63,21 +99,28 @@ impl HistorySettings {
     /// With an archive that closes its segments at the usual age.
     #[must_use]
     pub fn new(archive: Option<Arc<Archive>>) -> HistorySettings {
-        HistorySettings { archive, segment_age: Duration::from_secs(600), peers: None }
+        HistorySettings {
+            archive,
+            unopened: None,
+            retention: None,
+            segment_age: Duration::from_secs(600),
+            peers: None,
+        }
     }
 }
 
 /// Opens the archive in a folder. Blocks.
 ///
 /// # Errors
-/// When the folder cannot be used, or what is in it is damaged or another cluster's.
+/// When the folder cannot be used, or what is in it is another cluster's. A damaged segment at its end is set aside, and
+/// what it had comes from the log or from another replica.
 pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive, ArchiveError> {
     let store = DirectoryStore::open(dir).map_err(|source| ArchiveError::Store {
         operation: "opening",
         object: dir.display().to_string(),
         source,
     })?;
-    Archive::open(Arc::new(store), Some(cluster))
+    Archive::open_and_mend(Arc::new(store), Some(cluster))
 }
 
 /// Up to which Raft entry the log of a replica whose folder is of this life of the cluster may be purged.
@@ -89,16 +132,54 @@ pub fn purge_up_to(archive: &Archive, generation: u32) -> u64 {
 }
 
 pub(crate) fn spawn(history: Arc<History>, settings: HistorySettings) {
-    let Some(archive) = history.archive.clone() else { return };
-    history.consensus.hold_purge(Some(purge_up_to(&archive, history.generation())));
+    let up_to = match (history.archive(), &settings.unopened) {
+        (Some(archive), _) => purge_up_to(archive, history.generation()),
+        // Nobody knows what it has.
+        (None, Some(_)) => 0,
+        (None, None) => return,
+    };
+    history.consensus.hold_purge(Some(up_to));
     tokio::spawn(async move {
         let shutdown = history.shutdown.clone();
-        let archiver = Archiver { history, archive, settings, rests_until: None };
+        let archiving = async {
+            let archive = opened(&history, &settings).await;
+            let offloads_at = Instant::now();
+            Archiver { history, archive, settings, rests_until: None, offloads_at }.run().await;
+        };
         tokio::select! {
-            () = archiver.run() => {}
+            () = archiving => {}
             () = shutdown.cancelled() => {}
         }
     });
+}
+
+/// The archive, which is tried again until it can be opened.
+async fn opened(history: &History, settings: &HistorySettings) -> Arc<Archive> {
+    let mut pause = PAUSE_FIRST;
+    loop {
+        if let Some(archive) = history.archive() {
+            return Arc::clone(archive);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_LONGEST);
+        let Some(open) = settings.unopened.as_ref().map(|unopened| Arc::clone(&unopened.open)) else {
+            return std::future::pending().await;
+        };
+        match blocking(move || open()).await {
+            Ok(archive) => {
+                tracing::info!(archive = archive.place(), "the archive is open; the log goes on behind it");
+                history.archive_is_open(Arc::new(archive)).await;
+            }
+            Err(error) => {
+                let text = archive_error_text(&error);
+                history.status.send_if_modified(|status| {
+                    let changed = status.failing.as_ref() != Some(&text);
+                    status.failing = Some(text);
+                    changed
+                });
+            }
+        }
+    }
 }
 
 struct Archiver {
@@ -107,6 +188,8 @@ struct Archiver {
     settings: HistorySettings,
     /// Peers do not have what is missing, and are not asked again before.
     rests_until: Option<Instant>,
+    /// When it is looked next whether something has to be given away.
+    offloads_at: Instant,
 }
 
 /// Why a segment was not made.
@@ -129,6 +212,7 @@ impl Archiver {
         let mut pause = PAUSE_FIRST;
         loop {
             end.mark_unchanged();
+            self.offload().await;
             match self.step().await {
                 Ok(true) => {
                     pause = PAUSE_FIRST;
@@ -153,10 +237,7 @@ impl Archiver {
 
     /// Publishes how the archive stands; a failure is logged when it begins, changes or ends.
     fn report(&self, error: Option<&ArchiveError>) {
-        let failing = error.map(|error| match std::error::Error::source(error) {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
-        });
+        let failing = error.map(archive_error_text);
         let place = self.archive.place();
         self.history.status.send_if_modified(|status| {
             let summary = self.archive.summary();
@@ -306,6 +387,60 @@ impl Archiver {
         self.history.consensus.hold_purge(Some(target.place.next_raft.saturating_sub(1)));
     }
 
+    /// Gives to the other folder what must not stay here. A failure is said, and costs nothing but room on this disk.
+    async fn offload(&mut self) {
+        let Some(retention) = self.settings.retention.clone().filter(|_| self.offloads_at <= Instant::now())
+        else {
+            return;
+        };
+        self.offloads_at = Instant::now() + OFFLOAD_EVERY;
+        let failing = self.try_offload(retention).await.err().map(|error| archive_error_text(&error));
+        self.history.status.send_if_modified(|status| {
+            if let Some(error) = failing.as_ref().filter(|_| status.offload_failing != failing) {
+                tracing::error!(
+                    error,
+                    "old segments of the archive cannot be moved away; they stay until they can"
+                );
+            }
+            let summary = self.archive.summary();
+            let changed = status.offload_failing != failing || status.summary != summary;
+            (status.offload_failing, status.summary) = (failing, summary);
+            changed
+        });
+    }
+
+    async fn try_offload(&self, retention: Retention) -> Result<(), ArchiveError> {
+        let now = self.history.shared.view.load().log_time();
+        let Some(through) = self.archive.offload_due(retention.bounds, now) else { return Ok(()) };
+        let Some(cluster) = self.archive.cluster() else { return Ok(()) };
+        if !self.archive.has_base_from(through) {
+            // What stays has to begin with a state.
+            self.put_present_state(cluster).await?;
+        }
+        let archive = Arc::clone(&self.archive);
+        let done = blocking(move || {
+            let dir = &retention.offload_dir;
+            let failed = |source| ArchiveError::Store {
+                operation: "opening",
+                object: dir.display().to_string(),
+                source,
+            };
+            // It is not made here: a folder that is missing may be a disk that is not mounted.
+            DirectoryStore::open_read_only(dir).map_err(failed)?;
+            let to = DirectoryStore::open(dir).map_err(failed)?;
+            if archive.has_base_from(through) {
+                archive.offload(cluster, &to, through).map(Some)
+            } else {
+                Ok(None)
+            }
+        })
+        .await?;
+        if let Some(done) = done {
+            tracing::info!(%through, objects = done.objects, bytes = done.bytes, "old segments of the archive were moved away");
+        }
+        Ok(())
+    }
+
     /// Puts the present state beside the segments, when there are enough behind the last one.
     async fn make_base(&self, cluster: ClusterId) -> Result<(), ArchiveError> {
         let newest = self.archive.newest_base();
@@ -314,6 +449,11 @@ impl Archiver {
         if self.archive.segment_bytes_behind(behind) < due {
             return Ok(());
         }
+        self.put_present_state(cluster).await
+    }
+
+    /// Puts the present state beside the segments, where it stands at the end of a record.
+    async fn put_present_state(&self, cluster: ClusterId) -> Result<(), ArchiveError> {
         let position = self.history.shared.position.load_full();
         if !position.exact {
             return Ok(());

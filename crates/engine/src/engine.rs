@@ -3,11 +3,12 @@
 use futures::FutureExt;
 use muster_consensus::{Consensus, Ground, Leader, LeadershipView, Process, Space};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
+use muster_journal::RankUpdate;
 use muster_planner::WaitReason;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
-    FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal, RefusalCode, ReplicaId,
-    Submission, Violation,
+    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
+    RefusalCode, ReplicaId, Submission, Violation,
 };
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -15,12 +16,15 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
+use crate::checkpoints::Checkpoints;
 use crate::clock;
+use crate::containment::Faults;
 use crate::history::History;
 use crate::leader::{DecisionLoop, Intake, own};
 use crate::liveness::Liveness;
 use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::past::PastStates;
+use crate::pending::{Pending, PendingNode};
 use crate::probe::Probes;
 use crate::replicated::{Shared, View};
 use crate::session::{Outbound, Sessions};
@@ -36,6 +40,9 @@ pub struct EngineConfig {
     pub client_commands_waiting_max: usize,
     /// Node commands that may wait for it, in their own lane.
     pub node_commands_waiting_max: usize,
+    /// Whether a broken invariant costs only the command or the step that met it. Without it the decision loop
+    /// stops, which tests and simulations want.
+    pub contain_faults: bool,
 }
 
 /// Facts about this replica that its services show.
@@ -56,7 +63,22 @@ pub struct LocalFacts {
     pub archive_log_index: Option<u64>,
     /// Days until the first of its certificates runs out.
     pub certificate_days_left: Option<i64>,
+    /// Objects of its archive that were set aside at its start, since they are damaged.
+    pub archive_damaged: Vec<String>,
+    /// Why its archive cannot be opened or written at present; none when it can.
+    pub archive_failing: Option<String>,
+    /// Why old segments of its archive cannot be moved away at present; none when they can.
+    pub archive_offload_failing: Option<String>,
+    /// How full the state is, once finished jobs are forgotten before their time, as a sentence.
+    pub retention_cut: Option<String>,
+    /// What last met a broken invariant while this replica decided, as a sentence.
+    pub decision_fault: Option<String>,
+    /// Leaderships that began within the last [`LEADERSHIPS_COUNTED_FOR`], by this replica's log.
+    pub leaderships_begun: usize,
 }
+
+/// How far back leaderships are counted for [`LocalFacts`].
+pub const LEADERSHIPS_COUNTED_FOR: Duration = Duration::from_secs(10 * 60);
 
 /// Explanations that are made at a time. Each takes a processor for a moment, and none of them is in a
 /// hurry beside heartbeats and decisions.
@@ -64,6 +86,8 @@ const EXPLANATIONS_MAX: usize = 2;
 /// Memory that commands waiting for the decision loop may take together, in KiB. Their number alone
 /// bounds nothing: one submission can be a thousand times another.
 const CLIENT_ROOM_KIB: u32 = 64 << 10;
+/// The same of what nodes say. A report of the largest gang's ranks can have some MiB.
+const NODE_ROOM_KIB: u32 = 64 << 10;
 /// How long a read of output waits for the session of a node that is up: after a change of leader
 /// the agents come back within a heartbeat or two.
 const SESSION_RETURNS_MAX: Duration = Duration::from_secs(5);
@@ -76,15 +100,21 @@ pub(crate) struct Inner<G: Ground> {
     clients: mpsc::Sender<Intake>,
     nodes: mpsc::Sender<Intake>,
     client_room: Arc<Semaphore>,
+    pub(crate) node_room: Arc<Semaphore>,
     explainers: Arc<Semaphore>,
     logs: LogRelay,
     pub(crate) probes: Probes,
     pub(crate) steps: Arc<Steps>,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) pending: Pending,
+    /// What is asked of nodes that register while no operator has said so.
+    admission: AdmissionMode,
     info: ReplicaInfo,
     format_max: u16,
     /// The life of the cluster that the replica's folder is of.
     pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
+    faults: Arc<Faults>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
     pub(crate) history: OnceLock<Arc<History>>,
@@ -112,7 +142,10 @@ impl<G: Ground> Engine<G> {
         let sessions = Arc::new(Sessions::default());
         let shutdown = CancellationToken::new();
         let steps = Arc::new(Steps::default());
+        let faults = Arc::new(Faults::default());
         let decisions = DecisionLoop {
+            faults: Arc::clone(&faults),
+            contain_faults: config.contain_faults,
             steps: Arc::clone(&steps),
             consensus: consensus.clone(),
             shared: Arc::clone(&view.shared),
@@ -132,14 +165,19 @@ impl<G: Ground> Engine<G> {
                 clients,
                 nodes,
                 client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
+                node_room: Arc::new(Semaphore::new(NODE_ROOM_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
                 probes: Probes::default(),
                 steps,
+                checkpoints: Checkpoints::default(),
+                pending: Pending::default(),
+                admission: config.founding.admission,
                 info,
                 format_max: config.founding.format_max,
                 generation: config.founding.generation,
                 facts: watch::Sender::default(),
+                faults,
                 shutdown,
                 failed: watch::Sender::new(None),
                 history: OnceLock::new(),
@@ -195,10 +233,45 @@ impl<G: Ground> Engine<G> {
         self.inner.format_max
     }
 
+    /// What this replica asks of nodes that register while no operator has said so.
+    #[must_use]
+    pub fn usual_admission(&self) -> AdmissionMode {
+        self.inner.admission
+    }
+
+    /// Nodes that have tried to register here within the last minutes and are not admitted, by name. This replica must
+    /// lead: agents register at the leader.
+    #[must_use]
+    pub fn pending_nodes(&self) -> Vec<PendingNode> {
+        self.inner.pending.list(clock::now::<G>())
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn pending_node(&self, name: &Name) -> Option<PendingNode> {
+        self.inner.pending.get(name)
+    }
+
+    /// Leaves it out of them: an operator has answered. It is there again should it try again and be refused.
+    pub fn forget_pending_node(&self, name: &Name) {
+        self.inner.pending.forget(name);
+    }
+
     /// What this replica knows of itself besides the agreement.
     #[must_use]
     pub fn local_facts(&self) -> LocalFacts {
-        self.inner.facts.borrow().clone()
+        LocalFacts {
+            decision_fault: self.inner.faults.last(),
+            retention_cut: retention_cut(&self.view()),
+            leaderships_begun: self.leaderships_begun(),
+            ..self.inner.facts.borrow().clone()
+        }
+    }
+
+    fn leaderships_begun(&self) -> usize {
+        let counted_ms = LEADERSHIPS_COUNTED_FOR.as_millis() as u64;
+        let now = clock::now::<G>().max(self.view().log_time());
+        self.inner.shared.contacts().begun_since(now.minus_ms(counted_ms))
     }
 
     /// Changes what this replica knows of itself.
@@ -275,10 +348,13 @@ impl<G: Ground> Engine<G> {
         }
     }
 
-    /// The same in the nodes' lane; waits for its turn, since sessions are bounded themselves.
+    /// The same in the nodes' lane; waits for its turn, since sessions are bounded themselves. Turns go by arrival, so a
+    /// node that says much waits behind those that came before it, and they never wait behind what it says next.
     pub(crate) async fn execute_for_node(&self, command: Command) -> Result<Answer, Refusal> {
         let (reply, answer) = oneshot::channel();
-        let intake = Intake { command, reply, _room: None };
+        let room = Arc::clone(&self.inner.node_room).acquire_many_owned(node_room_kib(&command)).await;
+        let room = room.map_err(|_| stopping())?;
+        let intake = Intake { command, reply, _room: Some(room) };
         self.inner.nodes.send(intake).await.map_err(|_| stopping())?;
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
@@ -348,7 +424,9 @@ impl Engine {
     /// # Errors
     /// The refusal that a submission would get from this state.
     pub fn check_submission(&self, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
-        muster_decider::check_submission(view, jobs)
+        // Like the leader's: never before what is in the log.
+        let now = clock::now::<Process>().max(view.log_time());
+        muster_decider::check_submission(view, jobs, now)
     }
 
     /// Why a pending job waits, by the state of `view`; none when it does not wait. Takes a moment of one
@@ -504,6 +582,19 @@ impl<G: Ground> Engine<G> {
     }
 }
 
+/// Above nine tenths of the jobs that the state may hold, housekeeping forgets finished ones before their time.
+fn retention_cut(view: &State) -> Option<String> {
+    let (held, max) = (view.jobs().len() as u64, view.parameters().jobs_held_max);
+    let days = view.parameters().job_retention_ms / 86_400_000;
+    // Housekeeping brings it down to nine tenths, so it stands there or above.
+    (held >= max - max / 10).then(|| {
+        format!(
+            "the state holds {held} of at most {max} jobs, so finished jobs are forgotten before their {days} days; their \
+             records are in the archive"
+        )
+    })
+}
+
 /// Why there is no output to read.
 fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
     match attempt {
@@ -519,9 +610,47 @@ fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
 /// About what a waiting command takes in memory, in KiB.
 fn room_kib(command: &Command) -> u32 {
     let Command::Submit { jobs, .. } = command else { return 1 };
-    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec)).sum();
     // Whatever its size, one that is alone may wait; the decider refuses what is too large.
-    u32::try_from(bytes >> 10).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
+    u32::try_from(submission_kib(jobs)).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
+}
+
+/// About what a node's word takes in memory while it waits for the decision loop, in KiB.
+fn node_room_kib(command: &Command) -> u32 {
+    let bytes = match command {
+        Command::Report { updates, .. } => {
+            let of_one = |update: &RankUpdate| match update {
+                RankUpdate::Running => 64,
+                RankUpdate::Exited(exit) => 64 + exit_bytes(exit),
+            };
+            updates.iter().map(|(_, update)| of_one(update)).sum()
+        }
+        Command::ReportHealth { report, .. } => {
+            report.findings.iter().chain(&report.events).map(|seen| 96 + seen.detail.len()).sum()
+        }
+        Command::Register { spec, .. } => {
+            spec.labels.iter().map(|(name, value)| 96 + name.len() + value.len()).sum::<usize>()
+        }
+        Command::NoteSoundNetwork { nodes } => nodes.len() * 8,
+        _ => 0,
+    };
+    u32::try_from(bytes >> 10).unwrap_or(NODE_ROOM_KIB).clamp(1, NODE_ROOM_KIB)
+}
+
+fn exit_bytes(exit: &ExitStatus) -> usize {
+    match exit {
+        ExitStatus::LaunchFailed(detail)
+        | ExitStatus::NodeFault(detail)
+        | ExitStatus::BackendLost(detail)
+        | ExitStatus::PreflightFailed(detail) => detail.len(),
+        _ => 0,
+    }
+}
+
+/// About what a submission takes in memory while it waits for the decision loop, in KiB.
+#[must_use]
+pub fn submission_kib(jobs: &[Submission]) -> u64 {
+    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec)).sum();
+    (bytes >> 10) as u64
 }
 
 fn spec_bytes(spec: &JobSpec) -> usize {
@@ -533,7 +662,7 @@ fn spec_bytes(spec: &JobSpec) -> usize {
     texts.sum::<usize>() + 512
 }
 
-fn overloaded() -> Refusal {
+pub(crate) fn overloaded() -> Refusal {
     let text = "too many requests wait for the leader; try again";
     Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 100)
 }
@@ -543,7 +672,7 @@ fn storage_full() -> Refusal {
     Refusal::new(RefusalCode::StorageFull, text)
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

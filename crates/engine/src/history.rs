@@ -12,13 +12,14 @@ use muster_consensus::{CommittedEntry, Consensus, LogSlice};
 use muster_state::State;
 use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::Engine;
+use crate::archiver::HistorySettings;
 use crate::engine::stopping;
 use crate::replicated::Shared;
 
@@ -67,20 +68,29 @@ pub struct ArchiveStatus {
     pub summary: Summary,
     /// Why it cannot be written at present; none when it can.
     pub failing: Option<String>,
+    /// Why old segments cannot be moved away at present; none when they can, or when none have to be.
+    pub offload_failing: Option<String>,
+    /// Objects that were set aside at the start, since they are damaged.
+    pub damaged: Vec<String>,
 }
 
 /// Reads the records of the log, and remembers where they are.
 pub(crate) struct History {
     pub(crate) consensus: Consensus,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) archive: Option<Arc<Archive>>,
+    /// Whether an archive is kept: it may be one that cannot be opened so far.
+    keeps_archive: bool,
+    archive: OnceLock<Arc<Archive>>,
+    /// The archive was opened behind the start of the replica; the trail begins behind it then.
+    archive_opened: Notify,
+    trail_follows: Notify,
     /// The life of the cluster that this replica's folder is of.
     generation: u32,
     pub(crate) trail: Mutex<Option<Trail>>,
     /// The last record that can be read.
     pub(crate) end: watch::Sender<LogIndex>,
     pub(crate) status: watch::Sender<ArchiveStatus>,
-    archive_reads: Semaphore,
+    archive_reads: Arc<Semaphore>,
     pub(crate) shutdown: CancellationToken,
 }
 
@@ -88,31 +98,56 @@ impl History {
     pub(crate) fn new(
         consensus: Consensus,
         shared: Arc<Shared>,
-        archive: Option<Arc<Archive>>,
+        settings: &HistorySettings,
         generation: u32,
         shutdown: CancellationToken,
     ) -> History {
+        let archive = settings.archive.as_ref();
+        let unopened = settings.unopened.as_ref();
+        let place = archive.map(|archive| archive.place());
         let status = ArchiveStatus {
-            enabled: archive.is_some(),
-            place: archive.as_ref().map(|archive| archive.place()).unwrap_or_default(),
-            summary: archive.as_ref().map(|archive| archive.summary()).unwrap_or_default(),
-            failing: None,
+            enabled: archive.is_some() || unopened.is_some(),
+            place: place.or_else(|| unopened.map(|unopened| unopened.place.clone())).unwrap_or_default(),
+            summary: archive.map(|archive| archive.summary()).unwrap_or_default(),
+            failing: unopened.map(|unopened| unopened.reason.clone()),
+            offload_failing: None,
+            damaged: archive.map(|archive| archive.damaged().to_vec()).unwrap_or_default(),
         };
         History {
             consensus,
             shared,
-            archive,
+            keeps_archive: status.enabled,
+            archive: archive.map_or_else(OnceLock::new, |archive| OnceLock::from(Arc::clone(archive))),
+            archive_opened: Notify::new(),
+            trail_follows: Notify::new(),
             generation,
             trail: Mutex::new(None),
             end: watch::Sender::new(LogIndex::ZERO),
             status: watch::Sender::new(status),
-            archive_reads: Semaphore::new(ARCHIVE_READS_MAX),
+            archive_reads: Arc::new(Semaphore::new(ARCHIVE_READS_MAX)),
             shutdown,
         }
     }
 
     pub(crate) fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// The archive; none when none is kept, or as long as it cannot be opened.
+    pub(crate) fn archive(&self) -> Option<&Arc<Archive>> {
+        self.archive.get()
+    }
+
+    /// The archive could be opened at last. Returns when what is noted of the log goes on behind it.
+    pub(crate) async fn archive_is_open(&self, archive: Arc<Archive>) {
+        self.status.send_modify(|status| {
+            (status.failing, status.summary) = (None, archive.summary());
+            status.damaged = archive.damaged().to_vec();
+        });
+        // Only the archiver opens it, once.
+        let _ = self.archive.set(archive);
+        self.archive_opened.notify_one();
+        self.trail_follows.notified().await;
     }
 
     pub(crate) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
@@ -129,8 +164,15 @@ impl History {
             loop {
                 applied.mark_unchanged();
                 self.catch_up().await;
-                if applied.changed().await.is_err() {
-                    return;
+                tokio::select! {
+                    changed = applied.changed() => if changed.is_err() {
+                        return;
+                    },
+                    () = self.archive_opened.notified() => {
+                        let start = self.start_behind_archive();
+                        self.begin(start.0, start.1);
+                        self.trail_follows.notify_one();
+                    }
                 }
             }
         };
@@ -145,7 +187,7 @@ impl History {
     async fn start(&self) -> (Place, Option<Arc<State>>) {
         let restored = self.shared.restored();
         let floor = self.consensus.log_floor();
-        if let Some(end) = self.archive.as_ref().and_then(|archive| archive.end()) {
+        if let Some(end) = self.archive().and_then(|archive| archive.end()) {
             let goes_on = floor.is_none_or(|floor| floor < end.next_raft);
             // Rebuilt from a state: where that is not what the archive ends with, what comes behind it
             // belongs to another life.
@@ -171,9 +213,27 @@ impl History {
         }
     }
 
+    /// Where to begin once the archive was opened behind the start: behind it, if the log still has that, else at the
+    /// present state, so that the archive goes on behind a gap.
+    fn start_behind_archive(&self) -> (Place, Option<Arc<State>>) {
+        let floor = self.consensus.log_floor();
+        let end = self.archive().and_then(|archive| archive.end());
+        let position = self.shared.position.load_full();
+        let present = place_of(position.raft_index, &position.state);
+        match end {
+            Some(end)
+                if end.generation >= present.generation && floor.is_none_or(|at| at < end.next_raft) =>
+            {
+                (end, None)
+            }
+            None if floor.is_none() => (Place::default(), None),
+            _ => (present, Some(Arc::clone(&position.state))),
+        }
+    }
+
     fn begin(&self, place: Place, origin: Option<Arc<State>>) {
         let mark = Mark { place, bytes: 0, noted_at: Instant::now() };
-        if self.archive.is_none() {
+        if !self.keeps_archive {
             self.consensus.hold_purge(Some(place.next_raft.saturating_sub(1)));
         }
         *self.trail() = Some(Trail { marks: VecDeque::from([mark]), end: mark, origin });
@@ -229,7 +289,7 @@ impl History {
 
     fn note(&self, next: Mark) {
         let floor = self.consensus.log_floor();
-        let entries_max = if self.archive.is_some() { MARK_ENTRIES } else { MARK_ENTRIES_ALONE };
+        let entries_max = if self.keeps_archive { MARK_ENTRIES } else { MARK_ENTRIES_ALONE };
         let mut trail = self.trail();
         let Some(trail) = trail.as_mut() else { return };
         trail.end = next;
@@ -240,7 +300,7 @@ impl History {
         if far {
             trail.marks.push_back(next);
         }
-        if self.archive.is_none() {
+        if !self.keeps_archive {
             if far {
                 // Everything behind the last mark can be read.
                 self.consensus.hold_purge(Some(next.place.next_raft.saturating_sub(1)));
@@ -255,7 +315,7 @@ impl History {
 
     /// The first record that can be read here, and the last.
     pub(crate) fn range(&self) -> (LogIndex, LogIndex) {
-        let in_archive = self.archive.as_ref().and_then(|archive| archive.summary().first);
+        let in_archive = self.archive().and_then(|archive| archive.summary().first);
         let in_log = self.trail().as_ref().map(|trail| trail.marks[0].place.sequence.log_index.next());
         let first = in_archive.or(in_log).unwrap_or(LogIndex(1));
         (first, *self.end.borrow())
@@ -282,7 +342,7 @@ impl History {
     pub(crate) async fn read(&self, place: Place) -> Result<Option<Slice>, Refusal> {
         let next = place.sequence.log_index.next();
         for _ in 0..2 {
-            let archived = self.archive.as_ref().filter(|archive| {
+            let archived = self.archive().filter(|archive| {
                 let has = |end: Place| end.sequence.log_index >= next && end.next_raft > place.next_raft;
                 archive.end().is_some_and(has)
             });
@@ -309,8 +369,13 @@ impl History {
     }
 
     async fn read_archive(&self, archive: Arc<Archive>, index: LogIndex) -> Result<Slice, Refusal> {
-        let _place = self.archive_reads.acquire().await.map_err(|_| stopping())?;
-        let read = tokio::task::spawn_blocking(move || archive.slice_with(index)).await;
+        let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
+        let read = tokio::task::spawn_blocking(move || {
+            // Given back when the work is over, not when its caller has gone.
+            let _place = place;
+            archive.slice_with(index)
+        });
+        let read = read.await;
         match read.map_err(|_| stopping())? {
             Ok(slice) => Ok(slice),
             Err(error) => Err(self.refusal(&error)),
@@ -318,6 +383,11 @@ impl History {
     }
 
     pub(crate) fn compacted(&self, index: LogIndex) -> Refusal {
+        if let Some(floor) = self.archive().and_then(|archive| archive.floor())
+            && index <= floor.through
+        {
+            return self.refusal(&ArchiveError::BelowFloor { floor });
+        }
         let (first, _) = self.range();
         let text = format!("record {index} is not kept here any more; the oldest is {first}");
         Refusal::new(RefusalCode::ResumeTokenCompacted, text).with("oldest_log_index", first)
@@ -329,6 +399,15 @@ impl History {
             ArchiveError::Missing { from, to } => {
                 let text = format!("the records from {from} to {to} are missing in this replica's archive");
                 Refusal::new(RefusalCode::ResumeTokenCompacted, text).with("oldest_log_index", to.next())
+            }
+            ArchiveError::BelowFloor { floor } => {
+                Refusal::new(RefusalCode::ResumeTokenCompacted, error.to_string())
+                    .with("oldest_log_index", floor.through.next())
+                    .with("offloaded_to", &floor.place)
+            }
+            ArchiveError::GivenUp => {
+                let text = "the state of the past was not made: nobody waited for it; ask again";
+                Refusal::new(RefusalCode::ArchiveUnavailable, text)
             }
             error => {
                 tracing::error!(error = error as &dyn std::error::Error, "the archive cannot be read");
@@ -480,12 +559,11 @@ impl Engine {
     ///
     /// # Panics
     /// When it was called before.
-    pub fn keep_history(&self, settings: crate::HistorySettings) {
-        let archive = settings.archive.clone();
+    pub fn keep_history(&self, settings: HistorySettings) {
         let history = Arc::new(History::new(
             self.inner.consensus.clone(),
             Arc::clone(&self.inner.shared),
-            archive,
+            &settings,
             self.inner.generation,
             self.inner.shutdown.clone(),
         ));
@@ -548,9 +626,13 @@ impl Engine {
     /// When they are not kept here.
     pub async fn read_rounds(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
         let history = self.history()?;
-        if let Some(archive) = history.archive.clone() {
-            let _place = history.archive_reads.acquire().await.map_err(|_| stopping())?;
-            let read = tokio::task::spawn_blocking(move || archive.slice_with_raft(raft_index)).await;
+        if let Some(archive) = history.archive().cloned() {
+            let place = Arc::clone(&history.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
+            let read = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                archive.slice_with_raft(raft_index)
+            });
+            let read = read.await;
             let slice = read.map_err(|_| stopping())?.map_err(|error| history.refusal(&error))?;
             if let Some(slice) = slice {
                 let rounds = slice.rounds.into_iter().filter(|round| round.raft_index >= raft_index);

@@ -1,15 +1,17 @@
 //! History of one replica, whole: a log in memory that is purged, an archive in a folder.
 
-use muster_archive::{Archive, Record};
+use bytes::Bytes;
+use muster_archive::{Archive, ObjectStore, Record};
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
 use muster_decider::{Answer, Command, Founding};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{
-    At, ClusterId, HolderId, LogIndex, LogTime, Parameters, RefusalCode, ReplicaId, RequestId,
+    At, ClusterId, HolderId, LogIndex, LogTime, Parameters, ReadFrom, RefusalCode, ReplicaId, RequestId,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::sample::{host, job, name};
@@ -61,8 +63,12 @@ impl Replica {
         let consensus = Consensus::start(settings, store, application).await.expect("it starts");
         let parameters = Parameters { digest_interval_records: 7, ..Parameters::DEFAULT };
         let founding = Founding::new(CLUSTER, parameters);
-        let config =
-            EngineConfig { founding, client_commands_waiting_max: 64, node_commands_waiting_max: 64 };
+        let config = EngineConfig {
+            founding,
+            client_commands_waiting_max: 64,
+            node_commands_waiting_max: 64,
+            contain_faults: false,
+        };
         let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
         let engine = Engine::start(config, info, view, consensus.clone());
         let mut history = HistorySettings::new(archive.map(Arc::new));
@@ -386,5 +392,104 @@ async fn without_an_archive_a_place_that_is_not_kept_is_refused() {
     let running = replica.start(10, None).await;
     let refused = running.engine.watch(WatchPosition::after(LogIndex(1))).err();
     assert_eq!(refused.map(|refusal| refusal.code), Some(RefusalCode::ResumeTokenCompacted));
+    running.stop().await;
+}
+
+/// An archive whose reads take their time, and that counts those under way.
+struct Slow {
+    inner: muster_archive::DirectoryStore,
+    reads: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl ObjectStore for Slow {
+    fn put(
+        &self,
+        name: &str,
+        content: &mut dyn Iterator<Item = std::io::Result<Bytes>>,
+    ) -> std::io::Result<()> {
+        self.inner.put(name, content)
+    }
+
+    fn get(&self, name: &str, from: u64, length: usize) -> std::io::Result<Bytes> {
+        let reads = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(reads, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(200));
+        self.reads.fetch_sub(1, Ordering::SeqCst);
+        self.inner.get(name, from, length)
+    }
+
+    fn size(&self, name: &str) -> std::io::Result<u64> {
+        self.inner.size(name)
+    }
+
+    fn list(&self, prefix: &str) -> std::io::Result<Vec<muster_archive::ObjectInfo>> {
+        self.inner.list(prefix)
+    }
+
+    fn place(&self) -> String {
+        self.inner.place()
+    }
+}
+
+/// The bound on states of the past holds for the work, not for those who wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_give_up_do_not_have_more_states_of_the_past_made_at_a_time() {
+    let replica = Replica::new();
+    let running = replica.start(10, Some(replica.open())).await;
+    running.work(1..30, &mut BTreeMap::new()).await;
+    running.purged().await;
+    running.stop().await;
+    let inner = muster_archive::DirectoryStore::open(replica.archive.path()).expect("the folder opens");
+    let store = Arc::new(Slow { inner, reads: AtomicUsize::new(0), most: AtomicUsize::new(0) });
+    let archive = Archive::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Some(CLUSTER)).expect("it opens");
+    let running = replica.start(10, Some(archive)).await;
+    store.most.store(0, Ordering::SeqCst);
+    let read = |index: u64, patience: u64| {
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(patience);
+        running.engine.read_view(ReadFrom::Past(At::Index(LogIndex(index))), deadline)
+    };
+    for index in 2..22 {
+        // Too little, on purpose.
+        drop(guarded("a past state", read(index, 20)).await);
+    }
+    // The one that was begun first is there for whoever asks again.
+    assert!(guarded("a past state", read(2, 20_000)).await.is_ok());
+    assert_eq!(store.most.load(Ordering::SeqCst), 1, "replays at a time");
+    running.stop().await;
+}
+
+/// What a round does to queues is told behind its last record: also to one who goes on in its middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_of_queues_that_goes_on_in_the_middle_of_a_round_misses_nothing_of_it() {
+    let replica = Replica::new();
+    let running = replica.start(10, Some(replica.open())).await;
+    let submit = |number: u128| {
+        let mut draft = muster_types::JobDraft::clone(&job("j", 1));
+        draft.tenant = name(&format!("tenant-{}", number % 7));
+        let jobs = muster_types::Submission::plain([draft.check().expect("a job")]);
+        running.execute(Command::Submit { request: RequestId(number), jobs })
+    };
+    // Together, so that rounds have many records.
+    for batch in 0..10 {
+        futures::future::join_all((batch * 30..batch * 30 + 30).map(submit)).await;
+    }
+    running.purged().await;
+    let last = running.engine.view().log_index();
+    let told = changes(&running.engine, WatchPosition::after(LogIndex::ZERO), last).await;
+    running.stop().await;
+    let running = replica.start(10, Some(replica.open())).await;
+    let mut replayed = 0;
+    for index in (1..last.0).step_by(3) {
+        let from = WatchPosition::after(LogIndex(index));
+        if running.engine.inner.shared.hub.subscribe(from).is_ok() {
+            continue;
+        }
+        let again = changes(&running.engine, from, last).await;
+        let expected: Vec<_> = told.iter().filter(|(at, _)| *at > from).cloned().collect();
+        assert_eq!(again, expected, "behind {from:?}");
+        replayed += 1;
+    }
+    assert!(replayed > 10, "{replayed} places were not in memory");
     running.stop().await;
 }

@@ -9,19 +9,20 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Ground, LeadershipView, Proposal, ProposeError};
-use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule, settle_all, tick};
+use muster_decider::{Answer, Command, Founding, Speculation, TICK_STEPS, schedule, settle_all, split_round};
 use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
 use muster_state::{Leadership, NodeStatus};
-use muster_types::{LogTime, Refusal, RefusalCode};
+use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{self, LogClock, instant};
+use crate::containment::{Attempt, Faults, Handled, LeftOut};
 use crate::liveness::Liveness;
 use crate::replicated::Shared;
 use crate::session::Sessions;
@@ -49,8 +50,21 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while there was something to do: one look does a bounded part of it.
 const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);
 
+/// A step that met a broken invariant is left out for so long.
+const LEFT_OUT: Duration = Duration::from_secs(30);
+/// The step that plans, by its name among those that are left out.
+const PLANNING: &str = "planning";
+
 /// Least time between two looks for jobs that may start now.
 const RELEASES_APART_MS: u64 = 50;
+
+/// How often the speculation goes on with the applied state, where nothing is in flight.
+const SHARED_EVERY: Duration = Duration::from_secs(1);
+/// And under load that never ends: then nothing is proposed until everything in flight is applied.
+const SHARED_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+
+/// Clocks of replicas that are no further apart than this agree.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(30);
 
 /// Between a refusal by consensus and the next attempt at the barrier.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(20);
@@ -69,6 +83,8 @@ pub(crate) struct DecisionLoop<G: Ground> {
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) steps: Arc<Steps>,
+    pub(crate) faults: Arc<Faults>,
+    pub(crate) contain_faults: bool,
     pub(crate) founding: Founding,
     pub(crate) clients: mpsc::Receiver<Intake>,
     pub(crate) nodes: mpsc::Receiver<Intake>,
@@ -168,7 +184,8 @@ impl<G: Ground> DecisionLoop<G> {
             return End::Refused;
         }
         let mut clock = LogClock::new(state.log_time(), instant::<G>());
-        let now = clock.at(clock::now::<G>(), instant::<G>());
+        let agrees = || self.consensus.clock_agrees(CLOCKS_APART_MAX);
+        let now = clock.at(clock::now::<G>(), instant::<G>(), agrees);
         let speculation = Speculation::begin(state, mine, now, self.founding);
         let mut term = Term {
             flushed: self.consensus.flush_progress(),
@@ -179,6 +196,9 @@ impl<G: Ground> DecisionLoop<G> {
             housekeeping: instant::<G>(),
             released: LogTime(0),
             recover_at: None,
+            attempt: Attempt::new(self.contain_faults),
+            left_out: LeftOut::default(),
+            shared_at: instant::<G>(),
             ours,
             speculation,
             clock,
@@ -186,7 +206,12 @@ impl<G: Ground> DecisionLoop<G> {
         };
         term.flushed_before = term.flushed.borrow().app_entries_flushed;
         term.begin();
-        term.run(leadership).await
+        let end = term.run(leadership).await;
+        for Handled { reply, .. } in term.attempt.take() {
+            // Never proposed, so nothing was changed. The asker may have gone; then nobody is left to tell.
+            let _ = reply.send(Err(not_leader()));
+        }
+        end
     }
 }
 
@@ -222,22 +247,33 @@ struct Term<'a, G: Ground> {
     released: LogTime,
     /// When every lease of the generation before has run out; none while there is nothing to recover.
     recover_at: Option<Instant>,
+    /// The round being made.
+    attempt: Attempt,
+    left_out: LeftOut,
+    /// When the speculation and the applied state were last one in memory.
+    shared_at: Instant,
 }
 
 impl<G: Ground> Term<'_, G> {
     fn begin(&mut self) {
-        settle_all(&mut self.speculation);
+        if let Err(why) = self.attempt.step(&mut self.speculation, settle_all) {
+            self.outer.faults.note_step("settling", &why);
+        }
         let parameters = self.speculation.state().parameters();
         let lease = Duration::from_millis(parameters.lease_ttl_ms + parameters.lease_margin_ms);
         // A recovered state does not say who holds what: all of it is over one full term from now, at once.
         let is_recovering = self.speculation.is_recovering();
         self.recover_at = is_recovering.then(|| instant::<G>() + lease);
         let nodes = self.speculation.state().nodes().iter();
+        let mine = self.speculation.leadership();
+        let (now, contacts) = (instant::<G>(), self.outer.shared.contacts());
+        // Leaders before that never heard a node do not prolong its lease.
+        let heard = |node| contacts.last_before(mine, node).map_or(now, |at| Instant::from_std(at).min(now));
         let up = nodes
             .filter(|(_, row)| row.status == NodeStatus::Up && !is_recovering)
-            .map(|(id, row)| (*id, row.incarnation));
-        let mine = self.speculation.leadership();
-        self.outer.liveness.begin(mine, instant::<G>(), lease, up);
+            .map(|(id, row)| (*id, row.incarnation, heard(*id)));
+        self.outer.liveness.begin(mine, lease, up);
+        drop(contacts);
         tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
     }
 
@@ -251,6 +287,7 @@ impl<G: Ground> Term<'_, G> {
                 Standing::Leads => true,
                 Standing::Paused => false,
             };
+            self.share();
             if stands && self.may_propose() {
                 self.decide();
             }
@@ -276,6 +313,18 @@ impl<G: Ground> Term<'_, G> {
         }
     }
 
+    /// Has the speculation go on with the applied state while nothing is between them. What both would fold by themselves
+    /// for the whole of a leadership is twice in memory.
+    fn share(&mut self) {
+        let now = instant::<G>();
+        if self.in_flight.is_empty() && now >= self.shared_at + SHARED_EVERY {
+            let applied = self.outer.shared.view.load();
+            if self.speculation.adopt(&applied) || now >= self.shared_at + SHARED_AT_LEAST_EVERY {
+                self.shared_at = now;
+            }
+        }
+    }
+
     fn log_end(&self, error: &ProposeError) {
         match error {
             ProposeError::NotLeader(_) | ProposeError::Unknown | ProposeError::Shutdown => {
@@ -289,13 +338,24 @@ impl<G: Ground> Term<'_, G> {
 
     /// Whether the flush of the last round is over, so that what waits makes the next one.
     fn may_propose(&self) -> bool {
+        // Once in a while, for one round trip: see `share`.
+        if !self.in_flight.is_empty() && instant::<G>() >= self.shared_at + SHARED_AT_LEAST_EVERY {
+            return false;
+        }
         let flushed = self.flushed.borrow().app_entries_flushed.saturating_sub(self.flushed_before);
         self.in_flight.is_empty() || (self.in_flight.len() < ROUNDS_IN_FLIGHT_MAX && flushed >= self.proposed)
     }
 
+    /// Reads the clock for the round being made.
+    fn read_clock(&mut self) {
+        let now = instant::<G>();
+        let agrees = || self.outer.consensus.clock_agrees(CLOCKS_APART_MAX);
+        self.speculation.set_now(self.clock.at(clock::now::<G>(), now, agrees));
+    }
+
     /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
     fn decide(&mut self) {
-        self.speculation.set_now(self.clock.at(clock::now::<G>(), instant::<G>()));
+        self.read_clock();
         for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 break;
@@ -311,27 +371,62 @@ impl<G: Ground> Term<'_, G> {
         }
         self.recover();
         self.take_expired();
-        if self.housekeeping_is_due() {
-            let before = self.speculation.last_index();
-            self.released = self.speculation.now();
-            tick(&mut self.speculation);
-            let pause = if self.speculation.last_index() == before {
-                HOUSEKEEPING_INTERVAL
-            } else {
-                HOUSEKEEPING_PAUSE
-            };
-            self.housekeeping = instant::<G>() + pause;
-        }
-        if self.speculation.wants_schedule() {
-            let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
-            self.speculation.set_silent(self.outer.liveness.silent(instant::<G>(), silence, SILENT_MAX));
-            let mut budget = Budget::new(VISITS_PER_ROUND);
-            schedule(&mut self.speculation, &mut budget);
-            // The pass was interrupted, or something that concerns those it had passed came in between.
-            self.interrupted = self.speculation.wants_schedule();
-        }
+        self.keep_house();
+        self.plan();
         self.speculation.push_digest_if_due();
         self.propose();
+    }
+
+    /// What time brings about, when it is time to look.
+    fn keep_house(&mut self) {
+        if !self.housekeeping_is_due() {
+            return;
+        }
+        let now = instant::<G>();
+        let before = self.speculation.last_index();
+        self.released = self.speculation.now();
+        self.speculation.set_steady(self.clock.steady(now));
+        for step in &TICK_STEPS {
+            if self.left_out.holds(step.name, now) {
+                continue;
+            }
+            if let Err(why) = self.attempt.step(&mut self.speculation, |speculation| step.run(speculation)) {
+                self.outer.faults.note_step(step.name, &why);
+                self.left_out.until(step.name, now + LEFT_OUT);
+                // The others are taken once more with the next round.
+                self.housekeeping = now;
+                return;
+            }
+        }
+        let pause =
+            if self.speculation.last_index() == before { HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_PAUSE };
+        self.housekeeping = now + pause;
+    }
+
+    /// A pass over the queue, where something has changed for those who wait.
+    fn plan(&mut self) {
+        let now = instant::<G>();
+        self.interrupted = false;
+        if !self.speculation.wants_schedule() || self.left_out.holds(PLANNING, now) {
+            return;
+        }
+        let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
+        let silent = self.outer.liveness.silent(now, silence, SILENT_MAX);
+        let planned = self.attempt.step(&mut self.speculation, |speculation| {
+            speculation.set_silent(silent);
+            let mut budget = Budget::new(VISITS_PER_ROUND);
+            schedule(speculation, &mut budget);
+        });
+        match planned {
+            // The pass was interrupted, or something that concerns those it had passed came in between.
+            Ok(()) => self.interrupted = self.speculation.wants_schedule(),
+            Err(why) => {
+                self.outer.faults.note_step(PLANNING, &why);
+                self.left_out.until(PLANNING, now + LEFT_OUT);
+                // Whatever time brought about before is undone as well.
+                self.housekeeping = now;
+            }
+        }
     }
 
     /// Begins the generation of this replica's folder once nobody can hold anything of the one before.
@@ -341,8 +436,8 @@ impl<G: Ground> Term<'_, G> {
         }
         self.recover_at = None;
         let generation = self.outer.founding.generation;
-        handle(&mut self.speculation, &Command::Recover { generation })
-            .expect("the generation that is due is never refused");
+        let command = Command::Recover { generation };
+        self.carry_out(command, oneshot::channel().0);
         tracing::warn!(generation, log_index = %self.speculation.last_index(), "the cluster begins a new generation");
     }
 
@@ -353,8 +448,7 @@ impl<G: Ground> Term<'_, G> {
         while self.speculation.round_bytes() < ROUND_BYTES_LOST {
             let Some((node, incarnation)) = self.outer.liveness.next_expired(now) else { return };
             tracing::warn!(%node, incarnation, "session ran out");
-            handle(&mut self.speculation, &Command::SessionOver { node, incarnation })
-                .expect("the end of a session is never refused");
+            self.carry_out(Command::SessionOver { node, incarnation }, oneshot::channel().0);
         }
     }
 
@@ -365,24 +459,67 @@ impl<G: Ground> Term<'_, G> {
     }
 
     fn take(&mut self, intake: Intake) {
-        self.speculation.set_now(self.clock.at(clock::now::<G>(), instant::<G>()));
-        let answer = handle(&mut self.speculation, &intake.command);
-        if let Ok(Answer::Registered { node, incarnation, .. }) = answer {
+        self.read_clock();
+        let Intake { command, reply, .. } = intake;
+        if let Ok(Answer::Registered { node, incarnation, .. }) = *self.carry_out(command, reply) {
             self.outer.liveness.registered(instant::<G>(), node, incarnation);
         }
-        // A refusal too was decided on speculative state: it is told once that state is real.
-        let at = answer.as_ref().map_or_else(|_| self.speculation.last_index(), muster_decider::Answer::at);
-        self.outer.shared.waiters.add(at, self.speculation.leadership(), intake.reply, answer);
+    }
+
+    /// Carries out a command; it is answered when the round it is in is known.
+    fn carry_out(&mut self, command: Command, reply: Reply) -> &Result<Answer, Refusal> {
+        self.attempt.command(&mut self.speculation, &self.outer.faults, command, reply)
     }
 
     fn propose(&mut self) {
-        let Some(round) = self.speculation.take_round() else { return };
-        let payload = Bytes::from(encode_round(&round));
-        tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
-        // Before it is proposed: it may be applied before this goes on.
-        self.outer.shared.own_rounds.keep(payload.clone(), round);
-        self.in_flight.push(self.outer.consensus.propose(payload, self.ours));
-        self.proposed += 1;
+        let handled = self.attempt.take();
+        let round = self.speculation.take_round();
+        self.promise(handled, round.as_ref().map(|round| round.first_index));
+        for round in round.into_iter().flat_map(split_round) {
+            let payload = Bytes::from(encode_round(&round));
+            tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
+            // Before it is proposed: it may be applied before this goes on.
+            self.outer.shared.own_rounds.keep(payload.clone(), round);
+            self.in_flight.push(self.outer.consensus.propose(payload, self.ours));
+            self.proposed += 1;
+        }
+    }
+
+    /// Has the answers wait for what proves them. A record of this round that is applied proves its answer. A refusal,
+    /// and an answer that needed no record, were decided on what this leader knew, and another may lead by now:
+    /// they wait for the end of this round, and without one for a quorum that confirms this leadership.
+    fn promise(&self, handled: Vec<Handled>, first: Option<LogIndex>) {
+        let (mine, last) = (self.speculation.leadership(), self.speculation.last_index());
+        let mut unproved = Vec::new();
+        for Handled { reply, answer, .. } in handled {
+            let at = answer.as_ref().map_or(LogIndex::ZERO, Answer::at);
+            match first {
+                Some(first) => {
+                    let at = if at < first { last } else { at };
+                    self.outer.shared.waiters.add(at, mine, reply, answer);
+                }
+                None if reply.is_closed() => {}
+                None => unproved.push((reply, answer)),
+            }
+        }
+        if unproved.is_empty() {
+            return;
+        }
+        let (consensus, shared) = (self.outer.consensus.clone(), Arc::clone(&self.outer.shared));
+        G::detach(async move {
+            let confirmed = consensus.confirm_leadership().await;
+            let stands = confirmed.is_ok_and(|point| {
+                point.leadership.term == mine.term && point.leadership.replica == mine.replica
+            });
+            for (reply, answer) in unproved {
+                if stands {
+                    shared.waiters.add(last, mine, reply, answer);
+                } else {
+                    // The asker may have gone; then nobody is left to tell.
+                    let _ = reply.send(Err(not_leader()));
+                }
+            }
+        });
     }
 
     fn housekeeping_is_due(&self) -> bool {
@@ -413,6 +550,9 @@ impl<G: Ground> Term<'_, G> {
             wake = wake.min(deadline);
         }
         if let Some(at) = self.recover_at {
+            wake = wake.min(at);
+        }
+        if let Some(at) = self.left_out.next(now) {
             wake = wake.min(at);
         }
         if let Some(due) = self.next_due() {

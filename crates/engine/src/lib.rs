@@ -18,7 +18,10 @@
 //! **Invariant:** parses no request: values come in checked.
 
 mod archiver;
+mod checkpoints;
 mod clock;
+mod contacts;
+mod containment;
 mod engine;
 mod events;
 mod history;
@@ -32,6 +35,7 @@ mod orders;
 mod own_rounds;
 mod past;
 mod past_changes;
+mod pending;
 mod probe;
 mod reads;
 mod replicated;
@@ -44,8 +48,10 @@ mod tests;
 mod waiters;
 mod watch;
 
-pub use archiver::{HistorySettings, PeerHistory, open_archive, purge_up_to};
-pub use engine::{Engine, EngineConfig, LocalFacts, ReplicaInfo};
+pub use archiver::{
+    HistorySettings, PeerHistory, Retention, UnopenedArchive, archive_error_text, open_archive, purge_up_to,
+};
+pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib};
 pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
 pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
@@ -53,8 +59,9 @@ pub use muster_consensus::{
     Traffic, TrafficScope,
 };
 pub use orders::{Order, StartOrder, StopOrder};
+pub use pending::PendingNode;
 pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};
 pub use reads::{Reading, staleness_ms};
-pub use replicated::{Divergence, DivergenceHandler, Replicated, View, replicated};
+pub use replicated::{Divergence, DivergenceHandler, Mismatch, Replicated, View, replicated};
 pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
 pub use watch::{Change, Event, Subscription, WatchPosition};

@@ -44,20 +44,18 @@ impl Liveness {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A leadership begins: every session that stands gets one full term from now, because the
-    /// leader before may have acknowledged a heartbeat until just now.
+    /// A leadership begins: every session that stands gets one full term from the last moment at which a leader
+    /// before may have acknowledged one of its heartbeats.
     pub fn begin(
         &self,
         leadership: Leadership,
-        now: Instant,
         term: Duration,
-        sessions: impl Iterator<Item = (NodeId, u32)>,
+        sessions: impl Iterator<Item = (NodeId, u32, Instant)>,
     ) {
         let mut inner = self.lock();
         *inner = Inner { leadership: Some(leadership), term, ..Inner::default() };
-        let deadline = now + term;
-        for (node, incarnation) in sessions {
-            inner.set(node, Lease { incarnation, deadline });
+        for (node, incarnation, heard) in sessions {
+            inner.set(node, Lease { incarnation, deadline: heard + term });
         }
     }
 
@@ -150,7 +148,7 @@ mod tests {
     fn begun(sessions: &[(NodeId, u32)]) -> (Liveness, impl Fn(u64) -> Instant) {
         let liveness = Liveness::default();
         let start = Instant::now();
-        liveness.begin(MINE, start, TERM, sessions.iter().copied());
+        liveness.begin(MINE, TERM, sessions.iter().map(|(node, incarnation)| (*node, *incarnation, start)));
         (liveness, move |ms| start + Duration::from_millis(ms))
     }
 
@@ -203,9 +201,18 @@ mod tests {
     fn a_new_leadership_grants_one_full_term_and_knows_no_others() {
         let (liveness, at) = begun(&[(NODE, 1)]);
         let next = Leadership { term: 3, ..MINE };
-        liveness.begin(next, at(900), TERM, [(NODE, 1)].into_iter());
+        liveness.begin(next, TERM, [(NODE, 1, at(900))].into_iter());
         assert_eq!(liveness.next_deadline(), Some(at(1_900)));
         assert!(!liveness.renew(at(901), MINE, NODE, 1) && liveness.renew(at(901), next, NODE, 1));
+    }
+
+    #[test]
+    fn who_was_not_heard_for_several_leaderships_is_over_at_once() {
+        let (liveness, at) = begun(&[(NODE, 1)]);
+        let next = Leadership { term: 5, ..MINE };
+        liveness.begin(next, TERM, [(NODE, 1, at(100)), (NodeId(9), 1, at(1_500))].into_iter());
+        assert_eq!(liveness.next_expired(at(1_500)), Some((NODE, 1)));
+        assert_eq!((liveness.next_expired(at(1_500)), liveness.next_deadline()), (None, Some(at(2_500))));
     }
 
     #[test]

@@ -75,12 +75,10 @@ pub fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
                 }));
             }
             Phase::Stopping(cause) => {
-                let said = view.contract(job).map(|contract| contract.stop_grace_ms(spec));
-                let grace_ms = said.unwrap_or(spec.stop_grace_ms);
                 orders.push(Order::Stop(StopOrder {
                     job,
                     token: placement.token,
-                    grace_ms,
+                    grace_ms: view.stop_grace_ms(job),
                     reason: Some(reason_of(view, cause)),
                 }));
             }
@@ -100,7 +98,8 @@ fn reason_of(view: &State, cause: &StopCause) -> StopReason {
     };
     match cause {
         StopCause::Cancelled => StopReason::Cancelled,
-        StopCause::RunTimeLimit => StopReason::RunTimeLimit,
+        // Either way it has run for longer than it may.
+        StopCause::RunTimeLimit | StopCause::Deadline => StopReason::RunTimeLimit,
         StopCause::WorkerFailed { .. } => StopReason::PeerFailed,
         StopCause::Fault { class, .. } if class.is_of_application() => StopReason::PeerFailed,
         StopCause::Fault { .. } => StopReason::NodeFault,

@@ -1,14 +1,17 @@
 //! The state as it was: made from the archive of the decision log, and from the log behind it.
 //!
-//! **Invariant:** a past state is made apart from the threads that serve, one at a time.
+//! **Invariant:** a past state is made apart from the threads that serve, one at a time: the place is given back when the
+//! work is over, however long its caller waits.
 
-use muster_archive::{ArchivedRound, Replay};
+use muster_archive::{ArchiveError, ArchivedRound, Replay};
 use muster_consensus::{LogSlice, Process};
 use muster_state::State;
 use muster_types::{At, LogIndex, Refusal, RefusalCode};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::Semaphore;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::Engine;
 use crate::clock;
@@ -20,18 +23,23 @@ use crate::history::{History, round};
 const KEPT_MAX: usize = 2;
 /// Past states made at a time: each takes a processor, and the memory of a whole state.
 const MADE_AT_A_TIME: usize = 1;
+/// A past state that nobody asks for is kept for so long.
+const KEPT_FOR: Duration = Duration::from_secs(120);
+/// A past state that is being made goes on for so long behind the last caller who waits for it: callers ask again.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
 /// Followers of changes of the past at a time: each has the memory of a whole state.
 const FOLLOWED_AT_A_TIME: usize = 2;
 
 /// States of the past that were asked for lately.
 pub(crate) struct PastStates {
-    pub(crate) making: Semaphore,
+    pub(crate) making: Arc<Semaphore>,
     pub(crate) followed: Arc<Semaphore>,
     /// The last one used is the last.
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Arc<Mutex<VecDeque<Kept>>>,
 }
 
 struct Kept {
+    used: Instant,
     index: LogIndex,
     replay: Replay,
     state: Arc<State>,
@@ -40,9 +48,9 @@ struct Kept {
 impl Default for PastStates {
     fn default() -> PastStates {
         PastStates {
-            making: Semaphore::new(MADE_AT_A_TIME),
+            making: Arc::new(Semaphore::new(MADE_AT_A_TIME)),
             followed: Arc::new(Semaphore::new(FOLLOWED_AT_A_TIME)),
-            kept: Mutex::default(),
+            kept: Arc::default(),
         }
     }
 }
@@ -51,7 +59,7 @@ impl PastStates {
     fn find(&self, index: LogIndex) -> Option<Arc<State>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|kept| kept.index == index)?;
-        let found = kept.remove(at)?;
+        let found = Kept { used: Instant::now(), ..kept.remove(at)? };
         let state = Arc::clone(&found.state);
         kept.push_back(found);
         Some(state)
@@ -74,7 +82,21 @@ impl PastStates {
         while kept.len() >= KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back(Kept { index, replay, state });
+        kept.push_back(Kept { used: Instant::now(), index, replay, state });
+        drop(kept);
+        // Each is as large as the present state: none outlives its use for long.
+        let kept = Arc::downgrade(&self.kept);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(KEPT_FOR / 2).await;
+                let Some(kept) = kept.upgrade() else { return };
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.retain(|kept| kept.used.elapsed() < KEPT_FOR);
+                if kept.iter().all(|kept| kept.index != index) {
+                    return;
+                }
+            }
+        });
     }
 }
 
@@ -102,24 +124,57 @@ impl Engine {
         {
             return Ok(state);
         }
-        let _making = self.inner.past.making.acquire().await.map_err(|_| stopping())?;
+        let making = Arc::clone(&self.inner.past.making).acquire_owned().await.map_err(|_| stopping())?;
         if let At::Index(index) = at
             && let Some(state) = self.inner.past.find(index)
         {
             return Ok(state);
         }
-        let history = Arc::clone(self.history()?);
-        let replay = make(&history, at, self.inner.past.before(at)).await?;
+        let replay = self.make(at, making).await?;
         let state = Arc::new(replay.state().clone());
         if state.log_index() == LogIndex::ZERO {
             let text = "that is before the first record of the log";
             return Err(Refusal::new(RefusalCode::ResumeTokenCompacted, text).with("oldest_log_index", 1));
         }
-        if matches!(at, At::Index(_)) {
-            // Behind a time may also lie rounds without a record; they would be in the state already.
-            self.inner.past.keep(replay, Arc::clone(&state));
-        }
         Ok(state)
+    }
+
+    /// Makes a past state in the one place for that, and keeps it for the next who asks. It goes on without its
+    /// caller for a while.
+    pub(crate) async fn make(&self, at: At, making: OwnedSemaphorePermit) -> Result<Replay, Refusal> {
+        let (made, mut waits) = oneshot::channel();
+        let (engine, history) = (self.clone(), Arc::clone(self.history()?));
+        let known = self.inner.past.before(at);
+        tokio::spawn(async move {
+            let mut made = made;
+            let goes_on = Arc::new(AtomicBool::new(true));
+            let given_up = async {
+                made.closed().await;
+                tokio::time::sleep(GIVEN_UP_AFTER).await;
+            };
+            let stops = Arc::clone(&goes_on);
+            let work = make(&history, at, known, goes_on);
+            tokio::pin!(work);
+            let replay = tokio::select! {
+                replay = &mut work => replay,
+                () = async { tokio::select! { () = given_up => {}, () = engine.stopping() => {} } } => {
+                    stops.store(false, Ordering::Relaxed);
+                    // The thread that replays ends with its segment; until then the place is taken.
+                    work.await
+                }
+            };
+            // Behind a time may also lie rounds without a record; they would be in the state already.
+            if let (At::Index(_), Ok(replay)) = (at, &replay) {
+                let state = Arc::new(replay.state().clone());
+                if state.log_index() > LogIndex::ZERO {
+                    engine.inner.past.keep(replay.clone(), state);
+                }
+            }
+            drop(making);
+            // Whoever asked may have gone.
+            let _ = made.send(replay);
+        });
+        (&mut waits).await.unwrap_or_else(|_| Err(stopping()))
     }
 }
 
@@ -134,15 +189,30 @@ fn future(at: At, view: &State) -> Refusal {
 }
 
 /// Replays the archive, and behind it the log.
-pub(crate) async fn make(history: &Arc<History>, at: At, known: Option<Replay>) -> Result<Replay, Refusal> {
-    let Some(archive) = history.archive.clone() else {
-        let text = "this replica keeps no archive of its log, so it knows no state but the present one";
+async fn make(
+    history: &Arc<History>,
+    at: At,
+    known: Option<Replay>,
+    goes_on: Arc<AtomicBool>,
+) -> Result<Replay, Refusal> {
+    let Some(archive) = history.archive().cloned() else {
+        let text = match &history.status.borrow().failing {
+            Some(reason) => format!("the archive of this replica cannot be opened: {reason}"),
+            None => "this replica keeps no archive of its log, so it knows no state but the present one"
+                .to_owned(),
+        };
         return Err(Refusal::new(RefusalCode::ArchiveUnavailable, text));
     };
-    let replayed = tokio::task::spawn_blocking(move || archive.replay(at, known)).await;
-    let replayed = replayed.map_err(|_| stopping())?;
+    let asked = Arc::clone(&goes_on);
+    let replayed = tokio::task::spawn_blocking(move || {
+        archive.replay_while(at, known, || asked.load(Ordering::Relaxed))
+    });
+    let replayed = replayed.await.map_err(|_| stopping())?;
     let (mut replay, mut reached) = replayed.map_err(|error| history.refusal(&error))?;
     while !reached {
+        if !goes_on.load(Ordering::Relaxed) {
+            return Err(history.refusal(&ArchiveError::GivenUp));
+        }
         let (rounds, next): (Vec<ArchivedRound>, u64) =
             match history.consensus.read_applied(replay.next_raft()).await {
                 Ok(LogSlice::Entries(entries)) if !entries.is_empty() => {

@@ -8,17 +8,20 @@
 use muster_archive::{ArchivedRound, Place, Replay};
 use muster_types::{At, LogIndex, Refusal, RefusalCode};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::Engine;
 use crate::engine::stopping;
 use crate::events::EventMaker;
 use crate::history::{History, generation_of};
-use crate::past::make;
 use crate::watch::{Event, WatchPosition};
 
 /// Events made at once, about: a round is replayed whole.
 const EVENTS_AT_ONCE: usize = 1_024;
+
+/// How long a follower waits for one of the places.
+const PLACE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Where one follower is in the past.
 pub(crate) struct PastChanges {
@@ -38,7 +41,7 @@ struct Run {
     behind: u64,
     /// The last record of them that counts, where a later life of the cluster goes on from there.
     cut: Option<At>,
-    _place: OwnedSemaphorePermit,
+    place: OwnedSemaphorePermit,
 }
 
 impl Engine {
@@ -46,7 +49,7 @@ impl Engine {
     pub(crate) fn past_changes(&self, from: WatchPosition) -> Option<PastChanges> {
         let history = self.history().ok()?;
         let (first, _) = history.range();
-        let kept = history.archive.is_some() && state_before(from).next() >= first;
+        let kept = history.archive().is_some() && state_before(from).next() >= first;
         kept.then(|| PastChanges { engine: self.clone(), history: Arc::clone(history), from, run: None })
     }
 }
@@ -105,23 +108,39 @@ impl PastChanges {
         }
     }
 
-    /// Makes the state that it begins with.
+    /// Makes the state that it begins with: that before the round which the place is in, for what a round does to queues
+    /// is told behind all of its records.
     async fn begin(&self) -> Result<Run, Refusal> {
         let past = &self.engine.inner.past;
-        let place = Arc::clone(&past.followed).acquire_owned().await.map_err(|_| stopping())?;
-        let start = state_before(self.from);
+        let place = Arc::clone(&past.followed).acquire_owned();
+        let place = tokio::time::timeout(PLACE_WAIT_MAX, place).await.map_err(|_| {
+            let text = "as many watches go on from the archive as may at a time; try again";
+            Refusal::new(RefusalCode::Overloaded, text)
+        })?;
+        let place = place.map_err(|_| stopping())?;
+        let mut run = self.run_from(state_before(self.from), place).await?;
+        if let Some(round) = run.replay.open_round()
+            && self.read(&mut run).await?
+            && let Some(round) = run.rounds.as_slice().iter().find(|archived| archived.raft_index == round)
+        {
+            let first = round.decode().map_err(|error| self.history.refusal(&error))?.first_index;
+            return self.run_from(LogIndex(first.0.saturating_sub(1)), run.place).await;
+        }
+        Ok(run)
+    }
+
+    async fn run_from(&self, start: LogIndex, place: OwnedSemaphorePermit) -> Result<Run, Refusal> {
         let replay = match start {
             LogIndex::ZERO => Replay::founding(),
             start => {
-                let _making = past.making.acquire().await.map_err(|_| stopping())?;
-                let known = past.before(At::Index(start));
-                make(&self.history, At::Index(start), known).await?
+                let making = Arc::clone(&self.engine.inner.past.making).acquire_owned().await;
+                self.engine.make(At::Index(start), making.map_err(|_| stopping())?).await?
             }
         };
         let maker = EventMaker::behind(replay.state());
         let behind = replay.next_raft();
         let rounds = Vec::new().into_iter();
-        Ok(Run { replay, maker, rounds, behind, cut: None, _place: place })
+        Ok(Run { replay, maker, rounds, behind, cut: None, place })
     }
 
     /// Reads rounds behind what is replayed; whether there are any.

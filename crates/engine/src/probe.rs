@@ -4,15 +4,16 @@
 //! found at fault reports that its workers of that placement did not start for it, and what follows is
 //! decided from that report like from any other.
 //!
-//! **Invariant:** a check that cannot be made holds up nobody: without a result a gang starts. Nobody is blamed
-//! by one probe alone.
+//! **Invariant:** a check that cannot be made holds up nobody: without a result a gang starts, and so does one that
+//! checks have kept from starting [`REFUSALS_MAX`] times. Nobody is blamed by one probe alone, and of a gang on two nodes nobody
+//! without others that take part as witnesses. Nodes that are kept away for their network are measured again by themselves.
 
 use muster_consensus::Ground;
 use muster_decider::Command;
-use muster_state::{Phase, RankState};
+use muster_state::{NodeStatus, Phase, RankState};
 use muster_types::health::Finding as HealthFinding;
-use muster_types::probe::{Finding, Link, LinkOutcome, Ring, better_of, findings, slow_pairs};
-use muster_types::{Feature, FencingToken, JobId, NodeId, Refusal, RefusalCode};
+use muster_types::probe::{Finding, Link, LinkOutcome, Ring, WITNESSES_MIN, better_of, findings, slow_pairs};
+use muster_types::{FailureClass, Feature, FencingToken, JobId, NodeId, Refusal, RefusalCode};
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::time::Instant;
 
 use crate::clock::{instant, until};
 use crate::engine::Engine;
@@ -34,6 +36,15 @@ const PAIRS_AGAIN_MAX: usize = 8;
 /// How often what seems to be wrong is measured again before anybody is blamed: a host that is left out stays out until
 /// somebody looks, and a busy processor looks like a slow cable once, or twice.
 pub(crate) const AGAIN_MAX: u32 = 3;
+/// Before the first repetition; twice as long before each further one, so that what disturbed one is over.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// Nodes outside a gang on two nodes that are measured with it, to tell which of the two is slow.
+const WITNESSES: usize = 2;
+/// Checks that keep one job from starting. Its next attempt starts all the same: a slow network is better than none.
+pub(crate) const REFUSALS_MAX: u32 = 5;
+/// Between two measurements of a node that is kept away for its network, and how many others take part.
+const RECHECK_EVERY: Duration = Duration::from_secs(300);
+const RECHECK_PEERS: usize = 3;
 /// Probes at a time: they share networks.
 const PROBES_MAX: usize = 8;
 /// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time
@@ -73,6 +84,8 @@ pub enum ProbeReport {
         links: Vec<Link>,
         /// The ring, when it came to its end.
         ring: Option<Ring>,
+        /// How loaded its processors were meanwhile, as in [`Link::load_milli`].
+        load_milli: u16,
     },
 }
 
@@ -145,6 +158,8 @@ pub(crate) struct Probes {
     running: Mutex<BTreeMap<u64, Heard>>,
     checks: Mutex<BTreeMap<(JobId, FencingToken), Check>>,
     room: Semaphore,
+    /// When nodes that are kept away are measured again.
+    recheck: Mutex<BTreeMap<NodeId, Instant>>,
 }
 
 impl Default for Probes {
@@ -156,6 +171,7 @@ impl Default for Probes {
             running: Mutex::default(),
             checks: Mutex::default(),
             room: Semaphore::new(PROBES_MAX),
+            recheck: Mutex::default(),
         }
     }
 }
@@ -205,9 +221,10 @@ impl<G: Ground> Engine<G> {
             if found.is_empty() || (round > 0 && links.iter().any(is_dead)) {
                 break;
             }
+            G::pause(AGAIN_AFTER * (1 << round)).await;
             let pairs = slow_pairs(&links);
             let again =
-                if found.iter().all(|finding| finding.link.is_some()) && pairs.len() <= PAIRS_AGAIN_MAX {
+                if found.iter().all(|finding| finding.other.is_some()) && pairs.len() <= PAIRS_AGAIN_MAX {
                     self.probe_pairs(nodes, &names, pairs).await?
                 } else {
                     let (again, of_all) = self.probe_once(nodes, &names).await?;
@@ -225,8 +242,10 @@ impl<G: Ground> Engine<G> {
     async fn note_sound(&self, nodes: &[NodeId], links: &[Link], found: &[Finding]) {
         let view = self.view();
         let is_blamed = |node: &NodeId| {
-            let conditions = view.restriction(*node).map(|row| &row.health.conditions);
-            conditions.is_some_and(|c| c.iter().any(|c| c.observation.finding == HealthFinding::Network))
+            let health = view.restriction(*node).map(|row| &row.health);
+            let mut known =
+                health.into_iter().flat_map(|health| health.conditions.iter().chain(&health.recent));
+            known.any(|condition| condition.observation.finding == HealthFinding::Network)
         };
         let sound = sound_among(nodes.len(), links, found);
         let nodes: Vec<NodeId> = sound.into_iter().map(|place| nodes[place]).filter(is_blamed).collect();
@@ -327,13 +346,14 @@ impl<G: Ground> Engine<G> {
             };
             send(place, run)?;
         }
-        let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeMap::new());
         let deadline = instant::<G>() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
         while told.len() < nodes.len() {
             let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
                 break;
             };
-            let (Some(place), ProbeReport::Measured { links: own, ring, .. }) = (place_of.get(&node), report)
+            let (Some(place), ProbeReport::Measured { links: own, ring, load_milli, .. }) =
+                (place_of.get(&node), report)
             else {
                 continue;
             };
@@ -343,12 +363,60 @@ impl<G: Ground> Engine<G> {
                 let (low, high) = (link.from.min(link.to), link.from.max(link.to));
                 low == place && low < high && (high as usize) < nodes.len()
             };
-            if told.insert(place) {
+            if told.insert(place, load_milli).is_none() {
                 links.extend(own.into_iter().filter(is_own));
                 rings.extend(ring.map(|ring| Ring { host: place, ..ring }));
             }
         }
+        let load = |place: u32| told.get(&place).copied().unwrap_or(0);
+        links.iter_mut().for_each(|link| link.load_milli = load(link.from).max(load(link.to)));
         Ok((links, rings))
+    }
+
+    /// Other nodes of the fleet cluster of this one that could take part in a probe, those that are free of blame alone.
+    fn witnesses(&self, nodes: &[NodeId], count: usize) -> Vec<NodeId> {
+        let view = self.view();
+        let Some(first) = nodes.first().and_then(|node| view.node(*node)) else { return Vec::new() };
+        let place = (&first.spec.region, &first.spec.cluster);
+        let can = |node: &NodeId| {
+            self.inner.sessions.takes(*node).has(Feature::Preflight)
+                && self.inner.sessions.outbound(*node).is_some()
+                && view.restriction(*node).is_none_or(|row| !row.health.out_of_service)
+        };
+        let here = view.nodes().iter().filter(|(node, row)| {
+            row.status == NodeStatus::Up
+                && (&row.spec.region, &row.spec.cluster) == place
+                && !nodes.contains(node)
+        });
+        here.map(|(node, _)| *node).filter(can).take(count).collect()
+    }
+
+    /// Measures this node again when it is kept away for its network and [`RECHECK_EVERY`] is over, so that no node stays
+    /// away for what is over. Called with every heartbeat.
+    pub(crate) fn recheck(&self, node: NodeId) {
+        let view = self.view();
+        let Some(row) = view.restriction(node) else { return };
+        if !row.health.conditions.iter().any(|c| c.observation.finding == HealthFinding::Network) {
+            return;
+        }
+        {
+            let mut recheck = locked(&self.inner.probes.recheck);
+            recheck.retain(|node, _| view.restriction(*node).is_some_and(|row| row.health.out_of_service));
+            let now = instant::<G>();
+            let at = recheck.entry(node).or_insert(now + RECHECK_EVERY);
+            if now < *at {
+                return;
+            }
+            *at = now + RECHECK_EVERY;
+        }
+        let mut nodes = vec![node];
+        nodes.extend(self.witnesses(&nodes, RECHECK_PEERS));
+        let engine = self.clone();
+        G::detach(async move {
+            if let Err(refusal) = engine.probe(&nodes).await {
+                tracing::info!(%node, %refusal, "a node that is kept away for its network could not be measured again");
+            }
+        });
     }
 
     /// An agent says something of a probe.
@@ -458,26 +526,55 @@ impl<G: Ground> Engine<G> {
             tracing::warn!(%job, nodes = nodes.len(), "the gang is too large to be checked; it starts");
             return BTreeMap::new();
         }
+        let view = self.view();
+        let counts = view.recovery(job).map(|recovery| &recovery.counts);
+        let refused = counts.and_then(|counts| counts.get(&FailureClass::Preflight)).copied().unwrap_or(0);
+        if refused >= REFUSALS_MAX {
+            tracing::warn!(%job, refused, "checks have kept the gang from starting often enough; it starts unchecked");
+            return BTreeMap::new();
+        }
         let begun = instant::<G>();
-        match self.probe(nodes).await {
-            Ok(result) if result.findings.is_empty() => {
-                let took_ms = instant::<G>().saturating_duration_since(begun).as_millis() as u64;
-                tracing::info!(%job, nodes = nodes.len(), took_ms, "the network of the gang is sound");
-                BTreeMap::new()
-            }
-            Ok(result) => {
-                for finding in &result.findings {
-                    tracing::warn!(%job, %finding, "a gang does not start on a node that the check found at fault");
-                }
-                let at = |finding: &Finding| nodes.get(finding.host as usize).copied();
-                let faults = result.findings.iter();
-                faults.filter_map(|found| Some((at(found)?, found.to_string()))).collect()
-            }
+        let findings = match self.findings_among(nodes).await {
+            Ok(findings) => findings,
             Err(refusal) => {
                 tracing::warn!(%job, %refusal, "the network of the gang could not be checked; it starts");
-                BTreeMap::new()
+                return BTreeMap::new();
+            }
+        };
+        if findings.is_empty() {
+            let took_ms = instant::<G>().saturating_duration_since(begun).as_millis() as u64;
+            tracing::info!(%job, nodes = nodes.len(), took_ms, "the network of the gang is sound");
+        }
+        let mut faults = BTreeMap::new();
+        for finding in findings {
+            let node = nodes.get(finding.host as usize).copied().filter(|_| finding.is_blamed);
+            match node {
+                Some(node) => {
+                    tracing::warn!(%job, %finding, "a gang does not start on a node that the check found at fault");
+                    faults.insert(node, finding.text);
+                }
+                None => {
+                    tracing::warn!(%job, %finding, "a link of the gang is slow, and no node is known to be at fault")
+                }
             }
         }
+        faults
+    }
+
+    /// What a probe of these nodes finds wrong with them; where they are too few to tell which one it is, of them and of
+    /// witnesses.
+    async fn findings_among(&self, nodes: &[NodeId]) -> Result<Vec<Finding>, Refusal> {
+        let alone = self.probe(nodes).await?.findings;
+        if alone.is_empty() || nodes.len() > WITNESSES_MIN {
+            return Ok(alone);
+        }
+        let witnesses = self.witnesses(nodes, WITNESSES);
+        if nodes.len() + witnesses.len() <= WITNESSES_MIN {
+            return Ok(alone);
+        }
+        let all: Vec<NodeId> = nodes.iter().copied().chain(witnesses).collect();
+        let own = |finding: &Finding| (finding.host as usize) < nodes.len();
+        Ok(self.probe(&all).await?.findings.into_iter().filter(own).collect())
     }
 }
 
@@ -497,7 +594,7 @@ fn sound_among(count: usize, links: &[Link], found: &[Finding]) -> Vec<usize> {
     }
     let blamed = |place: usize| {
         let is_end = |end: u32| end as usize == place;
-        found.iter().any(|f| is_end(f.host) || f.link.is_some_and(|(from, to)| is_end(from) || is_end(to)))
+        found.iter().any(|f| is_end(f.host) || f.other.is_some_and(is_end))
     };
     (0..count).filter(|place| measured[*place] == 2 * (count - 1) && !blamed(*place)).collect()
 }

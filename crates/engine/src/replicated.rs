@@ -8,9 +8,11 @@ use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
 use muster_state::{Applied, Effect, Leadership, State};
 use muster_types::{LogIndex, LogTime, Refusal};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tokio::sync::watch;
 
+use crate::contacts::Contacts;
 use crate::events::EventMaker;
 use crate::orders::OrderBoard;
 use crate::own_rounds::OwnRounds;
@@ -29,7 +31,12 @@ pub(crate) struct Shared {
     pub(crate) position: ArcSwap<Position>,
     /// The newest snapshot that replaced the state, until whoever keeps history has gone on from it.
     pub(crate) restored: Mutex<Option<Arc<Position>>>,
+    /// What the records say of leaderships and of sessions under them.
+    pub(crate) contacts: Mutex<Contacts>,
 }
+
+/// The first format whose records say under which leadership a node opened its session.
+const SESSIONS_FORMAT: u16 = 5;
 
 /// A state and the last Raft entry in it.
 #[derive(Debug, Default)]
@@ -41,6 +48,10 @@ pub(crate) struct Position {
 }
 
 impl Shared {
+    pub(crate) fn contacts(&self) -> MutexGuard<'_, Contacts> {
+        self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn restored(&self) -> Option<Arc<Position>> {
         self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -57,16 +68,32 @@ pub struct Replicated {
     events: EventMaker,
     shared: Arc<Shared>,
     on_divergence: Option<DivergenceHandler>,
+    clock: fn() -> Instant,
 }
 
-/// This replica's state is not the one that the log's digest is of.
+/// What shows that a replica has diverged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The digest in the log is not that of the state here.
+    Digest {
+        /// The digest in the log.
+        expected: u64,
+        /// That of the state here.
+        actual: u64,
+    },
+    /// A round of the leadership in force does not begin behind the last record here.
+    Position {
+        /// Where it begins.
+        first: LogIndex,
+    },
+}
+
+/// This replica's state is not the one that the log is of.
 pub struct Divergence<'a> {
-    /// The record that carries the digest.
+    /// The record that carries the digest, or the last one here.
     pub log_index: LogIndex,
-    /// The digest in the log.
-    pub expected: u64,
-    /// That of the state here.
-    pub actual: u64,
+    /// What shows it.
+    pub mismatch: Mismatch,
     /// The state, as it is.
     pub state: &'a State,
 }
@@ -89,10 +116,17 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         orders: OrderBoard::default(),
         position: ArcSwap::default(),
         restored: Mutex::new(None),
+        contacts: Mutex::default(),
     });
     let events = EventMaker::behind(&state);
-    let replicated =
-        Replicated { state, format_max, events, shared: Arc::clone(&shared), on_divergence: None };
+    let replicated = Replicated {
+        state,
+        format_max,
+        events,
+        shared: Arc::clone(&shared),
+        on_divergence: None,
+        clock: Instant::now,
+    };
     (replicated, View { shared })
 }
 
@@ -126,15 +160,47 @@ impl Replicated {
         self
     }
 
+    /// The same on another monotonic clock than the host's, for simulations.
+    #[must_use]
+    pub fn with_clock(mut self, clock: fn() -> Instant) -> Replicated {
+        self.clock = clock;
+        self
+    }
+
     /// Stops the replica: nothing that it would answer from here on could be relied on.
-    fn diverged(&self, log_index: LogIndex, expected: u64, actual: u64) -> ! {
+    fn diverged(&self, log_index: LogIndex, mismatch: Mismatch) -> ! {
         if let Some(handler) = &self.on_divergence {
-            handler(&Divergence { log_index, expected, actual, state: &self.state });
+            handler(&Divergence { log_index, mismatch, state: &self.state });
         }
+        let how = match mismatch {
+            Mismatch::Digest { expected, actual } => {
+                format!("its digest is {actual:016x}, the log's {expected:016x}")
+            }
+            Mismatch::Position { first } => format!("the leader's next round begins at {first}"),
+        };
         halt(format!(
-            "this replica's state has diverged at log index {log_index}: its digest is {actual:016x}, the \
-             log's {expected:016x}; keep its data directory as evidence and start it once with --rebuild"
+            "this replica's state has diverged at log index {log_index}: {how}; keep its data directory as evidence \
+             and start it once with --rebuild"
         ))
+    }
+
+    /// A round of the leadership in force goes on behind the state of its leader. Where that is not the state here,
+    /// the records here are not the leader's. Only a gap is passed over: a leader that gives up leaves out a
+    /// proposal that was refused, and those behind it may be in the log still.
+    fn check_position(&self, round: &Round) {
+        let here = self.state.sequence();
+        let leadership = Leadership { term: round.term, replica: round.replica };
+        let begins = matches!(round.decisions.first(), Some(Decision::LeaderStarted));
+        let (first, next) = (round.first_index, here.log_index.next());
+        let is_elsewhere = match here.leadership {
+            _ if breaks(Rule::SkipGuard) => false,
+            Some(current) if begins => leadership > current && first != next,
+            None => begins && first != next,
+            Some(current) => leadership == current && first < next,
+        };
+        if is_elsewhere {
+            self.diverged(here.log_index, Mismatch::Position { first });
+        }
     }
 
     fn apply_round(&mut self, raft_index: u64, payload: &Bytes) {
@@ -152,6 +218,7 @@ impl Replicated {
             }
             None => decode(),
         };
+        self.check_position(&round);
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let (leadership, index, log_time) = self.header(&round, ordinal);
             self.events.before(&self.state, decision);
@@ -181,12 +248,39 @@ impl Replicated {
             tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
         }
         let Some(log_index) = applied.log_index else { return };
+        if applied.rejection.is_none() {
+            self.note_contact(round, &round.decisions[ordinal]);
+        }
         for effect in &applied.effects {
             match effect {
                 Effect::OrdersChanged(node) => self.shared.orders.mark(*node),
-                Effect::Diverged { expected, actual } => self.diverged(log_index, *expected, *actual),
+                Effect::Diverged { expected, actual } => {
+                    let (expected, actual) = (*expected, *actual);
+                    self.diverged(log_index, Mismatch::Digest { expected, actual });
+                }
                 _ => {}
             }
+        }
+    }
+
+    /// Under whose leadership a node opened a session.
+    fn note_contact(&self, round: &Round, decision: &Decision) {
+        let leadership = Leadership { term: round.term, replica: round.replica };
+        match decision {
+            Decision::LeaderStarted => {
+                let says = self.state.format() >= SESSIONS_FORMAT;
+                self.shared.contacts().began(leadership, (self.clock)(), round.log_time, says);
+            }
+            Decision::NodeRegistered { spec, .. } => {
+                if let Some(node) = self.state.node_named(&spec.name) {
+                    self.shared.contacts().opened(node, leadership);
+                }
+            }
+            Decision::SessionResumed { node, .. } => self.shared.contacts().opened(*node, leadership),
+            Decision::NodeLost { node, .. } | Decision::NodeForgotten { node } => {
+                self.shared.contacts().lost(*node);
+            }
+            _ => {}
         }
     }
 
@@ -238,6 +332,7 @@ impl Application for Replicated {
                 source: Some(Box::new(error)),
             })?;
         self.events = EventMaker::behind(&state);
+        self.shared.contacts().forget();
         self.state = state;
         let end = self.state.log_index();
         let state = Arc::new(self.state.clone());

@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::clock::instant;
+use crate::checkpoints::Lane;
+use crate::clock::{instant, now};
 use crate::engine::Engine;
 use crate::logs::LogRequest;
 use crate::orders::{Order, StopOrder, outstanding};
@@ -292,9 +293,16 @@ impl<G: Ground> Engine<G> {
     pub async fn open_session(&self, opening: Opening) -> Result<Session, Refusal> {
         let name = opening.spec.name.clone();
         // Another holder's session that is over was declared lost before: nobody is to be replaced.
+        let spec = opening.spec.clone();
         let command =
             Command::Register { spec: opening.spec, holder: opening.holder, other_session_is_over: false };
-        let answer = self.execute_for_node(command).await.map_err(|refusal| self.held(&name, refusal))?;
+        let answer = self.execute_for_node(command).await.map_err(|refusal| {
+            if refusal.code == RefusalCode::NodeNotAdmitted {
+                self.inner.pending.note(spec, &refusal, now::<G>());
+            }
+            self.held(&name, refusal)
+        })?;
+        self.inner.pending.forget(&name);
         let Answer::Registered { node, incarnation, .. } = answer else {
             return Err(Refusal::new(RefusalCode::Fenced, "the registration was answered as something else"));
         };
@@ -445,7 +453,10 @@ impl<G: Ground> Work<G> {
                     None => return,
                 },
                 message = inbound.recv(), if waiting.len() < CONFIRMATIONS_MAX => match message.inspect(|m| self.learn(m)) {
-                    Some(Inbound::Heartbeat { sequence }) => waiting.push(self.renew(sequence)),
+                    Some(Inbound::Heartbeat { sequence }) => {
+                        waiting.push(self.renew(sequence));
+                        self.engine.recheck(self.node);
+                    }
                     Some(Inbound::ConfirmStart { job, token }) => waiting.push(self.confirm_start(job, token)),
                     Some(Inbound::Step { job, token, rank, number, duration_ms }) => {
                         // A heartbeat of the work: beyond the bound it is dropped, and the next one heard.
@@ -572,7 +583,7 @@ impl<G: Ground> Work<G> {
                 let refused = Some(Refusal::new(RefusalCode::Fenced, text));
                 return Some(Outbound::NoteAck { sequence, refused });
             }
-            match engine.execute_for_node(Command::CommitCheckpoint { job, token }).await {
+            match engine.commit_checkpoint_in(Lane::Nodes, job, token).await {
                 Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
                 Err(Refusal {
                     code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,

@@ -1,6 +1,8 @@
 //! One replica, whole: consensus on a log in memory, no network.
 
-use muster_consensus::{CommittedEntry, Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
+use muster_consensus::{
+    Application as _, CommittedEntry, Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing,
+};
 use muster_decider::{Answer, Command, Founding};
 use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::{NodeStatus, Phase, RankState, State};
@@ -26,7 +28,7 @@ const CLUSTER: ClusterId = ClusterId(0xe6);
 const REPLICA: ReplicaId = ReplicaId(1);
 const GUARD: Duration = Duration::from_secs(30);
 
-async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(GUARD, future).await {
         Ok(value) => value,
         Err(_) => panic!("nothing happened: {what}"),
@@ -40,7 +42,12 @@ fn parameters() -> Parameters {
 
 fn config(client_commands_waiting_max: usize) -> EngineConfig {
     let founding = Founding::new(CLUSTER, parameters());
-    EngineConfig { founding, client_commands_waiting_max, node_commands_waiting_max: 64 }
+    EngineConfig {
+        founding,
+        client_commands_waiting_max,
+        node_commands_waiting_max: 64,
+        contain_faults: false,
+    }
 }
 
 async fn consensus(application: crate::Replicated) -> Consensus {
@@ -73,7 +80,7 @@ async fn engine_with(config: EngineConfig) -> Engine {
 }
 
 /// A replica that leads a cluster of one.
-async fn leader() -> Engine {
+pub(crate) async fn leader() -> Engine {
     let engine = engine_with(config(64)).await;
     until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
     engine
@@ -100,17 +107,17 @@ fn submit(request: u128, count: usize, workers: u32) -> Command {
     Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(specs) }
 }
 
-async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {
+pub(crate) async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {
     let answer = guarded("a submission", engine.execute(submit(request, 1, workers))).await;
     let Ok(Answer::Submitted { jobs, .. }) = answer else { panic!("{answer:?}") };
     jobs[0]
 }
 
-fn opening(host_name: &str, holder: u128) -> Opening {
+pub(crate) fn opening(host_name: &str, holder: u128) -> Opening {
     Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new(), takes: Features::all() }
 }
 
-async fn open(engine: &Engine, opening: Opening) -> Session {
+pub(crate) async fn open(engine: &Engine, opening: Opening) -> Session {
     let mut session = guarded("a session", engine.open_session(opening)).await.expect("it is opened");
     let first = guarded("the registration", session.next()).await;
     assert!(matches!(first, Some(Outbound::Registered { .. })), "{first:?}");
@@ -118,7 +125,7 @@ async fn open(engine: &Engine, opening: Opening) -> Session {
 }
 
 /// The next message that is wanted, whatever comes before it.
-async fn told<T>(session: &mut Session, what: &str, wanted: impl Fn(Outbound) -> Option<T>) -> T {
+pub(crate) async fn told<T>(session: &mut Session, what: &str, wanted: impl Fn(Outbound) -> Option<T>) -> T {
     guarded(what, async {
         loop {
             let message = session.next().await.expect("the session stands");
@@ -130,7 +137,7 @@ async fn told<T>(session: &mut Session, what: &str, wanted: impl Fn(Outbound) ->
     .await
 }
 
-async fn say(session: &Session, message: Inbound) {
+pub(crate) async fn say(session: &Session, message: Inbound) {
     session.inbound().send(message).await.expect("the session stands");
 }
 
@@ -138,7 +145,7 @@ fn token_of(view: &State, job: JobId) -> FencingToken {
     view.job(job).and_then(|row| row.placement.as_ref()).expect("it is placed").token
 }
 
-fn running(job: JobId, token: FencingToken, rank: u32) -> WorkerReport {
+pub(crate) fn running(job: JobId, token: FencingToken, rank: u32) -> WorkerReport {
     WorkerReport { job, token, rank: Some(rank), exit: None }
 }
 
@@ -464,6 +471,34 @@ async fn full_lanes_refuse_with_a_hint_and_nodes_have_their_own() {
     guarded("the node's session", registration).await.expect("it is opened");
 }
 
+/// The nodes' lane is bounded by size as well, and its room goes round by arrival.
+#[tokio::test]
+async fn what_nodes_say_is_bounded_by_its_size_and_waits_for_its_turn() {
+    let engine = leader().await;
+    let session = open(&engine, opening("h1", 1)).await;
+    let large = || {
+        let exit = muster_types::ExitStatus::LaunchFailed("x".repeat(40 << 20));
+        Command::Report {
+            node: session.node,
+            incarnation: session.incarnation,
+            job: JobId::derive(LogIndex(1), 0),
+            token: FencingToken::default(),
+            updates: vec![(0, muster_journal::RankUpdate::Exited(exit))],
+        }
+    };
+    let mut first = Box::pin(engine.execute_for_node(large()));
+    let mut second = Box::pin(engine.execute_for_node(large()));
+    let mut third = Box::pin(engine.open_session(opening("h2", 2)));
+    assert!(futures::poll!(first.as_mut()).is_pending());
+    assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
+    let kib = engine.inner.node_room.available_permits();
+    assert!(kib < 24 << 10, "the first alone is in line: {kib} KiB are left");
+    // All of them are answered, one behind the other; nobody knows the job.
+    drop(guarded("the first", first).await);
+    drop(guarded("the second", second).await);
+    guarded("the small one behind them", third).await.expect("it is opened");
+}
+
 #[tokio::test]
 async fn waiting_submissions_are_bounded_by_their_size_too() {
     let engine = leader().await;
@@ -658,6 +693,65 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     assert_eq!(place, WatchPosition::after(LogIndex(4)));
 }
 
+/// A node that is gone is declared lost though every leader ends before a whole lease has passed under it.
+#[test]
+fn a_node_that_no_leader_hears_is_over_though_leaders_change_faster_than_a_lease() {
+    use muster_consensus::Application;
+    use muster_decider::{Speculation, handle};
+    use std::cell::Cell;
+    thread_local!(static SECONDS: Cell<u64> = const { Cell::new(0) });
+    fn clock() -> std::time::Instant {
+        static BASE: std::sync::LazyLock<std::time::Instant> =
+            std::sync::LazyLock::new(std::time::Instant::now);
+        *BASE + Duration::from_secs(SECONDS.get())
+    }
+    let (application, view) = replicated(FORMAT_MAX);
+    let mut application = application.with_clock(clock);
+    let mut raft_index = 0;
+    let leases = crate::liveness::Liveness::default();
+    let lease = Duration::from_secs(13);
+    let founding = Founding { new_cluster_format: Some(FORMAT_MAX), ..config(1).founding };
+    // One leadership: what it decides is applied, and a leader of its term counts leases from there.
+    let mut lead = |term: u64, second: u64, agents: &[&str]| -> Vec<String> {
+        SECONDS.set(second);
+        let mine = muster_state::Leadership { term, replica: REPLICA };
+        let state = State::clone(&view.shared.view.load());
+        let mut speculation = Speculation::begin(state, mine, LogTime(second * 1_000), founding);
+        let begun = speculation.take_round();
+        for agent in agents {
+            let command =
+                Command::Register { spec: host(agent), holder: HolderId(7), other_session_is_over: false };
+            handle(&mut speculation, &command).expect("it is registered");
+        }
+        let entries: Vec<CommittedEntry> = begun
+            .into_iter()
+            .chain(speculation.take_round())
+            .map(|round| {
+                raft_index += 1;
+                let payload = Some(encode_round(&round).into());
+                CommittedEntry { raft_index, term, leader: REPLICA, payload }
+            })
+            .collect();
+        let (began, opened) = entries.split_at(1);
+        application.apply(began);
+        let (state, contacts) = (view.shared.view.load(), view.shared.contacts());
+        let now = tokio::time::Instant::from_std(clock());
+        let heard = |node| contacts.last_before(mine, node).map_or(now, tokio::time::Instant::from_std);
+        leases.begin(mine, lease, state.nodes().iter().map(|(id, row)| (*id, row.incarnation, heard(*id))));
+        drop(contacts);
+        application.apply(opened);
+        let over = std::iter::from_fn(|| leases.next_expired(now));
+        over.map(|(node, _)| state.node(node).expect("it is known").spec.name.to_string()).collect()
+    };
+    assert!(lead(2, 0, &[]).is_empty());
+    assert!(lead(3, 3, &["dead", "alive"]).is_empty());
+    // The dead one was last heard before the fourth term began, at 6 s.
+    for (term, second) in (4..).zip([6, 9, 12, 15, 18]) {
+        assert!(lead(term, second, &["alive"]).is_empty(), "its lease may stand, at {second} s");
+    }
+    assert_eq!(lead(9, 19, &["alive"]), ["dead"]);
+}
+
 #[test]
 fn a_state_that_differs_and_a_record_that_cannot_be_read_stop_the_replica() {
     use muster_consensus::Application;
@@ -793,15 +887,19 @@ async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32)) -> u64) {
         })
         .await;
         assert_eq!((peers.len(), peers[own as usize].1 > 0), (count as usize, true), "{peers:?}");
-        let link =
-            |from, to, rate| Link { from, to, outcome: LinkOutcome::Measured { rate, round_trip_us: 9 } };
+        let link = |from, to, rate| Link {
+            from,
+            to,
+            outcome: LinkOutcome::Measured { rate, round_trip_us: 9 },
+            load_milli: 0,
+        };
         let led = (own + 1..count).flat_map(|other| [(own, other), (other, own)]);
         let mut links: Vec<Link> = led.map(|(from, to)| link(from, to, rate((from, to)))).collect();
         if own > 0 {
             // Whoever speaks of what it did not lead is not heard.
             links.push(link(0, 1, 1));
         }
-        say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None })).await;
+        say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None, load_milli: 0 })).await;
     }
 }
 
@@ -824,8 +922,10 @@ async fn a_pair_that_is_slow_beside_others_is_measured_again_alone() {
             }
         };
         let (probed, ()) = tokio::join!(guarded("a probe", engine.probe(&nodes)), play);
-        let found: Vec<_> = probed.expect("all take part").findings.into_iter().map(|f| f.link).collect();
-        let expected = if alone == 1 << 30 { vec![] } else { vec![Some((1, 2))] };
+        let found = probed.expect("all take part").findings;
+        let found: Vec<_> = found.into_iter().map(|f| (f.host, f.other, f.is_blamed)).collect();
+        // Two hosts and no third one that is slow to either: nobody is blamed.
+        let expected = if alone == 1 << 30 { vec![] } else { vec![(1, Some(2), false)] };
         assert_eq!(found, expected);
     }
     for beat in beats {
@@ -881,36 +981,50 @@ async fn verdict(session: &mut Session) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_is_found_at_fault() {
+async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_others_find_at_fault() {
     let engine = leader().await;
     let mut sessions = [open(&engine, opening("h1", 1)).await, open(&engine, opening("h2", 2)).await];
-    let beats = sessions.each_ref().map(beating);
-    for (request, rate) in [(1, 1 << 30), (2, 1_000_000)] {
+    let mut beats: Vec<_> = sessions.iter().map(beating).collect();
+    let mut witness: Option<Session> = None;
+    // Sound; slow with nobody to tell which of the two; slow with a witness.
+    for (request, rate, with_witness) in [(1, 1 << 30, false), (2, 1_000_000, false), (3, 1_000_000, true)] {
         let id = submitted(&engine, request, 16).await;
         let placed = |view: &State| view.job(id).is_some_and(|row| row.phase == Phase::Starting);
         let token = token_of(&*until(&engine, "it is placed on both", placed).await, id);
+        if with_witness {
+            let third = open(&engine, opening("h3", 3)).await;
+            beats.push(beating(&third));
+            witness = Some(third);
+        }
         let waiting = ProbeReport::Waiting { job: id, token };
         for session in &sessions {
             say(session, Inbound::Probe(waiting.clone())).await;
         }
         probed(&mut sessions, rate).await;
-        let at_fault = rate < 1 << 30;
-        for _ in 0..if at_fault { AGAIN_MAX } else { 0 } {
+        for _ in 0..if rate < 1 << 30 { AGAIN_MAX } else { 0 } {
             probed(&mut sessions, rate).await;
         }
-        // The order of the nodes is that of their ids.
-        let [first, second] = &mut sessions;
-        let fault = verdict(second).await;
-        assert_eq!(fault.is_some_and(|fault| fault.contains("slow link from h1 to h2: 1 MB/s")), at_fault);
-        // Who comes back is told what was found out, and nothing is measured again.
-        if !at_fault {
-            assert_eq!(verdict(first).await, None);
-            say(first, Inbound::Probe(waiting)).await;
-            assert_eq!(verdict(first).await, None);
+        let [mut first, mut second] = sessions;
+        if let Some(third) = witness.take() {
+            let mut all = [first, second, third];
+            for _ in 0..=AGAIN_MAX {
+                measured(&mut all, |(from, to)| if from == 1 || to == 1 { rate } else { 1 << 30 }).await;
+            }
+            [first, second] = {
+                let [first, second, _third] = all;
+                [first, second]
+            };
+            let fault = verdict(&mut second).await;
+            assert!(fault.as_ref().is_some_and(|f| f.contains("h2: slow to 2 of 2 hosts")), "{fault:?}");
+            // A node that comes back is told what was found out, and nothing is measured again.
+            say(&second, Inbound::Probe(waiting)).await;
+            assert!(verdict(&mut second).await.is_some());
         } else {
-            say(second, Inbound::Probe(waiting)).await;
-            assert!(verdict(second).await.is_some());
+            assert_eq!((verdict(&mut first).await, verdict(&mut second).await), (None, None));
+            say(&first, Inbound::Probe(waiting)).await;
+            assert_eq!(verdict(&mut first).await, None);
         }
+        sessions = [first, second];
         let cancel = Command::Cancel { request: RequestId(10 + request), job: id };
         guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
         for (session, sequence) in sessions.iter().zip(1..) {
@@ -1007,4 +1121,77 @@ async fn a_stop_says_why() {
         .await;
     }
     beat.abort();
+}
+
+#[test]
+fn a_round_of_the_leadership_in_force_that_begins_elsewhere_stops_the_replica() {
+    let begin = |term: u64, replica: u64, first: u64, decisions: Vec<Decision>| {
+        let (format, log_time) = (FORMAT_MIN, LogTime(1));
+        let (first_index, basis_index) = (LogIndex(first), LogIndex(first - 1));
+        let replica = ReplicaId(replica);
+        let round = Round { format, term, replica, first_index, basis_index, log_time, decisions };
+        let payload = Some(encode_round(&round).into());
+        CommittedEntry { raft_index: 1, term, leader: replica, payload }
+    };
+    let created = || Decision::ClusterCreated { cluster: CLUSTER, generation: 1, parameters: parameters() };
+    let founding = || begin(1, 1, 1, vec![Decision::LeaderStarted, created()]);
+    let applies = |round: CommittedEntry| {
+        let (mut replicated, view) = replicated(FORMAT_MAX);
+        replicated.apply(&[founding()]);
+        let applied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| replicated.apply(&[round])));
+        applied
+            .map(|()| view.state().log_index().0)
+            .map_err(|panic| muster_consensus::Halt::detail_of(panic.as_ref()))
+    };
+    let refused = |round: CommittedEntry| {
+        let why = applies(round).expect_err("the replica has to stop");
+        assert!(why.contains("has diverged at log index 2") && why.contains("--rebuild"), "{why}");
+    };
+    let digest = || vec![Decision::HistoryPruned { requests_before: LogTime(0), jobs_before: LogTime(0) }];
+    refused(begin(1, 1, 1, digest()));
+    refused(begin(1, 1, 2, digest()));
+    refused(begin(2, 2, 2, vec![Decision::LeaderStarted]));
+    refused(begin(2, 2, 4, vec![Decision::LeaderStarted]));
+    // Of leaderships that have ended, behind a proposal that was left out, and as it should be.
+    assert_eq!(applies(begin(1, 0, 1, digest())), Ok(2));
+    assert_eq!(applies(begin(1, 1, 4, digest())), Ok(2));
+    assert_eq!(applies(begin(2, 2, 3, digest())), Ok(2));
+    assert_eq!(applies(begin(1, 1, 3, digest())), Ok(3));
+    assert_eq!(applies(begin(2, 2, 3, vec![Decision::LeaderStarted])), Ok(3));
+}
+
+/// A command that meets a broken invariant, for the tests below.
+pub(crate) fn poison_command(command: &Command) {
+    let Command::Submit { jobs, .. } = command else { return };
+    assert!(jobs.iter().all(|job| job.spec.name.as_str() != "poison"), "an invariant that no job may break");
+}
+
+#[tokio::test]
+async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let poison = || {
+        let jobs = muster_types::Submission::plain([job("poison", 1)]);
+        Command::Submit { request: RequestId(9), jobs }
+    };
+    // In one round with others, which are carried out all the same.
+    let (before, poisoned, behind) = guarded("all three", async {
+        tokio::join!(
+            engine.execute(submit(1, 3, 1)),
+            engine.execute(poison()),
+            engine.execute(submit(2, 3, 1))
+        )
+    })
+    .await;
+    assert!(before.is_ok() && behind.is_ok(), "{before:?} {behind:?}");
+    let refusal = poisoned.expect_err("it must not be carried out");
+    assert_eq!(refusal.code, RefusalCode::Internal);
+    let fingerprint = refusal.metadata.iter().find(|(name, _)| *name == "fingerprint").expect("it has one");
+    assert!(engine.local_facts().decision_fault.is_some_and(|fault| fault.contains(&fingerprint.1)));
+    // The client repeats it, and the leader goes on.
+    assert_eq!(code(guarded("the same again", engine.execute(poison())).await), Some(RefusalCode::Internal));
+    assert_eq!(engine.view().jobs().len(), 6);
+    submitted(&engine, 3, 1).await;
+    assert!(engine.is_leader() && engine.failed().borrow().is_none());
 }

@@ -159,6 +159,7 @@ async fn start(id: u64, listener: TcpListener, routes: BTreeMap<u64, SocketAddr>
         founding: Founding::new(CLUSTER, Parameters::DEFAULT),
         client_commands_waiting_max: 64,
         node_commands_waiting_max: 64,
+        contain_faults: false,
     };
     let info = ReplicaInfo { replica: ReplicaId(id), region: Name::new("eu").unwrap() };
     Engine::start(config, info, view, consensus)
@@ -245,4 +246,20 @@ async fn the_past_needs_an_archive_and_the_future_is_waited_for_and_refused() {
         assert_eq!(refusal.code, RefusalCode::ResumeTokenInvalid);
         assert!(began.elapsed() >= Duration::from_millis(250), "it is waited for");
     }
+}
+
+/// A refusal rests on what its leader knows: it is told once a quorum says that this is the leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_cut_off_refuses_nothing_as_if_it_led() {
+    let cluster = Cluster::start().await;
+    cluster.write(&[1, 2, 3], 1).await;
+    let leader = cluster.leader_among(&[1, 2, 3]).await;
+    let cancel = |request| Command::Cancel { request: RequestId(request), job: muster_types::JobId(77) };
+    let engine = &cluster.engines[&leader];
+    let refused = guarded("a refusal", engine.execute(cancel(2))).await.unwrap_err();
+    assert_eq!(refused.code, RefusalCode::JobNotFound);
+    cluster.connected[&leader].send_replace(false);
+    // Another may lead by the time it is answered, and have the job.
+    let answer = guarded("an answer", engine.execute(cancel(3))).await.unwrap_err();
+    assert!(matches!(answer.code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown), "{answer}");
 }

@@ -9,10 +9,11 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PolicyRules};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobId,
-    JobSpec, LogIndex, LogTime, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
+    Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad,
+    HolderId, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec,
+    Parameters, ReplicaId, RequestId, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +29,8 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
 /// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
 /// | 4 | [`Finding::Network`](muster_types::health::Finding::Network) |
-pub const FORMAT_MAX: u16 = 4;
+/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten |
+pub const FORMAT_MAX: u16 = 5;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +192,8 @@ pub enum StopCause {
         /// What was found, at most `limits::DETAIL_BYTES_MAX` bytes.
         detail: String,
     },
+    /// Its deadline has passed before it was over. Since format 5.
+    Deadline,
 }
 
 /// How a job ended.
@@ -481,6 +485,47 @@ pub enum Decision {
         /// All of it.
         load: ForeignLoad,
     },
+    /// Input, since format 5: what the policy that was set just before says besides. Directly behind it, in the same
+    /// round.
+    PolicyRulesSet {
+        /// All of it.
+        rules: Box<PolicyRules>,
+    },
+    /// Input, since format 5: an operator said which nodes are admitted.
+    NodeAdmissionSet {
+        /// By which request.
+        request: RequestKey,
+        /// All of it.
+        admission: Box<NodeAdmission>,
+    },
+    /// Input, since format 5: an operator approved or rejected a node by its name. Or a node came back with fewer
+    /// devices, and may have again what it had.
+    NodeApprovalSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Its name; it need not have registered.
+        name: Name,
+        /// What was said; none takes back what was said before.
+        approval: Option<Approval>,
+    },
+    /// Input, since format 5: a certificate is not good any more.
+    CertificateRevoked {
+        /// By which request.
+        request: RequestKey,
+        /// Which.
+        serial: CertificateSerial,
+        /// Whose, and until when it is remembered.
+        revocation: Revocation,
+    },
+    /// Input, since format 5: a node's agent has opened its session at this leader and goes on as it is. No leader
+    /// acknowledges heartbeats of a node before this or its registration, so a leadership without either has not
+    /// been heard by it. It changes nothing in the state.
+    SessionResumed {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation, which stays the same.
+        incarnation: u32,
+    },
 }
 
 impl StopCause {
@@ -489,6 +534,7 @@ impl StopCause {
     pub fn since_format(&self) -> u16 {
         match self {
             StopCause::Fault { .. } => 3,
+            StopCause::Deadline => 5,
             StopCause::WorkerFailed { exit, .. } => exit.since_format(),
             StopCause::Rearranged(cause) if cause.is_drained() => 3,
             _ => FORMAT_MIN,
@@ -523,6 +569,11 @@ impl Decision {
             | Decision::NodeQuarantineSet { .. }
             | Decision::NodeRepairSet { .. }
             | Decision::ForeignLoadSet { .. } => 3,
+            Decision::PolicyRulesSet { .. }
+            | Decision::NodeAdmissionSet { .. }
+            | Decision::NodeApprovalSet { .. }
+            | Decision::CertificateRevoked { .. }
+            | Decision::SessionResumed { .. } => 5,
             Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
@@ -565,6 +616,11 @@ impl Decision {
             Decision::NodeRepairSet { .. } => "node_repair_set",
             Decision::HealthPolicySet { .. } => "health_policy_set",
             Decision::ForeignLoadSet { .. } => "foreign_load_set",
+            Decision::PolicyRulesSet { .. } => "policy_rules_set",
+            Decision::NodeAdmissionSet { .. } => "node_admission_set",
+            Decision::NodeApprovalSet { .. } => "node_approval_set",
+            Decision::CertificateRevoked { .. } => "certificate_revoked",
+            Decision::SessionResumed { .. } => "session_resumed",
         }
     }
 }

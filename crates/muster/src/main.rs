@@ -5,15 +5,18 @@
 
 mod agent;
 mod cli;
+#[cfg(test)]
+mod documents;
 mod manifest;
 mod process;
 mod quickstart;
 mod server;
 
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 pub(crate) use agent::VERSION;
 
@@ -44,6 +47,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<std::ffi::OsString>,
     },
+    /// A word that is no command
+    #[command(external_subcommand)]
+    Unknown(Vec<String>),
 }
 
 #[derive(Subcommand)]
@@ -62,12 +68,16 @@ fn main() -> ExitCode {
     if words.next().is_some_and(|first| first == SHIM) {
         return shim(words);
     }
+    if std::env::args_os().len() <= 1 {
+        return if Arguments::command().print_help().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let arguments = Arguments::parse();
     if let Some(confession) = muster_planted::confess() {
-        eprintln!("muster: {confession}");
+        let _ = writeln!(std::io::stderr().lock(), "muster: {confession}");
     }
     match arguments.command {
         Command::Client(command) => cli::run(&arguments.global, command),
+        Command::Unknown(words) => cli::run_unknown(&arguments.global, &words),
         Command::Server(args) => {
             // The protocol's own steps are for those who look for a fault in it; that an answer is not to be had any
             // more because this replica stops is no fault, and why it stops the replica says itself.
@@ -109,7 +119,11 @@ fn become_agent_alone(args: &agent::AgentArgs) {
     let mut command = std::process::Command::new(&alone);
     command.env(agent::RELEASE_VARIABLE, VERSION).env(agent::PROGRAM_VARIABLE, &program);
     let error = command.arg("--config").arg(&args.config).exec();
-    eprintln!("muster: {} cannot be run, going on without it: {error}", alone.display());
+    let _ = writeln!(
+        std::io::stderr().lock(),
+        "muster: {} cannot be run, going on without it: {error}",
+        alone.display()
+    );
 }
 
 /// Guards one worker, or becomes it.

@@ -1,7 +1,10 @@
 //! What the long-running commands share: logging, signals, and how an error is shown.
 
 use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +17,49 @@ const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 pub fn log_to_stderr(usual: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("MUSTER_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines::default()).with_ansi(false).init();
+}
+
+/// Lines on standard error that nobody has to take: one that cannot be written, because the disk below is full or the
+/// reader has gone, is dropped and counted, and the process goes on. The next one that can be written says how many.
+#[derive(Clone, Default)]
+struct Lines {
+    lost: Arc<AtomicU64>,
+}
+
+impl Lines {
+    fn write_to(&self, mut out: impl Write, line: &[u8]) {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        if lost > 0
+            && out.write_all(format!("{lost} lines of the log could not be written\n").as_bytes()).is_err()
+        {
+            self.lost.fetch_add(lost + 1, Ordering::Relaxed);
+            return;
+        }
+        if out.write_all(line).and_then(|()| out.flush()).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Write for Lines {
+    /// A whole line: the subscriber writes each at once.
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.write_to(std::io::stderr().lock(), line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Lines {
+    type Writer = Lines;
+
+    fn make_writer(&'a self) -> Lines {
+        self.clone()
+    }
 }
 
 /// Ends this process when the one that started it ends, where that was asked for.
@@ -84,6 +129,29 @@ pub fn complain(error: &dyn Error) -> ExitCode {
         }
         cause = inner.source();
     }
-    eprintln!("{text}");
+    // The exit code says it too, where standard error takes nothing.
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted_and_the_count_is_said() {
+        let lines = Lines::default();
+        // A full disk, and a pipe whose reader has gone.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        lines.write_to(&full, b"one\n");
+        let (reading, writing) = std::io::pipe().unwrap();
+        drop(reading);
+        lines.write_to(&writing, b"two\n");
+        lines.write_to(&full, b"three\n");
+        let mut out = Vec::new();
+        lines.write_to(&mut out, b"four\n");
+        lines.write_to(&mut out, b"five\n");
+        assert_eq!(String::from_utf8(out).unwrap(), "3 lines of the log could not be written\nfour\nfive\n");
+    }
 }

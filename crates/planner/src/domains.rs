@@ -22,6 +22,14 @@ struct RackRoom<'a> {
     is_exact: bool,
 }
 
+/// A node of a rack with room for workers of a group.
+struct RackNode {
+    room: u32,
+    node: NodeId,
+    /// Whether only so many like it may be taken from: nobody uses it, and the rack keeps spare hosts.
+    is_limited: bool,
+}
+
 impl<'a> Attempt<'a, '_> {
     /// Places the whole gang as its topology rule says. False when that is not possible.
     pub(crate) fn arrange(&mut self) -> Result<bool, Spent> {
@@ -252,38 +260,35 @@ impl<'a> Attempt<'a, '_> {
         }
     }
 
-    /// Hosts of a rack that a gang with a topology rule may use: all but the spare ones.
-    fn hosts_max(&self, rack: &Rack) -> usize {
-        let kind = self.site.kind;
-        let spare = kind.and_then(|kind| self.terms.policy.spare_hosts_per_rack.get(kind)).copied();
-        rack.nodes.saturating_sub(u32::from(spare.unwrap_or(0))) as usize
-    }
-
-    /// Nodes of a rack with room for workers of a group, fullest first, and how many more of them the
-    /// gang may use.
-    fn rack_nodes(&self, group: usize, rack: &Rack) -> (Vec<(u32, NodeId)>, usize) {
-        let mut used = 0;
+    /// Nodes of a rack with room, fullest first, and how many of those that nobody uses the gang may take from; none for
+    /// all.
+    fn rack_nodes(&self, rack: &Rack, room: impl Fn(NodeId) -> u32) -> (Vec<RackNode>, Option<u32>) {
         let mut nodes = Vec::with_capacity(rack.by_idle.size());
+        let mut most = None;
         for (_, node) in rack.by_idle.iter() {
-            used += usize::from(self.is_touched(*node));
-            let room = self.room(group, *node);
-            if room > 0 {
-                nodes.push((room, *node));
+            let room = room(*node);
+            if room == 0 {
+                continue;
             }
+            let left = if self.is_touched(*node) { None } else { self.unused_hosts_left(self.row(*node)) };
+            most = most.or(left);
+            nodes.push(RackNode { room, node: *node, is_limited: left.is_some() });
         }
-        (nodes, self.hosts_max(rack).saturating_sub(used))
+        (nodes, most)
     }
 
     /// How many workers of a group a rack has room for.
     fn rack_room(&self, group: usize, rack: &Rack) -> u32 {
-        let (mut nodes, hosts) = self.rack_nodes(group, rack);
-        if nodes.len() > hosts {
-            let free = |node: &NodeId| self.is_touched(*node);
-            nodes.sort_by_key(|(room, node)| (!free(node), u32::MAX - room));
-            let kept = nodes.iter().filter(|(_, node)| free(node)).count();
-            nodes.truncate(hosts + kept);
-        }
-        nodes.iter().map(|(room, _)| *room).fold(0, u32::saturating_add)
+        self.room_in_rack(rack, |node| self.room(group, node))
+    }
+
+    fn room_in_rack(&self, rack: &Rack, room: impl Fn(NodeId) -> u32) -> u32 {
+        let (nodes, most) = self.rack_nodes(rack, room);
+        let (mut limited, open): (Vec<RackNode>, Vec<RackNode>) =
+            nodes.into_iter().partition(|node| node.is_limited);
+        limited.sort_by_key(|node| u32::MAX - node.room);
+        limited.truncate(most.map_or(usize::MAX, |most| most as usize));
+        open.iter().chain(&limited).map(|node| node.room).fold(0, u32::saturating_add)
     }
 
     /// Workers of one group in one rack: the fullest node that holds all the rest, else the one with the
@@ -292,18 +297,20 @@ impl<'a> Attempt<'a, '_> {
         let site = self.site;
         for (_, pool) in site.pools_of_group(group) {
             let Some(rack) = pool.racks.get(key) else { continue };
-            let (mut nodes, mut hosts) = self.rack_nodes(group, rack);
+            let (mut nodes, mut most) = self.rack_nodes(rack, |node| self.room(group, node));
             while rest > 0 && !nodes.is_empty() {
                 self.budget.spend()?;
-                let usable = |at: &usize| hosts > 0 || self.is_touched(nodes[*at].1);
+                let usable = |at: &usize| !nodes[*at].is_limited || most != Some(0);
                 // Nodes come fullest first, so the first of equals is the fullest.
-                let best = (0..nodes.len()).filter(usable).find(|at| nodes[*at].0 >= rest);
-                let most = || (0..nodes.len()).filter(usable).min_by_key(|at| u32::MAX - nodes[*at].0);
-                let Some(at) = best.or_else(most) else { break };
-                let (_, node) = nodes.remove(at);
-                let was_touched = self.is_touched(node);
-                rest -= self.take(group, node, rest);
-                hosts -= usize::from(!was_touched && self.is_touched(node));
+                let best = (0..nodes.len()).filter(usable).find(|at| nodes[*at].room >= rest);
+                let widest = || (0..nodes.len()).filter(usable).min_by_key(|at| u32::MAX - nodes[*at].room);
+                let Some(at) = best.or_else(widest) else { break };
+                let RackNode { node, is_limited, .. } = nodes.remove(at);
+                let taken = self.take(group, node, rest);
+                rest -= taken;
+                if is_limited && taken > 0 {
+                    most = most.map(|most| most.saturating_sub(1));
+                }
             }
         }
         Ok(rest)
@@ -432,17 +439,12 @@ impl<'a> Attempt<'a, '_> {
     /// How many segments a rack has room for, should every worker be like the largest.
     fn segment_room(&self, envelope: &WorkerRequest, unit: u32, rack: &Rack) -> u32 {
         let primary = self.primary();
+        let of_group = |node: NodeId| self.room(primary, node);
+        let of_largest = |node: NodeId| of_group(node).min(self.row(node).offer().workers(envelope));
         let is_same = self.spec.groups[primary].request == *envelope;
-        if is_same {
-            return self.rack_room(primary, rack) / unit;
-        }
-        let (mut rooms, hosts) = (Vec::new(), self.hosts_max(rack));
-        for (_, node) in rack.by_idle.iter() {
-            let room = self.room(primary, *node).min(self.row(*node).offer().workers(envelope));
-            rooms.push(u32::MAX - room);
-        }
-        rooms.sort_unstable();
-        rooms.iter().take(hosts).map(|room| u32::MAX - room).fold(0, u32::saturating_add) / unit
+        let room =
+            if is_same { self.room_in_rack(rack, of_group) } else { self.room_in_rack(rack, of_largest) };
+        room / unit
     }
 
     /// So many segments for each rack chosen; none when there is not room for all.
@@ -575,16 +577,25 @@ impl<'a> Attempt<'a, '_> {
                 continue;
             }
             let mut free: BTreeMap<PodPosition, NodeId> = BTreeMap::new();
+            let mut opened: BTreeMap<(&Name, &Name), u32> = BTreeMap::new();
             for (position, node) in pool.idle_hosts.iter() {
                 self.budget.spend()?;
                 let row = self.row(*node);
-                if row.spec.device_count() == *chips
+                let is_open = row.spec.device_count() == *chips
                     && crate::fill::is_within(&row.spec, *node, scope)
                     && !self.is_touched(*node)
-                    && self.room(group, *node) > 0
-                {
-                    free.insert(position.clone(), *node);
+                    && self.room(group, *node) > 0;
+                if !is_open {
+                    continue;
                 }
+                if let Some(most) = self.unused_hosts_left(row) {
+                    let opened = opened.entry((&row.spec.block, &row.spec.rack)).or_default();
+                    if *opened >= most {
+                        continue;
+                    }
+                    *opened += 1;
+                }
+                free.insert(position.clone(), *node);
             }
             match find_slices(generation, slice, *chips, &free, self.budget) {
                 SliceVerdict::Fits(nodes) => {

@@ -62,6 +62,7 @@ pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
     if let [group] = spec.groups.as_slice()
         && group.slice.is_none()
         && is_simple(spec)
+        && state.policy().policy.spare_hosts_per_rack.is_empty()
     {
         return if holds_one_group(state, spec, group) { Ok(()) } else { Err(never(state, spec)) };
     }
@@ -90,7 +91,9 @@ fn most_by_counts<'a>(
         if !key.kind.as_ref().is_some_and(|kind| request.accepts(kind)) {
             continue;
         }
-        if pool.tainted > 0 {
+        // Nor how many hosts of each rack may be used.
+        let has_spares = state.policy().policy.spare_hosts_per_rack.contains_key(key.kind.as_ref()?);
+        if pool.tainted > 0 || has_spares {
             return None;
         }
         let on = |shape: &Shape| {
@@ -108,11 +111,6 @@ fn most_by_counts<'a>(
             Some(level) => {
                 let mut shapes = pool.shapes.keys();
                 let (Some(shape), None) = (shapes.next(), shapes.next()) else { return None };
-                if group.workers > 1
-                    && state.policy().policy.spare_hosts_per_rack.contains_key(key.kind.as_ref()?)
-                {
-                    return None;
-                }
                 on(shape) * most_hosts(pool, level)
             }
         };
@@ -248,13 +246,12 @@ fn fill_empty(
 ) -> bool {
     let spare = kind.and_then(|kind| state.policy().policy.spare_hosts_per_rack.get(kind)).copied();
     let rule = &spec.topology;
-    let on_host = rule.required == Some(Level::Host) || rule.preferred == Some(Level::Host);
-    // As the planner does it: where racks are looked at as a whole.
-    if let Some(spare) = spare.filter(|_| !rule.is_free() && !on_host && rule.spread.is_none()) {
+    if let Some(spare) = spare {
         for (key, hosts) in &mut racks {
             let of_kind = |(pool, _): &&KeyedPool<'_>| pool.kind.as_ref() == kind;
             let rack = pools.iter().find(of_kind).and_then(|(_, pool)| pool.racks.get(key));
-            let most = rack.map_or(0, |rack| rack.nodes).saturating_sub(u32::from(spare));
+            // Hosts that are in use go on being used, even if they are too many.
+            let most = rack.map_or(0, |rack| rack.nodes.saturating_sub(u32::from(spare)).max(rack.in_use));
             // The largest hosts are used.
             hosts.left.sort_by_key(|(_, free)| (u16::MAX - free.devices.count(), u64::MAX - free.cpu_milli));
             let mut of_kind = 0;

@@ -5,13 +5,13 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
-use muster_state::{NodeRow, NodeStatus, PoolKey, State};
+use muster_state::{Free, NodeRow, NodeStatus, PoolKey, State};
 use muster_types::policy::PlacementWeights;
-use muster_types::{DeviceAmount, JobSpec, Level, Name, NodeId, TopologyRule};
+use muster_types::{DeviceAmount, JobSpec, Level, LogTime, Name, NodeId, TopologyRule, WorkerRequest};
 
 use crate::Budget;
 use crate::ever::{Reach, holds_somewhere, workers_on_empty};
-use crate::fill::{Attempt, Scope};
+use crate::fill::{Attempt, Scope, closed_windows};
 use crate::gang::{Plan, plans_by_site, try_plan};
 use crate::score::Score;
 use crate::sites::{self, Site};
@@ -31,8 +31,12 @@ pub enum WaitReason {
     WaitingForNodes,
     /// There are not enough free devices.
     WaitingForCapacity,
-    /// There are enough free devices in one cluster, but too few on each host, or too little else there.
+    /// There are enough free devices in one cluster, but too few on each host.
     Fragmented,
+    /// Hosts have the devices free, but not the CPU that goes with them.
+    WaitingForCpu,
+    /// Hosts have the devices free, but not the memory that goes with them.
+    WaitingForMemory,
     /// There is room in one cluster, but not as near or as far apart as required.
     Topology,
     /// There are enough free hosts, but they do not form its slices.
@@ -43,6 +47,8 @@ pub enum WaitReason {
     BehindOtherGangs,
     /// It would not be over before a window of maintenance or of a reservation.
     Window,
+    /// It would fit on hosts that policy keeps free in each rack, to take the place of failed ones.
+    SpareHosts,
     /// It waits for another job.
     Dependency,
     /// It failed, and is tried again after a wait.
@@ -59,17 +65,20 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 16] = [
+    pub const ALL: [WaitReason; 19] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NoClusterLargeEnough,
         WaitReason::WaitingForNodes,
         WaitReason::WaitingForCapacity,
         WaitReason::Fragmented,
+        WaitReason::WaitingForCpu,
+        WaitReason::WaitingForMemory,
         WaitReason::Topology,
         WaitReason::SliceFragmented,
         WaitReason::QuotaExceeded,
         WaitReason::BehindOtherGangs,
         WaitReason::Window,
+        WaitReason::SpareHosts,
         WaitReason::Dependency,
         WaitReason::NotBefore,
         WaitReason::RetryBackoff,
@@ -87,11 +96,14 @@ impl WaitReason {
             WaitReason::WaitingForNodes => "WAITING_FOR_NODES",
             WaitReason::WaitingForCapacity => "WAITING_FOR_CAPACITY",
             WaitReason::Fragmented => "FRAGMENTED",
+            WaitReason::WaitingForCpu => "WAITING_FOR_CPU",
+            WaitReason::WaitingForMemory => "WAITING_FOR_MEMORY",
             WaitReason::Topology => "TOPOLOGY",
             WaitReason::SliceFragmented => "SLICE_FRAGMENTED",
             WaitReason::QuotaExceeded => "QUOTA_EXCEEDED",
             WaitReason::BehindOtherGangs => "BEHIND_OTHER_GANGS",
             WaitReason::Window => "WINDOW",
+            WaitReason::SpareHosts => "SPARE_HOSTS",
             WaitReason::Dependency => "DEPENDENCY",
             WaitReason::NotBefore => "NOT_BEFORE",
             WaitReason::RetryBackoff => "RETRY_BACKOFF",
@@ -116,11 +128,15 @@ enum Finding {
     WaitingForNodes { place: (Name, Name), missing: u32, wanted: u32 },
     WaitingForCapacity(Closest),
     Fragmented(Closest),
+    WaitingForCpu { closest: Closest, free_milli: u64, wanted_milli: u64 },
+    WaitingForMemory { closest: Closest, free_bytes: u64, wanted_bytes: u64 },
     Topology { closest: Closest, largest_domain_workers: u32 },
     SliceFragmented(Closest),
     QuotaExceeded { place: (Name, Name), wanted_milli: u64, room_milli: u64 },
     BehindOtherGangs { place: (Name, Name), reserved_devices: u64 },
-    Window { place: (Name, Name), nodes: u32 },
+    CheckpointNotReadable { data_set: Name },
+    Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
+    SpareHosts { place: (Name, Name), hosts: u64 },
     InLine,
 }
 
@@ -166,15 +182,19 @@ impl Finding {
     fn reason(&self) -> WaitReason {
         match self {
             Finding::NoClusterAllowed => WaitReason::NoClusterAllowed,
+            Finding::CheckpointNotReadable { .. } => WaitReason::CheckpointNotReadable,
             Finding::NoClusterLargeEnough { .. } => WaitReason::NoClusterLargeEnough,
             Finding::WaitingForNodes { .. } => WaitReason::WaitingForNodes,
             Finding::WaitingForCapacity(_) => WaitReason::WaitingForCapacity,
             Finding::Fragmented(_) => WaitReason::Fragmented,
+            Finding::WaitingForCpu { .. } => WaitReason::WaitingForCpu,
+            Finding::WaitingForMemory { .. } => WaitReason::WaitingForMemory,
             Finding::Topology { .. } => WaitReason::Topology,
             Finding::SliceFragmented(_) => WaitReason::SliceFragmented,
             Finding::QuotaExceeded { .. } => WaitReason::QuotaExceeded,
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
+            Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::InLine => WaitReason::InLine,
         }
     }
@@ -184,18 +204,39 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Finding::NoClusterAllowed => f.write_str("no cluster of the fleet is in its regions"),
+            Finding::CheckpointNotReadable { data_set } => write!(
+                f,
+                "no cluster of the fleet is in a region that it may use and that has a copy of {data_set}, which its \
+                 checkpoints are in"
+            ),
             Finding::NoClusterLargeEnough { wanted } => {
                 write!(f, "no cluster it may use could hold its {}, even if it were empty", Workers(*wanted))
             }
             Finding::WaitingForNodes { place: (region, cluster), missing, wanted } => write!(
                 f,
-                "{missing} nodes of {region}/{cluster}, which is closest, are lost or cordoned, and the others could not hold its {}",
+                "{missing} {} out of service (lost, cordoned, drained, quarantined or unhealthy; `muster node health` says \
+                 why), and the others of {region}/{cluster}, which is closest, could not hold its {}",
+                if *missing == 1 { "node is" } else { "nodes are" },
                 Workers(*wanted)
             ),
             Finding::WaitingForCapacity(closest) => closest.fmt(f),
             Finding::Fragmented(closest) => {
                 write!(f, "{closest}: free devices are enough, but not together on hosts as it needs them")
             }
+            Finding::WaitingForCpu { closest, free_milli, wanted_milli } => write!(
+                f,
+                "{closest}: hosts have the devices free, but not the CPU; a worker wants {} CPUs, and the host with \
+                 devices free that has most has {} left",
+                Milli(*wanted_milli),
+                Milli(*free_milli)
+            ),
+            Finding::WaitingForMemory { closest, free_bytes, wanted_bytes } => write!(
+                f,
+                "{closest}: hosts have the devices free, but not the memory; a worker wants {} MiB, and the host \
+                 with devices free that has most has {} left",
+                wanted_bytes >> 20,
+                free_bytes >> 20
+            ),
             Finding::Topology {
                 closest: Closest { place: (region, cluster), wanted, .. },
                 largest_domain_workers,
@@ -219,9 +260,24 @@ impl fmt::Display for Finding {
                 f,
                 "it would fit in {region}/{cluster}, but {reserved_devices} devices there are kept for gangs before it"
             ),
-            Finding::Window { place: (region, cluster), nodes } => write!(
+            Finding::Window { place: (region, cluster), nodes, open } => {
+                let nodes = format!("{nodes} {} there", if *nodes == 1 { "node" } else { "nodes" });
+                match open {
+                    Some((window, until)) => write!(
+                        f,
+                        "it would fit in {region}/{cluster}, but window {window} is open there until {until}, and \
+                         windows keep {nodes} from it"
+                    ),
+                    None => write!(
+                        f,
+                        "it would fit in {region}/{cluster}, but would not end before a window that keeps {nodes} \
+                         from it begins"
+                    ),
+                }
+            }
+            Finding::SpareHosts { place: (region, cluster), hosts } => write!(
                 f,
-                "it would fit in {region}/{cluster}, but would not end before a window that {nodes} nodes there are set aside for"
+                "it would fit in {region}/{cluster}, but only with hosts that policy keeps free in their racks to take the place of failed ones ({hosts} of them)"
             ),
             Finding::InLine => f.write_str("it fits now, and its turn has not come yet"),
         }
@@ -268,7 +324,7 @@ pub struct NodeCounts {
     pub too_small: u32,
     /// In a window that begins before the gang would end.
     pub in_window: u32,
-    /// Kept for gangs before it.
+    /// Kept for gangs before it, or to take the place of failed hosts of its rack.
     pub held: u32,
     /// Without room for one worker now.
     pub full: u32,
@@ -490,7 +546,7 @@ impl<'a> Counting<'a> {
             && !rule.balanced
             && rule.segment_workers == 0
             && rule.spread.is_none()
-            && (rule.required.is_none() || terms.policy.spare_hosts_per_rack.is_empty());
+            && terms.policy.spare_hosts_per_rack.is_empty();
         let by_cluster = |of: usize| self.domains.values().map(|counts| counts[of]).sum::<u64>();
         let enough = |of: usize| {
             let have = if rule.required.is_some() { most(of) } else { by_cluster(of) };
@@ -620,7 +676,7 @@ fn count_node(
         &mut counts.too_small
     } else if attempt.is_in_window(row) {
         &mut counts.in_window
-    } else if !fits_hold {
+    } else if !fits_hold || (fits_now && attempt.is_kept_spare(row)) {
         &mut counts.held
     } else if !fits_now {
         &mut counts.full
@@ -665,7 +721,14 @@ impl Variations<'_> {
 
     fn reason(&self, clusters: &[ClusterReport], wanted: u32, has_pools: bool) -> Finding {
         if !has_pools {
-            return Finding::NoClusterAllowed;
+            let by_checkpoints = self.checkpoints.filter(|checkpoints| {
+                let allows =
+                    |region: &Name| checkpoints.regions.is_empty() || checkpoints.regions.contains(region);
+                self.state.pools().any(|(pool, _)| allows(&pool.region))
+            });
+            return by_checkpoints.map_or(Finding::NoClusterAllowed, |checkpoints| {
+                Finding::CheckpointNotReadable { data_set: checkpoints.data_set.clone() }
+            });
         }
         if clusters.iter().any(|report| report.score.is_some()) {
             return Finding::InLine;
@@ -692,7 +755,18 @@ impl Variations<'_> {
         }
         if let Some(plan) = self.with_holds(&self.terms.holds.without_windows()) {
             let nodes = report_of(&plan).nodes.in_window;
-            return Finding::Window { place: (plan.region, plan.cluster), nodes };
+            // One that is open now; of several the one that is open longest.
+            let at = self.terms.now;
+            let open = closed_windows(self.terms, at.plus_ms(1), &plan.region, &plan.cluster);
+            let open = open.into_iter().max_by_key(|window| window.until);
+            let open = open.map(|window| (window.name.clone(), window.until));
+            return Finding::Window { place: (plan.region, plan.cluster), nodes, open };
+        }
+        if let Some(plan) = self.with_holds(&self.terms.holds.with_spare_hosts()) {
+            return Finding::SpareHosts {
+                hosts: self.spare_hosts_of(&plan),
+                place: (plan.region, plan.cluster),
+            };
         }
         let has_slice = self.spec.groups.iter().any(|group| group.slice.is_some());
         if (has_slice || !self.spec.topology.is_free())
@@ -705,6 +779,9 @@ impl Variations<'_> {
             }
             return Finding::Topology { closest, largest_domain_workers: report.largest_domain_workers };
         }
+        if let Some(finding) = self.shortage_beside_devices(&report_of, wanted) {
+            return finding;
+        }
         let need = self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * u64::from(wanted);
         let is_enough = |report: &&ClusterReport| {
             report.could_hold_placeable && need > 0 && report.free_devices.saturating_mul(1_000) >= need
@@ -713,6 +790,47 @@ impl Variations<'_> {
             Some(report) => Finding::Fragmented(Closest::of(report, wanted)),
             None => Finding::WaitingForCapacity(Closest::of(best, wanted)),
         }
+    }
+
+    /// The CPU or memory that keeps a gang from devices that are free. Where both are short, the CPU is named.
+    fn shortage_beside_devices<'a>(
+        &self,
+        report_of: &impl Fn(&Plan) -> &'a ClusterReport,
+        wanted: u32,
+    ) -> Option<Finding> {
+        let groups = || self.spec.groups.iter().filter(|group| group.request.accelerators.is_some());
+        let asked = |of: fn(&WorkerRequest) -> u64| groups().map(|group| of(&group.request)).max();
+        let (wanted_milli, wanted_bytes) = (asked(|r| r.cpu_milli)?, asked(|r| r.memory_bytes)?);
+        let relaxed = |cpu: bool, memory: bool| {
+            let mut draft = self.spec.clone().into_draft();
+            for group in &mut draft.groups {
+                group.request.cpu_milli = if cpu { 1 } else { group.request.cpu_milli };
+                group.request.memory_bytes = if memory { 1 } else { group.request.memory_bytes };
+            }
+            self.plan(&draft.check().ok()?, self.terms)
+        };
+        let most = |plan: &Plan, of: fn(&Free) -> u64| {
+            let rows = plan.workers.iter().filter_map(|slot| self.state.node(slot.node));
+            rows.map(|row| of(&row.offer())).max().unwrap_or(0)
+        };
+        if let Some(plan) = relaxed(false, true) {
+            let closest = Closest::of(report_of(&plan), wanted);
+            return Some(Finding::WaitingForMemory {
+                free_bytes: most(&plan, |free| free.memory_bytes),
+                closest,
+                wanted_bytes,
+            });
+        }
+        let plan = relaxed(true, false).or_else(|| relaxed(true, true))?;
+        let closest = Closest::of(report_of(&plan), wanted);
+        Some(Finding::WaitingForCpu { free_milli: most(&plan, |free| free.cpu_milli), closest, wanted_milli })
+    }
+
+    /// Hosts of a plan that nobody uses.
+    fn spare_hosts_of(&self, plan: &Plan) -> u64 {
+        let unused = |node: &NodeId| self.state.node(*node).is_some_and(|row| !row.is_in_use());
+        let hosts: BTreeSet<NodeId> = plan.workers.iter().map(|slot| slot.node).filter(unused).collect();
+        hosts.len() as u64
     }
 
     /// Thousandths of devices of a plan.

@@ -33,6 +33,9 @@ struct Touched {
     workers: u32,
 }
 
+/// Hosts of one type in one rack: type, block and rack.
+type RackOfKind<'a> = (&'a Name, &'a Name, &'a Name);
+
 /// A worker of the plan.
 #[derive(Clone, Copy, Debug)]
 struct Pick {
@@ -55,6 +58,8 @@ pub(crate) struct Attempt<'a, 'b> {
     /// Windows of the cluster that are closed to it before its end.
     windows: Vec<&'a Window>,
     touched: BTreeMap<NodeId, Touched>,
+    /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
+    opened: BTreeMap<RackOfKind<'a>, u32>,
     picks: Vec<Pick>,
     /// The most workers that were placed before an attempt was given up.
     pub(crate) most_placed: u32,
@@ -79,6 +84,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             end,
             windows: closed_windows(terms, end, site.region, site.cluster),
             touched: BTreeMap::new(),
+            opened: BTreeMap::new(),
             picks: Vec::new(),
             most_placed: 0,
         }
@@ -88,6 +94,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
     pub(crate) fn reset(&mut self) {
         self.most_placed = self.most_placed.max(self.picks.len() as u32);
         self.touched.clear();
+        self.opened.clear();
         self.picks.clear();
     }
 
@@ -325,7 +332,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 (by_free, self.terms.holds.spare(node, self.end), DeviceSet::EMPTY, 0)
             }
         };
-        if by_free == 0 || !self.is_open(row) {
+        if by_free == 0 || !self.is_open(row) || (there == 0 && self.is_kept_spare(row)) {
             return 0;
         }
         let by_hold = spare.map_or(u32::MAX, |spare| spare.workers(request, shared));
@@ -336,8 +343,49 @@ impl<'a, 'b> Attempt<'a, 'b> {
         by_free.min(by_hold).min(by_spread)
     }
 
+    /// Whether a host that the plan has not taken from is one of the spare hosts of its rack: nobody uses it, and with
+    /// it more hosts of the rack would be in use than may be. Hosts that are lost or out of service are spares that
+    /// are needed: the others may take their place.
+    pub(crate) fn is_kept_spare(&self, row: &'a NodeRow) -> bool {
+        self.unused_hosts_left(row).is_some_and(|left| left == 0)
+    }
+
+    /// How many more unused hosts of its rack the plan may take from; none where that is not limited, or the host is
+    /// in use already.
+    pub(crate) fn unused_hosts_left(&self, row: &'a NodeRow) -> Option<u32> {
+        let spares = &self.terms.policy.spare_hosts_per_rack;
+        if spares.is_empty() || self.terms.holds.opens_spares() || row.is_in_use() {
+            return None;
+        }
+        let kind = &row.spec.accelerators.as_ref()?.kind;
+        let spare = u32::from(*spares.get(kind)?);
+        let (_, pool) = self.site.pools.iter().find(|(key, _)| key.kind.as_ref() == Some(kind))?;
+        let rack = pool.racks.get(&RackKey::of(&row.spec))?;
+        let opened = self.opened.get(&(kind, &row.spec.block, &row.spec.rack)).copied().unwrap_or(0);
+        Some(rack.nodes.saturating_sub(spare).saturating_sub(rack.in_use + opened))
+    }
+
+    /// Counts a host that the plan takes from for the first time.
+    fn open(&mut self, row: &'a NodeRow) {
+        if let Some(kind) = row.spec.accelerators.as_ref().map(|has| &has.kind)
+            && !row.is_in_use()
+            && self.terms.policy.spare_hosts_per_rack.contains_key(kind)
+        {
+            *self.opened.entry((kind, &row.spec.block, &row.spec.rack)).or_default() += 1;
+        }
+    }
+
     /// Takes at most so many workers from a node; returns how many.
     pub(crate) fn take(&mut self, group: usize, node: NodeId, most: u32) -> u32 {
+        let was_touched = self.is_touched(node);
+        let taken = self.take_workers(group, node, most);
+        if taken > 0 && !was_touched {
+            self.open(self.row(node));
+        }
+        taken
+    }
+
+    fn take_workers(&mut self, group: usize, node: NodeId, most: u32) -> u32 {
         let most = most.min(self.room(group, node));
         if most == 0 {
             return 0;

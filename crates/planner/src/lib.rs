@@ -18,7 +18,7 @@
 //! on every replica and for every leader.
 //!
 //! [`explain`] says why a gang waits and what would help, [`could_ever`] refuses what no state of the fleet
-//! could hold, and [`Outlook`] says when and where a gang would fit if what runs ends as expected.
+//! could hold, [`relief`] names the cheapest gangs without which it would fit, and [`Outlook`] says when and where a gang would fit if what runs ends as expected.
 //!
 //! **Invariant:** proposes only; nothing here changes state. Feasibility is
 //! [`muster_state::fit`]'s, the guard's own.
@@ -34,6 +34,7 @@ mod explain;
 mod fill;
 mod gang;
 mod outlook;
+mod relief;
 mod score;
 mod single;
 mod sites;
@@ -45,9 +46,12 @@ pub use ever::{Never, could_ever};
 pub use explain::{Checkpoints, ClusterReport, Explanation, NodeCounts, WaitReason, explain};
 pub use gang::{Plan, Verdict, plan};
 pub use outlook::{Outlook, Start};
+pub use relief::{
+    HARM_RANKS, HOSTS_ENOUGH, Harm, Relief, ReliefQuestion, ReliefVerdict, needs_one_host, relief,
+};
 pub use score::{Score, ScorePart};
 pub use slices::{Shortfall, SliceVerdict, find_slices};
-pub use terms::{Hold, Holds, Terms};
+pub use terms::{Hold, Holds, Lane, Terms};
 pub use valuation::Valuation;
 
 /// Work that one planning pass may do, counted in nodes and pools looked at.
@@ -70,6 +74,11 @@ impl Budget {
         }
         self.visits -= 1;
         true
+    }
+
+    /// Spends so many visits, or all that are left: for work that is known once it is done.
+    pub fn take(&mut self, visits: u64) {
+        self.visits = self.visits.saturating_sub(visits);
     }
 
     /// Whether nothing is left.

@@ -65,8 +65,8 @@ pub struct ScorePart {
 /// - `data`: 1,000 · r / (r + m) with the run time r and the time m to bring the data here, or the same of
 ///   money, whichever is less.
 /// - `topology`: 500 / blocks + 500 / racks that the gang is spread over; 1,000 on one node.
-/// - `spread`: share of the cluster's hosts that are up and not cordoned: where much is broken, more will
-///   be.
+/// - `spread`: 1,000 · (1 - w / W) with the work w that the gang's owner has in the cluster, and W everywhere: what
+///   one cluster takes down is little of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Score {
     /// Sum of weight times value.
@@ -158,8 +158,14 @@ pub(crate) fn values(
             data(spec, terms, site, used)
         },
         topology: FULL,
-        spread: if weights.spread == 0 { FULL } else { ratio(site.placeable_hosts(), site.hosts()) },
+        spread: if weights.spread == 0 { FULL } else { spread(terms, site) },
     }
+}
+
+/// How little of the owner's work is in the cluster.
+fn spread(terms: &Terms<'_>, site: &Site<'_>) -> u32 {
+    let (here, everywhere) = (terms.own_work)(site.region, site.cluster);
+    if everywhere == 0 { FULL } else { FULL - ratio(here, everywhere) }
 }
 
 /// Data to move, against the run it is moved for.

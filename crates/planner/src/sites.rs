@@ -161,7 +161,8 @@ impl<'a> Site<'a> {
             if most < least {
                 return None;
             }
-            most = most.min(enough((terms.room_milli)(key), milli));
+            let room = terms.room_until(key, terms.end(spec, self.slowest_milli));
+            most = most.min(enough(room, milli));
         }
         (most >= least && most > 0).then_some(most)
     }
@@ -170,24 +171,6 @@ impl<'a> Site<'a> {
     pub(crate) fn plain_milli(&self) -> u32 {
         let is_plain = |(key, pool): &KeyedPool<'_>| key.kind.is_none() && !pool.by_free.is_empty();
         if self.pools.iter().any(is_plain) { 1_000 } else { 0 }
-    }
-
-    /// Registered hosts of the types used.
-    pub(crate) fn hosts(&self) -> u64 {
-        self.counted_pools().flat_map(|(_, pool)| pool.shapes.iter()).map(|(_, n)| u64::from(*n)).sum()
-    }
-
-    /// Those of them that are up and not cordoned.
-    pub(crate) fn placeable_hosts(&self) -> u64 {
-        let shapes = self.counted_pools().flat_map(|(_, pool)| pool.placeable_shapes.iter());
-        shapes.map(|(_, n)| u64::from(*n)).sum()
-    }
-
-    /// The pools used, or all of them for a job without accelerators.
-    fn counted_pools(&self) -> impl Iterator<Item = KeyedPool<'a>> {
-        let is_plain = self.kind.is_none();
-        let is_used = move |place: &usize| is_plain || self.pool_of.contains(&Some(*place));
-        (0..self.pools.len()).filter(is_used).map(|place| self.pools[place])
     }
 }
 

@@ -106,6 +106,43 @@ pub fn find_slices(
     SliceVerdict::Short(floor.shortfall(request, slices.len() as u16))
 }
 
+/// Hosts that a slice could be made of: a box, or one cube of a slice of whole cubes.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Of which pod, counted in the order of their names.
+    pub(crate) pod: usize,
+    /// Its hosts.
+    pub(crate) nodes: Vec<NodeId>,
+}
+
+/// Every box that a slice of this shape could be among these hosts, or for a slice of whole cubes every cube
+/// that is whole; pod by pod. None when the budget runs out.
+pub(crate) fn parts_of(
+    generation: Generation,
+    shape: SliceShape,
+    chips_per_host: u16,
+    hosts: &BTreeMap<PodPosition, NodeId>,
+    budget: &mut Budget,
+) -> Option<Vec<Part>> {
+    let floor = Floor::new(generation, chips_per_host, hosts, budget)?;
+    let mut parts = Vec::new();
+    if shape.check(generation).is_err() || shape.hosts(chips_per_host).is_none() {
+        return Some(parts);
+    }
+    let places = if shape.is_whole_cubes() { Vec::new() } else { floor.places(shape) };
+    for tile in &floor.tiles {
+        if !budget.visit() {
+            return None;
+        }
+        if shape.is_whole_cubes() && floor.is_whole_cube(tile) {
+            parts.push(Part { pod: tile.pod, nodes: tile.nodes.clone() });
+        }
+        let fitting = places.iter().filter(|place| holds(tile.free, place.cells));
+        parts.extend(fitting.map(|place| Part { pod: tile.pod, nodes: floor.nodes_of_box(tile, place) }));
+    }
+    Some(parts)
+}
+
 /// Hosts of one cube or of one grid pod, or of one pod when hosts of a single chip stand alone.
 #[derive(Clone, Debug)]
 struct Tile {

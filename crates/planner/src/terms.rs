@@ -20,10 +20,16 @@ pub struct Terms<'a> {
     pub run_ms: u64,
     /// Thousandths of devices that it may use in a pool; `u64::MAX` for no limit.
     pub room_milli: &'a dyn Fn(&PoolKey) -> u64,
+    /// The same for a gang that begins later, pool by pool where there is a limit: asked for a start in the
+    /// future.
+    pub lanes: &'a [Lane],
     /// What of nodes is kept for others.
     pub holds: &'a Holds,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
+    /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
+    /// in whatever unit.
+    pub own_work: &'a dyn Fn(&Name, &Name) -> (u64, u64),
     /// Whether it may have fewer workers than it asks for, down to its least: then it gets as many as fit.
     pub elastic: bool,
     /// What free devices are worth, for jobs of one worker; without it they go by best fit.
@@ -39,6 +45,11 @@ impl fmt::Debug for Terms<'_> {
 }
 
 impl Terms<'_> {
+    /// Thousandths of devices that the gang may use in a pool if it starts now and ends then.
+    pub(crate) fn room_until(&self, pool: &PoolKey, end: LogTime) -> u64 {
+        (self.room_milli)(pool).min(self.holds.room_milli(pool, end))
+    }
+
     /// When the gang is expected to end if it starts now on types of which the slowest has this throughput.
     pub(crate) fn end(&self, spec: &JobSpec, throughput_milli: u32) -> LogTime {
         self.now.plus_ms(self.run_on(spec, throughput_milli))
@@ -50,6 +61,38 @@ impl Terms<'_> {
         let run_ms = u64::try_from(run_ms).unwrap_or(u64::MAX);
         run_ms.min(spec.run_time_limit_ms.unwrap_or(u64::MAX))
     }
+}
+
+/// How much of a type in a region a gang may use as time goes by, if what runs ends as expected and what is
+/// reserved begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The region.
+    pub region: Name,
+    /// The type.
+    pub kind: Name,
+    /// Thousandths of devices from each time on, ascending; before the first nothing is known, behind the last
+    /// nothing changes any more.
+    pub steps: Vec<(LogTime, u64)>,
+}
+
+impl Lane {
+    /// The least that there is at any moment from one time up to another.
+    pub(crate) fn least_milli(&self, from: LogTime, until: LogTime) -> u64 {
+        let first = self.steps.partition_point(|(at, _)| *at <= from).saturating_sub(1);
+        let during = self.steps[first..].iter().enumerate().take_while(|(n, (at, _))| *n == 0 || *at < until);
+        during.map(|(_, (_, milli))| *milli).min().unwrap_or(u64::MAX)
+    }
+}
+
+/// A limit on a type in a region from a time on: what a gang that runs beyond it may use of it at most,
+/// because the rest is kept for others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KeptQuota {
+    from: LogTime,
+    kind: Name,
+    region: Name,
+    room_milli: u64,
 }
 
 /// What of a node is kept for others from a time on.
@@ -69,11 +112,15 @@ pub struct Hold {
 #[derive(Clone, Debug, Default)]
 pub struct Holds {
     by_node: Arc<BTreeMap<NodeId, Vec<Hold>>>,
+    /// Quota that is kept, as what is left of it.
+    quotas: Arc<Vec<KeptQuota>>,
     open: Arc<BTreeSet<Name>>,
     /// Nodes of which nothing is had at all.
     gone_round: Arc<BTreeSet<NodeId>>,
     /// Whether windows are not looked at: for asking what difference they make.
     ignores_windows: bool,
+    /// Whether spare hosts of racks are had like all others: for asking the same of them.
+    opens_spares: bool,
 }
 
 impl Holds {
@@ -88,6 +135,20 @@ impl Holds {
         Arc::make_mut(&mut self.by_node).entry(node).or_default().push(hold);
     }
 
+    /// Leaves a gang that runs beyond a time at most so much of a type in a region.
+    pub fn keep_quota(&mut self, from: LogTime, kind: &Name, region: &Name, room_milli: u64) {
+        let (kind, region) = (kind.clone(), region.clone());
+        Arc::make_mut(&mut self.quotas).push(KeptQuota { from, kind, region, room_milli });
+    }
+
+    /// How much of a pool is left to a gang that ends at this time by quota that is kept for others.
+    pub(crate) fn room_milli(&self, pool: &PoolKey, end: LogTime) -> u64 {
+        let concerns = |kept: &&KeptQuota| {
+            kept.from < end && pool.kind.as_ref() == Some(&kept.kind) && pool.region == kept.region
+        };
+        self.quotas.iter().filter(concerns).map(|kept| kept.room_milli).min().unwrap_or(u64::MAX)
+    }
+
     /// What is kept of a node.
     #[must_use]
     pub fn get(&self, node: NodeId) -> &[Hold] {
@@ -97,7 +158,7 @@ impl Holds {
     /// Whether nothing is kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.by_node.is_empty()
+        self.by_node.is_empty() && self.quotas.is_empty()
     }
 
     /// Nodes of which something is kept, by id.
@@ -118,14 +179,25 @@ impl Holds {
         Holds { gone_round: nodes, ..self.clone() }
     }
 
-    /// The same with nothing kept of nodes.
+    /// The same with nothing kept of nodes and of quota.
     pub(crate) fn without_nodes(&self) -> Holds {
-        Holds { by_node: Arc::default(), gone_round: Arc::default(), ..self.clone() }
+        let quotas = Arc::default();
+        Holds { by_node: Arc::default(), quotas, gone_round: Arc::default(), ..self.clone() }
     }
 
     /// The same with all windows open.
     pub(crate) fn without_windows(&self) -> Holds {
         Holds { ignores_windows: true, ..self.clone() }
+    }
+
+    /// The same with the spare hosts of racks.
+    pub(crate) fn with_spare_hosts(&self) -> Holds {
+        Holds { opens_spares: true, ..self.clone() }
+    }
+
+    /// Whether spare hosts of racks are had like all others.
+    pub(crate) fn opens_spares(&self) -> bool {
+        self.opens_spares
     }
 
     /// Whether nothing of the gang may run in a window while it lasts.

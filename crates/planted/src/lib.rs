@@ -1,7 +1,7 @@
 //! Rules that a special build breaks on purpose, to see that the checks notice.
 //!
-//! A check that has never found anything may be a check that cannot. So each rule here is one line in the
-//! product, at the place that keeps it, and asks [`breaks`] whether it is to be broken. Without the feature
+//! A check that has never found anything may be a check that cannot. So each rule here is a condition in the
+//! product, at every place that keeps it, and asks [`breaks`] whether it is to be broken. Without the feature
 //! `on` that is `false` before the compiler looks at what follows: nothing of it is in the product.
 //!
 //! With the feature a process breaks the one rule that `MUSTER_PLANTED_BUG` names, or none where it says

@@ -9,7 +9,7 @@ use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::predict::predict;
 
-/// Turns below are times: of gangs that have waited too long, or have to start by then. All others come
+/// Turns below are times: since when gangs wait that have waited too long, or when they have to start. All others come
 /// behind them. As milliseconds of log time it is the year 2109.
 pub const ORDINARY_TURNS: u64 = 1 << 42;
 
@@ -21,16 +21,16 @@ pub fn estimates<'a>(
     specs: impl IntoIterator<Item = &'a JobSpec>,
     now: LogTime,
 ) -> Vec<Estimate> {
-    let mut known: BTreeMap<BurstKey, Estimate> = BTreeMap::new();
+    let mut known: BTreeMap<(BurstKey, bool), Estimate> = BTreeMap::new();
     let mut found = Vec::new();
     for (ordinal, spec) in specs.into_iter().enumerate() {
-        let key = BurstKey::of(spec);
+        let key = (BurstKey::of(spec), spec.preemptible);
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);
             continue;
         }
-        let estimate = estimate_in(state, spec, state.open_burst(key, now), now);
-        let own = JobId::derive(state.log_index().next(), ordinal);
+        let estimate = estimate_in(state, spec, state.open_burst(key.0, key.1, now), now);
+        let own = state.job_id(state.log_index().next(), ordinal);
         known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
         found.push(estimate);
     }
@@ -40,12 +40,12 @@ pub fn estimates<'a>(
 /// What the leader expects of one job submitted at `now`.
 #[must_use]
 pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
-    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), now), now)
+    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), spec.preemptible, now), now)
 }
 
 fn estimate_in(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Estimate {
     let expected = expected(state, spec, burst, now);
-    let own = turn(state, spec, now, &expected, now);
+    let own = turn(state, spec, (now, now), &expected, now);
     // Those who wait already say when the burst is urgent.
     let waiting = burst.filter(|burst| state.first_in_line(*burst).is_some());
     let turn = waiting.and_then(|burst| burst_turn(state, burst, now)).unwrap_or(own);
@@ -82,20 +82,29 @@ pub fn expected(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTim
 
 /// A place in the order of a tenant, by the policy in force: the smaller goes first.
 ///
+/// The times are when it was submitted, and since when it waits: later for one that ran and was stopped.
+///
 /// Under [`Order::Predicted`] it is the work that is expected, in milliseconds of a thousandth of a device,
 /// plus `ageing_milli` for each millisecond of the time of submission. Under [`Order::Submission`] all are
 /// the same, and the ids decide. A gang is before all others once it has waited as long as gives it the
-/// right to a reservation, or when it would not meet its deadline if it took twice as long as expected;
-/// among those, whose time came first.
+/// right to a reservation, or, by the right of its tenant, when it would not meet its deadline if it took twice as
+/// long as expected but can still meet it; among those, whose time came first.
 #[must_use]
-pub fn turn(state: &State, spec: &JobSpec, submitted_at: LogTime, expected: &Expected, now: LogTime) -> u64 {
+pub fn turn(
+    state: &State,
+    spec: &JobSpec,
+    (submitted_at, waits_since): (LogTime, LogTime),
+    expected: &Expected,
+    now: LogTime,
+) -> u64 {
     let order = &state.policy().policy.order;
-    let urgent_at = match order.order {
+    let near_deadline = latest_start(state, spec, expected.run_ms, now).filter(|at| *at <= now);
+    let overdue = match order.order {
         // Whoever has waited longest goes first anyway.
-        Order::Submission => latest_start(spec, expected.run_ms),
-        Order::Predicted => Some(urgent_at(state, spec, submitted_at, expected.run_ms)),
+        Order::Submission => None,
+        Order::Predicted => overdue_since(state, spec, waits_since, expected.run_ms, now),
     };
-    if let Some(at) = urgent_at.filter(|at| *at <= now) {
+    if let Some(at) = near_deadline.into_iter().chain(overdue).min() {
         return at.0.min(ORDINARY_TURNS - 1);
     }
     ORDINARY_TURNS.saturating_add(ordinary(order, spec, submitted_at, expected.typical_ms))
@@ -112,16 +121,42 @@ fn ordinary(order: &OrderPolicy, spec: &JobSpec, submitted_at: LogTime, typical_
     }
 }
 
-/// When a gang goes before all that are not as late.
+/// When a gang begins to go before all of its tenant and tier that are not urgent.
 #[must_use]
-pub fn urgent_at(state: &State, spec: &JobSpec, submitted_at: LogTime, run_ms: u64) -> LogTime {
-    let waits_since = spec.not_before.map_or(submitted_at, |time| time.max(submitted_at));
-    let overdue = waits_since.plus_ms(state.policy().policy.backfill.reserve_after(run_ms));
-    latest_start(spec, run_ms).map_or(overdue, |latest| latest.min(overdue))
+pub fn urgent_at(state: &State, spec: &JobSpec, submitted_at: LogTime, run_ms: u64, now: LogTime) -> LogTime {
+    let overdue = overdue_at(state, spec, submitted_at, run_ms);
+    latest_start(state, spec, run_ms, now).map_or(overdue, |latest| latest.min(overdue))
 }
 
-fn latest_start(spec: &JobSpec, run_ms: u64) -> Option<LogTime> {
-    spec.deadline.map(|deadline| deadline.minus_ms(run_ms.saturating_mul(2)))
+/// Since when a gang waits that has waited so long that it goes before all that do not wait as long, whatever its
+/// deadline, and has the right to a reservation; none while it has not.
+#[must_use]
+pub fn overdue_since(
+    state: &State,
+    spec: &JobSpec,
+    submitted_at: LogTime,
+    run_ms: u64,
+    now: LogTime,
+) -> Option<LogTime> {
+    let is_overdue = overdue_at(state, spec, submitted_at, run_ms) <= now;
+    is_overdue.then(|| waits_since(spec, submitted_at))
+}
+
+fn overdue_at(state: &State, spec: &JobSpec, submitted_at: LogTime, run_ms: u64) -> LogTime {
+    waits_since(spec, submitted_at).plus_ms(state.policy().policy.backfill.reserve_after(run_ms))
+}
+
+fn waits_since(spec: &JobSpec, submitted_at: LogTime) -> LogTime {
+    spec.not_before.map_or(submitted_at, |time| time.max(submitted_at))
+}
+
+/// When a gang has to start to meet its deadline even if it takes twice as long as expected: for a tenant that has
+/// the right to have its deadlines looked at. A deadline that cannot be met any more gives no place.
+fn latest_start(state: &State, spec: &JobSpec, run_ms: u64, now: LogTime) -> Option<LogTime> {
+    let can_be_met = |deadline: &LogTime| now.plus_ms(run_ms) <= *deadline;
+    let deadline = spec.deadline.filter(can_be_met)?;
+    let has_right = state.policy().policy.rights(&spec.tenant).deadlines;
+    has_right.then(|| deadline.minus_ms(run_ms.saturating_mul(2)))
 }
 
 /// The turn that a burst should have at `now`, by the first of its jobs that is in line, else by the one it
@@ -135,8 +170,12 @@ pub fn burst_turn(state: &State, burst: JobId, now: LogTime) -> Option<u64> {
     let run_ms = row.estimate.run_ms;
     let expected = Expected { run_ms, ..expected(state, spec, Some(burst), now) };
     // Nobody waits: whoever does next has not waited yet.
-    let since = if first.is_some() { row.submitted_at } else { now };
-    Some(turn(state, spec, since, &expected, now))
+    let times = if first.is_some() {
+        (row.submitted_at, state.waits_since(stands_for_it).unwrap_or(row.submitted_at))
+    } else {
+        (now, now)
+    };
+    Some(turn(state, spec, times, &expected, now))
 }
 
 /// When a gang that holds devices is expected to end. One that has outlived what was expected of it is

@@ -1,11 +1,12 @@
 //! Who goes next: the order in which waiting jobs are offered capacity, what a job is expected to take,
 //! and which running gangs make room.
 //!
-//! Higher tiers go first. Inside a tier the tenant with the least decayed use for its weight goes first,
-//! level by level down the tree of tenants ([`Line`]). Inside a tenant jobs go by their turn ([`turn()`]): the
+//! Gangs within the nominal quota of their tenant go first, then those that borrow, higher tiers first. The tenant
+//! with the least decayed use for its weight goes first, level by level down the tree of tenants ([`Line`]).
+//! Inside a tenant jobs go by tier, then by their turn ([`turn()`]): the
 //! work that is expected of them by what was learned of jobs like them ([`predict()`]), and before all others
 //! those that have waited too long. What is learned while they wait moves them ([`Refresh`]).
-//! [`victims()`] names the gangs that lose least when they make room.
+//! [`may_make_room`] says who may be asked to make room, and [`Costing`] what that costs.
 //!
 //! **Invariant:** looks at jobs and tenants, never at a node.
 //! **Invariant:** a gang never makes room for one of a lower tier, and for one of its own tier only when
@@ -16,15 +17,22 @@
 extern crate alloc;
 
 mod estimate;
+mod headroom;
 mod line;
 mod predict;
 mod refresh;
+mod tournament;
 mod victims;
 
 pub use estimate::{
-    Expected, ORDINARY_TURNS, burst_turn, estimate, estimates, expected, expected_end, turn, urgent_at,
+    Expected, ORDINARY_TURNS, burst_turn, estimate, estimates, expected, expected_end, overdue_since, turn,
+    urgent_at,
 };
-pub use line::{Candidate, Line};
+pub use headroom::{Headroom, headroom, places_wanted};
+pub use line::{Candidate, Line, Marks, asker};
 pub use predict::{Prediction, predict};
 pub use refresh::Refresh;
-pub use victims::{LOOKED_AT_MAX, Victim, holds_what_is_wanted, lost_device_ms, may_make_room, victims};
+pub use victims::{
+    Cost, Costing, HARM_RANKS, has_victims, holds_what_is_wanted, lost_device_ms, may_make_room,
+    may_make_room_later, minimum_run_ends, resumes, saved_at,
+};

@@ -146,9 +146,10 @@ pub fn predict(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime
 
 /// How long the running jobs of a burst have run.
 pub(crate) fn ages_ms(state: &State, burst: JobId, now: LogTime) -> impl Iterator<Item = u64> {
-    let running = state.running_in(burst).take(RUNNING_MAX).filter_map(move |job| state.job(job));
-    let runs = running.filter(|row| row.phase == Phase::Running);
-    runs.filter_map(move |row| Some(now.since_ms(row.started_at?)))
+    let running = state.running_in(burst).take(RUNNING_MAX);
+    let running = running.filter_map(move |job| Some((state.job(job)?, state.times(job).ran_ms)));
+    let runs = running.filter(|(row, _)| row.phase == Phase::Running);
+    runs.filter_map(move |(row, ran_ms)| Some(now.since_ms(row.started_at?).saturating_add(ran_ms)))
 }
 
 /// `2^(quarters/4)` seconds in milliseconds.

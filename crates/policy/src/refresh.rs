@@ -121,7 +121,7 @@ impl Refresh {
         let older = ages_ms(state, burst, now).map(|age_ms| now.plus_ms(next_age_ms(age_ms) - age_ms));
         let urgent = state.first_in_line(burst).and_then(|job| {
             let (row, spec) = (state.job(job)?, state.spec(job)?);
-            Some(urgent_at(state, spec, row.submitted_at, row.estimate.run_ms))
+            Some(urgent_at(state, spec, state.waits_since(job)?, row.estimate.run_ms, now))
         });
         let next = older.chain(urgent).filter(|at| *at > now).min();
         if let Some(at) = next {

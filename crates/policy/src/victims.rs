@@ -1,65 +1,170 @@
-//! Who makes room.
+//! Who makes room, and how much harm that does.
 
-use alloc::vec::Vec;
-use muster_state::{JobRow, Phase, State};
-use muster_types::{JobId, JobSpec, LogTime, PriorityTier, TaskGroup};
+use muster_state::quota::QuotaUsage;
+use muster_state::{GangStanding, Ground, JobRow, NominalCover, State};
+use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
-/// Running gangs that are looked at for one claimant, those of the lowest tiers that were submitted first.
-pub const LOOKED_AT_MAX: usize = 4_096;
+/// Ranks of harm: one for gangs that were made to give way a short time ago, one for each tier of gangs that
+/// are within their tenant's quota, and one for each tier of gangs that borrow.
+pub const HARM_RANKS: usize = 1 + 2 * PriorityTier::ALL.len();
 
-/// A running gang that could make room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Victim {
-    /// Lower tiers go first.
-    pub tier: PriorityTier,
-    /// Work that would have to be done again, in thousandths of a device times milliseconds.
-    pub lost_device_ms: u64,
-    /// Which job; of two that lose the same the one submitted last goes first.
-    pub job: core::cmp::Reverse<JobId>,
+/// What a gang costs to begin again, beside what it loses and the time until it has stopped: it is placed,
+/// launched and warms up.
+const RESTART_MS: u64 = 60_000;
+
+/// What it costs that a gang makes room now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Any cost of a lower rank is worse than every cost of a higher one; below [`HARM_RANKS`].
+    pub rank: usize,
+    /// Work that has to be done again, and time in which the devices do nothing of use: in thousandths of a
+    /// device times milliseconds, times the price of its devices. Never zero.
+    pub amount: u128,
 }
 
-/// Work that is lost when a gang is stopped now: its devices times the time since its last checkpoint, or
-/// since it began.
+/// When a gang last saved work that it can read again, in the attempt that runs; none when it has to begin
+/// from where this attempt began. Saving is what counts, not where a job says that it will save.
 #[must_use]
-pub fn lost_device_ms(row: &JobRow, spec: &JobSpec, now: LogTime) -> u64 {
-    let begun = row.started_at.or(row.placement.as_ref().map(|p| p.placed_at)).unwrap_or(now);
-    let saved = row.checkpointed_at.filter(|_| spec.is_checkpointed()).unwrap_or(begun);
+pub fn saved_at(state: &State, job: JobId) -> Option<LogTime> {
+    let row = state.job(job)?;
+    let place = state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref());
+    let can_be_read = place.is_none_or(|place| {
+        let copies = state.policy().policy.datasets.get(place);
+        copies.is_some_and(|dataset| !dataset.regions.is_empty())
+    });
+    row.checkpointed_at.filter(|_| can_be_read)
+}
+
+/// Whether a gang goes on from saved work when it is stopped and placed again: it has saved some, or says
+/// that it does.
+#[must_use]
+pub fn resumes(state: &State, job: JobId) -> bool {
+    let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return false };
+    let rules = state.contract(job).map(|contract| &contract.checkpoint);
+    spec.is_checkpointed()
+        || row.checkpointed_at.is_some()
+        || state.recovery(job).is_some_and(|recovery| recovery.saved.is_some())
+        || rules.is_some_and(|rules| rules.place.is_some() || rules.interval_ms.is_some())
+}
+
+/// Work that is lost when a gang is stopped now: its devices times the time since it last saved its work, or
+/// since it began, in thousandths of a device times milliseconds.
+#[must_use]
+pub fn lost_device_ms(state: &State, job: JobId, now: LogTime) -> u64 {
+    let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return 0 };
+    let saved = saved_at(state, job).unwrap_or_else(|| begun_at(row, now));
+    held_milli(row, spec).saturating_mul(now.since_ms(saved))
+}
+
+fn begun_at(row: &JobRow, now: LogTime) -> LogTime {
+    row.started_at.or(row.placement.as_ref().map(|p| p.placed_at)).unwrap_or(now)
+}
+
+/// Thousandths of devices that a gang holds. A worker without devices still loses its time.
+fn held_milli(row: &JobRow, spec: &JobSpec) -> u64 {
     let workers = row.placement.as_ref().map_or(0, |p| p.slots.len() as u64);
     let per_worker = spec.device_milli() / u64::from(spec.worker_count()).max(1);
-    // A worker without devices still loses its time.
-    per_worker.max(1).saturating_mul(workers).saturating_mul(now.since_ms(saved))
+    per_worker.max(1).saturating_mul(workers)
 }
 
-/// Whether policy lets `victim` make room for `claimant`.
+/// Says what it costs that gangs make room now.
 ///
-/// A lower tier always; the same tier only when the victim's tenant borrows what the claimant's is
-/// promised, in a type and region that the victim holds; a higher tier never.
+/// Work that borrows goes before work within quota, then the lowest tier, then what loses least: the price of
+/// the devices times the time since it saved its work, the time that it may take to stop, and that to begin
+/// again. Whoever was stopped by policy within its back-off goes behind all others.
+#[derive(Clone, Copy, Debug)]
+pub struct Costing<'a> {
+    state: &'a State,
+    cover: &'a NominalCover<'a>,
+    now: LogTime,
+    /// Of the types that have a price, in millionths of a dollar for one device and one hour.
+    least_price: u64,
+}
+
+impl<'a> Costing<'a> {
+    /// The costs in this state at this time.
+    #[must_use]
+    pub fn new(cover: &'a NominalCover<'a>, now: LogTime) -> Costing<'a> {
+        let state = cover.state();
+        let prices = state.policy().policy.prices.iter();
+        let least = prices.map(|price| price.micro_dollars_per_device_hour).min();
+        Costing { state, cover, now, least_price: least.unwrap_or(1).max(1) }
+    }
+
+    /// What it costs that a gang makes room; none when it holds nothing.
+    #[must_use]
+    pub fn of(&self, job: JobId) -> Option<Cost> {
+        let (row, spec) = (self.state.job(job)?, self.state.spec(job)?);
+        let (region, charge) = row.charge()?;
+        let begun = saved_at(self.state, job).unwrap_or_else(|| begun_at(row, self.now));
+        let contract = self.state.contract(job);
+        let grace_ms = contract.map_or(spec.stop_grace_ms, |contract| contract.stop_grace_ms(spec));
+        let restore_ms = contract.and_then(|contract| contract.checkpoint.save_ms).unwrap_or(0);
+        let idle_ms = [self.now.since_ms(begun), grace_ms, restore_ms, RESTART_MS];
+        let idle_ms: u128 = idle_ms.into_iter().map(u128::from).sum();
+        let price = charge.devices_milli.iter().map(|(kind, _)| self.price(kind, region)).max();
+        let price = u128::from(price.unwrap_or(self.least_price));
+        let amount = idle_ms.saturating_mul(u128::from(held_milli(row, spec))).saturating_mul(price);
+        Some(Cost { rank: self.rank(job, spec), amount: amount.max(1) })
+    }
+
+    fn rank(&self, job: JobId, spec: &JobSpec) -> usize {
+        if is_backing_off(self.state, job, self.now) {
+            return 0;
+        }
+        let above = PriorityTier::ALL.iter().rev().position(|tier| *tier == spec.tier).unwrap_or(0);
+        if self.cover.standing(job) == Some(GangStanding::Borrowing) {
+            1 + PriorityTier::ALL.len() + above
+        } else {
+            1 + above
+        }
+    }
+
+    /// The price of a device; where the policy names none, the least that it names.
+    fn price(&self, kind: &Name, region: &Name) -> u64 {
+        self.state.policy().policy.price(kind, region).unwrap_or(self.least_price).max(1)
+    }
+}
+
+/// Whether a gang was stopped by policy so short a time ago that others are to go first: within the policy's
+/// back-off, which doubles each time.
+fn is_backing_off(state: &State, job: JobId, now: LogTime) -> bool {
+    let Some(at) = state.times(job).preempted_at else { return false };
+    let times = state.job(job).map_or(0, |row| row.preemptions);
+    now.since_ms(at) < state.policy().policy.preemption.backoff_after_ms(times)
+}
+
+/// Whether policy lets `victim` be stopped for `claimant`, with this in use once those are gone that were chosen before
+/// it: as [`NominalCover::may_stop`] says, and not before its minimum run is over.
 #[must_use]
-pub fn may_make_room(state: &State, claimant: &JobSpec, victim: JobId, now: LogTime) -> bool {
-    let rules = &state.policy().policy.preemption;
-    let (Some(row), Some(spec)) = (state.job(victim), state.spec(victim)) else { return false };
-    if !spec.preemptible || row.cancel_requested || !matches!(row.phase, Phase::Starting | Phase::Running) {
-        return false;
-    }
-    let begun = row.started_at.or(row.placement.as_ref().map(|p| p.placed_at)).unwrap_or(now);
-    if now.since_ms(begun) < rules.minimum_run_ms || spec.tier > claimant.tier {
-        return false;
-    }
-    if spec.tier < claimant.tier {
-        return rules.enabled;
-    }
-    let Some((region, charge)) = row.charge() else { return false };
-    let usage = state.quota_usage();
-    rules.reclaim_borrowed
-        && spec.tenant != claimant.tenant
-        && charge.devices_milli.iter().any(|(kind, _)| {
-            let of_group = |group: &TaskGroup| {
-                let accepts = group.request.accelerators.as_ref().is_some_and(|a| a.accepts(kind));
-                if accepts { u64::from(group.workers_min) * group.request.device_milli() } else { 0 }
-            };
-            let wanted: u64 = claimant.groups.iter().map(of_group).sum();
-            wanted > 0 && usage.may_reclaim(&claimant.tenant, &spec.tenant, kind, region, wanted)
-        })
+pub fn may_make_room(
+    cover: &NominalCover<'_>,
+    usage: &QuotaUsage,
+    claimant: &JobSpec,
+    victim: JobId,
+    now: LogTime,
+) -> bool {
+    let has_run = minimum_run_ends(cover.state(), victim, now).is_some_and(|at| at <= now);
+    has_run && may_make_room_later(cover, usage, claimant, victim, now)
+}
+
+/// The same once the minimum run of `victim` is over, if nothing else changes.
+#[must_use]
+pub fn may_make_room_later(
+    cover: &NominalCover<'_>,
+    usage: &QuotaUsage,
+    claimant: &JobSpec,
+    victim: JobId,
+    now: LogTime,
+) -> bool {
+    cover.may_stop(usage, claimant, victim, now).is_some_and(|ground| ground != Ground::Overrun)
+}
+
+/// When the minimum run of a gang that holds devices is over; none where there is no such job.
+#[must_use]
+pub fn minimum_run_ends(state: &State, job: JobId, now: LogTime) -> Option<LogTime> {
+    let minimum_run_ms = state.policy().policy.preemption.minimum_run_ms;
+    state.job(job).map(|row| begun_at(row, now).plus_ms(minimum_run_ms))
 }
 
 /// Whether a gang holds anything that a claimant could use: in its regions, of a type it accepts.
@@ -74,35 +179,13 @@ pub fn holds_what_is_wanted(state: &State, claimant: &JobSpec, victim: JobId) ->
         })
 }
 
-/// The highest tier in which there can be anybody to make room, so that nobody else is looked at.
-fn highest_victim_tier(state: &State, claimant: &JobSpec) -> Option<PriorityTier> {
+/// Whether there can be anybody to make room for a claimant, as far as counters say.
+#[must_use]
+pub fn has_victims(state: &State, claimant: &JobSpec) -> bool {
     let rules = &state.policy().policy.preemption;
     if rules.reclaim_borrowed && state.has_quotas() {
-        return Some(claimant.tier);
+        return state.active().next().is_some();
     }
-    if !rules.enabled {
-        return None;
-    }
-    PriorityTier::ALL.into_iter().rev().find(|tier| *tier < claimant.tier)
-}
-
-/// Gangs that may make room for a claimant, those that lose least of the lowest tier first.
-#[must_use]
-pub fn victims(state: &State, claimant: &JobSpec, now: LogTime) -> Vec<Victim> {
-    let mut found: Vec<Victim> = Vec::new();
-    let Some(tier_max) = highest_victim_tier(state, claimant) else { return found };
-    let useful = state.preemptible(tier_max).filter(|job| holds_what_is_wanted(state, claimant, *job));
-    for job in useful.take(LOOKED_AT_MAX) {
-        if !may_make_room(state, claimant, job, now) {
-            continue;
-        }
-        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        found.push(Victim {
-            tier: spec.tier,
-            lost_device_ms: lost_device_ms(row, spec, now),
-            job: core::cmp::Reverse(job),
-        });
-    }
-    found.sort_unstable();
-    found
+    let lower = PriorityTier::ALL.into_iter().rev().find(|tier| *tier < claimant.tier);
+    rules.enabled && lower.is_some_and(|tier| state.preemptible(tier).next().is_some())
 }

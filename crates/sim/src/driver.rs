@@ -4,26 +4,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule, tick};
-use muster_journal::{Decision, RankUpdate, RearrangeCause, Stop, StopCause};
+use muster_decider::{Answer, Command, Founding, Pass, Speculation, explain_briefly, handle, schedule, tick};
+use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
-use muster_state::{Leadership, State};
+use muster_state::{GangStanding, Leadership, NodeStatus, NominalCover, State};
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::policy::PolicyDraft;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
-    JobDraft, JobId, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
-    TaskGroup, Violation, WorkerRequest, limits,
+    JobDraft, JobId, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
+    ReplicaId, RequestId, TaskGroup, Violation, WorkerRequest, limits,
 };
 use thiserror::Error;
 
 use crate::names::Names;
+use crate::policy::KnownNames;
 use crate::stopwatch::{Clock, Stopwatch};
 use crate::trace::{JobEntry, NodeEntry};
 
-/// Log time of second 0 of every trace, 13 September 2020: late enough that no retention reaches back
-/// before the epoch.
-const EPOCH_MS: u64 = 1_600_000_000_000;
+/// Log time of second 0 of a trace of which nothing else is said, in milliseconds since the Unix epoch:
+/// 13 September 2020, late enough that no retention reaches back before the epoch.
+pub const EPOCH_MS: u64 = 1_600_000_000_000;
 /// Planning work in one round, in visits: as much as a leader does in one.
 const VISITS_PER_ROUND: u64 = 200_000;
 /// What a new cluster gets, apart from history: nobody asks a replay again, so what is over is dropped as
@@ -73,6 +74,40 @@ pub(crate) enum Why {
     Preempted,
     /// It goes on elsewhere.
     Moved,
+    /// A window opened where it ran.
+    Window,
+    /// Its deadline has passed.
+    Late,
+}
+
+/// Why a job was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The stable name of the reason.
+    pub(crate) code: &'static str,
+    /// One sentence.
+    pub(crate) sentence: String,
+    /// Whether another policy would have taken it.
+    pub(crate) by_policy: bool,
+}
+
+impl Refused {
+    /// It breaks a rule that holds for every job.
+    fn invalid(sentence: String) -> Refused {
+        Refused { code: RefusalCode::InvalidField.name(), sentence, by_policy: false }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        let by_policy = !matches!(refusal.code, RefusalCode::NeverFits | RefusalCode::InvalidField);
+        // What is wrong with a field stands in the violation.
+        let sentence = match refusal.violations.first() {
+            Some(violation) => violation.description.clone(),
+            None => refusal.message,
+        };
+        Refused { code: refusal.code.name(), sentence, by_policy }
+    }
 }
 
 /// What the scheduler decided.
@@ -90,7 +125,12 @@ pub(crate) enum Happened {
     /// Nothing of the gang runs any more, and it waits again.
     Requeued(JobId),
     /// The job is over.
-    Finished(JobId),
+    Finished {
+        /// Which.
+        job: JobId,
+        /// Whether it did what it was to do.
+        is_done: bool,
+    },
 }
 
 /// One node, as the scheduler knows it.
@@ -116,6 +156,8 @@ pub(crate) struct Driver<'a> {
     watch: Stopwatch<'a>,
     happened: Vec<Happened>,
     decisions: u64,
+    /// Log time of second 0.
+    start_ms: u64,
 }
 
 impl<'a> Driver<'a> {
@@ -124,28 +166,34 @@ impl<'a> Driver<'a> {
         settings: PolicyDraft,
         nodes: &[NodeEntry],
         scope: Scope,
+        start_ms: u64,
         clock: Clock<'a>,
     ) -> Result<Driver<'a>, FleetError> {
-        let founding = Founding::new(ClusterId(1), PARAMETERS);
+        let known = KnownNames::of(&settings);
+        let mut founding = Founding::new(ClusterId(1), PARAMETERS);
+        founding.new_cluster_format = Some(FORMAT_MAX);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        let now = LogTime(EPOCH_MS);
+        let now = LogTime(start_ms);
         let mut driver = Driver {
             speculation: Speculation::begin(State::default(), leadership, now, founding),
             hosts: Vec::with_capacity(nodes.len()),
             scope,
-            kinds: Names::default(),
-            regions: Names::default(),
-            racks: Names::default(),
-            tenants: Names::default(),
+            kinds: Names::with_known(known.kinds),
+            regions: Names::with_known(known.regions),
+            racks: Names::with_known(known.racks),
+            tenants: Names::with_known(known.tenants),
             word: Name::literal("replayed"),
             requests: 0,
             watch: Stopwatch::new(clock),
             happened: Vec::new(),
             decisions: 0,
+            start_ms,
         };
+        // The format is raised once that is in the log; rights need it.
+        driver.commit();
         driver.set_policy(settings);
-        let mut names = Names::default();
-        let mut clusters = Names::default();
+        let mut names = Names::with_known(known.nodes);
+        let mut clusters = Names::with_known(known.clusters);
         for entry in nodes {
             let refused = |violations| FleetError { node: entry.id.clone(), violations };
             let cluster = clusters.of(&entry.cluster);
@@ -157,11 +205,7 @@ impl<'a> Driver<'a> {
         Ok(driver)
     }
 
-    /// A new cluster has the default already.
     fn set_policy(&mut self, settings: PolicyDraft) {
-        if settings == PolicyDraft::default() {
-            return;
-        }
         let policy = settings.check().expect("a preset keeps to the bounds of policies");
         let request = self.next_request();
         let command = Command::SetPolicy { request, policy: Box::new(policy), expected_version: None };
@@ -208,10 +252,14 @@ impl<'a> Driver<'a> {
     }
 
     fn handle(&mut self, command: &Command) -> Result<Answer, Violation> {
+        self.ask(command).map_err(|refusal| Violation::new("refused", refusal.message))
+    }
+
+    fn ask(&mut self, command: &Command) -> Result<Answer, Refusal> {
         let speculation = &mut self.speculation;
         let answer = self.watch.around(|| handle(speculation, command));
         self.commit();
-        answer.map_err(|refusal| Violation::new("refused", refusal.message))
+        answer
     }
 
     /// The round made so far is real at once; whatever of it matters to a replay happened.
@@ -225,12 +273,16 @@ impl<'a> Driver<'a> {
                 Decision::GangStopRequested { job, cause, .. } => {
                     let why = match cause {
                         StopCause::Rearranged(cause) => why_rearranged(*cause),
+                        StopCause::Deadline => Why::Late,
+                        StopCause::Evicted { node } if is_up(speculation.state(), *node) => Why::Window,
                         _ => Why::Evicted,
                     };
                     Some(Happened::MustStop { job: *job, why })
                 }
                 Decision::JobRequeued { job, .. } => Some(Happened::Requeued(*job)),
-                Decision::JobFinished { job, .. } => Some(Happened::Finished(*job)),
+                Decision::JobFinished { job, outcome } => {
+                    Some(Happened::Finished { job: *job, is_done: *outcome == Outcome::Succeeded })
+                }
                 _ => None,
             });
             if let Decision::Rearranged { stops, .. } = decision {
@@ -253,7 +305,7 @@ impl<'a> Driver<'a> {
 
     /// Moves time on, in milliseconds of the trace.
     pub(crate) fn set_now(&mut self, ms: u64) {
-        self.speculation.set_now(LogTime(EPOCH_MS + ms));
+        self.speculation.set_now(LogTime(self.start_ms + ms));
     }
 
     /// What only time brings about: run-time limits, the end of history.
@@ -282,7 +334,7 @@ impl<'a> Driver<'a> {
     }
 
     /// The job as a user would submit it, or why no user could.
-    pub(crate) fn spec(&mut self, entry: &JobEntry, hints: Hints) -> Result<JobSpec, String> {
+    pub(crate) fn spec(&mut self, entry: &JobEntry, hints: Hints) -> Result<JobSpec, Refused> {
         let request = WorkerRequest {
             accelerators: self.accelerators(entry),
             cpu_milli: entry.cpu_milli.unwrap_or(0).max(1),
@@ -292,7 +344,6 @@ impl<'a> Driver<'a> {
             Scope::Home if !entry.home_cluster.is_empty() => vec![self.regions.of(&entry.home_cluster)],
             Scope::Home | Scope::Fleet => Vec::new(),
         };
-        let owner = if entry.tenant.is_empty() { &entry.queue } else { &entry.tenant };
         let workers = TaskGroup::new(self.word.clone(), entry.replicas, vec!["replayed".to_owned()], request);
         let within = |ms: u64| ms <= limits::RUN_TIME_LIMIT_MS_MAX;
         let draft = JobDraft {
@@ -301,9 +352,16 @@ impl<'a> Driver<'a> {
             run_time_limit_ms: hints.limit_ms.filter(|limit| within(*limit)),
             expected_run_ms: hints.expected_ms.map(|ms| ms.max(1)).filter(|ms| within(*ms)),
             // One name for all: like names say that jobs are alike, and ids of a trace say no such thing.
-            ..JobDraft::new(self.word.clone(), self.tenants.of(owner), vec![workers])
+            preemptible: entry.preemptible,
+            deadline: entry.deadline_s.map(|s| LogTime(self.start_ms + s * 1_000)),
+            ..JobDraft::new(self.word.clone(), self.tenant(entry), vec![workers])
         };
-        draft.check().map_err(|violations| list(&violations))
+        draft.check().map_err(|violations| Refused::invalid(list(&violations)))
+    }
+
+    /// Whom a job is for.
+    pub(crate) fn tenant(&mut self, entry: &JobEntry) -> Name {
+        self.tenants.of(if entry.tenant.is_empty() { &entry.queue } else { &entry.tenant })
     }
 
     fn accelerators(&mut self, entry: &JobEntry) -> Option<AcceleratorRequest> {
@@ -321,14 +379,41 @@ impl<'a> Driver<'a> {
         Some(AcceleratorRequest { choices: entry.accel_types.iter().map(choice).collect(), amount })
     }
 
-    /// Submits a job; why it could never run, when it could not.
-    pub(crate) fn submit(&mut self, spec: &JobSpec) -> Result<JobId, String> {
+    /// Submits a job; why it was not taken, when it was not.
+    pub(crate) fn submit(&mut self, spec: &JobSpec) -> Result<JobId, Refused> {
         let request = self.next_request();
-        match self.handle(&Command::Submit { request, jobs: [spec.clone().into()].into() }) {
+        match self.ask(&Command::Submit { request, jobs: [spec.clone().into()].into() }) {
             Ok(Answer::Submitted { jobs, .. }) => Ok(jobs[0]),
             Ok(_) => unreachable!("a submission is answered as one"),
-            Err(refusal) => Err(refusal.description),
+            Err(refusal) => Err(refusal.into()),
         }
+    }
+
+    /// Why a job waits, by its code and in a sentence.
+    pub(crate) fn why_it_waits(&self, job: JobId) -> Option<(&'static str, String)> {
+        let explained = explain_briefly(self.speculation.state(), self.speculation.now(), job);
+        explained.map(|(reason, sentence)| (reason.code(), sentence))
+    }
+
+    /// Thousandths of devices that each tenant's gangs hold which are not within nominal quota; nothing where the
+    /// policy has no quota.
+    pub(crate) fn borrowed(&self) -> BTreeMap<Name, u64> {
+        let state = self.speculation.state();
+        let mut borrowed: BTreeMap<Name, u64> = BTreeMap::new();
+        if !state.has_quotas() {
+            return borrowed;
+        }
+        let cover = NominalCover::of(state);
+        for job in state.active().filter(|job| cover.standing(*job) == Some(GangStanding::Borrowing)) {
+            let (Some(spec), Some((_, charge))) =
+                (state.spec(job), state.job(job).and_then(|row| row.charge()))
+            else {
+                continue;
+            };
+            let milli: u64 = charge.devices_milli.iter().map(|(_, milli)| milli).sum();
+            *borrowed.entry(spec.tenant.clone()).or_default() += milli;
+        }
+        borrowed
     }
 
     /// Cancels a job; nothing when it is over.
@@ -409,6 +494,10 @@ impl<'a> Driver<'a> {
     pub(crate) fn time(&self) -> std::time::Duration {
         self.watch.total()
     }
+}
+
+fn is_up(state: &State, node: NodeId) -> bool {
+    state.node(node).is_some_and(|row| row.status == NodeStatus::Up)
 }
 
 fn why_rearranged(cause: RearrangeCause) -> Why {

@@ -3,9 +3,11 @@
 //! The same options give the same bytes, on every machine. What a shape stands for, and what it leaves out
 //! of what it is named after, is said at the functions that make it.
 
+mod crowd;
 mod failures;
 mod mix;
 mod peers;
+mod starvation;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,6 +19,8 @@ use muster_types::PriorityTier;
 use thiserror::Error;
 
 use crate::trace::{FailureEntry, JobEntry, NodeEntry};
+
+pub use crowd::crowd;
 
 /// Most jobs of one trace: they are made in memory.
 pub const JOBS_MAX: u64 = 5_000_000;
@@ -67,10 +71,14 @@ named! {
         KueueTas = "kueue-tas",
         /// What KAI's scale test does on 500 nodes, one part after another.
         KaiScale = "kai-scale",
+        /// 300 hosts full of one-device jobs of the lowest tier, and four jobs of a high one that take a host.
+        Crowd = "crowd",
         /// Sizes and run times as published of a company's cluster.
         Mix = "mix",
         /// Nodes that fail and are repaired.
         Failures = "failures",
+        /// Gangs of half a fleet that small jobs keep busy.
+        Starvation = "starvation",
     }
 }
 
@@ -107,9 +115,9 @@ pub struct Options {
     pub like: Option<Like>,
     /// Jobs of a mix.
     pub jobs: u64,
-    /// Of a mix: device-seconds asked for, in percent of what the fleet has while they arrive.
+    /// Of a mix, and of small jobs: device-seconds asked for, in percent of what the fleet has while they arrive.
     pub load_percent: u32,
-    /// Days of failures.
+    /// Days of failures, and in which small jobs come.
     pub days: u64,
     /// The fleet that fails; one of 1,000 nodes is made when there is none.
     pub fleet: Option<Vec<NodeEntry>>,
@@ -164,8 +172,10 @@ pub fn generate(options: &Options) -> Result<Trace, GenerateError> {
         Shape::KueueLarge => peers::kueue_large(),
         Shape::KueueTas => peers::kueue_tas(),
         Shape::KaiScale => peers::kai_scale(),
+        Shape::Crowd => crowd::crowd(300, options.seed),
         Shape::Mix => mix::mix(options),
         Shape::Failures => failures::failures(options),
+        Shape::Starvation => starvation::starvation(options),
     };
     // Stable: of jobs submitted in one second the order is the one they were made in.
     trace.jobs.sort_by_key(|job| job.submit_s);
@@ -312,6 +322,8 @@ fn plain_job(id: String, submit_s: u64, duration_s: u64, replicas: u32, accel_mi
         queue: String::new(),
         tier: PriorityTier::Standard,
         home_cluster: String::new(),
+        preemptible: true,
+        deadline_s: None,
     }
 }
 

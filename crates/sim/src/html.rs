@@ -29,22 +29,116 @@ svg{width:100%;height:auto}svg text{fill:var(--soft);font-size:12px}\
 .axis{stroke:var(--line);stroke-width:1}.mark{fill:var(--mark)}.curve{fill:none;stroke:var(--mark);stroke-width:2}\
 .area{fill:var(--mark);fill-opacity:.15}.whisker{stroke:var(--mark);stroke-width:2}.middle{stroke:var(--paper);stroke-width:3}";
 
-/// The page of a report.
+/// Tenants of one table.
+const TENANTS_MAX: usize = 50;
+
+/// The page of a report, or of several of one trace under different policies.
 #[must_use]
-pub fn page(report: &Report) -> String {
+pub fn page(reports: &[Report]) -> String {
     let mut body = String::new();
-    summary(&mut body, report);
-    section(&mut body, "Queue length", &queue_length(report));
-    section(&mut body, "Waits by size of the gang", &waits_by_size(report));
-    section(&mut body, "Distribution of waits", &distribution(report));
-    section(&mut body, "Utilisation by region and day", &heat_map(&report.regions));
+    let policies: Vec<String> = reports.iter().map(|report| escape(&report.policy)).collect();
+    let title = format!("Replay under {}", policies.join(" and "));
+    if reports.len() > 1 {
+        side_by_side(&mut body, reports);
+    }
+    for (report, policy) in reports.iter().zip(&policies) {
+        if reports.len() > 1 {
+            put(&mut body, format_args!("<h2>Under {policy}</h2>\n"));
+        }
+        summary(&mut body, report);
+        if report.tenants.len() > 1 {
+            section(&mut body, "Tenants", &tenants(report));
+        }
+        section(&mut body, "Queue length", &queue_length(report));
+        section(&mut body, "Waits by size of the gang", &waits_by_size(report));
+        section(&mut body, "Distribution of waits", &distribution(report));
+        section(&mut body, "Utilisation by region and day", &heat_map(&report.regions));
+    }
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
-         <title>Replay under policy {policy}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
-         <main>\n<h1>Replay under policy {policy}</h1>\n{body}</main>\n</body>\n</html>\n",
-        policy = report.policy,
+         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
+         <main>\n<h1>{title}</h1>\n{body}</main>\n</body>\n</html>\n",
     )
+}
+
+/// One row for each tenant of any of the reports, one group of columns for each policy.
+fn side_by_side(body: &mut String, reports: &[Report]) {
+    body.push_str("<section>\n<h2>Policies side by side</h2>\n<table>\n<tr><th scope=\"col\">Mean wait, longest wait, refused</th>");
+    for report in reports {
+        put(body, format_args!("<th scope=\"col\">{}</th>", escape(&report.policy)));
+    }
+    body.push_str("</tr>\n<tr><th scope=\"row\">everybody</th>");
+    for report in reports {
+        let refused: u64 = report.refused.iter().map(|reason| reason.jobs.count).sum();
+        put(
+            body,
+            format_args!(
+                "<td>{:.0} s, {:.0} s, {refused}</td>",
+                report.queueing.avg_s, report.queueing.max_s
+            ),
+        );
+    }
+    body.push_str("</tr>\n");
+    for row in crate::tenants::side_by_side(reports).into_iter().take(TENANTS_MAX) {
+        put(body, format_args!("<tr><th scope=\"row\">{}</th>", escape(row.tenant)));
+        for tenant in row.reports {
+            let text = tenant.map_or("-".to_owned(), |tenant| {
+                format!("{:.0} s, {:.0} s, {}", tenant.queueing.avg_s, tenant.queueing.max_s, tenant.refused)
+            });
+            put(body, format_args!("<td>{text}</td>"));
+        }
+        body.push_str("</tr>\n");
+    }
+    body.push_str("</table>\n</section>\n");
+}
+
+fn tenants(report: &Report) -> String {
+    let mut table = String::from(
+        "<table>\n<caption>Waits in seconds; device-hours within nominal quotas and borrowed; times stopped by \
+         policy and device-hours lost by that.</caption>\n<tr>",
+    );
+    let columns = [
+        "Tenant", "jobs", "mean", "p50", "p90", "max", "within", "borrowed", "stopped", "lost", "refused",
+        "waiting",
+    ];
+    for column in columns {
+        put(&mut table, format_args!("<th scope=\"col\">{column}</th>"));
+    }
+    table.push_str("</tr>\n");
+    for tenant in report.tenants.iter().take(TENANTS_MAX) {
+        let waits = &tenant.queueing;
+        put(
+            &mut table,
+            format_args!(
+                "<tr><th scope=\"row\">{}</th><td>{}</td><td>{:.0}</td><td>{:.0}</td><td>{:.0}</td><td>{:.0}</td>\
+                 <td>{:.1}</td><td>{:.1}</td><td>{}</td><td>{:.1}</td><td>{}</td><td>{}</td></tr>\n",
+                escape(&tenant.tenant),
+                tenant.jobs,
+                waits.avg_s,
+                waits.p50_s,
+                waits.p90_s,
+                waits.max_s,
+                tenant.device_hours_within_nominal,
+                tenant.device_hours_borrowed,
+                tenant.stopped_by_policy,
+                tenant.device_hours_lost,
+                tenant.refused,
+                tenant.unfinished,
+            ),
+        );
+    }
+    table.push_str("</table>\n");
+    if report.tenants.len() > TENANTS_MAX {
+        put(
+            &mut table,
+            format_args!(
+                "<p class=\"soft\">{} more tenants are not shown.</p>\n",
+                report.tenants.len() - TENANTS_MAX
+            ),
+        );
+    }
+    table
 }
 
 fn section(body: &mut String, title: &str, content: &str) {
@@ -87,6 +181,7 @@ fn summary(body: &mut String, report: &Report) {
         ("Preemptions", report.preemptions.to_string()),
         ("Moves", report.moves.to_string()),
         ("Evictions", report.evictions.to_string()),
+        ("Stops for windows", report.window_stops.to_string()),
         ("Decisions", report.decisions.to_string()),
         ("Decisions per second", format!("{:.0}", report.decisions_per_s)),
     ];
@@ -102,6 +197,13 @@ fn summary(body: &mut String, report: &Report) {
     ];
     for (what, missing) in missing {
         missing_jobs(body, what, missing);
+    }
+    missing_jobs(body, "were ended at their deadline", &report.late);
+    for reason in &report.refused {
+        missing_jobs(body, &format!("were refused by the policy, {}", reason.code), &reason.jobs);
+    }
+    for note in &report.notes {
+        put(body, format_args!("<p>Note: {}</p>\n", escape(note)));
     }
     body.push_str(
         "<table>\n<caption>Seconds. Queueing is from submission to the start of the run that the job ended \

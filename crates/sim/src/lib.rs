@@ -22,9 +22,11 @@ mod random;
 mod stopwatch;
 mod summary;
 mod tally;
+mod tenants;
 pub mod trace;
 
-pub use driver::FleetError;
-pub use policy::{Preset, UnknownPreset};
+pub use driver::{EPOCH_MS, FleetError};
+pub use policy::{Preset, ReplayPolicy, UnknownPreset};
 pub use stopwatch::{Clock, stopped};
 pub use summary::Quantiles;
+pub use tenants::{TenantReport, TenantRow, side_by_side};

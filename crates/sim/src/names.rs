@@ -1,6 +1,6 @@
 //! Names of traces as names of Muster.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use muster_types::Name;
 use muster_types::limits::NAME_BYTES_MAX;
@@ -11,15 +11,25 @@ use muster_types::limits::NAME_BYTES_MAX;
 pub(crate) struct Names {
     of: HashMap<String, Name>,
     taken: HashMap<Name, u32>,
+    known: BTreeSet<Name>,
 }
 
 impl Names {
+    /// The same, but a text that reads like one of these names means it: `A100` is a policy's `a100`.
+    pub(crate) fn with_known(known: BTreeSet<Name>) -> Names {
+        Names { known, ..Names::default() }
+    }
+
     /// The name of a text; an empty text is `unknown`.
     pub(crate) fn of(&mut self, text: &str) -> Name {
         if let Some(name) = self.of.get(text) {
             return name.clone();
         }
         let first = plain(text, NAME_BYTES_MAX);
+        if self.known.contains(&first) && !text.is_empty() {
+            self.of.insert(text.to_owned(), first.clone());
+            return first;
+        }
         let mut name = first.clone();
         while let Some(uses) = self.taken.get_mut(&name) {
             *uses += 1;
@@ -50,6 +60,16 @@ fn plain(text: &str, bytes_max: usize) -> Name {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_reads_like_a_known_name_means_it() {
+        let mut names = Names::with_known(BTreeSet::from([Name::literal("a100"), Name::literal("vision")]));
+        let cases =
+            [("A100", "a100"), ("a100", "a100"), ("Vision", "vision"), ("H100", "h100"), ("h100", "h100-2")];
+        for (text, expected) in cases {
+            assert_eq!(names.of(text).as_str(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn every_text_has_a_name_of_its_own() {

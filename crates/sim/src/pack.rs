@@ -6,17 +6,19 @@
 //! rounded to a whole number, equals it; where one large job passes over a percentage, it is the one before
 //! that job.
 
-use muster_types::JobSpec;
+use std::collections::BTreeMap;
+
 use muster_types::policy::PolicyDraft;
+use muster_types::{JobSpec, Name};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::driver::{Driver, Happened, Hints, Scope};
+use crate::driver::{Driver, Happened, Hints, Refused, Scope};
 use crate::policy::still;
 use crate::stopwatch::{Clock, per_second};
 use crate::summary::{percent, seconds};
 use crate::trace::{JobEntry, NodeEntry, TraceError};
-use crate::{FleetError, Preset};
+use crate::{FleetError, ReplayPolicy};
 
 /// The last percentage that is scored.
 pub const ARRIVED_PERCENT_MAX: usize = 130;
@@ -60,7 +62,9 @@ pub struct Report {
     /// Seconds that the scheduler took.
     pub scheduler_s: f64,
     /// The policy.
-    pub policy: Preset,
+    pub policy: String,
+    /// By tenant, by name.
+    pub tenants: Vec<PackedTenant>,
     /// The score at 100 %, unless less arrived.
     pub allocated_percent_at_100: Option<f64>,
     /// The score at 130 %, unless less arrived.
@@ -70,15 +74,39 @@ pub struct Report {
 }
 
 /// Jobs that were not placed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Unplaced {
     /// They did not fit when they came.
     pub no_room: u64,
+    /// The same, by what they would have waited for; only under a whole policy.
+    pub no_room_by_reason: BTreeMap<String, u64>,
     /// No state of this fleet could hold them.
     pub never_fit: u64,
+    /// The policy refused them at submission, by reason.
+    pub refused: BTreeMap<String, u64>,
 }
 
-/// Fills a fleet with jobs in the given order; `order` gives places in `jobs`.
+/// What one tenant got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PackedTenant {
+    /// The tenant, as the policy names it.
+    pub tenant: String,
+    /// Its jobs that arrived.
+    pub jobs: u64,
+    /// Its jobs placed.
+    pub placed: u64,
+    /// Its jobs that the policy refused at submission.
+    pub refused: u64,
+    /// Thousandths of devices that its jobs asked for.
+    pub arrived_milli: u64,
+    /// Thousandths of devices that those placed hold.
+    pub allocated_milli: u64,
+    /// Of these, what is held by jobs that borrow.
+    pub borrowed_milli: u64,
+}
+
+/// Fills a fleet with jobs in the given order; `order` gives places in `jobs`, and `start_ms` is the time of the first
+/// arrival since the Unix epoch, for the windows of the policy.
 ///
 /// # Errors
 /// When the order ends in an error, or the fleet cannot be filled.
@@ -86,20 +114,24 @@ pub fn pack(
     nodes: &[NodeEntry],
     jobs: &[JobEntry],
     order: impl Iterator<Item = Result<usize, TraceError>>,
-    preset: Preset,
+    policy: &ReplayPolicy,
+    start_ms: u64,
     clock: Clock<'_>,
 ) -> Result<Report, PackError> {
     let capacity_milli = nodes.iter().map(|node| u64::from(node.accel_count) * 1_000).sum();
     if capacity_milli == 0 {
         return Err(PackError::NoDevices);
     }
-    // Nothing ever ends here, for another's sake neither.
-    let settings = PolicyDraft { preemption: still(), ..preset.settings() };
+    // Nothing ever ends here, for another's sake neither: a place that is kept for later is kept for nobody.
+    let mut settings = PolicyDraft { preemption: still(), ..policy.settings() };
+    settings.backfill.reservations_max = 0;
     let mut fill = Fill {
-        driver: Driver::new(settings, nodes, Scope::Fleet, clock)?,
+        driver: Driver::new(settings, nodes, Scope::Fleet, start_ms, clock)?,
         specs: vec![None; jobs.len()],
         unplaced: Unplaced::default(),
         placed: 0,
+        says_why: policy.whole().is_some(),
+        tenants: BTreeMap::new(),
     };
     let (mut arrived_milli, mut allocated_milli, mut count) = (0, 0, 0);
     let mut curve = Curve { capacity_milli, points: vec![0.0] };
@@ -119,6 +151,7 @@ pub fn pack(
         curve.set(column, allocated_milli);
     }
     let points = curve.points;
+    let tenants = fill.report_tenants();
     Ok(Report {
         nodes: nodes.len() as u64,
         capacity_milli,
@@ -128,7 +161,8 @@ pub fn pack(
         placed: fill.placed,
         unplaced: fill.unplaced,
         scheduler_s: seconds(fill.driver.time()),
-        policy: preset,
+        policy: policy.to_string(),
+        tenants,
         allocated_percent_at_100: points.get(100).copied(),
         allocated_percent_at_130: points.get(ARRIVED_PERCENT_MAX).copied(),
         allocated_percent: points,
@@ -164,31 +198,79 @@ impl Curve {
 struct Fill<'a> {
     driver: Driver<'a>,
     /// By place of the job: built when it first arrives; the reason when it can never run.
-    specs: Vec<Option<Result<JobSpec, String>>>,
+    specs: Vec<Option<Result<JobSpec, Refused>>>,
     unplaced: Unplaced,
     placed: u64,
+    /// Whether the report says what those would wait for that did not fit.
+    says_why: bool,
+    tenants: BTreeMap<Name, PackedTenant>,
 }
 
 impl Fill<'_> {
     /// Whether the job was placed at once; it is gone otherwise.
     fn try_once(&mut self, place: usize, job: &JobEntry) -> bool {
         let driver = &mut self.driver;
+        let tenant = driver.tenant(job);
+        let count = self.tenants.entry(tenant).or_insert_with_key(PackedTenant::new);
+        count.jobs += 1;
+        count.arrived_milli += job.total_milli();
         driver.tick();
         let spec = self.specs[place].get_or_insert_with(|| driver.spec(job, Hints::default()));
         let submitted = spec.as_ref().map_err(Clone::clone).and_then(|spec| driver.submit(spec));
-        let Ok(id) = submitted else {
-            self.unplaced.never_fit += 1;
-            return false;
+        let id = match submitted {
+            Ok(id) => id,
+            Err(Refused { code, by_policy: true, .. }) => {
+                count.refused += 1;
+                *self.unplaced.refused.entry(code.to_owned()).or_default() += 1;
+                return false;
+            }
+            Err(_) => {
+                self.unplaced.never_fit += 1;
+                return false;
+            }
         };
         driver.schedule();
         let is_placed = driver.take_happened().contains(&Happened::Placed(id));
         if is_placed {
+            // A gang that never started would be stopped for that in the end.
+            driver.report_running(id);
             self.placed += 1;
+            count.placed += 1;
+            count.allocated_milli += job.total_milli();
         } else {
+            if self.says_why
+                && let Some((code, _)) = driver.why_it_waits(id)
+            {
+                *self.unplaced.no_room_by_reason.entry(code.to_owned()).or_default() += 1;
+            }
             driver.cancel(id);
             driver.take_happened();
             self.unplaced.no_room += 1;
         }
         is_placed
+    }
+
+    fn report_tenants(&mut self) -> Vec<PackedTenant> {
+        let borrowed = self.driver.borrowed();
+        let tenants = std::mem::take(&mut self.tenants).into_iter();
+        let report = |(name, tenant): (Name, PackedTenant)| PackedTenant {
+            borrowed_milli: borrowed.get(&name).copied().unwrap_or_default(),
+            ..tenant
+        };
+        tenants.map(report).collect()
+    }
+}
+
+impl PackedTenant {
+    fn new(tenant: &Name) -> PackedTenant {
+        PackedTenant {
+            tenant: tenant.to_string(),
+            jobs: 0,
+            placed: 0,
+            refused: 0,
+            arrived_milli: 0,
+            allocated_milli: 0,
+            borrowed_milli: 0,
+        }
     }
 }

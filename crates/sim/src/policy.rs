@@ -1,10 +1,108 @@
 //! The policies that a replay can be run under.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use muster_types::policy::{BackfillPolicy, Order, OrderPolicy, PolicyDraft, PreemptionPolicy};
+use muster_types::Name;
+use muster_types::policy::{
+    BackfillPolicy, Order, OrderPolicy, Policy, PolicyDraft, PreemptionPolicy, TenantRights, UNLISTED_TENANT,
+    WindowPurpose,
+};
 use serde::{Serialize, Serializer};
+
+/// What a replay is run under: a preset, or the policy that an operator wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplayPolicy {
+    /// A preset, under which tenants have every right.
+    Preset(Preset),
+    /// A whole policy: its tenants, quotas, rights and windows hold for the jobs of the trace.
+    Whole {
+        /// What reports call it, such as the path of its file.
+        label: String,
+        /// The policy.
+        policy: Box<Policy>,
+    },
+}
+
+impl Default for ReplayPolicy {
+    fn default() -> Self {
+        ReplayPolicy::Preset(Preset::Default)
+    }
+}
+
+impl From<Preset> for ReplayPolicy {
+    fn from(preset: Preset) -> ReplayPolicy {
+        ReplayPolicy::Preset(preset)
+    }
+}
+
+impl fmt::Display for ReplayPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplayPolicy::Preset(preset) => preset.fmt(f),
+            ReplayPolicy::Whole { label, .. } => f.pad(label),
+        }
+    }
+}
+
+impl ReplayPolicy {
+    /// The settings for the scheduler.
+    pub(crate) fn settings(&self) -> PolicyDraft {
+        match self {
+            ReplayPolicy::Preset(preset) => preset.settings(),
+            ReplayPolicy::Whole { policy, .. } => Policy::clone(policy).into_draft(),
+        }
+    }
+
+    /// The policy that an operator wrote; none for a preset.
+    pub(crate) fn whole(&self) -> Option<&Policy> {
+        match self {
+            ReplayPolicy::Preset(_) => None,
+            ReplayPolicy::Whole { policy, .. } => Some(policy),
+        }
+    }
+}
+
+/// Names that a policy uses, by what they are names of. Whatever a trace writes alike means these.
+#[derive(Debug, Default)]
+pub(crate) struct KnownNames {
+    pub(crate) tenants: BTreeSet<Name>,
+    pub(crate) kinds: BTreeSet<Name>,
+    pub(crate) regions: BTreeSet<Name>,
+    pub(crate) clusters: BTreeSet<Name>,
+    pub(crate) racks: BTreeSet<Name>,
+    pub(crate) nodes: BTreeSet<Name>,
+}
+
+impl KnownNames {
+    pub(crate) fn of(policy: &PolicyDraft) -> KnownNames {
+        let mut known = KnownNames::default();
+        for (name, tenant) in &policy.tenants {
+            known.tenants.insert(name.clone());
+            for quota in &tenant.quotas {
+                known.kinds.insert(quota.kind.clone());
+                known.regions.extend(quota.region.clone());
+            }
+        }
+        for price in &policy.prices {
+            known.kinds.insert(price.kind.clone());
+            known.regions.extend(price.region.clone());
+        }
+        known.kinds.extend(policy.spare_hosts_per_rack.keys().cloned());
+        for window in &policy.windows {
+            let scope = &window.scope;
+            known.regions.extend(scope.region.clone());
+            known.clusters.extend(scope.cluster.clone());
+            known.racks.extend(scope.block.iter().chain(&scope.rack).cloned());
+            known.nodes.extend(scope.node.clone());
+            if let WindowPurpose::ReservedFor { tenant } = &window.purpose {
+                known.tenants.insert(tenant.clone());
+            }
+        }
+        known
+    }
+}
 
 /// A named set of the scheduler's own settings. A preset chooses settings; it never is a rule of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +140,17 @@ impl Preset {
         }
     }
 
-    /// The settings; those that are not named are a new cluster's.
+    /// The settings; those that are not named are a new cluster's. Everybody has every right: what a trace says of a
+    /// job, its tenant was allowed.
     #[must_use]
     pub fn settings(self) -> PolicyDraft {
+        let mut settings = self.rules();
+        let unlisted = settings.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default();
+        unlisted.rights = TenantRights::ALL;
+        settings
+    }
+
+    fn rules(self) -> PolicyDraft {
         let by = |order| OrderPolicy { order, fair_share: false, ..OrderPolicy::default() };
         match self {
             Preset::Default => PolicyDraft::default(),

@@ -11,19 +11,20 @@
 //! while some job waited or ran.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::iter::Peekable;
 
 use muster_types::{JobId, Name};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::driver::{Driver, Happened, Hints, Scope, Why};
+use crate::driver::{Driver, EPOCH_MS, Happened, Hints, Refused, Scope, Why};
 use crate::stopwatch::{Clock, per_second};
-use crate::summary::{Quantiles, seconds};
+use crate::summary::{Quantiles, device_hours, seconds};
 use crate::tally::{Closed, DAY_MS, Tally, WaitBox};
+use crate::tenants::Tenants;
 use crate::trace::{FailureEntry, JobEntry, NodeEntry, TraceError};
-use crate::{FleetError, Preset};
+use crate::{FleetError, ReplayPolicy, TenantReport};
 
 pub use crate::tally::{Length, RegionUse, SizeClass};
 
@@ -70,14 +71,24 @@ impl Durations {
 }
 
 /// How to replay.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Under which policy.
-    pub preset: Preset,
+    pub policy: ReplayPolicy,
+    /// Second 0 of the trace, in milliseconds since the Unix epoch: what windows of the policy count from.
+    pub start_ms: u64,
     /// What the scheduler is told of run times.
     pub durations: Durations,
     /// Whether every job stays in its home cluster.
     pub home_only: bool,
+}
+
+impl Options {
+    /// Under one policy, told how long jobs will run, over the whole fleet.
+    #[must_use]
+    pub fn under(policy: impl Into<ReplayPolicy>) -> Options {
+        Options { policy: policy.into(), start_ms: EPOCH_MS, durations: Durations::True, home_only: false }
+    }
 }
 
 /// Where a replay is; told once for each day of the trace.
@@ -113,6 +124,30 @@ pub struct Missing {
     pub examples: Vec<Example>,
 }
 
+/// Jobs that came to nothing for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ByReason {
+    /// The stable name of the reason.
+    pub code: String,
+    /// Which jobs.
+    #[serde(flatten)]
+    pub jobs: Missing,
+}
+
+/// Jobs by the reason for which they came to nothing.
+#[derive(Default)]
+struct Reasons(BTreeMap<&'static str, Missing>);
+
+impl Reasons {
+    fn add(&mut self, code: &'static str, job: &str, reason: impl Into<String>) {
+        self.0.entry(code).or_default().add(job, reason);
+    }
+
+    fn report(self) -> Vec<ByReason> {
+        self.0.into_iter().map(|(code, jobs)| ByReason { code: code.to_owned(), jobs }).collect()
+    }
+}
+
 impl Missing {
     fn add(&mut self, job: &str, reason: impl Into<String>) {
         self.count += 1;
@@ -141,8 +176,18 @@ pub struct Report {
     pub never_fit: Missing,
     /// Jobs left out because the trace does not say how long they ran.
     pub without_duration: Missing,
+    /// Jobs that the policy refused at submission, by reason.
+    pub refused: Vec<ByReason>,
+    /// Jobs that were ended because their deadline had passed.
+    pub late: Missing,
     /// Jobs that still waited when nothing more was to come.
     pub unfinished: Missing,
+    /// The same, by what they waited for.
+    pub unfinished_by_reason: Vec<ByReason>,
+    /// By tenant, those that held most first.
+    pub tenants: Vec<TenantReport>,
+    /// What of the policy the replay could not show.
+    pub notes: Vec<String>,
     /// Seconds in which some job waited or ran.
     pub present_s: f64,
     /// Device-hours that gangs held.
@@ -153,6 +198,8 @@ pub struct Report {
     pub evictions: u64,
     /// Gangs stopped to go on elsewhere, so that another finds room.
     pub moves: u64,
+    /// Gangs stopped because a window opened where they ran.
+    pub window_stops: u64,
     /// Placements, repeated ones included.
     pub placements: u64,
     /// From submission to the start of the run that counted.
@@ -165,6 +212,9 @@ pub struct Report {
     pub regions: Vec<RegionUse>,
     /// Queue length over time, at most a few hundred points.
     pub queue_lengths: Vec<Length>,
+    /// How long each job of several workers waited, in the order in which they ended.
+    #[serde(skip)]
+    pub gangs: Vec<GangWait>,
     /// For drawing.
     #[serde(skip)]
     pub(crate) drawing: Drawing,
@@ -175,7 +225,7 @@ pub struct Report {
     /// Records for each of those seconds; 0 when not measured.
     pub decisions_per_s: f64,
     /// The policy.
-    pub policy: Preset,
+    pub policy: String,
     /// Mean completion.
     pub jct_avg_s: f64,
     /// Mean queueing.
@@ -194,6 +244,17 @@ pub struct Report {
     pub preemptions: u64,
     /// Seconds that the whole replay took; 0 when not measured.
     pub wall_s: f64,
+}
+
+/// How long a job of several workers waited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GangWait {
+    /// Its id in the trace.
+    pub job: String,
+    /// From its submission to the start of the run that it ended by, in milliseconds.
+    pub wait_ms: u64,
+    /// That run, in milliseconds.
+    pub run_ms: u64,
 }
 
 /// What only the page shows.
@@ -217,7 +278,7 @@ pub fn queue(
 ) -> Result<Report, QueueError> {
     let begin = clock();
     let scope = if options.home_only { Scope::Home } else { Scope::Fleet };
-    let driver = Driver::new(options.preset.settings(), nodes, scope, clock)?;
+    let driver = Driver::new(options.policy.settings(), nodes, scope, options.start_ms, clock)?;
     let mut capacity: BTreeMap<Name, u64> = BTreeMap::new();
     for (place, node) in nodes.iter().enumerate() {
         *capacity.entry(driver.region_of_node(place).clone()).or_default() +=
@@ -226,10 +287,13 @@ pub fn queue(
     let mut replay = Replay {
         driver,
         tally: Tally::new(capacity),
+        tenants: Tenants::default(),
+        wakes: Wakes::of(&options),
         options,
         live: BTreeMap::new(),
         ends: BinaryHeap::new(),
         now_ms: 0,
+        gangs: Vec::new(),
         counts: Counts::default(),
     };
     replay.run(jobs.peekable(), failures, progress)?;
@@ -242,10 +306,14 @@ pub fn queue(
 /// A job that waits or runs.
 struct Live {
     id: String,
+    tenant: Name,
     submitted_ms: u64,
     duration_ms: u64,
     total_milli: u64,
+    is_gang: bool,
     run: Option<Run>,
+    /// Whether policy is what stopped its present run.
+    stopped_by_policy: bool,
 }
 
 /// A run of a job.
@@ -266,21 +334,51 @@ struct Counts {
     preemptions: u64,
     evictions: u64,
     moves: u64,
+    window_stops: u64,
     /// Milli-devices times milliseconds of runs that were lost.
     lost: u128,
     never_fit: Missing,
     without_duration: Missing,
     unfinished: Missing,
+    late: Missing,
+    refused: Reasons,
+    unfinished_by_reason: Reasons,
+}
+
+/// Moments at which only the time makes a difference. A cluster looks at waiting jobs every few seconds; a replay
+/// under a preset looks when something happens, and one under a policy of rights, windows and times at these as
+/// well.
+#[derive(Default)]
+struct Wakes {
+    /// Ends and beginnings of windows, and deadlines, in milliseconds of the trace.
+    known: BTreeSet<u64>,
+    /// How long to wait for an event while jobs wait and run; none to look at events only.
+    patience_ms: Option<u64>,
+}
+
+/// First time for which nothing happens before waiting jobs are looked at again, and the longest.
+const PATIENCE_MS: (u64, u64) = (30_000, 600_000);
+
+impl Wakes {
+    fn of(options: &Options) -> Wakes {
+        let Some(policy) = options.policy.whole() else { return Wakes::default() };
+        let times = policy.windows.iter().flat_map(|window| [window.from.0, window.until.0]);
+        let known = times.filter_map(|ms| ms.checked_sub(options.start_ms)).collect();
+        Wakes { known, patience_ms: Some(PATIENCE_MS.0) }
+    }
 }
 
 struct Replay<'a> {
     driver: Driver<'a>,
     tally: Tally,
+    tenants: Tenants,
+    wakes: Wakes,
     options: Options,
     live: BTreeMap<JobId, Live>,
     /// When, of which placement, of which job; the earliest first.
     ends: BinaryHeap<Reverse<(u64, u64, JobId)>>,
     now_ms: u64,
+    gangs: Vec<GangWait>,
     counts: Counts,
 }
 
@@ -321,10 +419,14 @@ impl Replay<'_> {
             if submission.is_none() && self.live.is_empty() {
                 return Ok(());
             }
-            let Some(next_ms) = earliest(earliest(submission, end), outages.next_ms()) else {
+            let event = earliest(earliest(submission, end), outages.next_ms());
+            let Some(next_ms) = earliest(event, self.next_wake(event)) else {
                 self.give_up();
                 return Ok(());
             };
+            self.wakes.known = self.wakes.known.split_off(&(next_ms + 1));
+            let placements = self.counts.placements;
+            let is_event = event == Some(next_ms);
             self.pass_time(next_ms, progress);
             self.end_runs();
             self.change_nodes(&mut outages);
@@ -334,7 +436,24 @@ impl Replay<'_> {
                 self.submit(&job?);
             }
             self.settle();
+            self.be_patient(is_event || self.counts.placements > placements);
         }
+    }
+
+    /// The next moment at which time alone may make a difference, if that is before the next event.
+    fn next_wake(&self, event: Option<u64>) -> Option<u64> {
+        let known = self.wakes.known.first().copied();
+        // With nothing running, time brings nothing but what is known.
+        let waits = self.waiting() > 0 && self.counts.running > 0;
+        let patience = self.wakes.patience_ms.filter(|_| waits).map(|ms| self.now_ms + ms);
+        earliest(known, patience).filter(|ms| event.is_none_or(|event| *ms < event))
+    }
+
+    /// Looks at what waits after less time where something happens, and after more where nothing does.
+    fn be_patient(&mut self, has_happened: bool) {
+        let (first, longest) = PATIENCE_MS;
+        let next = |ms: u64| if has_happened { first } else { (ms * 2).min(longest) };
+        self.wakes.patience_ms = self.wakes.patience_ms.map(next);
     }
 
     fn pass_time(&mut self, next_ms: u64, progress: &mut dyn FnMut(&Progress)) {
@@ -390,6 +509,8 @@ impl Replay<'_> {
 
     fn submit(&mut self, entry: &JobEntry) {
         self.counts.submitted += 1;
+        let tenant = self.driver.tenant(entry);
+        self.tenants.submitted(&tenant);
         let Some(duration_s) = entry.duration_s else {
             self.counts.without_duration.add(&entry.id, "the trace does not say how long it ran");
             return;
@@ -400,9 +521,29 @@ impl Replay<'_> {
             Ok(job) => {
                 let (submitted_ms, total_milli) = (self.now_ms, entry.total_milli());
                 let id = entry.id.clone();
-                self.live.insert(job, Live { id, submitted_ms, duration_ms, total_milli, run: None });
+                let is_gang = entry.replicas > 1;
+                if self.wakes.patience_ms.is_some() {
+                    self.wakes
+                        .known
+                        .extend(entry.deadline_s.map(|s| s * 1_000).filter(|ms| *ms > self.now_ms));
+                }
+                let live = Live {
+                    id,
+                    tenant,
+                    submitted_ms,
+                    duration_ms,
+                    total_milli,
+                    is_gang,
+                    run: None,
+                    stopped_by_policy: false,
+                };
+                self.live.insert(job, live);
             }
-            Err(reason) => self.counts.never_fit.add(&entry.id, reason),
+            Err(Refused { code, sentence, by_policy: true }) => {
+                self.tenants.refused(&tenant);
+                self.counts.refused.add(code, &entry.id, sentence);
+            }
+            Err(Refused { sentence, .. }) => self.counts.never_fit.add(&entry.id, sentence),
         }
     }
 
@@ -420,6 +561,7 @@ impl Replay<'_> {
         }
         let waiting = self.waiting();
         self.tally.waiting(waiting);
+        self.tenants.borrowing(self.now_ms, &self.driver.borrowed());
     }
 
     fn follow(&mut self, happened: Happened) {
@@ -430,11 +572,19 @@ impl Replay<'_> {
                     Why::Evicted => self.counts.evictions += 1,
                     Why::Preempted => self.counts.preemptions += 1,
                     Why::Moved => self.counts.moves += 1,
+                    Why::Window => self.counts.window_stops += 1,
+                    // It is counted when it is over.
+                    Why::Late => {}
+                }
+                let live = self.live.get_mut(&job).expect("only jobs of the replay are stopped");
+                live.stopped_by_policy = matches!(why, Why::Preempted | Why::Moved | Why::Window);
+                if live.stopped_by_policy {
+                    self.tenants.stopped(&live.tenant);
                 }
                 self.driver.report_stopped(job);
             }
             Happened::Requeued(job) => self.lose_run(job),
-            Happened::Finished(job) => self.finish(job),
+            Happened::Finished { job, is_done } => self.finish(job, is_done),
         }
     }
 
@@ -447,6 +597,8 @@ impl Replay<'_> {
         let placement = self.counts.placements;
         live.run = Some(Run { started_ms: self.now_ms, region, placement });
         self.tally.hold(region, live.total_milli);
+        live.stopped_by_policy = false;
+        self.tenants.hold(&live.tenant, self.now_ms, live.total_milli);
         self.ends.push(Reverse((self.now_ms + live.duration_ms, placement, job)));
         self.driver.report_running(job);
     }
@@ -455,32 +607,78 @@ impl Replay<'_> {
         let live = self.live.get_mut(&job).expect("only jobs of the replay are requeued");
         let run = live.run.take().expect("a gang waits again after a run");
         self.counts.running -= 1;
-        self.counts.lost += u128::from(live.total_milli) * u128::from(self.now_ms - run.started_ms);
+        let lost = u128::from(live.total_milli) * u128::from(self.now_ms - run.started_ms);
+        self.counts.lost += lost;
+        if live.stopped_by_policy {
+            self.tenants.lost(&live.tenant, lost);
+        }
         self.tally.release(run.region, live.total_milli);
+        self.tenants.release(&live.tenant, self.now_ms, live.total_milli);
     }
 
-    fn finish(&mut self, job: JobId) {
+    fn finish(&mut self, job: JobId, is_done: bool) {
         let live = self.live.remove(&job).expect("a job is over once");
-        let run = live.run.expect("a job of a replay ends by its run");
-        self.counts.running -= 1;
+        if let Some(run) = live.run {
+            self.counts.running -= 1;
+            self.tally.release(run.region, live.total_milli);
+            self.tenants.release(&live.tenant, self.now_ms, live.total_milli);
+        }
+        let Some(run) = live.run.filter(|_| is_done) else {
+            self.counts.late.add(&live.id, "its deadline passed before it was over");
+            return;
+        };
         self.counts.finished += 1;
-        self.tally.release(run.region, live.total_milli);
         let wait_ms = run.started_ms - live.submitted_ms;
+        self.tenants.finished(&live.tenant, wait_ms);
+        if live.is_gang {
+            self.gangs.push(GangWait { job: live.id, wait_ms, run_ms: live.duration_ms });
+        }
         self.tally.finished(live.total_milli, wait_ms, self.now_ms - live.submitted_ms);
     }
 
     /// Nothing more will happen, and jobs wait.
     fn give_up(&mut self) {
-        for live in self.live.values() {
+        for (job, live) in &self.live {
             self.counts.unfinished.add(&live.id, "still waits when nothing more is to come");
+            self.tenants.unfinished(&live.tenant);
+            if let Some((code, sentence)) = self.driver.why_it_waits(*job) {
+                self.counts.unfinished_by_reason.add(code, &live.id, sentence);
+            }
         }
     }
 
+    /// What of the policy the trace has nothing of, and what of the trace the policy does not name.
+    fn notes(&self) -> Vec<String> {
+        let Some(policy) = self.options.policy.whole() else { return Vec::new() };
+        let mut notes = Vec::new();
+        let mut add = |names: Vec<&Name>, text: &str| {
+            if !names.is_empty() {
+                let first: Vec<&str> = names.iter().take(EXAMPLES_MAX).map(|name| name.as_str()).collect();
+                let more = if names.len() > EXAMPLES_MAX { ", ..." } else { "" };
+                notes.push(format!("{text} ({}): {}{more}", names.len(), first.join(", ")));
+            }
+        };
+        add(self.tenants.without_jobs(policy), "tenants of the policy without a job in the trace");
+        if !policy.tenants.is_empty() {
+            let text =
+                "tenants of the trace that the policy does not list, so they share one place below unlisted";
+            add(self.tenants.unlisted(policy), text);
+        }
+        let begin = self.options.start_ms;
+        let end = begin + self.now_ms;
+        let closed = policy.windows.iter().filter(|window| window.until.0 <= begin || window.from.0 >= end);
+        let text =
+            "windows that are never open while the trace lasts; a time such as +2h counts from its beginning";
+        add(closed.map(|window| &window.name).collect(), text);
+        notes
+    }
+
     fn report(self, nodes: u64, devices: u64) -> Report {
+        let notes = self.notes();
+        let tenants = self.tenants.close(self.now_ms, self.options.policy.whole());
         let closed: Closed = self.tally.close();
         let (queueing, completion) = (closed.waits(), closed.turnarounds());
         let counts = self.counts;
-        let hours = |milli_ms: u128| (milli_ms as f64 / 3_600_000.0 / 1_000.0 * 1_000.0).round() / 1_000.0;
         Report {
             durations: self.options.durations,
             home_only: self.options.home_only,
@@ -490,23 +688,30 @@ impl Replay<'_> {
             finished: counts.finished,
             never_fit: counts.never_fit,
             without_duration: counts.without_duration,
+            refused: counts.refused.report(),
+            late: counts.late,
             unfinished: counts.unfinished,
+            unfinished_by_reason: counts.unfinished_by_reason.report(),
+            tenants,
+            notes,
             present_s: closed.present_ms() as f64 / 1_000.0,
-            device_hours_held: hours(closed.held_total()),
-            device_hours_lost: hours(counts.lost),
+            device_hours_held: device_hours(closed.held_total()),
+            device_hours_lost: device_hours(counts.lost),
             evictions: counts.evictions,
             moves: counts.moves,
+            window_stops: counts.window_stops,
             placements: counts.placements,
             queueing,
             completion,
             queueing_by_size: closed.by_size(),
             regions: closed.by_region(),
             queue_lengths: closed.lengths(),
+            gangs: self.gangs,
             drawing: Drawing { distribution: closed.distribution(), boxes: closed.boxes() },
             decisions: self.driver.decisions(),
             scheduler_s: seconds(self.driver.time()),
             decisions_per_s: per_second(self.driver.decisions(), self.driver.time()),
-            policy: self.options.preset,
+            policy: self.options.policy.to_string(),
             jct_avg_s: completion.avg_s,
             queue_avg_s: queueing.avg_s,
             queue_p50_s: queueing.p50_s,

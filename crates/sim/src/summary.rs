@@ -65,6 +65,11 @@ pub(crate) fn share(part: u128, whole: u128) -> f64 {
     if whole == 0 { 0.0 } else { round(part as f64 / whole as f64, 1_000_000.0) }
 }
 
+/// Milli-devices times milliseconds as device-hours, to the thousandth.
+pub(crate) fn device_hours(milli_ms: u128) -> f64 {
+    round(milli_ms as f64 / 3_600_000.0 / 1_000.0, 1_000.0)
+}
+
 fn round(value: f64, scale: f64) -> f64 {
     (value * scale).round() / scale
 }

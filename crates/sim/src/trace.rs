@@ -6,7 +6,7 @@
 //!
 //! | file | columns |
 //! |---|---|
-//! | jobs | `job_id, submit_s, duration_s, accel_type, replicas, accel_milli, cpu_milli, mem_mib`, and where there are such `tenant, queue, tier, home_cluster` |
+//! | jobs | `job_id, submit_s, duration_s, accel_type, replicas, accel_milli, cpu_milli, mem_mib`, and where there are such `tenant, queue, tier, home_cluster, preemptible, deadline_s` |
 //! | nodes | `node_id, region, cluster, accel_type, accel_count, cpu_milli, mem_mib`, and where there are such `block, rack` |
 //! | order | no header: one `job_id` a line, each an instance of that job |
 //! | failures | `node_id, failed_s, repaired_s` |
@@ -166,6 +166,10 @@ pub struct JobEntry {
     pub tier: PriorityTier,
     /// The cluster it was submitted to; empty when unknown.
     pub home_cluster: String,
+    /// Whether policy may stop it; where the trace does not say, it may.
+    pub preemptible: bool,
+    /// When it must be over, in seconds from the beginning of the trace.
+    pub deadline_s: Option<u64>,
 }
 
 impl JobEntry {
@@ -215,7 +219,8 @@ impl Jobs {
         "cpu_milli",
         "mem_mib",
     ];
-    const OPTIONAL: &'static [&'static str] = &["tenant", "queue", "tier", "home_cluster"];
+    const OPTIONAL: &'static [&'static str] =
+        &["tenant", "queue", "tier", "home_cluster", "preemptible", "deadline_s"];
 
     /// Opens a file and reads its header.
     ///
@@ -268,6 +273,11 @@ impl Jobs {
                 row.wrong("tier", format!("must be one of {}", known.join(", ")))
             })?,
         };
+        let preemptible = match row.text("preemptible") {
+            "" | "true" => true,
+            "false" => false,
+            _ => return Err(row.wrong("preemptible", "must be true or false".to_owned())),
+        };
         Ok(JobEntry {
             id,
             submit_s,
@@ -281,6 +291,8 @@ impl Jobs {
             queue: row.text("queue").to_owned(),
             tier,
             home_cluster: row.text("home_cluster").to_owned(),
+            preemptible,
+            deadline_s: row.optional("deadline_s", 0, SECONDS_MAX)?,
         })
     }
 }

@@ -5,11 +5,13 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{Decision, FORMAT_MIN, Round, WorkerSlot, hash};
+use muster_types::policy::PolicyRules;
 use muster_types::{
     JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::admission::{DoorKey, DoorRow};
 use crate::burst::BurstRow;
 use crate::demand::Demand;
 use crate::guard::GuardError;
@@ -18,7 +20,7 @@ use crate::index::{Described, GangClass, Indexes, LinePlace, Pool, PoolKey, Spec
 use crate::quota::QuotaUsage;
 use crate::recovery::RecoveryRow;
 use crate::rows::{
-    ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow,
+    ClusterMeta, HealthPolicyRow, JobRow, JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RequestRow,
     RestrictionRow,
 };
 use crate::table::Table;
@@ -127,6 +129,14 @@ pub struct State {
     pub(crate) restrictions: Table<NodeId, RestrictionRow>,
     /// The health policy, once one was set; since format 3.
     pub(crate) health_policy: Table<(), HealthPolicyRow>,
+    /// The one that every cluster begins with.
+    pub(crate) first_health_policy: HealthPolicyRow,
+    /// What the policy says in its second record; since format 5, and empty while the policy in force has none.
+    pub(crate) policy_rules: Table<(), PolicyRules>,
+    /// Admitted nodes and revoked certificates; since format 5.
+    pub(crate) doors: Table<DoorKey, DoorRow>,
+    /// What happened to jobs when; since format 5.
+    pub(crate) times: Table<JobId, JobTimes>,
     pub(crate) indexes: Indexes,
 }
 
@@ -348,10 +358,16 @@ impl State {
         self.indexes.maintenance.iter().copied()
     }
 
+    /// What happened to a job when, as far as formats know.
+    #[must_use]
+    pub fn times(&self, job: JobId) -> JobTimes {
+        self.times.get(&job).copied().unwrap_or_default()
+    }
+
     /// The health policy in force.
     #[must_use]
     pub fn health_policy(&self) -> HealthPolicyRow {
-        self.health_policy.get(&()).cloned().unwrap_or_default()
+        self.health_policy.get(&()).unwrap_or(&self.first_health_policy).clone()
     }
 
     /// Tenants with jobs of a tier in line, with the first turn of each.
@@ -412,6 +428,14 @@ impl State {
     /// Jobs that may not start before a time, by that time.
     pub fn not_before(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.not_before.iter().copied()
+    }
+
+    /// Since when a job waits, or waited before it was placed last: since it was submitted, or since it was stopped; none
+    /// when there is no such job.
+    #[must_use]
+    pub fn waits_since(&self, job: JobId) -> Option<LogTime> {
+        let row = self.jobs.get(&job)?;
+        Some(self.times(job).waits_since.unwrap_or(row.submitted_at))
     }
 
     /// The next of those times behind another.
@@ -537,6 +561,22 @@ impl State {
     /// Running jobs that have a limit, by the time they reach it.
     pub fn run_limits(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.run_limits.iter().copied()
+    }
+
+    /// Gangs that are being started, by when they were placed.
+    pub fn starting(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.starting.iter().copied()
+    }
+
+    /// Gangs that are being stopped, by when their workers should have been killed. What began to stop before format 5
+    /// is not among them.
+    pub fn killed_by(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.killed_by.iter().copied()
+    }
+
+    /// Jobs that wait or run and have to be over by a time, by that time.
+    pub fn deadlines(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.deadlines.iter().copied()
     }
 
     /// Gangs with workers on a node that are not over.

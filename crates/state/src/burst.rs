@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::apply::State;
 use crate::guard::GuardError;
-use crate::history::{add, bucket_of, stem};
+use crate::history::{add, stem};
 use crate::index::{GangClass, Standing};
 use crate::rows::{JobRow, Phase};
 
@@ -28,12 +28,12 @@ impl BurstKey {
     /// its owner says of its time.
     #[must_use]
     pub fn of(spec: &JobSpec) -> BurstKey {
-        BurstKey::of_class(spec, GangClass::of(spec))
+        BurstKey::of_request(spec, GangClass::request(spec))
     }
 
-    pub(crate) fn of_class(spec: &JobSpec, class: GangClass) -> BurstKey {
+    pub(crate) fn of_request(spec: &JobSpec, request: u64) -> BurstKey {
         let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
-        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), class, times)))
+        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), request, times)))
     }
 }
 
@@ -48,7 +48,8 @@ pub struct BurstRow {
     pub members: u32,
     /// When the last of them was submitted.
     pub last_submitted: LogTime,
-    /// Members that ran and ended, by the bucket of their run time; buckets ascending.
+    /// Members that ran and ended, by the bucket of their run time; since format 5 those that succeeded, and in the
+    /// bucket behind it those that were stopped at their limit. Buckets ascending.
     pub ended: Vec<(u8, u32)>,
 }
 
@@ -68,11 +69,16 @@ impl State {
         self.bursts.get(&burst)
     }
 
-    /// The burst that a job with this key would join.
+    /// The burst that a job with this key would join: one of jobs that policy may stop, or one of those that it must
+    /// not, for these wait for different things.
     #[must_use]
-    pub fn open_burst(&self, key: BurstKey, now: LogTime) -> Option<JobId> {
+    pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
+        let is_alike = |burst: &JobId| self.spec(*burst).is_none_or(|first| first.preemptible == preemptible);
         let (_, burst) = self.indexes.bursts_by_key.range(range).next_back()?;
+        if !is_alike(burst) {
+            return None;
+        }
         let last = match self.bursts.get(burst) {
             Some(row) => row.last_submitted,
             None => self.jobs.get(burst)?.submitted_at,
@@ -152,7 +158,7 @@ impl State {
     }
 
     /// Whether a submitted job may join a burst. Of the jobs of its own record, those before it are
-    /// `earlier`, with the ids that `JobId::derive` gives them.
+    /// `earlier`, with the ids that [`State::job_id`] gives them.
     fn check_burst(
         &self,
         key: BurstKey,
@@ -166,7 +172,7 @@ impl State {
             let stands_alone = row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
             stands_alone && self.specs.get_with_facts(&burst).is_some_and(|(_, first)| first.burst == key)
         } else {
-            let first = JobId::derive(self.meta.log_index.next(), 0);
+            let first = self.job_id(self.meta.log_index.next(), 0);
             let ordinal = burst.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
             let first = ordinal.and_then(|n| Some((earlier.0.get(n)?, earlier.1.get(n)?)));
             first.is_some_and(|(first, estimate)| estimate.burst.is_none() && alike(first))
@@ -229,12 +235,12 @@ impl State {
     }
 
     /// A job is over: what its burst learns from that. The burst goes with its last member.
-    pub(crate) fn leave_burst(&mut self, job: JobId, run_ms: Option<u64>) {
+    pub(crate) fn leave_burst(&mut self, job: JobId, bucket: Option<u8>) {
         let burst = self.burst_of(job).expect("a job that ends has a row");
         let key = match self.bursts.get(&burst).cloned() {
             Some(mut row) => {
-                if let Some(run_ms) = run_ms {
-                    add(&mut row.ended, bucket_of(run_ms), 1);
+                if let Some(bucket) = bucket {
+                    add(&mut row.ended, bucket, 1);
                 }
                 row.members -= 1;
                 if row.members > 0 {

@@ -1,8 +1,9 @@
 //! What gangs are charged for: against quotas and in their tenants' shares.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
-use muster_types::{JobId, JobSpec, Name};
+use muster_types::{JobId, JobSpec, Name, limits};
 
 use crate::apply::State;
 use crate::guard::GuardError;
@@ -24,20 +25,27 @@ impl Charge {
     }
 }
 
+/// [`QuotaUsage::add`] or [`QuotaUsage::remove`].
+type Change = fn(&mut QuotaUsage, &Name, &Name, &Name, u64);
+
 impl Indexes {
     /// Counts a charge against quotas. Without quotas nobody asks, and nothing is counted.
-    pub(crate) fn charge(&mut self, tenant: &Name, region: &Name, charge: &Charge) {
-        if self.has_quotas {
-            for (kind, milli) in &charge.devices_milli {
-                self.quota.add(tenant, kind, region, *milli);
-            }
-        }
+    pub(crate) fn charge(&mut self, spec: &JobSpec, region: &Name, charge: &Charge) {
+        self.count(spec, region, charge, QuotaUsage::add);
     }
 
-    fn uncharge(&mut self, tenant: &Name, region: &Name, charge: &Charge) {
-        if self.has_quotas {
-            for (kind, milli) in &charge.devices_milli {
-                self.quota.remove(tenant, kind, region, *milli);
+    fn uncharge(&mut self, spec: &JobSpec, region: &Name, charge: &Charge) {
+        self.count(spec, region, charge, QuotaUsage::remove);
+    }
+
+    fn count(&mut self, spec: &JobSpec, region: &Name, charge: &Charge, change: Change) {
+        if !self.has_quotas {
+            return;
+        }
+        for (kind, milli) in &charge.devices_milli {
+            change(&mut self.quota, &spec.tenant, kind, region, *milli);
+            if !spec.preemptible {
+                change(&mut self.fixed_quota, &spec.tenant, kind, region, *milli);
             }
         }
     }
@@ -47,21 +55,21 @@ impl State {
     /// A job is charged for something else from now on.
     pub(crate) fn change_charge(
         &mut self,
-        tenant: &Name,
+        spec: &JobSpec,
         before: Option<(Name, Charge)>,
         after: Option<(Name, Charge)>,
     ) {
         if let Some((region, charge)) = &before {
-            self.indexes.uncharge(tenant, region, charge);
+            self.indexes.uncharge(spec, region, charge);
         }
         if let Some((region, charge)) = &after {
-            self.indexes.charge(tenant, region, charge);
+            self.indexes.charge(spec, region, charge);
         }
         let now = self.meta.log_time;
         let policy = self.policy.policy.clone();
         let half_life_ms = policy.order.usage_half_life_ms;
         // Everyone above takes part: a tenant's share is measured next to its siblings', level by level.
-        for counted in policy.ancestry(tenant) {
+        for counted in policy.ancestry(&spec.tenant) {
             let count = |row: &mut TenantUsage| {
                 row.advance(now, half_life_ms);
                 for rate in before.iter().flat_map(|(_, charge)| charge.rates()) {
@@ -82,6 +90,22 @@ impl State {
                     }
                 }
             }
+        }
+    }
+
+    /// Since format 5: forgets tenants that the policy does not name, that hold nothing, and whose past use has decayed to
+    /// next to nothing. Names of tenants come from whoever submits, so rows that stayed would be without a bound.
+    pub(crate) fn sweep_tenants(&mut self) {
+        if !self.has_rules() {
+            return;
+        }
+        let (now, policy) = (self.meta.log_time, &self.policy.policy);
+        let is_named = |tenant: &Name| policy.tenants.contains_key(tenant) || tenant == policy.unlisted();
+        let spent = self.tenants.iter().filter(|(tenant, row)| !is_named(tenant) && row.is_negligible(now));
+        let spent: Vec<Name> =
+            spent.map(|(tenant, _)| tenant.clone()).take(limits::PRUNE_ROWS_MAX as usize).collect();
+        for tenant in spent {
+            self.tenants.remove(&tenant);
         }
     }
 
@@ -122,13 +146,14 @@ impl State {
     pub(crate) fn count_quotas(&self, indexes: &mut Indexes) {
         let policy = &self.policy.policy;
         indexes.quota = QuotaUsage::new(policy);
+        indexes.fixed_quota = indexes.quota.clone();
         indexes.has_quotas = policy.tenants.values().any(|tenant| !tenant.quotas.is_empty());
         if !indexes.has_quotas {
             return;
         }
         for (id, row) in self.jobs.iter() {
             if let (Some((region, charge)), Some(spec)) = (row.charge(), self.specs.get(id)) {
-                indexes.charge(&spec.tenant, region, charge);
+                indexes.charge(spec, region, charge);
             }
         }
     }
@@ -163,8 +188,8 @@ impl State {
     /// Whether quotas hold once some gangs are stopped and others are charged for these workers.
     pub(crate) fn check_quota(
         &self,
-        stopped: &[JobId],
-        gangs: &[(&JobSpec, &[WorkerSlot])],
+        stopped: &BTreeSet<JobId>,
+        gangs: &[(JobId, &JobSpec, &[WorkerSlot])],
     ) -> Result<(), GuardError> {
         if !self.indexes.has_quotas {
             return Ok(());
@@ -180,7 +205,7 @@ impl State {
                 }
             }
         }
-        for (spec, workers) in gangs {
+        for (_, spec, workers) in gangs {
             let region = self.region_of(workers);
             let mut sums: BTreeMap<Name, u64> = BTreeMap::new();
             for (kind, milli) in self.charge_for(spec, workers).devices_milli {

@@ -9,7 +9,6 @@ use muster_journal::{
     Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
 };
 use muster_types::health::Quarantine;
-use muster_types::policy::Policy;
 use muster_types::{FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
 use crate::apply::{Effect, Meta, State};
@@ -17,8 +16,8 @@ use crate::free::{Free, Promised};
 use crate::index::Standing;
 use crate::restrict::repair;
 use crate::rows::{
-    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PolicyRow,
-    PromiseRow, RankState, RequestAnswer, RequestRow, Restricted,
+    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PromiseRow,
+    RankState, RequestAnswer, RequestRow, Restricted,
 };
 
 impl State {
@@ -57,10 +56,13 @@ impl State {
             Decision::GangStopRequested { job, cause, .. } => {
                 let cause = cause.clone();
                 self.change_job(*job, |row| row.phase = Phase::Stopping(cause));
+                self.note_stopping(*job);
                 self.gang_effects(*job)
             }
             Decision::JobRequeued { job, failed } => {
                 self.drop_spares(*job);
+                self.note_stopped(*job);
+                self.note_waiting_again(*job);
                 let waits = self.retry_wait(*job).is_some_and(|until| until > self.meta.log_time);
                 self.change_job(*job, |row| {
                     row.released = !waits;
@@ -101,10 +103,7 @@ impl State {
                 self.change_job(*job, |row| row.checkpointed_at = Some(now));
                 vec![Effect::JobChanged(*job)]
             }
-            Decision::FormatRaised { format } => {
-                self.meta.format = *format;
-                vec![Effect::ClusterChanged]
-            }
+            Decision::FormatRaised { format } => self.fold_format(*format),
             Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
             Decision::NodeForgotten { node } => self.fold_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
@@ -135,6 +134,16 @@ impl State {
                 self.change_restriction(*node, |row, now| repair(row, step, now))
             }
             Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
+            Decision::PolicyRulesSet { rules } => self.fold_policy_rules(rules),
+            Decision::NodeAdmissionSet { request, admission } => self.fold_admission(*request, admission),
+            Decision::NodeApprovalSet { request, name, approval } => {
+                self.fold_approval(*request, name, approval.as_ref())
+            }
+            Decision::CertificateRevoked { request, serial, revocation } => {
+                self.fold_revoked(*request, *serial, revocation)
+            }
+            // Who leads next asks the log for it.
+            Decision::SessionResumed { .. } => Vec::new(),
         }
     }
 
@@ -189,7 +198,7 @@ impl State {
                 let (region, charge) = charged.get();
                 (region.clone(), charge.clone())
             };
-            self.change_charge(&spec.tenant, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
+            self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
         }
     }
 
@@ -224,10 +233,20 @@ impl State {
         specs: &[Arc<JobSpec>],
         estimates: &[Estimate],
     ) -> Vec<Effect> {
-        self.remember(request, RequestAnswer::Submitted { jobs: specs.len() as u32 });
+        let (index, jobs) = (self.meta.log_index, specs.len() as u32);
+        let first = self.job_id(index, 0);
+        let is_plain = first == JobId::derive(index, 0);
+        self.remember(
+            request,
+            if is_plain {
+                RequestAnswer::Submitted { jobs }
+            } else {
+                RequestAnswer::SubmittedFrom { first, jobs }
+            },
+        );
         let mut effects = Vec::with_capacity(specs.len());
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
-            let id = JobId::derive(self.meta.log_index, ordinal);
+            let id = self.job_id(index, ordinal);
             let row = JobRow {
                 changed_at: self.meta.log_index,
                 ..JobRow::submitted(self.meta.log_time, *estimate, spec)
@@ -247,26 +266,12 @@ impl State {
         effects
     }
 
-    /// The version is the record's own index.
-    fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
-        self.remember(request, RequestAnswer::PolicySet);
-        self.policy = PolicyRow {
-            version: self.meta.log_index,
-            set_at: self.meta.log_time,
-            policy: Arc::new(policy.clone()),
-        };
-        let mut indexes = self.indexes.clone();
-        self.count_quotas(&mut indexes);
-        self.indexes = indexes;
-        self.rehome_usage();
-        vec![Effect::PolicyChanged]
-    }
-
     /// Stops first: those who are moved are in both lists, and what they hold makes the room.
     fn fold_rearranged(&mut self, stops: &[Stop], promises: &[Promise]) -> Vec<Effect> {
         let mut effects = Vec::new();
         for stop in stops {
             self.change_job(stop.job, |row| row.phase = Phase::Stopping(StopCause::Rearranged(stop.cause)));
+            self.note_stopping(stop.job);
             effects.extend(self.gang_effects(stop.job));
         }
         for promise in promises {
@@ -333,8 +338,8 @@ impl State {
                 let old = self.nodes.get(&id).expect("a named node has a row").spec.clone();
                 // Out of the old place before into the new: the pool may be another.
                 self.change_node(id, true, |row| row.status = NodeStatus::Lost);
-                self.indexes.remove_shape(&old);
-                self.indexes.add_shape(&spec);
+                self.indexes.remove_shape(id, &old);
+                self.indexes.add_shape(id, &spec);
                 self.change_node(id, true, |row| {
                     row.free = all;
                     row.spec = spec;
@@ -350,7 +355,7 @@ impl State {
                 let id = NodeId(self.meta.nodes_registered);
                 self.meta.nodes_registered += 1;
                 self.indexes.nodes_by_name.insert(spec.name.clone(), id);
-                self.indexes.add_shape(&spec);
+                self.indexes.add_shape(id, &spec);
                 let row = NodeRow {
                     holder,
                     incarnation: 1,
@@ -411,7 +416,7 @@ impl State {
         let row = self.nodes.get(&node).expect("the guard has seen the node").clone();
         self.indexes.nodes_by_name.remove(&row.spec.name);
         self.indexes.remove_status(node, &row);
-        self.indexes.remove_shape(&row.spec);
+        self.indexes.remove_shape(node, &row.spec);
         if let Some(restriction) = self.restrictions.get(&node) {
             self.indexes.remove_restriction(node, restriction);
             self.restrictions.remove(&node);
@@ -526,7 +531,8 @@ impl State {
             self.drop_promise(job);
         }
         self.drop_spares(job);
-        let run_ms = self.learn(job);
+        self.note_stopped(job);
+        let bucket = self.learn(job, outcome);
         self.change_job(job, |row| {
             // The attempt that the job failed by counts like those before it.
             let ran = row.phase != Phase::Pending;
@@ -534,7 +540,7 @@ impl State {
             row.phase = Phase::Finished(outcome.clone());
             row.finished_at = Some(now);
         });
-        self.leave_burst(job, run_ms);
+        self.leave_burst(job, bucket);
         vec![Effect::JobChanged(job)]
     }
 
@@ -555,8 +561,10 @@ impl State {
             self.jobs.remove(&id);
             self.specs.remove(&id);
             self.forget_recovery(id);
+            self.times.remove(&id);
             effects.push(Effect::JobForgotten(id));
         }
+        self.sweep_tenants();
         effects
     }
 

@@ -35,7 +35,7 @@ impl Forecast {
             self.0.change_node(slot.node, false, |row| row.free.give(request, slot.devices));
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
-            self.0.change_charge(&spec.tenant, Some((region, charge)), None);
+            self.0.change_charge(&spec, Some((region, charge)), None);
         }
     }
 
@@ -47,7 +47,7 @@ impl Forecast {
         }
         let charge = self.0.charge_for(spec, workers);
         let region = self.0.region_of(workers);
-        self.0.change_charge(&spec.tenant, None, Some((region, charge)));
+        self.0.change_charge(spec, None, Some((region, charge)));
     }
 }
 

@@ -10,7 +10,8 @@ use muster_journal::{
     Decision, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
 };
 use muster_types::{
-    ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId, NodeSpec, limits,
+    Dependency, DependencyRule, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime,
+    NodeId, NodeSpec, limits,
 };
 
 use crate::apply::State;
@@ -49,12 +50,24 @@ pub enum GuardError {
     RankNotCurrent,
     /// A worker does not fit where it was put.
     DoesNotFit,
+    /// The node is not admitted as it describes itself.
+    NotAdmitted,
     /// The workers are not the gang that was asked for: type, labels, place, topology or slice.
     NotTheGang(fit::GangFault),
     /// A job does not belong to the burst it is to join, or there is no such burst.
     BurstNotCurrent,
+    /// A gang would go on where its checkpoints cannot be read.
+    CheckpointsOutOfReach,
     /// A quota of the tenant, or of one above it, would be exceeded.
     QuotaExceeded,
+    /// A gang would be stopped that may not be stopped for this one: see `standing`.
+    Protected,
+    /// A gang that policy must not stop would borrow what others are promised.
+    FixedBorrower,
+    /// The policy does not give the tenant the right that this needs.
+    RightMissing,
+    /// Its tenant would have more jobs than the policy lets it have.
+    TenantLimit,
     /// Workers still run.
     WorkersRemain,
     /// Nothing would change.
@@ -95,6 +108,9 @@ impl State {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(specs.len() == estimates.len(), GuardError::Limit)?;
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
+                let specs_of = specs.iter().map(|spec| &**spec);
+                require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
+                require(self.exceeded_limit(specs_of).is_none(), GuardError::TenantLimit)?;
                 self.check_bursts(specs, estimates)
             }
             Decision::JobCancelRequested { request, job } => {
@@ -133,7 +149,8 @@ impl State {
             }
             Decision::JobReleased { job } => {
                 let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
-                require(row.phase == Phase::Pending && !row.released, GuardError::JobPhase)
+                require(row.phase == Phase::Pending && !row.released, GuardError::JobPhase)?;
+                self.check_dependencies_met(*job)
             }
             Decision::TurnsChanged { bursts } => {
                 require(!bursts.is_empty() && bursts.len() <= limits::TURNS_CHANGED_MAX, GuardError::Limit)?;
@@ -176,11 +193,39 @@ impl State {
                 self.check_restriction(*request, *node)?;
                 self.check_repair(*node, step, request.is_some())
             }
+            Decision::PolicyRulesSet { rules } => self.check_policy_rules(rules),
+            Decision::NodeAdmissionSet { request, admission } => self.check_admission(*request, admission),
+            Decision::NodeApprovalSet { request, name, approval } => {
+                self.check_approval(*request, name, approval.as_ref())
+            }
+            Decision::CertificateRevoked { request, serial, revocation } => {
+                self.check_revocation(*request, *serial, revocation)
+            }
+            Decision::SessionResumed { node, incarnation } => {
+                let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
+                let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;
+                require(is_current, GuardError::NodeNotCurrent)
+            }
             Decision::HealthPolicySet { request, policy } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(policy.violations().is_empty(), GuardError::Limit)
             }
         }
+    }
+
+    /// Since format 5: what a job waits for is over, and has succeeded where that was asked. What is gone from the state
+    /// was looked at before it went.
+    fn check_dependencies_met(&self, job: JobId) -> Check {
+        if !self.has_rules() {
+            return Ok(());
+        }
+        let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
+        let is_met = |dependency: &Dependency| match self.jobs.get(&dependency.job).map(|row| &row.phase) {
+            None | Some(Phase::Finished(Outcome::Succeeded)) => true,
+            Some(Phase::Finished(_)) => dependency.rule == DependencyRule::Finished,
+            Some(_) => false,
+        };
+        require(spec.dependencies.iter().all(is_met), GuardError::JobPhase)
     }
 
     /// Nothing counts on the node: its session is over, so nothing is placed there, and nothing is promised.
@@ -210,6 +255,7 @@ impl State {
     }
 
     fn check_registration(&self, spec: &NodeSpec, holder: HolderId) -> Check {
+        self.check_admitted(spec)?;
         let Some(id) = self.node_named(&spec.name) else {
             // Ids are never given again, so that they run out in the end: after four thousand millions.
             let has_room = (self.nodes.len() as u64) < u64::from(limits::NODES_MAX);
@@ -274,6 +320,7 @@ impl State {
         let (gang, spares) = workers.split_at(workers.len().min(spec.worker_count() as usize));
         self.check_gang(spec, gang)?;
         self.check_spares(job, spec, gang, spares)?;
+        self.check_checkpoints(job, gang)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
@@ -283,7 +330,8 @@ impl State {
             }
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
-                self.check_quota(&[], &[(spec, workers)])
+                self.check_quota(&BTreeSet::new(), &[(job, spec, workers)])?;
+                self.check_fixed(&BTreeSet::new(), &[(job, spec, workers)])
             }
         }
     }
@@ -354,7 +402,9 @@ impl State {
                     moves && is_there && self.restrictions.get(&node).is_some_and(|row| row.drain.is_some())
                 }
             };
-            require(so && spec.preemptible, GuardError::JobPhase)?;
+            // What borrows can be taken back whatever it says of itself: `check_grounds`.
+            let is_taken = self.has_rules() && matches!(stop.cause, RearrangeCause::Preempted { .. });
+            require(so && (spec.preemptible || is_taken), GuardError::JobPhase)?;
             self.give_all(stop.job, spec, placement, &mut left)?;
         }
         // Less what others were promised before, and what is not to be used.
@@ -363,13 +413,14 @@ impl State {
             *free = free.beside(&row.promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
-        let jobs: Vec<JobId> = stopped.into_iter().collect();
-        let mut gangs: Vec<(&JobSpec, &[WorkerSlot])> = Vec::with_capacity(promises.len());
+        self.check_grounds(stops)?;
+        let mut gangs: Vec<(JobId, &JobSpec, &[WorkerSlot])> = Vec::with_capacity(promises.len());
         for promise in promises {
             let spec = self.specs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
-            gangs.push((spec, &promise.workers));
+            gangs.push((promise.job, spec, &promise.workers));
         }
-        self.check_quota(&jobs, &gangs)
+        self.check_quota(&stopped, &gangs)?;
+        self.check_fixed(&stopped, &gangs)
     }
 
     fn check_promises(
@@ -386,6 +437,7 @@ impl State {
             let waits = row.is_in_line() && !row.cancel_requested;
             require(waits || stopped.contains(&promise.job), GuardError::JobPhase)?;
             self.check_gang(spec, &promise.workers)?;
+            self.check_checkpoints(promise.job, &promise.workers)?;
             self.take_all(spec, &promise.workers, left, |node| node.offer().into_owned())?;
         }
         Ok(())
@@ -414,6 +466,10 @@ impl State {
             StopCause::RunTimeLimit => {
                 let limit = self.specs.get(&job).and_then(|spec| spec.run_time_limit_ms);
                 require(row.started_at.is_some() && limit.is_some(), GuardError::JobPhase)
+            }
+            StopCause::Deadline => {
+                let has_deadline = self.specs.get(&job).is_some_and(|spec| spec.deadline.is_some());
+                require(has_deadline, GuardError::JobPhase)
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::burst::{BurstKey, BurstTurn, holds_devices};
 use crate::free::FreeKey;
 
 use crate::history::{HistoryKey, bucket_of};
-use crate::queue::QueueLoad;
+use crate::queue::{ClusterPlace, QueueLoad, Work};
 use crate::quota::QuotaUsage;
 use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow, RestrictionRow};
 use crate::table::Facts;
@@ -79,6 +79,10 @@ pub struct Rack {
     pub idle_devices: u64,
     /// Placeable nodes by idle devices, then id.
     pub by_idle: Set<(u16, NodeId)>,
+    /// Placeable nodes that hold a worker, or are promised to one.
+    pub in_use: u32,
+    /// Registered nodes, in whatever state.
+    pub members: Set<NodeId>,
 }
 
 /// What the planner asks of a pool.
@@ -114,14 +118,24 @@ impl GangClass {
     /// Behind every class.
     pub(crate) const LAST: GangClass = GangClass(u64::MAX);
 
-    /// The class of a job: everything that decides where it can go.
+    /// The class of a job: everything that decides where it can go. What policy must not stop is a class of its own:
+    /// it does not borrow.
     #[must_use]
     pub fn of(spec: &JobSpec) -> GangClass {
+        GangClass::of_request(GangClass::request(spec), spec)
+    }
+
+    fn of_request(request: u64, spec: &JobSpec) -> GangClass {
+        GangClass(if spec.preemptible { request } else { hash(&(request, spec.preemptible)) })
+    }
+
+    /// What a job asks for, and for how long: a hash, and part of the keys of bursts in the state.
+    pub(crate) fn request(spec: &JobSpec) -> u64 {
         let groups = Groups(&spec.groups);
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
         // What ends in time may use room that is kept for others.
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
-        GangClass(hash(&(groups, place, &spec.topology, times)))
+        hash(&(groups, place, &spec.topology, times))
     }
 }
 
@@ -177,8 +191,8 @@ pub(crate) struct SpecFacts {
 
 impl Facts<JobId, Arc<JobSpec>> for SpecFacts {
     fn of(spec: &Arc<JobSpec>) -> SpecFacts {
-        let class = GangClass::of(spec);
-        SpecFacts { class, burst: BurstKey::of_class(spec, class) }
+        let request = GangClass::request(spec);
+        SpecFacts { class: GangClass::of_request(request, spec), burst: BurstKey::of_request(spec, request) }
     }
 
     fn hash(&self, id: &JobId, spec: &Arc<JobSpec>) -> u64 {
@@ -209,6 +223,8 @@ pub(crate) struct Standing {
     promise: Option<Arc<PromiseRow>>,
     /// Where and when it is expected to end.
     end: Option<((Name, Name), LogTime)>,
+    /// Where it holds how much.
+    work: Option<(ClusterPlace, Work)>,
     preemptible: bool,
     growable: bool,
     pub(crate) pending: bool,
@@ -219,10 +235,15 @@ pub(crate) struct Standing {
     /// Not released yet, and the time it waits for besides other jobs.
     pub(crate) held: Option<Option<LogTime>>,
     pub(crate) active: bool,
+    charged: bool,
     /// Thousandths of devices that it holds.
     pub(crate) active_milli: u64,
     stopping: bool,
     limit: Option<LogTime>,
+    /// When it was placed; none unless it is being started.
+    starting: Option<LogTime>,
+    /// When it has to be over; none once it is, or is being stopped.
+    deadline: Option<LogTime>,
     finished: Option<LogTime>,
 }
 
@@ -237,12 +258,15 @@ impl Standing {
             let placement = row.placement.as_ref().expect("what is expected to end is placed");
             ((placement.region.clone(), placement.cluster.clone()), end)
         });
+        let placed = row.placement.as_ref().filter(|_| holds_devices(row));
+        let work = placed.map(|p| ((p.region.clone(), p.cluster.clone()), Work::of(p)));
         let in_burst = burst.map(|(burst, _)| burst);
         let turn = burst.map_or(row.estimate.turn, |(_, turn)| turn);
         Standing {
             running: in_burst.filter(|_| holds_devices(row)),
             promise: row.promise.clone(),
             end,
+            work,
             preemptible,
             growable: preemptible && is_small(row, spec),
             pending,
@@ -250,9 +274,12 @@ impl Standing {
             line: is_in_line.then_some((in_burst, turn)),
             held: (pending && !row.released).then_some(spec.not_before.max(wait)),
             active: holds_devices(row),
+            charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
+            starting: row.placement.as_ref().filter(|_| row.phase == Phase::Starting).map(|p| p.placed_at),
+            deadline: spec.deadline.filter(|_| pending || runs),
             finished: match &row.phase {
                 Phase::Finished(_) => Some(row.finished_at.unwrap_or_default()),
                 _ => None,
@@ -276,12 +303,14 @@ pub(crate) struct Indexes {
     pub(crate) pending: usize,
     /// Jobs that are not over, by tenant; a tenant without any is not there.
     pub(crate) loads: Map<Name, QueueLoad>,
+    /// What jobs hold, by tenant and cluster; what is nothing is not there.
+    pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
     /// Bursts in line, by tier and tenant; a tenant without any is not there.
     pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
     /// How many lanes there are.
     pub(crate) lanes: usize,
     /// Jobs in line of bursts of two or more jobs, by burst.
-    pub(crate) waiting: Set<(JobId, JobId)>,
+    pub(crate) waiting: Map<(JobId, JobId), GangClass>,
     /// Jobs that hold devices of bursts of two or more jobs, by burst.
     pub(crate) running: Set<(JobId, JobId)>,
     /// Bursts that are not over, by what their members have in common.
@@ -296,6 +325,8 @@ pub(crate) struct Indexes {
     pub(crate) promises_by_node: Set<(NodeId, JobId)>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: Set<JobId>,
+    /// Jobs that are charged for devices, by tenant.
+    pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
     pub(crate) stopping: Set<JobId>,
     /// Running gangs that policy may stop, lowest tier first.
@@ -309,6 +340,12 @@ pub(crate) struct Indexes {
     pub(crate) finished: Set<(LogTime, JobId)>,
     /// Running jobs with a limit, by the time it is reached.
     pub(crate) run_limits: Set<(LogTime, JobId)>,
+    /// Gangs that are being stopped, by when their workers should have been killed; since format 5.
+    pub(crate) killed_by: Set<(LogTime, JobId)>,
+    /// Gangs that are being started, by when they were placed.
+    pub(crate) starting: Set<(LogTime, JobId)>,
+    /// Jobs with a deadline that wait or run, by that time.
+    pub(crate) deadlines: Set<(LogTime, JobId)>,
     /// Requests by time.
     pub(crate) requests_by_time: Set<(LogTime, RequestId)>,
     /// Nodes by name.
@@ -331,6 +368,8 @@ pub(crate) struct Indexes {
     pub(crate) history_by_time: Set<(LogTime, HistoryKey)>,
     /// What is charged against quotas.
     pub(crate) quota: QuotaUsage,
+    /// The same of gangs that policy must not stop.
+    pub(crate) fixed_quota: QuotaUsage,
     /// Whether the policy has any.
     pub(crate) has_quotas: bool,
 }
@@ -358,6 +397,9 @@ impl Indexes {
             if after.pending { self.pending += 1 } else { self.pending -= 1 }
         }
         self.shift_load(&spec.tenant, before, after);
+        if before.work != after.work {
+            self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());
+        }
         if before.line != after.line {
             before.line.inspect(|(burst, turn)| self.leave_line(id, spec, *burst, *turn));
             after.line.inspect(|(burst, turn)| self.join_line(id, spec, *burst, *turn));
@@ -365,6 +407,9 @@ impl Indexes {
         if before.held != after.held {
             before.held.inspect(|time| self.let_go(id, spec, *time));
             after.held.inspect(|time| self.hold_back(id, spec, *time));
+        }
+        if before.charged != after.charged {
+            toggle(&mut self.charged, (spec.tenant.clone(), id), after.charged);
         }
         if before.active != after.active {
             toggle(&mut self.active, id, after.active);
@@ -375,6 +420,14 @@ impl Indexes {
         if before.limit != after.limit {
             before.limit.inspect(|limit| _ = self.run_limits.remove(&(*limit, id)));
             after.limit.inspect(|limit| self.run_limits.insert((*limit, id)));
+        }
+        if before.starting != after.starting {
+            before.starting.inspect(|at| _ = self.starting.remove(&(*at, id)));
+            after.starting.inspect(|at| self.starting.insert((*at, id)));
+        }
+        if before.deadline != after.deadline {
+            before.deadline.inspect(|at| _ = self.deadlines.remove(&(*at, id)));
+            after.deadline.inspect(|at| self.deadlines.insert((*at, id)));
         }
         if before.finished != after.finished {
             before.finished.inspect(|at| _ = self.finished.remove(&(*at, id)));
@@ -412,45 +465,69 @@ impl Indexes {
 
     /// The first job of a burst of two or more that is in line.
     pub(crate) fn first_waiting(&self, burst: JobId) -> Option<JobId> {
+        self.first_with_class(burst).map(|(job, _)| job)
+    }
+
+    /// The same with its class: logs of formats below 5 may have jobs of several classes in one burst.
+    fn first_with_class(&self, burst: JobId) -> Option<(JobId, GangClass)> {
         let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
-        self.waiting.range(range).next().map(|(_, job)| *job)
+        self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
     }
 
     fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+        let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
-            self.change_lane(spec, None, Some(Turn { turn, job: id }));
+            self.change_lane(spec, None, Some(own));
             return;
         };
-        // The burst stands in its lane under its first job.
-        let first = self.first_waiting(burst);
-        self.waiting.insert((burst, id));
-        if first.is_none_or(|first| id < first) {
-            self.change_lane(spec, first.map(|job| Turn { turn, job }), Some(Turn { turn, job: id }));
+        // The burst stands in the lane of its first job.
+        let first = self.first_with_class(burst);
+        self.waiting.insert((burst, id), spec.facts.class);
+        if first.is_none_or(|(first, _)| id < first) {
+            self.change_lane(spec, first.map(|(job, class)| (Turn { turn, job }, class)), Some(own));
         }
     }
 
     fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+        let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
-            self.change_lane(spec, Some(Turn { turn, job: id }), None);
+            self.change_lane(spec, Some(own), None);
             return;
         };
         let first = self.first_waiting(burst);
         assert!(self.waiting.remove(&(burst, id)), "a job in line is known to its burst");
         if first == Some(id) {
-            let next = self.first_waiting(burst).map(|job| Turn { turn, job });
-            self.change_lane(spec, Some(Turn { turn, job: id }), next);
+            let next = self.first_with_class(burst).map(|(job, class)| (Turn { turn, job }, class));
+            self.change_lane(spec, Some(own), next);
         }
     }
 
     /// The burst whose first job in line this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: u64, after: u64) {
-        let turn = |turn| Some(Turn { turn, job: first });
+        let turn = |turn| Some((Turn { turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
 
-    /// Replaces a place in the lane of a spec.
-    fn change_lane(&mut self, spec: &Described, gone: Option<Turn>, new: Option<Turn>) {
-        let (tier, class) = (Reverse(spec.tier), spec.facts.class);
+    /// Replaces a place in the lanes of a tenant and tier.
+    fn change_lane(
+        &mut self,
+        spec: &Described,
+        gone: Option<(Turn, GangClass)>,
+        new: Option<(Turn, GangClass)>,
+    ) {
+        match (gone, new) {
+            (Some((gone, class)), Some((new, other))) if class == other => {
+                self.change_in_lane(spec, class, Some(gone), Some(new));
+            }
+            (gone, new) => {
+                gone.inspect(|(gone, class)| self.change_in_lane(spec, *class, Some(*gone), None));
+                new.inspect(|(new, class)| self.change_in_lane(spec, *class, None, Some(*new)));
+            }
+        }
+    }
+
+    fn change_in_lane(&mut self, spec: &Described, class: GangClass, gone: Option<Turn>, new: Option<Turn>) {
+        let tier = Reverse(spec.tier);
         if self.line.get(&tier).is_none_or(|tenants| !tenants.contains_key(&spec.tenant)) {
             let mut tenants = self.line.get(&tier).cloned().unwrap_or_default();
             tenants.insert(spec.tenant.clone(), TenantLine::default());
@@ -550,6 +627,7 @@ impl Indexes {
         let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
         rack.by_idle.insert((idle, id));
         rack.idle_devices += u64::from(idle);
+        rack.in_use += u32::from(row.is_in_use());
     }
 
     /// Takes what a node offers out of its pool; the exact inverse of `add_free`.
@@ -573,6 +651,7 @@ impl Indexes {
         let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
         rack.by_idle.remove(&(idle, id));
         rack.idle_devices -= u64::from(idle);
+        rack.in_use -= u32::from(row.is_in_use());
     }
 
     /// Counts the size of a node that has become placeable.
@@ -592,7 +671,7 @@ impl Indexes {
     }
 
     /// Counts a registered node's size.
-    pub(crate) fn add_shape(&mut self, spec: &NodeSpec) {
+    pub(crate) fn add_shape(&mut self, id: NodeId, spec: &NodeSpec) {
         let key = PoolKey::of(spec);
         let shape = shape_of(spec);
         let mut pool = self.pools.get(&key).cloned().unwrap_or_default();
@@ -602,12 +681,13 @@ impl Indexes {
         let rack_key = RackKey::of(spec);
         let mut rack = pool.racks.get(&rack_key).cloned().unwrap_or_default();
         rack.nodes += 1;
+        rack.members.insert(id);
         pool.racks.insert(rack_key, rack);
         self.pools.insert(key, pool);
     }
 
     /// The inverse of `add_shape`; an empty pool goes.
-    pub(crate) fn remove_shape(&mut self, spec: &NodeSpec) {
+    pub(crate) fn remove_shape(&mut self, id: NodeId, spec: &NodeSpec) {
         let key = PoolKey::of(spec);
         let shape = shape_of(spec);
         let mut pool = self.pools.get(&key).cloned().expect("a registered node's pool exists");
@@ -617,6 +697,7 @@ impl Indexes {
         let rack_key = RackKey::of(spec);
         let mut rack = pool.racks.get(&rack_key).cloned().expect("a registered node's rack exists");
         rack.nodes -= 1;
+        rack.members.remove(&id);
         if rack.nodes == 0 {
             pool.racks.remove(&rack_key);
         } else {

@@ -14,6 +14,7 @@
 
 extern crate alloc;
 
+mod admission;
 mod apply;
 mod burst;
 mod charge;
@@ -24,6 +25,7 @@ mod free;
 mod guard;
 mod history;
 mod index;
+mod policy;
 mod queue;
 mod recovery;
 mod restrict;
@@ -31,6 +33,7 @@ mod rows;
 mod sequence;
 mod snapshot;
 mod spares;
+pub mod standing;
 mod table;
 pub mod tree;
 mod verify;
@@ -39,6 +42,7 @@ pub mod fit;
 pub mod quota;
 pub mod usage;
 
+pub use admission::{AdmissionRow, NotAdmitted};
 pub use apply::{Applied, Effect, State};
 pub use burst::{BURST_GAP_MS, BurstKey, BurstRow};
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
@@ -50,14 +54,17 @@ pub use history::{
     bucket_of,
 };
 pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
-pub use queue::{QueueLoad, QueueRow, QuotaUse};
+pub use policy::{ExceededLimit, MissingRight};
+pub use queue::{QueueLoad, QueueRow, QuotaUse, Work};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub use rows::{
-    Charge, ClusterMeta, HealthPolicyRow, JobRow, Leadership, NodeFacts, NodeRow, NodeStatus, Phase,
-    Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted, RestrictionRow,
+    Charge, ClusterMeta, HealthPolicyRow, JobRow, JobTimes, Leadership, NodeFacts, NodeRow, NodeStatus,
+    Phase, Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted,
+    RestrictionRow,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
+pub use standing::{GangStanding, Ground, NominalCover, Side};
 pub use table::Table;
 pub use tree::{Map, Set};
 pub use verify::BrokenInvariant;

@@ -9,6 +9,7 @@ use muster_types::{LogTime, Name};
 
 use crate::apply::State;
 use crate::index::{Indexes, Standing};
+use crate::rows::Placement;
 use crate::usage::TenantUsage;
 
 /// Jobs of one tenant that are not over.
@@ -49,7 +50,63 @@ impl QueueLoad {
     }
 }
 
+/// What workers hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Thousandths of devices.
+    pub devices_milli: u64,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+}
+
+impl Work {
+    /// What a job holds where it is placed.
+    pub(crate) fn of(placement: &Placement) -> Work {
+        let charge = &placement.charge;
+        let devices_milli = charge.devices_milli.iter().map(|(_, milli)| milli).sum();
+        Work { devices_milli, cpu_milli: charge.cpu_milli }
+    }
+
+    fn plus(self, other: Work) -> Work {
+        let devices_milli = self.devices_milli + other.devices_milli;
+        Work { devices_milli, cpu_milli: self.cpu_milli + other.cpu_milli }
+    }
+
+    fn minus(self, other: Work) -> Work {
+        let devices_milli = self.devices_milli - other.devices_milli;
+        Work { devices_milli, cpu_milli: self.cpu_milli - other.cpu_milli }
+    }
+}
+
+/// A fleet cluster, by region and name.
+pub(crate) type ClusterPlace = (Name, Name);
+
 impl Indexes {
+    /// What the tenant holds in a cluster has changed. One that holds nothing there is not listed.
+    pub(crate) fn shift_work(
+        &mut self,
+        tenant: &Name,
+        before: Option<&(ClusterPlace, Work)>,
+        after: Option<&(ClusterPlace, Work)>,
+    ) {
+        let mut of_tenant = self.work.take(tenant).unwrap_or_default();
+        if let Some((place, gone)) = before {
+            let left = of_tenant.get(place).copied().unwrap_or_default().minus(*gone);
+            if left == Work::default() {
+                of_tenant.remove(place);
+            } else {
+                of_tenant.insert(place.clone(), left);
+            }
+        }
+        if let Some((place, new)) = after {
+            let sum = of_tenant.get(place).copied().unwrap_or_default().plus(*new);
+            of_tenant.insert(place.clone(), sum);
+        }
+        if !of_tenant.is_empty() {
+            self.work.insert(tenant.clone(), of_tenant);
+        }
+    }
+
     /// A job of the tenant stands elsewhere.
     pub(crate) fn shift_load(&mut self, tenant: &Name, before: &Standing, after: &Standing) {
         let (gone, new) = (QueueLoad::of(before), QueueLoad::of(after));
@@ -111,6 +168,14 @@ impl QueueRow {
 }
 
 impl State {
+    /// What a tenant's own jobs hold in a cluster, and what they hold everywhere.
+    #[must_use]
+    pub fn work_of(&self, tenant: &Name, region: &Name, cluster: &Name) -> (Work, Work) {
+        let Some(of_tenant) = self.indexes.work.get(tenant) else { return Default::default() };
+        let here = of_tenant.get(&(region.clone(), cluster.clone())).copied().unwrap_or_default();
+        (here, of_tenant.values().fold(Work::default(), |sum, work| sum.plus(*work)))
+    }
+
     /// A tenant's queue; none when no policy names it, no job of it is left and none of its use counts.
     #[must_use]
     pub fn queue(&self, tenant: &Name) -> Option<QueueRow> {

@@ -19,16 +19,20 @@
 //!
 //! Hence, for uses that were all admitted, under a policy and a capacity that did not shrink: no limit
 //! is ever broken, and one within its nominal quota that is refused is refused because of someone who
-//! borrows, or because more was promised than exists. In the first case [`QuotaUsage::may_reclaim`]
-//! names whom to take it back from, and taking it back is enough. (A quota over all regions promises no
+//! borrows, or because more was promised than exists. In the first case [`QuotaUsage::sides`] and
+//! [`QuotaUsage::keeps_within`] say from whom it may be taken back ([`crate::NominalCover`] says which of their
+//! gangs), and taking it back is enough. (A quota over all regions promises no
 //! single one of them: a region can be full of others' work within their nominal quotas.)
 
 use crate::tree::Map;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::Name;
 use muster_types::policy::{Policy, Quota};
+
+use crate::rows::PolicyRow;
+use crate::standing::Side;
 
 /// Accelerator type, and region or all of them.
 type Flavour = (Name, Option<Name>);
@@ -48,6 +52,11 @@ struct Promise {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tree {
     parents: BTreeMap<Name, Name>,
+    /// Of tenants that the policy names; those of the first level without a name.
+    children: BTreeMap<Option<Name>, Vec<Name>>,
+    /// Those that the policy names; all others are below `unlisted`, if that is there.
+    listed: BTreeSet<Name>,
+    unlisted: Option<Name>,
     promises: BTreeMap<Flavour, BTreeMap<Option<Name>, Promise>>,
 }
 
@@ -55,11 +64,16 @@ impl Tree {
     fn new(policy: &Policy) -> Tree {
         let mut deepest_first: Vec<_> = policy.tenants.keys().collect();
         deepest_first.sort_by_key(|name| core::cmp::Reverse(policy.ancestry(name).count()));
-        let mut tree = Tree::default();
+        let mut tree = Tree {
+            listed: policy.tenants.keys().cloned().collect(),
+            unlisted: policy.has_rules().then(|| policy.unlisted().clone()),
+            ..Tree::default()
+        };
         // Of each tenant, and of the fleet, what the tenants below it add up to: nominal and kept.
         let mut below: BTreeMap<Option<&Name>, BTreeMap<Flavour, (u64, u64)>> = BTreeMap::new();
         for name in deepest_first {
             let Some(tenant) = policy.tenants.get(name) else { continue };
+            tree.children.entry(tenant.parent.clone()).or_default().push(name.clone());
             if let Some(parent) = &tenant.parent {
                 tree.parents.insert(name.clone(), parent.clone());
             }
@@ -93,9 +107,14 @@ impl Tree {
         self.promises.get(flavour)?.get(tenant)
     }
 
+    fn parent(&self, tenant: &Name) -> Option<&Name> {
+        let unlisted = || self.unlisted.as_ref().filter(|unlisted| *unlisted != tenant);
+        if self.listed.contains(tenant) { self.parents.get(tenant) } else { unlisted() }
+    }
+
     /// The tenant and those above it, itself first.
     fn ancestry<'a>(&'a self, tenant: &'a Name) -> impl Iterator<Item = &'a Name> {
-        core::iter::successors(Some(tenant), |below| self.parents.get(*below))
+        core::iter::successors(Some(tenant), |below| self.parent(below))
     }
 
     /// The same, then the fleet.
@@ -200,7 +219,7 @@ pub struct QuotaUsage {
 impl Default for QuotaUsage {
     /// Nothing in use, against the policy that every cluster begins with.
     fn default() -> Self {
-        QuotaUsage::new(&Policy::default())
+        QuotaUsage::new(&PolicyRow::default().policy)
     }
 }
 
@@ -401,37 +420,6 @@ impl QuotaUsage {
         flavours.iter().filter_map(above).max().unwrap_or_else(|| self.level(in_region, &node).used_milli)
     }
 
-    /// Whether `claimant` may have use of `victim` ended for a use of its own of `milli`, of a type in a
-    /// region.
-    ///
-    /// They meet at their lowest common ancestor. Of the tenants directly below it, the one on the
-    /// claimant's side has nominal quota for that use, and the one on the victim's side borrows. What a
-    /// tenant with others below it uses itself is borrowed from those.
-    ///
-    /// The answer is for the use counted here: after each victim's use is removed, ask again.
-    #[must_use]
-    pub fn may_reclaim(
-        &self,
-        claimant: &Name,
-        victim: &Name,
-        kind: &Name,
-        region: &Name,
-        milli: u64,
-    ) -> bool {
-        let mut ours: Vec<&Name> = self.tree.ancestry(claimant).collect();
-        let mut theirs: Vec<&Name> = self.tree.ancestry(victim).collect();
-        while let (Some(our), Some(their)) = (ours.last(), theirs.last())
-            && our == their
-        {
-            ours.pop();
-            theirs.pop();
-        }
-        // Without a tenant on its side, the claimant stands above the victim, or is the victim.
-        let Some(&our) = ours.last() else { return false };
-        let borrows = theirs.last().is_none_or(|their| self.above_nominal(their, kind, region) > 0);
-        borrows && self.stays_within_nominal(our, claimant, kind, region, milli)
-    }
-
     /// Whether `node` has nominal quota, and stays within all it has, when `tenant`, at or below it, uses
     /// so much more.
     fn stays_within_nominal(
@@ -463,6 +451,169 @@ impl QuotaUsage {
             }
         }
         promised
+    }
+}
+
+impl QuotaUsage {
+    /// The sides of the tree on which a claimant and a victim of another tenant meet: directly below the lowest
+    /// tenant, or the fleet, that both are below.
+    #[must_use]
+    pub fn sides(&self, claimant: &Name, victim: &Name) -> Option<(Side, Side)> {
+        let mut ours: Vec<&Name> = self.tree.ancestry(claimant).collect();
+        let mut theirs: Vec<&Name> = self.tree.ancestry(victim).collect();
+        while let (Some(our), Some(their)) = (ours.last(), theirs.last())
+            && our == their
+        {
+            ours.pop();
+            theirs.pop();
+        }
+        let side = |rest: &[&Name], tenant: &Name| match rest.last() {
+            Some(top) => Side::Subtree((*top).clone()),
+            None => Side::Own(tenant.clone()),
+        };
+        (claimant != victim).then(|| (side(&ours, claimant), side(&theirs, victim)))
+    }
+
+    /// Every side that a tenant's own work is on, from its own up, where anybody beside it is promised something of a
+    /// type in a region or in all: elsewhere nobody is kept from anything.
+    #[must_use]
+    pub fn sides_of(&self, tenant: &Name, kind: &Name, region: &Name) -> Vec<Side> {
+        let is_promised = |side: &Side| {
+            [Some(region), None].into_iter().any(|place| self.nominal_of(side, kind, place).is_some())
+        };
+        let any_below = |parent: Option<Name>| {
+            let mut children = self.tree.children.get(&parent).into_iter().flatten();
+            children.any(|child| is_promised(&Side::Subtree(child.clone())))
+        };
+        let own = any_below(Some(tenant.clone())).then(|| Side::Own(tenant.clone()));
+        let up = self.tree.ancestry(tenant).filter(|node| any_below(self.tree.parent(node).cloned()));
+        own.into_iter().chain(up.cloned().map(Side::Subtree)).collect()
+    }
+
+    /// What a side is promised of a type in a region or in all; none when that is not stated for it.
+    #[must_use]
+    pub fn nominal_of(&self, side: &Side, kind: &Name, region: Option<&Name>) -> Option<u64> {
+        let flavour = (kind.clone(), region.cloned());
+        let promises = self.tree.promises.get(&flavour)?;
+        match side {
+            Side::Subtree(tenant) => Some(promises.get(&Some(tenant.clone()))?.nominal_milli),
+            Side::Own(tenant) => {
+                let all = promises.get(&Some(tenant.clone()))?.nominal_milli;
+                let children = self.tree.children.get(&Some(tenant.clone())).into_iter().flatten();
+                let below: u64 = children
+                    .filter_map(|child| promises.get(&Some(child.clone())))
+                    .map(|p| p.nominal_milli)
+                    .sum();
+                Some(all.saturating_sub(below))
+            }
+        }
+    }
+
+    /// How much more a tenant may use of a type in a region without borrowing: on its own side and on all above. None
+    /// where nobody beside any of them is promised anything, so that there is nothing to borrow.
+    #[must_use]
+    pub fn nominal_room_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> Option<u64> {
+        let of_side = |side: &Side| {
+            let rooms = flavours(kind, region).map(|flavour| self.nominal_room_of(side, tenant, &flavour));
+            rooms.into_iter().flatten().min().unwrap_or(0)
+        };
+        self.sides_of(tenant, kind, region).iter().map(of_side).min()
+    }
+
+    /// All that a tenant is promised of a type in a region, on its own side and on all above; zero where nobody beside
+    /// any of them is promised anything.
+    #[must_use]
+    pub fn nominal_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> u64 {
+        let of_side = |side: &Side| {
+            let places = [Some(region), None];
+            let stated = places.into_iter().filter_map(|place| self.nominal_of(side, kind, place));
+            stated.min().unwrap_or(0)
+        };
+        self.sides_of(tenant, kind, region).iter().map(of_side).min().unwrap_or(0)
+    }
+
+    /// What a side has left of what it is promised in one flavour, for a tenant of it: what the reserves on the way
+    /// absorb does not count there.
+    fn nominal_room_of(&self, side: &Side, tenant: &Name, flavour: &Flavour) -> Option<u64> {
+        let nominal = self.nominal_of(side, &flavour.0, flavour.1.as_ref())?;
+        let node = match side {
+            Side::Own(own) => {
+                return Some(nominal.saturating_sub(self.own_milli(own, &flavour.0, flavour.1.as_ref())));
+            }
+            Side::Subtree(node) => node,
+        };
+        let mut absorbed = 0u64;
+        for on_path in self.tree.ancestry(tenant) {
+            let at = Some(on_path.clone());
+            let committed = self.level(flavour, &at).committed_milli;
+            if on_path == node {
+                return Some(absorbed.saturating_add(nominal.saturating_sub(committed)));
+            }
+            let reserve = self.tree.promise(flavour, &at).map_or(0, |promise| promise.reserve_milli);
+            absorbed = absorbed.saturating_add(reserve.saturating_sub(committed));
+        }
+        None
+    }
+
+    /// Whether a side is promised anything at all.
+    pub(crate) fn has_promise(&self, side: &Side) -> bool {
+        let (Side::Subtree(tenant) | Side::Own(tenant)) = side;
+        let key = Some(tenant.clone());
+        self.tree.promises.values().any(|promises| promises.contains_key(&key))
+    }
+
+    /// A tenant and those of the policy below it.
+    pub(crate) fn listed_below(&self, tenant: &Name) -> Vec<Name> {
+        let mut found = Vec::from([tenant.clone()]);
+        let mut at = 0;
+        while let Some(next) = found.get(at) {
+            let children = self.tree.children.get(&Some(next.clone())).cloned();
+            found.extend(children.into_iter().flatten());
+            at += 1;
+        }
+        found
+    }
+
+    /// Whether tenants that the policy does not name are below this one.
+    pub(crate) fn is_unlisted(&self, tenant: &Name) -> bool {
+        self.tree.unlisted.as_ref() == Some(tenant)
+    }
+
+    /// Whether a side is promised something of a type, and stays within all that it is promised when a tenant of it
+    /// uses so much more in a region.
+    #[must_use]
+    pub fn keeps_within(&self, side: &Side, tenant: &Name, kind: &Name, region: &Name, milli: u64) -> bool {
+        match side {
+            Side::Subtree(node) => self.stays_within_nominal(node, tenant, kind, region, milli),
+            Side::Own(own) => {
+                let within = |place: Option<&Name>| {
+                    let nominal = self.nominal_of(side, kind, place)?;
+                    let used = self.own_milli(own, kind, place);
+                    Some(used.saturating_add(milli) <= nominal)
+                };
+                let within = [within(Some(region)), within(None)];
+                within.iter().any(Option::is_some) && within.into_iter().flatten().all(|fits| fits)
+            }
+        }
+    }
+
+    /// What those of a side use of a type in a region, or in all.
+    pub(crate) fn used_on(&self, side: &Side, kind: &Name, region: Option<&Name>) -> u64 {
+        match side {
+            Side::Subtree(tenant) => self.used_milli(tenant, kind, region),
+            Side::Own(tenant) => self.own_milli(tenant, kind, region),
+        }
+    }
+
+    /// What a tenant uses itself of a type in a region, or in all: of these as many as it has devices in.
+    fn own_milli(&self, tenant: &Name, kind: &Name, region: Option<&Name>) -> u64 {
+        if let Some(region) = region {
+            return self.own.get(&(tenant.clone(), kind.clone(), region.clone())).copied().unwrap_or(0);
+        }
+        // No name is before this one.
+        let first = (tenant.clone(), kind.clone(), Name::literal("0"));
+        let own = self.own.range(first..).take_while(|((of, known, _), _)| of == tenant && known == kind);
+        own.map(|(_, milli)| *milli).sum()
     }
 }
 

@@ -5,8 +5,8 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use muster_journal::Decision;
-use muster_types::{FailureClass, FencingToken, JobContract, JobId, LogTime, NodeId, limits};
+use muster_journal::{Decision, WorkerSlot};
+use muster_types::{FailureClass, FencingToken, JobContract, JobId, LogTime, Name, NodeId, limits};
 use serde::{Deserialize, Serialize};
 
 use crate::apply::{Effect, State};
@@ -98,6 +98,45 @@ impl State {
     #[must_use]
     pub fn recovery(&self, job: JobId) -> Option<&RecoveryRow> {
         self.recoveries.get(&job)
+    }
+
+    /// How long the workers of a job may take to stop, before they are killed.
+    #[must_use]
+    pub fn stop_grace_ms(&self, job: JobId) -> u64 {
+        let Some(spec) = self.specs.get(&job) else { return 0 };
+        self.contract(job).map_or(spec.stop_grace_ms, |contract| contract.stop_grace_ms(spec))
+    }
+
+    /// Whether a job loses only what came after its last checkpoint when it is stopped: it has a directory or a data
+    /// set for its checkpoints, or it has saved its work before.
+    #[must_use]
+    pub fn saves_its_work(&self, job: JobId) -> bool {
+        let has_directory = self.specs.get(&job).is_some_and(|spec| spec.is_checkpointed());
+        let has_place = self.contract(job).is_some_and(|contract| contract.checkpoint.place.is_some());
+        has_directory || has_place || self.recovery(job).is_some_and(|row| row.saved.is_some())
+    }
+
+    /// Whether a job's checkpoints can be read in a region: always where it does not say where they are. The data set
+    /// that it names may have lost its copy there, or be gone from the policy.
+    #[must_use]
+    pub fn reads_checkpoints_in(&self, job: JobId, region: &Name) -> bool {
+        let Some(place) = self.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) else {
+            return true;
+        };
+        let dataset = self.policy.policy.datasets.get(place);
+        dataset.is_some_and(|dataset| dataset.regions.contains(region))
+    }
+
+    /// Since format 5: a gang is placed only where its checkpoints can be read.
+    pub(crate) fn check_checkpoints(&self, job: JobId, workers: &[WorkerSlot]) -> Result<(), GuardError> {
+        if self.meta.format < 5 {
+            return Ok(());
+        }
+        for slot in workers {
+            let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
+            require(self.reads_checkpoints_in(job, &row.spec.region), GuardError::CheckpointsOutOfReach)?;
+        }
+        Ok(())
     }
 
     /// Until when a job that failed is not placed again.
@@ -272,6 +311,9 @@ impl State {
             ("node_faults", self.node_faults.is_empty(), self.node_faults.digest()),
             ("restrictions", self.restrictions.is_empty(), self.restrictions.digest()),
             ("health_policy", self.health_policy.is_empty(), self.health_policy.digest()),
+            ("policy_rules", self.policy_rules.is_empty(), self.policy_rules.digest()),
+            ("times", self.times.is_empty(), self.times.digest()),
+            ("doors", self.doors.is_empty(), self.doors.digest()),
         ];
         let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
         weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime,
     Name, NodeId, NodeSpec, Parameters, ReplicaId,
@@ -188,6 +188,13 @@ impl NodeRow {
         self.status == NodeStatus::Up && !self.cordoned && !self.restricted.blocked
     }
 
+    /// Whether a worker is on it, or is promised a place there.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        // Every worker takes some of the CPUs.
+        self.free.cpu_milli < self.spec.cpu_milli || !self.promised.is_empty()
+    }
+
     /// What a new gang could have of it.
     #[must_use]
     pub fn offer(&self) -> Cow<'_, Free> {
@@ -333,8 +340,29 @@ pub struct PromiseRow {
     pub charge: Charge,
 }
 
+/// What happened to a job when. A job of which all of this is blank has no row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobTimes {
+    /// When its workers were told to stop; none while they are not being stopped.
+    pub stopping_since: Option<LogTime>,
+    /// When policy last stopped it to make room for another job.
+    pub preempted_at: Option<LogTime>,
+    /// Since when it waits again; none for one that has never run.
+    pub waits_since: Option<LogTime>,
+    /// How long the attempts before the present one ran, as far as it goes on from what they saved.
+    pub ran_ms: u64,
+}
+
+impl JobTimes {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        *self == JobTimes::default()
+    }
+}
+
 /// The policy in force.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyRow {
     /// The record that set it; zero for the one every cluster begins with.
     pub version: LogIndex,
@@ -342,6 +370,18 @@ pub struct PolicyRow {
     pub set_at: LogTime,
     /// All of it.
     pub policy: Arc<Policy>,
+}
+
+impl Default for PolicyRow {
+    /// What every cluster begins with, in format 1.
+    fn default() -> PolicyRow {
+        let first = PolicyDraft::before_format_5().check().expect("the first policy breaks no rule");
+        PolicyRow {
+            version: LogIndex::default(),
+            set_at: LogTime::default(),
+            policy: Arc::new(first.without_rules()),
+        }
+    }
 }
 
 /// Where a job is in its life.
@@ -460,7 +500,7 @@ impl JobRow {
 /// What a request led to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestAnswer {
-    /// These many jobs, with ids derived from the record.
+    /// These many jobs, with ids derived from the record, in a cluster that was never recovered.
     Submitted {
         /// How many.
         jobs: u32,
@@ -484,6 +524,15 @@ pub enum RequestAnswer {
     },
     /// The health policy was set.
     HealthPolicySet,
+    /// What was asked for was done; there is nothing more to say of it. Since format 5.
+    Done,
+    /// These many jobs, with ids from this one on. Since format 5, where ids depend on the generation as well.
+    SubmittedFrom {
+        /// The id of the first.
+        first: JobId,
+        /// How many.
+        jobs: u32,
+    },
 }
 
 /// A request that was carried out.

@@ -11,17 +11,21 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
+use muster_types::policy::PolicyRules;
 use muster_types::{JobContract, JobId, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::admission::{DoorKey, DoorRow};
 use crate::apply::{Meta, State};
 use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
 use crate::recovery::RecoveryRow;
-use crate::rows::{HealthPolicyRow, JobRow, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow};
+use crate::rows::{
+    HealthPolicyRow, JobRow, JobTimes, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow,
+};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 
@@ -42,6 +46,10 @@ const NODE_FAULTS: u8 = 14;
 /// Since format 3, like every frame of a table that may be empty: one that is has no frame.
 const RESTRICTIONS: u8 = 15;
 const HEALTH_POLICY: u8 = 16;
+/// Since format 5, like the next.
+const POLICY_RULES: u8 = 17;
+const TIMES: u8 = 18;
+const DOORS: u8 = 19;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -114,6 +122,9 @@ enum Step {
     NodeFaults(Option<NodeId>),
     Restrictions(Option<NodeId>),
     HealthPolicy(Option<()>),
+    PolicyRules(Option<()>),
+    Times(Option<JobId>),
+    Doors(Option<DoorKey>),
     Tail,
     Done,
 }
@@ -262,9 +273,32 @@ impl Iterator for SnapshotChunks {
                             *after = Some(last);
                             return Some(frame);
                         }
-                        None => self.step = Step::Tail,
+                        None => self.step = Step::PolicyRules(None),
                     }
                 }
+                Step::PolicyRules(after) => {
+                    match batch(POLICY_RULES, &self.state.policy_rules, after.as_ref()) {
+                        Some((frame, last)) => {
+                            *after = Some(last);
+                            return Some(frame);
+                        }
+                        None => self.step = Step::Times(None),
+                    }
+                }
+                Step::Times(after) => match batch(TIMES, &self.state.times, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Doors(None),
+                },
+                Step::Doors(after) => match batch(DOORS, &self.state.doors, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
+                    None => self.step = Step::Tail,
+                },
                 Step::Tail => {
                     self.step = Step::Done;
                     return Some(encode_frame(TAIL, &[]));
@@ -318,6 +352,9 @@ struct Tables {
     node_faults: TableBuilder<NodeId, Vec<LogTime>, ()>,
     restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
     health_policy: TableBuilder<(), HealthPolicyRow, ()>,
+    policy_rules: TableBuilder<(), PolicyRules, ()>,
+    times: TableBuilder<JobId, JobTimes, ()>,
+    doors: TableBuilder<DoorKey, DoorRow, ()>,
 }
 
 impl Tables {
@@ -337,6 +374,9 @@ impl Tables {
             node_faults: self.node_faults.finish(),
             restrictions: self.restrictions.finish(),
             health_policy: self.health_policy.finish(),
+            policy_rules: self.policy_rules.finish(),
+            times: self.times.finish(),
+            doors: self.doors.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
@@ -394,6 +434,9 @@ impl State {
                     NODE_FAULTS => load(&payload, &mut tables.node_faults, "fault of a node")?,
                     RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
                     HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
+                    POLICY_RULES => load(&payload, &mut tables.policy_rules, "rules of the policy")?,
+                    TIMES => load(&payload, &mut tables.times, "times of a job")?,
+                    DOORS => load(&payload, &mut tables.doors, "row of admission")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }
@@ -406,6 +449,7 @@ impl State {
         let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
+        state.complete_policy().ok_or(RestoreError::Content("rules of the policy"))?;
         state.demand.set_sums(head.demand);
         if state.digest() != head.digest {
             return Err(RestoreError::Digest);
@@ -440,6 +484,7 @@ impl State {
         if names.len() != self.nodes.len() {
             return Err(RestoreError::Content("node name"));
         }
+        self.check_doors().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

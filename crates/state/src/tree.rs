@@ -525,6 +525,21 @@ impl<'a, K: Ord, V, R: RangeBounds<K>> Iterator for Range<'a, K, V, R> {
     type Item = (&'a K, &'a V);
 
     fn next(&mut self) -> Option<(&'a K, &'a V)> {
+        let next = self.step_front();
+        if next.is_none() {
+            self.finish();
+        }
+        next
+    }
+}
+
+impl<'a, K: Ord, V, R: RangeBounds<K>> Range<'a, K, V, R> {
+    /// One end has found that nothing is left, perhaps in a leaf beyond the other: both have come to the end.
+    fn finish(&mut self) {
+        (self.root, self.front, self.back) = (None, None, None);
+    }
+
+    fn step_front(&mut self) -> Option<(&'a K, &'a V)> {
         self.front()?;
         if self.have_met() {
             return None;
@@ -551,10 +566,8 @@ impl<'a, K: Ord, V, R: RangeBounds<K>> Iterator for Range<'a, K, V, R> {
             (key, value)
         })
     }
-}
 
-impl<'a, K: Ord, V, R: RangeBounds<K>> DoubleEndedIterator for Range<'a, K, V, R> {
-    fn next_back(&mut self) -> Option<(&'a K, &'a V)> {
+    fn step_back(&mut self) -> Option<(&'a K, &'a V)> {
         self.back()?;
         if self.have_met() {
             return None;
@@ -580,6 +593,16 @@ impl<'a, K: Ord, V, R: RangeBounds<K>> DoubleEndedIterator for Range<'a, K, V, R
             back.at -= 1;
             (key, value)
         })
+    }
+}
+
+impl<'a, K: Ord, V, R: RangeBounds<K>> DoubleEndedIterator for Range<'a, K, V, R> {
+    fn next_back(&mut self) -> Option<(&'a K, &'a V)> {
+        let next = self.step_back();
+        if next.is_none() {
+            self.finish();
+        }
+        next
     }
 }
 

@@ -189,6 +189,55 @@ impl TenantUsage {
         self.memory.running = apply(self.memory.running, rate.memory_bytes.div_ceil(MEMORY_UNIT_BYTES));
     }
 
+    /// The use of both together, as of the later moment of the two.
+    #[must_use]
+    pub fn with(&self, other: &TenantUsage) -> TenantUsage {
+        self.combined(other, u128::saturating_add, u64::saturating_add)
+    }
+
+    /// What is left of it without a part of it, as of the later moment of the two.
+    #[must_use]
+    pub fn without(&self, part: &TenantUsage) -> TenantUsage {
+        self.combined(part, u128::saturating_sub, u64::saturating_sub)
+    }
+
+    fn combined(
+        &self,
+        other: &TenantUsage,
+        stored: impl Fn(u128, u128) -> u128,
+        running: impl Fn(u64, u64) -> u64,
+    ) -> TenantUsage {
+        let (mut sum, mut other) = (self.clone(), other.clone());
+        let now = sum.as_of.max(other.as_of);
+        sum.advance(now, self.half_life_ms);
+        other.advance(now, self.half_life_ms);
+        let both = |a: Meter, b: Meter| Meter {
+            stored: stored(a.stored, b.stored),
+            running: running(a.running, b.running),
+        };
+        for (kind, meter) in &other.devices {
+            let own = sum.devices.entry(kind.clone()).or_default();
+            *own = both(*own, *meter);
+        }
+        sum.devices.retain(|_, meter| *meter != Meter::default());
+        sum.cpu = both(sum.cpu, other.cpu);
+        sum.memory = both(sum.memory, other.memory);
+        sum
+    }
+
+    /// Whether nothing runs, and what is left of the past at `now` is less than a device, a CPU and a GiB for a second each.
+    #[must_use]
+    pub fn is_negligible(&self, now: LogTime) -> bool {
+        let mut row = self.clone();
+        row.advance(now, self.half_life_ms);
+        let below = |meter: &Meter, units: u64| {
+            meter.running == 0 && meter.stored >> FRACTION_BITS < u128::from(units * 1_000)
+        };
+        row.devices.values().all(|meter| below(meter, 1_000))
+            && below(&row.cpu, 1_000)
+            && below(&row.memory, 1 << 10)
+    }
+
     /// Whether nothing runs and nothing past is left, so that the row may go.
     #[must_use]
     pub fn is_spent(&self) -> bool {

@@ -261,6 +261,7 @@ impl State {
         let checks = [
             ("pending", fresh.pending == ours.pending),
             ("loads", fresh.loads == ours.loads),
+            ("work", fresh.work == ours.work),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),
             ("waiting", fresh.waiting == ours.waiting),
@@ -279,6 +280,9 @@ impl State {
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
+            ("deadlines", fresh.deadlines == ours.deadlines),
+            ("starting", fresh.starting == ours.starting),
+            ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),
             ("gangs_by_node", fresh.gangs_by_node == ours.gangs_by_node),
@@ -302,7 +306,7 @@ impl State {
         for (id, row) in self.nodes.iter() {
             fresh.nodes_by_name.insert(row.spec.name.clone(), *id);
             fresh.add_status(*id, row);
-            fresh.add_shape(&row.spec);
+            fresh.add_shape(*id, &row.spec);
             if row.is_placeable() {
                 fresh.add_placeable(&row.spec);
             }
@@ -334,6 +338,9 @@ impl State {
             for slot in slots {
                 fresh.spares_by_node.insert((slot.node, *id));
             }
+        }
+        for (id, times) in self.times.iter() {
+            self.kill_time(*id, times).inspect(|at| fresh.killed_by.insert((*at, *id)));
         }
         for (burst, row) in self.bursts.iter() {
             fresh.bursts_by_key.insert((row.key, *burst));

@@ -48,6 +48,16 @@ pub enum Damage {
         /// What is on disk.
         found: String,
     },
+    /// The database lost the purge floor: the log starts later than behind it.
+    #[error(
+        "the log starts at entry {first_index}, but the database says that nothing behind entry {floor_index:?} was purged"
+    )]
+    FloorLost {
+        /// The first entry that is there.
+        first_index: u64,
+        /// What the database says was purged.
+        floor_index: Option<u64>,
+    },
     /// The log starts after the newest intact snapshot ends.
     #[error(
         "the log starts after entry {purged_index}, but the newest intact snapshot ends at {snapshot_index:?}"
@@ -132,6 +142,9 @@ pub enum StoreError {
         /// The generation that was asked for.
         expected: u32,
     },
+    /// The data folder belongs to another founding of the cluster.
+    #[error("the data folder belongs to another founding of the cluster")]
+    OtherFounding,
     /// The data folder belongs to another replica.
     #[error("{dir} belongs to replica {found}, not to {expected}")]
     OtherReplica {

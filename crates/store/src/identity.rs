@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// The on-disk format this release writes, and the newest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// The first that says which founding of the cluster a folder is of.
+const FOUNDING_VERSION: u32 = 2;
 /// The generation of a cluster that was never recovered.
 pub const FIRST_GENERATION: u32 = 1;
 const MAGIC: [u8; 8] = *b"MUSTERID";
@@ -38,6 +40,38 @@ pub struct Identity {
     /// The generation of the cluster: [`FIRST_GENERATION`], and one more each time the cluster was
     /// raised again from a survivor or a backup.
     pub generation: u32,
+}
+
+/// Which founding of its cluster a folder is of. A cluster id is configured, so that a cluster that is founded a second
+/// time by mistake has the same one; the founding is drawn by the founder and differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Founding {
+    /// Not known: a folder of an older release, or one that waits to be taken into a cluster.
+    #[default]
+    Unknown,
+    /// The folder was made for a new cluster that is not founded so far. It promises nothing.
+    Awaited,
+    /// This one.
+    Of(u64),
+}
+
+impl Founding {
+    fn to_parts(self) -> (u8, u64) {
+        match self {
+            Founding::Unknown => (0, 0),
+            Founding::Awaited => (1, 0),
+            Founding::Of(founding) => (2, founding),
+        }
+    }
+
+    fn from_parts(kind: u8, founding: u64) -> Result<Founding, CodecError> {
+        match kind {
+            0 => Ok(Founding::Unknown),
+            1 => Ok(Founding::Awaited),
+            2 => Ok(Founding::Of(founding)),
+            value => Err(CodecError::Unknown { field: "the founding", value: value.into() }),
+        }
+    }
 }
 
 /// The folder was emptied and is being rebuilt from the peers: it may have forgotten promises that
@@ -87,6 +121,9 @@ pub enum OpenMode {
     Existing,
     /// Open what is there, create what is not.
     CreateIfMissing,
+    /// Open what is there; create what is not as a member of a cluster that is not founded so far, with
+    /// [`Founding::Awaited`].
+    FoundIfMissing,
     /// Open what is there; create what is not as a rebuild, with [`Rejoin`] set.
     RebuildIfMissing,
 }
@@ -186,6 +223,7 @@ fn identity_path(dir: &Path) -> PathBuf {
 pub(crate) struct Record {
     pub(crate) identity: Identity,
     pub(crate) rejoin: Option<Rejoin>,
+    pub(crate) founding: Founding,
 }
 
 /// What a folder says it is; the format is read before anything that a later format may change.
@@ -213,8 +251,14 @@ fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
     } else {
         None
     };
+    let founding = if format >= FOUNDING_VERSION {
+        let kind = reader.u8("the kind of the founding")?;
+        Founding::from_parts(kind, reader.u64("the founding")?)?
+    } else {
+        Founding::Unknown
+    };
     reader.end()?;
-    Ok(Found::Record(Record { identity: Identity { cluster_id, replica_id, generation }, rejoin }))
+    Ok(Found::Record(Record { identity: Identity { cluster_id, replica_id, generation }, rejoin, founding }))
 }
 
 fn encode(record: &Record, format: u32) -> Vec<u8> {
@@ -228,6 +272,11 @@ fn encode(record: &Record, format: u32) -> Vec<u8> {
         let (step, index) = rejoin.to_parts();
         out.push(step);
         out.extend_from_slice(&index.to_le_bytes());
+    }
+    if format >= FOUNDING_VERSION {
+        let (kind, founding) = record.founding.to_parts();
+        out.push(kind);
+        out.extend_from_slice(&founding.to_le_bytes());
     }
     seal(out)
 }
@@ -303,6 +352,10 @@ impl IdentityFile {
         self.lock().identity
     }
 
+    pub(crate) fn founding(&self) -> Founding {
+        self.lock().founding
+    }
+
     pub(crate) fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
         self.0.rejoin.subscribe()
     }
@@ -332,7 +385,7 @@ mod tests {
     const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1), generation: 3 };
 
     fn record(identity: Identity) -> Record {
-        Record { identity, rejoin: None }
+        Record { identity, rejoin: None, founding: Founding::Of(11) }
     }
 
     #[test]
@@ -358,13 +411,27 @@ mod tests {
         assert!(matches!(refusal, StoreError::OtherGeneration { found: 3, expected: 4, .. }));
         std::fs::write(identity_path(dir.path()), encode(&record(OURS), FORMAT_VERSION + 1)).unwrap();
         let refusal = check(dir.path(), OURS).unwrap_err();
-        assert!(matches!(refusal, StoreError::NewerFormat { found: 2, supported: 1, .. }));
+        assert!(matches!(refusal, StoreError::NewerFormat { found: 3, supported: 2, .. }));
+    }
+
+    #[test]
+    fn a_file_of_the_first_format_says_nothing_of_a_founding() {
+        let dir = tempfile::tempdir().unwrap();
+        for founding in [Founding::Unknown, Founding::Awaited, Founding::Of(u64::MAX)] {
+            let of = Record { founding, ..record(OURS) };
+            std::fs::write(identity_path(dir.path()), encode(&of, 1)).unwrap();
+            let read = check(dir.path(), OURS).unwrap();
+            assert_eq!(read, Some(Record { founding: Founding::Unknown, ..of }));
+            write(dir.path(), &of, &SystemFiles).unwrap();
+            assert_eq!(check(dir.path(), OURS).unwrap(), Some(of));
+        }
     }
 
     #[test]
     fn every_flipped_bit_of_the_identity_file_is_damage() {
         let dir = tempfile::tempdir().unwrap();
-        let rebuilt = Record { identity: OURS, rejoin: Some(Rejoin::From { index: 9, voted: true }) };
+        let rebuilt =
+            Record { identity: OURS, rejoin: Some(Rejoin::From { index: 9, voted: true }), ..record(OURS) };
         for bytes in [encode(&record(OURS), FORMAT_VERSION), encode(&rebuilt, FORMAT_VERSION)] {
             for bit in 0..bytes.len() * 8 {
                 let mut flipped = bytes.clone();

@@ -37,7 +37,7 @@ pub use disk::DiskBackend;
 pub use error::{Damage, StoreError};
 pub use files::{FileLayer, SystemFiles};
 pub use health::{Space, StorageHealth};
-pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Identity, OpenMode, Rejoin};
+pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Founding, Identity, OpenMode, Rejoin};
 pub use log_store::{FlushProgress, LogEntries, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};
 pub use options::{FatalHandler, StoreOptions, abort_on_fatal};

@@ -20,8 +20,8 @@ use crate::disk::DiskBackend;
 use crate::error::{Damage, StoreError};
 use crate::files::{FileLayer, SystemFiles};
 use crate::identity::{
-    self, FIRST_GENERATION, IDENTITY_FILE, Identity, IdentityFile, OpenMode, Record, Rejoin, create_folder,
-    damaged, file_error, lock_folder, sync_folder, write_file_atomically,
+    self, FIRST_GENERATION, Founding, IDENTITY_FILE, Identity, IdentityFile, OpenMode, Record, Rejoin,
+    create_folder, damaged, file_error, lock_folder, sync_folder, write_file_atomically,
 };
 use crate::log_store::LogStore;
 use crate::memory::{MemoryBackend, MemoryDisk};
@@ -81,7 +81,11 @@ impl ReplicaStore {
                 DiskBackend::create(dir, &options, None)?;
                 let rebuilt = mode == OpenMode::RebuildIfMissing || evidence_in(dir)? > 0;
                 let rejoin = rebuilt.then_some(Rejoin::Unknown);
-                creation.finish(Record { identity, rejoin })?
+                let founding = match mode {
+                    OpenMode::FoundIfMissing if !rebuilt => Founding::Awaited,
+                    _ => Founding::Unknown,
+                };
+                creation.finish(Record { identity, rejoin, founding })?
             }
         };
         let files = options.files.clone();
@@ -91,7 +95,13 @@ impl ReplicaStore {
             snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
         let backend = DiskBackend::new(dir, options.clone());
         let log = LogStore::open_locked(backend, options, dir, Some(lock), |recovered| {
-            match recovered.floor.map(|floor| floor.index()) {
+            let floor_index = recovered.floor.map(|floor| floor.index());
+            // The log of a replica begins with its first entry, or right behind what was purged.
+            let next = floor_index.map_or(0, |floor| floor + 1);
+            if let Some(first_index) = recovered.first_index.filter(|first| *first > next) {
+                return Err(damaged(dir, Damage::FloorLost { first_index, floor_index }));
+            }
+            match floor_index {
                 Some(purged_index) if snapshot < Some(purged_index) => {
                     let damage = Damage::SnapshotLost { purged_index, snapshot_index: snapshot };
                     Err(damaged(dir, damage))
@@ -104,7 +114,7 @@ impl ReplicaStore {
     }
 
     /// Creates a replica in `dir` that has a snapshot and an empty log that starts after it. It is
-    /// complete and durable when this returns; interrupted, it can be started again. Blocks.
+    /// complete and durable when this returns; interrupted, it can be started again. Blocks. It belongs to `founding`.
     ///
     /// # Errors
     /// [`StoreError::Exists`] when the folder holds a replica, [`StoreError::CreationSource`] when a
@@ -112,6 +122,7 @@ impl ReplicaStore {
     pub fn create_from<E>(
         dir: &Path,
         identity: Identity,
+        founding: Founding,
         meta: SnapshotMeta,
         chunks: impl Iterator<Item = Result<Bytes, E>>,
         options: StoreOptions,
@@ -135,7 +146,7 @@ impl ReplicaStore {
         snapshots.publish(&writer.finish()?)?;
         drop(snapshots);
         DiskBackend::create(dir, &options, floor)?;
-        creation.finish(Record { identity, rejoin: None })?;
+        creation.finish(Record { identity, rejoin: None, founding })?;
         drop(lock);
         Self::open(dir, identity, OpenMode::Existing, options)
     }
@@ -152,7 +163,7 @@ impl ReplicaStore {
         let identity = disk.identity(|| {
             let identity =
                 Identity { cluster_id: ClusterId(0), replica_id: ReplicaId(0), generation: FIRST_GENERATION };
-            IdentityFile::new(Record { identity, rejoin: None }, None)
+            IdentityFile::new(Record { identity, rejoin: None, founding: Founding::Unknown }, None)
         });
         let log = LogStore::open(MemoryBackend::new(disk), options)?;
         Ok(ReplicaStore { log, snapshots, identity })
@@ -225,10 +236,49 @@ impl ReplicaStore {
         if own == generation {
             return Ok(());
         }
-        if generation < own || !self.log.is_blank() || self.snapshots.current().is_some() {
+        if generation < own || !self.is_blank() {
             return Err(StoreError::NotBlank { generation });
         }
         self.identity.change(|record| record.identity.generation = generation)
+    }
+
+    /// Whether the replica has neither log, vote nor snapshot.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.log.is_blank() && self.snapshots.current().is_none()
+    }
+
+    /// Which founding of the cluster the folder is of.
+    #[must_use]
+    pub fn founding(&self) -> Founding {
+        self.identity.founding()
+    }
+
+    /// Has a blank replica belong to a founding, durably. Blocks.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherFounding`] when it belongs to another, or is not blank.
+    pub fn set_founding(&self, founding: u64) -> Result<(), StoreError> {
+        match self.founding() {
+            Founding::Of(own) if own == founding => Ok(()),
+            Founding::Unknown | Founding::Awaited if self.is_blank() => {
+                self.identity.change(|record| record.founding = Founding::Of(founding))
+            }
+            _ => Err(StoreError::OtherFounding),
+        }
+    }
+
+    /// Has a replica that waits for a founding wait to be taken into a cluster that runs, durably. Blocks.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn join_instead(&self) -> Result<(), StoreError> {
+        self.identity.change(|record| {
+            if record.founding == Founding::Awaited {
+                record.founding = Founding::Unknown;
+                record.rejoin = Some(Rejoin::Unknown);
+            }
+        })
     }
 
     /// Whether the folder is a rebuild that has not found its way back yet, as it changes.

@@ -5,7 +5,9 @@
 mod support;
 
 use bytes::Bytes;
-use muster_store::{Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, Vote};
+use muster_store::{
+    Founding, Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, Vote,
+};
 use openraft::RaftLogReader;
 use openraft::storage::RaftLogStorage;
 use std::path::Path;
@@ -111,7 +113,9 @@ async fn a_replica_is_created_from_a_snapshot() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("new/replica");
     let meta = SnapshotMeta { last_log_id: Some(log_id(70)), ..Default::default() };
-    let create = |bad| ReplicaStore::create_from(&dir, IDENTITY, meta.clone(), chunks(bad), options());
+    let create = |bad| {
+        ReplicaStore::create_from(&dir, IDENTITY, Founding::Unknown, meta.clone(), chunks(bad), options())
+    };
     assert!(matches!(create(Some(3)), Err(StoreError::CreationSource(_))));
     assert!(matches!(open_as(&dir, OpenMode::Existing), Err(StoreError::NotFound { .. })), "not half of one");
     let store = create(None).unwrap();
@@ -195,4 +199,37 @@ fn an_interrupted_reception_goes_on_and_never_with_another_snapshot() {
         assert!(snapshots.take_partial(b"one").is_none(), "at most one is kept");
     }
     assert_eq!(std::fs::read_dir(dir.path().join("snapshots")).unwrap().count(), 0, "nothing is left over");
+}
+
+/// The database of a replica that was rebuilt holds its purge floor. One that is cut short by any length is damage, or
+/// says what it said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_was_cut_short_is_damage() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("replica");
+    let meta = SnapshotMeta { last_log_id: Some(log_id(70)), ..Default::default() };
+    let store =
+        ReplicaStore::create_from(&dir, IDENTITY, Founding::Unknown, meta, chunks(None), options()).unwrap();
+    let mut log = store.log.clone();
+    log.save_vote(&Vote::new(4, 1)).await.unwrap();
+    append(&mut log, vec![entry(71, 100), entry(72, 100)]).await.unwrap();
+    store.log.close().await;
+    drop((log, store));
+    let whole = std::fs::read(dir.join("meta/db")).unwrap();
+    let used = whole.len() - whole.iter().rev().take_while(|byte| **byte == 0).count();
+    let mut damaged = 0;
+    for length in (0..used).step_by(7) {
+        let copy = copy_of(&dir);
+        std::fs::write(copy.path().join("meta/db"), &whole[..length]).unwrap();
+        match open(copy.path()) {
+            Err(StoreError::Damaged { .. }) => damaged += 1,
+            Err(error) => panic!("neither damaged nor whole with {length} bytes: {error}"),
+            Ok(store) => {
+                assert_eq!(store.log.floor(), Some(log_id(70)), "with {length} bytes");
+                assert_eq!(indexes(&store).await, [71, 72]);
+                store.log.close().await;
+            }
+        }
+    }
+    assert!(damaged > 0);
 }

@@ -15,7 +15,7 @@ use crate::files::{read_bounded, write_whole};
 use crate::name::{PeerName, Role};
 use crate::security::unix_now;
 use crate::verify::facts;
-use muster_types::ClusterId;
+use muster_types::{CertificateSerial, ClusterId};
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -40,6 +40,20 @@ const DAY_S: i64 = 24 * 3_600;
 /// What is where in the folder.
 const STATE: &str = "authority.json";
 const BUNDLE: &str = "bundle.crt";
+/// What was issued, a line each.
+const ISSUED: &str = "issued.jsonl";
+
+/// A certificate that was issued.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IssuedLine {
+    /// Its holder, `spiffe://…`.
+    pub name: String,
+    /// Its serial number, by which it can be revoked.
+    pub serial: String,
+    /// Unix seconds of its end.
+    pub not_after_s: i64,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -81,6 +95,8 @@ pub struct CertificateReport {
     pub path: PathBuf,
     /// Its holder, `spiffe://…`.
     pub name: String,
+    /// Its serial number, by which it can be revoked.
+    pub serial: String,
     /// Whether it signs others at present.
     pub issues: bool,
     /// Unix seconds of its end.
@@ -285,7 +301,12 @@ impl Authority {
             Role::Replica(_) => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => {
+            Role::Agent(_)
+            | Role::AgentGroup(_)
+            | Role::Client(_)
+            | Role::AllTenants(_)
+            | Role::Admin(_)
+            | Role::TenantClient { .. } => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth]
             }
         };
@@ -300,7 +321,40 @@ impl Authority {
         write(&issued.ca, &self.bundled()?, 0o644, true)?;
         write(&issued.key, key.serialize_pem().as_bytes(), 0o600, replace)?;
         write(&issued.cert, certificate.pem().as_bytes(), 0o644, replace)?;
+        self.remember(&describe(&issued.cert)?)?;
         Ok(issued)
+    }
+
+    /// Adds a line about a certificate that was issued: who has lost its files can still revoke it.
+    fn remember(&self, report: &CertificateReport) -> Result<(), AuthorityError> {
+        use std::io::Write as _;
+        let line = IssuedLine {
+            name: report.name.clone(),
+            serial: report.serial.clone(),
+            not_after_s: report.not_after_s,
+        };
+        let line = serde_json::to_string(&line)
+            .map_err(|error| AuthorityError::Make { detail: error.to_string() })?;
+        let path = self.dir.join(ISSUED);
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(&path);
+        let written = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+        written.map_err(file("writing", &path))
+    }
+
+    /// Certificates of a name that this authority has issued and that have not ended, the oldest first. Those that were
+    /// issued before the authority kept a list are not in it.
+    ///
+    /// # Errors
+    /// When the list cannot be read.
+    pub fn issued_to(&self, name: PeerName) -> Result<Vec<IssuedLine>, AuthorityError> {
+        let path = self.dir.join(ISSUED);
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(file("reading", &path))?,
+        };
+        let name = name.to_string();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<IssuedLine>(line).ok());
+        Ok(lines.filter(|line| line.name == name && line.not_after_s > unix_now()).collect())
     }
 
     /// First step of a rotation: a new authority, trusted beside the present one, which goes on issuing.
@@ -404,5 +458,7 @@ pub fn describe(path: &Path) -> Result<CertificateReport, AuthorityError> {
     };
     let not_after_s = parsed.validity().not_after.timestamp();
     let days_left = (not_after_s - unix_now()).div_euclid(DAY_S);
-    Ok(CertificateReport { path: path.to_path_buf(), name, issues: false, not_after_s, days_left })
+    let serial = CertificateSerial::from_bytes(parsed.raw_serial());
+    let serial = serial.map(|serial| serial.to_string()).unwrap_or_default();
+    Ok(CertificateReport { path: path.to_path_buf(), name, serial, issues: false, not_after_s, days_left })
 }

@@ -54,6 +54,12 @@ pub enum TlsError {
         /// Who is needed.
         wanted: String,
     },
+    /// The certificate is not good any more.
+    #[error("the certificate of {name} is revoked")]
+    Revoked {
+        /// Whom it names.
+        name: Box<PeerName>,
+    },
     /// The certificate does not stand up to its own authorities.
     #[error("{path}: the certificate is not accepted by the authorities in {ca}: {detail}")]
     Chain {

@@ -27,7 +27,7 @@ mod validity;
 mod verify;
 
 pub use address::{AddressError, Scheme};
-pub use authority::{Authority, AuthorityReport, CertificateReport, Issued, describe};
+pub use authority::{Authority, AuthorityReport, CertificateReport, Issued, IssuedLine, describe};
 pub use client::{Connector, Expect};
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;

@@ -4,7 +4,7 @@ use crate::client::Expect;
 use crate::error::TlsError;
 use crate::files::{Contents, TlsFiles};
 use crate::name::Role;
-use crate::verify::{Facts, OfClients, OfServer, Trust, facts};
+use crate::verify::{Facts, OfClients, OfServer, Revoked, Trust, facts};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
@@ -51,7 +51,11 @@ fn configure(error: impl std::fmt::Display) -> TlsError {
 }
 
 impl Material {
-    pub(crate) fn of(files: &TlsFiles, contents: Contents) -> Result<Material, TlsError> {
+    pub(crate) fn of(
+        files: &TlsFiles,
+        contents: Contents,
+        revoked: Arc<Revoked>,
+    ) -> Result<Material, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
         for authority in certificates(&files.ca, &contents.ca)? {
@@ -69,7 +73,7 @@ impl Material {
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
                 .build()
                 .map_err(configure)?;
-        let trust = Arc::new(Trust { cluster: own.name.cluster, roots, provider, of_clients });
+        let trust = Arc::new(Trust { cluster: own.name.cluster, roots, provider, of_clients, revoked });
         let material = Material { contents, own, server: server(&trust, &key)?, key: Arc::new(key), trust };
         material.stands_up(files, &chain)?;
         Ok(material)
@@ -80,7 +84,12 @@ impl Material {
         let now = UnixTime::now();
         let as_server = match self.own.name.role {
             Role::Replica(id) => self.trust.server(chain, Expect::Replica(id), now).map(drop),
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => Ok(()),
+            Role::Agent(_)
+            | Role::AgentGroup(_)
+            | Role::Client(_)
+            | Role::AllTenants(_)
+            | Role::Admin(_)
+            | Role::TenantClient { .. } => Ok(()),
         };
         self.trust.client(chain, now).map(drop).and(as_server).map_err(|error| TlsError::Chain {
             path: files.cert.clone(),

@@ -53,10 +53,15 @@ impl fmt::Display for ShortName {
 pub enum Role {
     /// One of the scheduler servers.
     Replica(ReplicaId),
-    /// The agent of one node, by the node's name.
+    /// The agent of one node, by the node's name. It speaks for that node alone.
     Agent(ShortName),
-    /// A user or a program of one.
+    /// An agent that speaks for the nodes of another scheduler's cluster: those whose names begin with its own name
+    /// and a dot, and no others.
+    AgentGroup(ShortName),
+    /// A user who looks, and changes nothing.
     Client(ShortName),
+    /// A user of all tenants, or a program of one.
+    AllTenants(ShortName),
     /// An operator.
     Admin(ShortName),
     /// A user of one tenant and those below it, or a program of one.
@@ -75,7 +80,9 @@ impl Role {
         match self {
             Role::Replica(_) => "replica",
             Role::Agent(_) => "agent",
+            Role::AgentGroup(_) => "agent-group",
             Role::Client(_) => "client",
+            Role::AllTenants(_) => "all-tenants",
             Role::Admin(_) => "admin",
             Role::TenantClient { .. } => "tenant",
         }
@@ -96,7 +103,9 @@ impl Role {
                 }
             }
             "agent" => short().map(Role::Agent),
+            "agent-group" => short().map(Role::AgentGroup),
             "client" => short().map(Role::Client),
+            "all-tenants" => short().map(Role::AllTenants),
             "admin" => short().map(Role::Admin),
             "tenant" => {
                 let (tenant, user) = which.split_once('/').ok_or(NameError::Tenant)?;
@@ -115,7 +124,9 @@ impl fmt::Display for Role {
         match self {
             Role::Replica(id) => write!(f, "replica/{}", id.0),
             Role::Agent(name) => write!(f, "agent/{name}"),
+            Role::AgentGroup(name) => write!(f, "agent-group/{name}"),
             Role::Client(name) => write!(f, "client/{name}"),
+            Role::AllTenants(name) => write!(f, "all-tenants/{name}"),
             Role::Admin(name) => write!(f, "admin/{name}"),
             Role::TenantClient { tenant, user } => write!(f, "tenant/{tenant}/{user}"),
         }
@@ -148,7 +159,7 @@ pub enum NameError {
     #[error("the cluster of a name is 32 lower-case hexadecimal digits")]
     Cluster,
     /// The kind.
-    #[error("the kind of a name is replica, agent, client, admin or tenant")]
+    #[error("the kind of a name is replica, agent, agent-group, client, all-tenants, tenant or admin")]
     Kind,
     /// A tenant's user.
     #[error("a tenant's user is named <tenant>/<user>")]
@@ -222,7 +233,9 @@ mod tests {
             "replica/1",
             "replica/18446744073709551615",
             "agent/gpu-a.rack-1",
+            "agent-group/slurm-a",
             "client/ada",
+            "all-tenants/ada",
             "admin/x",
             "tenant/vision/ada",
         ] {

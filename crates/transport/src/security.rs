@@ -5,7 +5,10 @@ use crate::error::TlsError;
 use crate::files::{Contents, TlsFiles};
 use crate::material::Material;
 use crate::name::PeerName;
+use crate::verify::Revoked;
 use arc_swap::ArcSwap;
+use muster_types::CertificateSerial;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
@@ -63,6 +66,14 @@ impl Security {
         }
     }
 
+    /// From here on these certificates are not good, and no others are revoked: connections with them end at once, in
+    /// both directions, and none is made. Nothing happens without certificates.
+    pub fn revoke(&self, serials: BTreeSet<CertificateSerial>) {
+        if let Security::Tls(tls) = self {
+            tls.revoke(serials);
+        }
+    }
+
     /// Whole days until the certificate in force ends, negative when it has; none without one.
     #[must_use]
     pub fn days_left(&self) -> Option<i64> {
@@ -76,6 +87,7 @@ impl Security {
 struct Inner {
     files: TlsFiles,
     current: ArcSwap<Material>,
+    revoked: Arc<Revoked>,
     epoch: watch::Sender<u64>,
 }
 
@@ -99,8 +111,10 @@ impl Tls {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn load(files: TlsFiles) -> Result<Tls, TlsError> {
-        let material = Material::of(&files, files.read()?)?;
-        let inner = Inner { files, current: ArcSwap::from_pointee(material), epoch: watch::Sender::new(1) };
+        let revoked = Arc::new(Revoked::default());
+        let material = Material::of(&files, files.read()?, Arc::clone(&revoked))?;
+        let current = ArcSwap::from_pointee(material);
+        let inner = Inner { files, current, revoked, epoch: watch::Sender::new(1) };
         Ok(Tls { inner: Arc::new(inner) })
     }
 
@@ -128,6 +142,15 @@ impl Tls {
         self.inner.current.load().own.not_after.saturating_mul(1_000)
     }
 
+    fn revoke(&self, serials: BTreeSet<CertificateSerial>) {
+        if **self.inner.revoked.load() == serials {
+            return;
+        }
+        self.inner.revoked.store(Arc::new(serials));
+        // Every connection looks at its peer's certificate once more.
+        self.inner.epoch.send_modify(|epoch| *epoch += 1);
+    }
+
     pub(crate) fn material(&self) -> Arc<Material> {
         self.inner.current.load_full()
     }
@@ -149,7 +172,7 @@ impl Tls {
         if before.contents == contents {
             return Ok(false);
         }
-        let material = Material::of(&self.inner.files, contents)?;
+        let material = Material::of(&self.inner.files, contents, Arc::clone(&self.inner.revoked))?;
         // A process does not become another while it runs.
         if material.own.name != before.own.name {
             let wanted = before.own.name.to_string();

@@ -36,6 +36,8 @@ pub struct AcceptLimits {
     pub connections_max: usize,
     /// Of one client, operator or agent.
     pub connections_per_principal_max: usize,
+    /// Of one agent that speaks for many nodes: each of them has a connection of its own.
+    pub connections_per_group_max: usize,
     /// Peers that have not shown who they are yet.
     pub handshakes_max: usize,
     /// Of one address.
@@ -49,6 +51,7 @@ impl AcceptLimits {
     pub const DEFAULT: AcceptLimits = AcceptLimits {
         connections_max: 16_384,
         connections_per_principal_max: 256,
+        connections_per_group_max: 8_192,
         handshakes_max: 512,
         handshakes_per_address_max: 128,
         handshake_timeout: Duration::from_secs(5),
@@ -239,9 +242,12 @@ impl Gate {
         let max = match facts.name.role {
             // A replica carries what its own clients and agents send on; it bounds them itself.
             Role::Replica(_) => usize::MAX,
-            Role::Agent(_) | Role::Client(_) | Role::Admin(_) | Role::TenantClient { .. } => {
-                self.limits.connections_per_principal_max
-            }
+            Role::AgentGroup(_) => self.limits.connections_per_group_max,
+            Role::Agent(_)
+            | Role::Client(_)
+            | Role::AllTenants(_)
+            | Role::Admin(_)
+            | Role::TenantClient { .. } => self.limits.connections_per_principal_max,
         };
         let of_principal = self.principals.enter(principal, max).ok_or_else(|| {
             io::Error::new(io::ErrorKind::QuotaExceeded, format!("{principal} has too many connections"))

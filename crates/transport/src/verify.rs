@@ -5,7 +5,8 @@
 use crate::client::Expect;
 use crate::error::TlsError;
 use crate::name::{PeerName, Role};
-use muster_types::ClusterId;
+use arc_swap::ArcSwap;
+use muster_types::{CertificateSerial, ClusterId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::CryptoProvider;
@@ -14,6 +15,7 @@ use rustls::server::ParsedCertificate;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError};
 use rustls::{RootCertStore, SignatureScheme};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -22,6 +24,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) name: PeerName,
+    /// None for one that is no serial number of a certificate: it cannot be revoked, and is refused.
+    pub(crate) serial: Option<CertificateSerial>,
     /// Unix time, seconds.
     pub(crate) not_before: i64,
     pub(crate) not_after: i64,
@@ -46,8 +50,17 @@ pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, TlsError>
     let name =
         uri.parse().map_err(|source| TlsError::Name { text: uri.chars().take(128).collect(), source })?;
     let validity = parsed.validity();
-    Ok(Facts { name, not_before: validity.not_before.timestamp(), not_after: validity.not_after.timestamp() })
+    let serial = CertificateSerial::from_bytes(parsed.raw_serial());
+    Ok(Facts {
+        name,
+        serial,
+        not_before: validity.not_before.timestamp(),
+        not_after: validity.not_after.timestamp(),
+    })
 }
+
+/// Certificates that are revoked, as far as this process was told. Shared by all that is made of one set of files.
+pub(crate) type Revoked = ArcSwap<BTreeSet<CertificateSerial>>;
 
 /// Whom this process accepts.
 #[derive(Debug)]
@@ -57,6 +70,8 @@ pub(crate) struct Trust {
     pub(crate) provider: Arc<CryptoProvider>,
     /// Of the same roots.
     pub(crate) of_clients: Arc<dyn ClientCertVerifier>,
+    /// Certificates that are not good any more, whoever signed them.
+    pub(crate) revoked: Arc<Revoked>,
 }
 
 fn refused(reason: TlsError) -> Error {
@@ -96,6 +111,9 @@ impl Trust {
 
     fn member(&self, leaf: &CertificateDer<'_>) -> Result<Facts, Error> {
         let facts = facts(leaf).map_err(refused)?;
+        if facts.serial.is_none_or(|serial| self.revoked.load().contains(&serial)) {
+            return Err(refused(TlsError::Revoked { name: Box::new(facts.name) }));
+        }
         if facts.name.cluster == self.cluster {
             return Ok(facts);
         }

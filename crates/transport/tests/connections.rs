@@ -49,6 +49,11 @@ impl World {
         out
     }
 
+    /// Where the certificate lies that was issued last.
+    fn issued(&self, role: Role) -> PathBuf {
+        self.folder.path().join(role.to_string().replace('/', "-")).join("tls.crt")
+    }
+
     fn tls(&self, role: Role) -> Tls {
         Tls::load(files(&self.issue(role))).unwrap()
     }
@@ -398,6 +403,39 @@ fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     assert!(Authority::init(&dir, CLUSTER, 10).is_err());
     assert!(world.authority.issue(client(), 0, &out, true).is_err());
     assert!(Authority::open(world.folder.path()).is_err());
+}
+
+#[tokio::test]
+async fn a_revoked_certificate_ends_its_connections_and_makes_no_others() {
+    let world = World::new(CLUSTER);
+    let (listener, address) = listen().await;
+    let server = Security::Tls(world.tls(replica(1)));
+    let mut incoming = server.accept(listener, AcceptLimits::DEFAULT);
+    let stolen = Security::Tls(world.tls(client()));
+    let other = Security::Tls(world.tls(Role::Admin(ShortName::new("root").unwrap())));
+    let mut with_stolen = dial(&stolen, Expect::AnyReplica, address).await.unwrap();
+    let mut of_stolen = guarded("it arrives", incoming.next()).await.unwrap().unwrap();
+    let mut with_other = dial(&other, Expect::AnyReplica, address).await.unwrap();
+    let mut of_other = guarded("it arrives", incoming.next()).await.unwrap().unwrap();
+    let report = muster_transport::describe(&world.issued(client())).unwrap();
+    server.revoke([report.serial.parse().unwrap()].into());
+    let ended = guarded("its end", of_stolen.read(&mut [0; 1])).await.unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionAborted);
+    drop(of_stolen);
+    assert_eq!(guarded("its end", with_stolen.read(&mut [0; 1])).await.unwrap_or(0), 0);
+    // The other goes on.
+    with_other.write_all(b"hello").await.unwrap();
+    with_other.flush().await.unwrap();
+    let mut bytes = [0; 5];
+    guarded("bytes", of_other.read_exact(&mut bytes)).await.unwrap();
+    // The client is refused behind its own handshake, so that it hears of it when it reads.
+    if let Ok(mut refused) = dial(&stolen, Expect::AnyReplica, address).await {
+        assert_eq!(guarded("its end", refused.read(&mut [0; 1])).await.unwrap_or(0), 0);
+    }
+    // One that is issued instead is as good as any.
+    let again = Security::Tls(world.tls(client()));
+    let _there = dial(&again, Expect::AnyReplica, address).await.unwrap();
+    guarded("it arrives", incoming.next()).await.unwrap().unwrap();
 }
 
 #[test]

@@ -170,13 +170,18 @@ fn parse_base32(prefix: &str, text: &str) -> Option<u64> {
 }
 
 /// A job. The number is the position of the record that submitted it times
-/// [`JobId::PER_RECORD`], plus its place in that record.
+/// [`JobId::PER_RECORD`], plus its place in that record. Each generation of the cluster has a range of positions of its
+/// own, because after a recovery the log goes on behind records that may be other ones than those that were lost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
 impl JobId {
     /// Jobs one record can submit; the batch limit of the API stays below it.
     pub const PER_RECORD: u64 = 1024;
+    /// Records that one generation of the cluster can write: at ten thousand a second, for three years.
+    pub const RECORDS_PER_GENERATION: u64 = 1 << 40;
+    /// Generations whose jobs have ids of their own.
+    pub const GENERATIONS_MAX: u32 = 1 << 14;
 
     /// The id of the `ordinal`-th job of the record at `index`.
     ///
@@ -190,10 +195,21 @@ impl JobId {
         JobId(base + ordinal)
     }
 
-    /// The record that submitted this job.
+    /// The same in a generation of the cluster: no other one gives this id. Generations above
+    /// [`JobId::GENERATIONS_MAX`] count as that one.
+    ///
+    /// # Panics
+    /// When the ordinal is out of bounds: the guard has checked the batch before.
+    #[must_use]
+    pub fn derive_in(generation: u32, index: LogIndex, ordinal: usize) -> JobId {
+        let before = u64::from(generation.clamp(1, Self::GENERATIONS_MAX) - 1);
+        JobId::derive(LogIndex(before * Self::RECORDS_PER_GENERATION + index.0), ordinal)
+    }
+
+    /// The record that submitted this job, in the generation that did.
     #[must_use]
     pub fn submitted_at(self) -> LogIndex {
-        LogIndex(self.0 / Self::PER_RECORD)
+        LogIndex(self.0 / Self::PER_RECORD % Self::RECORDS_PER_GENERATION)
     }
 }
 

@@ -162,7 +162,8 @@ pub struct JobDraft {
     pub dependencies: Vec<Dependency>,
     /// Not to be started before.
     pub not_before: Option<LogTime>,
-    /// When it has to be over; it goes before its like as the time draws near.
+    /// When it has to be over: a job that is not ends as failed. Where policy gives its tenant that right it goes before
+    /// its like as the time draws near.
     pub deadline: Option<LogTime>,
     /// How long its owner expects it to run; none leaves it to what was learned.
     pub expected_run_ms: Option<u64>,
@@ -205,6 +206,17 @@ impl JobSpec {
     pub fn device_milli(&self) -> u64 {
         let per_group = |g: &TaskGroup| u64::from(g.workers) * g.request.device_milli();
         self.groups.iter().map(per_group).sum()
+    }
+
+    /// Thousandths of devices that its fewest workers take, if all groups that accept a type get that type; zero where
+    /// none accepts it.
+    #[must_use]
+    pub fn least_milli_of(&self, kind: &Name) -> u64 {
+        let of_group = |group: &TaskGroup| {
+            let accepts = group.request.accelerators.as_ref().is_some_and(|request| request.accepts(kind));
+            if accepts { u64::from(group.workers_min) * group.request.device_milli() } else { 0 }
+        };
+        self.groups.iter().map(of_group).sum()
     }
 
     /// Devices over all workers; a share of one counts as one.

@@ -11,6 +11,7 @@
 
 extern crate alloc;
 
+pub mod admission;
 pub mod contract;
 pub mod demand;
 pub mod feature;
@@ -30,6 +31,9 @@ pub mod time;
 pub mod topology;
 pub mod tpu;
 
+pub use admission::{
+    AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
+};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
@@ -43,5 +47,5 @@ pub use name::{NAME_RULE, Name};
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use stop::StopReason;
-pub use time::LogTime;
+pub use time::{LogTime, Span};
 pub use topology::{Level, Spread, TopologyRule};

@@ -31,6 +31,14 @@ pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
 pub const NODE_LABELS_MAX: usize = 64;
 /// Bytes of a label's value.
 pub const LABEL_BYTES_MAX: usize = 256;
+/// Rules by which nodes are admitted.
+pub const ADMISSION_RULES_MAX: usize = 256;
+/// Nodes that an operator has approved or rejected by name.
+pub const APPROVALS_MAX: usize = 65_536;
+/// Certificates that are revoked and have not ended.
+pub const REVOCATIONS_MAX: usize = 16_384;
+/// Bytes of the name in a revoked certificate, as it is remembered.
+pub const REVOCATION_TEXT_BYTES_MAX: usize = 192;
 /// Taints of one node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
 /// Values of one label that a job accepts.
@@ -93,6 +101,16 @@ pub const HEALTH_EVENTS_MAX: usize = 64;
 pub const HEALTH_RECENT_MAX: usize = 8;
 /// Bytes of the sentence of one observation.
 pub const HEALTH_DETAIL_BYTES_MAX: usize = 160;
+/// Of the nodes of a pool, of a fleet cluster and of the whole fleet, the most that are kept away from work for their
+/// network: one of this many, and at least one.
+pub const NETWORK_BLAMED_ONE_OF: u64 = 20;
+/// A pool of fewer nodes loses none of them for its network: there are too few others to tell.
+pub const NETWORK_BLAMED_POOL_MIN: u64 = 4;
+/// A node is kept away from work for its network when a second check finds it so, at least this long after the first
+/// one, in milliseconds.
+pub const NETWORK_CONFIRMED_AFTER_MS: u64 = 30_000;
+/// What a check found longer ago than this, in milliseconds, confirms nothing.
+pub const NETWORK_CONFIRMED_WITHIN_MS: u64 = 86_400_000;
 /// XIDs that a health policy may have lines for.
 pub const HEALTH_XIDS_MAX: usize = 1_024;
 /// Most reboots after which a finding asks for a person.

@@ -17,6 +17,10 @@ use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
 
+mod rules;
+
+pub use rules::{NonPreemptible, PolicyRules, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
+
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
 /// Levels of the tenant tree; a tenant without a parent is on the first.
@@ -41,6 +45,10 @@ pub const RESERVATIONS_MAX: u32 = 64;
 pub const BACKFILL_DEPTH_MAX: u32 = 10_000;
 /// Most victims of one preemption.
 pub const VICTIMS_MAX: u32 = 4_096;
+/// Most doublings of the time for which a stopped job is not stopped again: 64 times the first.
+pub const BACKOFF_DOUBLINGS_MAX: u32 = 6;
+/// Shortest time in which a gang must have started or stopped: one minute.
+pub const STEP_DEADLINE_MS_MIN: u64 = 60_000;
 /// Largest weight of one term of the placement score.
 pub const PLACEMENT_WEIGHT_MAX: u16 = 1_000;
 /// Prices of one policy.
@@ -101,11 +109,23 @@ pub struct TenantPolicy {
     pub weight_milli: u32,
     /// Its quotas, at most one for each accelerator type and region.
     pub quotas: Vec<Quota>,
+    /// What its jobs may ask for beyond what every job may. Not in the layout of format 1: see [`PolicyRules`].
+    #[serde(skip)]
+    pub rights: TenantRights,
+    /// What it may have at a time, beside devices. Not in the layout of format 1 either.
+    #[serde(skip)]
+    pub limits: TenantLimits,
 }
 
 impl Default for TenantPolicy {
     fn default() -> Self {
-        TenantPolicy { parent: None, weight_milli: 1_000, quotas: Vec::new() }
+        TenantPolicy {
+            parent: None,
+            weight_milli: 1_000,
+            quotas: Vec::new(),
+            rights: TenantRights::default(),
+            limits: TenantLimits::default(),
+        }
     }
 }
 
@@ -155,16 +175,23 @@ impl Default for OrderPolicy {
 pub struct BackfillPolicy {
     /// Waiting jobs that hold a reservation at a time; zero for none.
     pub reservations_max: u32,
-    /// Waiting jobs looked at for filling the gaps.
+    /// Different requests of one tenant and tier for the same regions and types that are looked at in one pass
+    /// and found to wait; as many more have their turn from where the pass before left off, so that everybody
+    /// has one in time. With 1 nobody passes the first that waits.
     pub depth_max: u32,
     /// A job has the right to a reservation once it has waited this long and `reserve_after_runs_milli`
     /// thousandths of the time it is expected to run; under [`Order::Predicted`] it also goes before all
-    /// that are not as late. Before that, jobs behind it may keep passing it wherever they fit. The default
-    /// is one day and 20 runs: with less than a day, a fleet that is full for days serves the order of
-    /// submission, at up to twice the average wait.
+    /// that do not wait as long. Tiers above the default, and the first that cannot start, have a reservation at
+    /// once. The default is ten minutes and one run: a long run can wait for longer, and gangs do not starve
+    /// behind small jobs. On a fleet that is full for days most of the queue is overdue then, and the order
+    /// comes near that of submission.
     pub reserve_after_ms: u64,
     /// See `reserve_after_ms`.
     pub reserve_after_runs_milli: u32,
+    /// Whether the owner of a reservation may end what was started in its place to fill the time, once that has
+    /// run for longer than was expected of it. Not in the layout of format 1: see [`PolicyRules`].
+    #[serde(skip)]
+    pub end_overrunners: bool,
 }
 
 impl BackfillPolicy {
@@ -181,8 +208,9 @@ impl Default for BackfillPolicy {
         BackfillPolicy {
             reservations_max: 16,
             depth_max: 1_000,
-            reserve_after_ms: 24 * 3_600 * 1_000,
-            reserve_after_runs_milli: 20_000,
+            reserve_after_ms: 10 * 60 * 1_000,
+            reserve_after_runs_milli: 1_000,
+            end_overrunners: true,
         }
     }
 }
@@ -203,6 +231,27 @@ pub struct PreemptionPolicy {
     pub defragment: bool,
     /// How long that one must have waited.
     pub defragment_wait_ms: u64,
+    /// A job that policy has stopped is not stopped again for so long, while others would do; twice as long after
+    /// each further time, up to [`BACKOFF_DOUBLINGS_MAX`] doublings. Not in the layout of format 1, like the two
+    /// below: see [`PolicyRules`].
+    #[serde(skip)]
+    pub backoff_ms: u64,
+    /// How long the workers of a gang that is being stopped may take, beyond the gang's own grace. After that their
+    /// nodes are taken out of service.
+    #[serde(skip)]
+    pub stopping_deadline_ms: u64,
+    /// How long a gang may take from its placement until every worker has started. After that it is placed again.
+    #[serde(skip)]
+    pub starting_deadline_ms: u64,
+}
+
+impl PreemptionPolicy {
+    /// How long a job that policy has stopped so often is not stopped again while others would do.
+    #[must_use]
+    pub fn backoff_after_ms(&self, preemptions: u32) -> u64 {
+        let Some(doublings) = preemptions.checked_sub(1) else { return 0 };
+        self.backoff_ms.saturating_mul(1 << doublings.min(BACKOFF_DOUBLINGS_MAX))
+    }
 }
 
 impl Default for PreemptionPolicy {
@@ -214,6 +263,9 @@ impl Default for PreemptionPolicy {
             victims_max: 1_024,
             defragment: true,
             defragment_wait_ms: 30 * 60 * 1_000,
+            backoff_ms: 10 * 60 * 1_000,
+            stopping_deadline_ms: 10 * 60 * 1_000,
+            starting_deadline_ms: 30 * 60 * 1_000,
         }
     }
 }
@@ -237,7 +289,8 @@ pub struct PlacementWeights {
     pub data: u16,
     /// Prefer few and near domains for one gang.
     pub topology: u16,
-    /// Prefer domains with little of the same tenant's work.
+    /// Prefer clusters with little of the same tenant's own work: for services whose replicas should not go down
+    /// together. Inside a cluster, workers of one gang are kept apart by its topology rule.
     pub spread: u16,
 }
 
@@ -322,9 +375,10 @@ impl WindowScope {
 /// What a window is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowPurpose {
-    /// Nothing runs there.
+    /// Nothing runs there: what is still there when it opens is stopped with its grace.
     Maintenance,
-    /// Only one tenant's work runs there, and that of the tenants below it.
+    /// Only one tenant's work runs there, and that of the tenants below it. When it opens, preemptible work of others
+    /// that is still there is stopped with its grace; what is not preemptible stays to its end.
     ReservedFor {
         /// Whose.
         tenant: Name,
@@ -362,7 +416,7 @@ impl Window {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyDraft {
-    /// The tenant tree. A tenant that is not here is on the first level, with the default weight and
+    /// The tenant tree. A tenant that is not here is below [`UNLISTED_TENANT`], with the default weight and
     /// without quotas.
     pub tenants: BTreeMap<Name, TenantPolicy>,
     /// Who goes first.
@@ -398,11 +452,21 @@ pub struct DataMove {
 }
 
 /// A checked policy. There is no other way to make one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     draft: PolicyDraft,
     prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>>,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
+    /// See [`Policy::has_rules`].
+    has_rules: bool,
+    /// [`UNLISTED_TENANT`], to be lent out.
+    unlisted: Name,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        PolicyDraft::default().check().expect("the default breaks no rule")
+    }
 }
 
 impl Deref for Policy {
@@ -476,10 +540,20 @@ impl Policy {
         (u64::try_from(micro_dollars).unwrap_or(u64::MAX), u64::try_from(ms).unwrap_or(u64::MAX))
     }
 
-    /// The tenant above another; none on the first level and for a tenant the policy does not know.
+    /// The tenant above another; none on the first level. A tenant that the policy does not name is below
+    /// [`UNLISTED_TENANT`], if the policy has rules, and else on the first level.
     #[must_use]
     pub fn parent(&self, tenant: &Name) -> Option<&Name> {
-        self.tenants.get(tenant)?.parent.as_ref()
+        match self.tenants.get(tenant) {
+            Some(listed) => listed.parent.as_ref(),
+            None => Some(&self.unlisted).filter(|unlisted| self.has_rules && *unlisted != tenant),
+        }
+    }
+
+    /// The tenant that those are below which the policy does not name.
+    #[must_use]
+    pub fn unlisted(&self) -> &Name {
+        &self.unlisted
     }
 
     /// The tenant and everyone above it, itself first; at most [`TENANT_DEPTH_MAX`].
@@ -526,7 +600,8 @@ impl PolicyDraft {
         }
         let rules = self.transfers.iter().enumerate();
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
-        Ok(Policy { draft: self, prices, transfers })
+        let unlisted = Name::literal(UNLISTED_TENANT);
+        Ok(Policy { draft: self, prices, transfers, has_rules: true, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {
@@ -544,6 +619,12 @@ impl PolicyDraft {
         }
         for (name, tenant) in &self.tenants {
             tenant.check(&format!("tenants.{name}"), found);
+            if name.as_str() == UNLISTED_TENANT && tenant.parent.is_some() {
+                found.push(Violation::new(
+                    format!("tenants.{name}.parent"),
+                    "must not be given: tenants that the policy does not name stand on the first level together",
+                ));
+            }
         }
         self.check_tree(found);
         if found.len() == before {
@@ -574,7 +655,7 @@ impl PolicyDraft {
                     let below = path.last().map_or("", |below| below.as_str());
                     found.push(Violation::new(
                         format!("tenants.{below}.parent"),
-                        format!("must be a tenant of the policy, got {here}"),
+                        format!("must be a tenant that the policy lists, got {here}: list {here} as well"),
                     ));
                     break None;
                 };
@@ -652,7 +733,8 @@ impl PolicyDraft {
     fn check_scheduling(&self, found: &mut Vec<Violation>) {
         let order = &self.order;
         let preemption = &self.preemption;
-        let bounds: [(&str, u64, u64, u64); 7] = [
+        let (step_min, longest) = (STEP_DEADLINE_MS_MIN, POLICY_DURATION_MS_MAX);
+        let bounds: [(&str, u64, u64, u64); 10] = [
             (
                 "order.usage_half_life_ms",
                 order.usage_half_life_ms,
@@ -665,6 +747,9 @@ impl PolicyDraft {
             ("preemption.minimum_run_ms", preemption.minimum_run_ms, 0, POLICY_DURATION_MS_MAX),
             ("preemption.victims_max", preemption.victims_max.into(), 0, VICTIMS_MAX.into()),
             ("preemption.defragment_wait_ms", preemption.defragment_wait_ms, 0, POLICY_DURATION_MS_MAX),
+            ("preemption.backoff_ms", preemption.backoff_ms, 0, POLICY_DURATION_MS_MAX),
+            ("preemption.stopping_deadline_ms", preemption.stopping_deadline_ms, step_min, longest),
+            ("preemption.starting_deadline_ms", preemption.starting_deadline_ms, step_min, longest),
         ];
         for (field, value, min, max) in bounds {
             check_bound(field, value, min, max, found);

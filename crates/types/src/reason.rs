@@ -77,6 +77,10 @@ refusal_codes! {
     RequestIdReused = "MS-1003", "REQUEST_ID_REUSED";
     /// The policy has changed since the version that the request meant to replace.
     PolicyChanged = "MS-1004", "POLICY_CHANGED";
+    /// A deadline has passed already, or comes before the job can be over.
+    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE";
+    /// A job is to wait for one that is not there.
+    DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND";
     /// No such job.
     JobNotFound = "MS-2001", "JOB_NOT_FOUND";
     /// The job has already finished.
@@ -89,6 +93,8 @@ refusal_codes! {
     NodeChanged = "MS-3003", "NODE_CHANGED";
     /// The fleet has as many nodes as one cluster may have.
     FleetFull = "MS-3004", "FLEET_FULL";
+    /// Nobody has admitted a node of this name that is where this one is and has what this one has.
+    NodeNotAdmitted = "MS-3007", "NODE_NOT_ADMITTED";
     /// The node cannot be forgotten: its session stands, or room on it is promised.
     NodeInUse = "MS-3006", "NODE_IN_USE";
     /// The session, incarnation or fencing token is not the current one.
@@ -110,6 +116,8 @@ refusal_codes! {
     StateFull = "MS-4010", "STATE_FULL";
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED";
+    /// Carrying out the request failed on a broken invariant; it was undone.
+    Internal = "MS-5002", "INTERNAL";
     /// The record format in force cannot say this yet.
     FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE";
     /// The cluster is being recovered: leases of its earlier life may still be held.
@@ -138,6 +146,10 @@ refusal_codes! {
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
     /// The caller's certificate does not permit this call.
     PermissionDenied = "MS-8001", "PERMISSION_DENIED";
+    /// The policy does not give the tenant a right that the job needs.
+    RightMissing = "MS-8003", "RIGHT_MISSING";
+    /// The tenant has as many jobs as the policy lets it have.
+    TenantLimit = "MS-8004", "TENANT_LIMIT";
     /// The message is larger than this service takes.
     MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
     /// The node is being repaired.

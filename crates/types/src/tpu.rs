@@ -383,12 +383,14 @@ pub fn legal_shapes(generation: Generation) -> Vec<SliceShape> {
     found
 }
 
-/// The shape of a slice of so many chips when nobody says which: the most cube-like one, which has the
-/// smallest sum of axes and so the shortest way between chips. None when no slice has that many.
+/// The shape of a slice of so many chips when nobody says which: the one over which a large all-reduce is fastest,
+/// by the axes that close to rings; of several the most cube-like, which has the smallest sum of axes and so the
+/// shortest way between chips. None when no slice has that many. (Where a slice of one shape lies makes no
+/// difference to its rings: an axis closes by its length alone.)
 #[must_use]
 pub fn default_for_chips(generation: Generation, chips: u32) -> Option<SliceShape> {
     let same = legal_shapes(generation).into_iter().filter(|shape| shape.chips() == chips);
-    same.min_by_key(|shape| (shape.axes_sum(), *shape))
+    same.min_by_key(|shape| (shape.ring_cost_milli(generation), shape.axes_sum(), *shape))
 }
 
 /// The most cube-like of the largest shapes of at most so many chips.

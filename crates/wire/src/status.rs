@@ -54,10 +54,13 @@ pub fn grpc_code(code: RefusalCode) -> Code {
     match code {
         RefusalCode::InvalidField | RefusalCode::PageTokenInvalid => Code::InvalidArgument,
         RefusalCode::NeverFits
+        | RefusalCode::DeadlineUnmeetable
+        | RefusalCode::DependencyNotFound
         | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeNotAdmitted
         | RefusalCode::NodeInUse
         | RefusalCode::RepairUnderWay
         | RefusalCode::RepairNotBegun
@@ -74,14 +77,16 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over is right.
         RefusalCode::MembershipBusy => Code::Aborted,
+        RefusalCode::Internal => Code::Internal,
         RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
         | RefusalCode::StateFull
         | RefusalCode::StorageFull
+        | RefusalCode::TenantLimit
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
-        RefusalCode::PermissionDenied => Code::PermissionDenied,
+        RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
         // The holder must begin anew (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -112,13 +117,19 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
         | RefusalCode::NeverFits
+        | RefusalCode::DeadlineUnmeetable
+        | RefusalCode::DependencyNotFound
         | RefusalCode::RequestIdReused
         | RefusalCode::PolicyChanged
+        | RefusalCode::Internal
         | RefusalCode::JobNotFound
+        | RefusalCode::RightMissing
+        | RefusalCode::TenantLimit
         | RefusalCode::JobFinished
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
+        | RefusalCode::NodeNotAdmitted
         | RefusalCode::NodeInUse
         | RefusalCode::RepairUnderWay
         | RefusalCode::RepairNotBegun

@@ -80,6 +80,10 @@ pub struct Counts {
     pub checkpoints: u64,
     /// Leaders that fell out of a cluster that was otherwise well, and were replaced in time.
     pub replaced_leaders: u64,
+    /// Leaders that stood still until another led, and went on.
+    pub thawed_leaders: u64,
+    /// Times that every replica lost power at once.
+    pub power_cuts: u64,
 }
 
 /// Everything that is checked. Every call may find a violation.

@@ -8,7 +8,7 @@ use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
 use muster_planted::Rule;
 use muster_types::contract::{CheckpointRules, JobContract};
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights};
 use muster_types::{
     Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
     TaskGroup, WorkerRequest,
@@ -48,7 +48,8 @@ pub fn policy_of(free_milli: u64) -> PolicyDraft {
         borrowing_limit_milli,
         lending_limit_milli: None,
     };
-    let tenant = |quota| TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    let rights = TenantRights { tier_max: Some(PriorityTier::Production), ..TenantRights::default() };
+    let tenant = |quota| TenantPolicy { quotas: vec![quota], rights, ..TenantPolicy::default() };
     PolicyDraft {
         tenants: [
             (Name::literal(BOUND_TENANT), tenant(quota(BOUND_MILLI, Some(0)))),

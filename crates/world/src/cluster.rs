@@ -52,7 +52,6 @@ pub struct Cluster {
     damaged: Mutex<BTreeSet<Host>>,
     returning: Mutex<BTreeSet<Host>>,
     starts: Mutex<u64>,
-    uploads: Mutex<u64>,
 }
 
 impl Cluster {
@@ -82,7 +81,6 @@ impl Cluster {
             damaged: Mutex::default(),
             returning: Mutex::default(),
             starts: Mutex::default(),
-            uploads: Mutex::default(),
         })
     }
 
@@ -118,13 +116,6 @@ impl Cluster {
     /// Replicas whose disk is damaged.
     pub fn damaged(&self) -> BTreeSet<Host> {
         lock(&self.damaged).clone()
-    }
-
-    /// The number of an upload of a snapshot.
-    pub fn next_upload(&self) -> u64 {
-        let mut uploads = lock(&self.uploads);
-        *uploads += 1;
-        *uploads
     }
 
     /// A member as the protocol knows it.

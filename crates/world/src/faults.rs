@@ -107,7 +107,7 @@ impl Faults {
 
     async fn one(&self) {
         let host = self.leader_or_any();
-        match below(27) {
+        match below(29) {
             0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
             0..=4 => self.start_all().await,
             5 => self.cut_one_way(host, true),
@@ -129,6 +129,8 @@ impl Faults {
             21 => self.kill_leader().await,
             22 => self.deafen_leader().await,
             23 => self.spoil_leaders_disk().await,
+            24 => self.answer_after_thaw().await,
+            25 => self.cut_power_of_all().await,
             _ => {
                 event("heal", format_args!("network"));
                 lock(&self.cluster.network).heal();
@@ -173,6 +175,59 @@ impl Faults {
             }
         }
         self.cluster.checks.fail(format!("n{old} {what}, and nobody else leads after {within_ms} ms"));
+    }
+
+    /// A leader stands still, perhaps as soon as it is elected, until another leads; then it goes on, with everything
+    /// that arrived meanwhile, and answers with what it knows. In half of all cases its clock stood still as well, as
+    /// that of a virtual machine which is not told how long it was paused.
+    async fn answer_after_thaw(&self) {
+        let Some(mut leader) = self.calm().await else { return };
+        if chance(500) {
+            self.cluster.crash(leader);
+            self.another_leads(leader, KILLED_MS_MAX, "was killed", || {}).await;
+            let Some(new) = self.cluster.leader() else { return };
+            leader = new.host;
+            // The other is back before this one is missed: a majority goes on.
+            self.start_all().await;
+        }
+        let stops = chance(500);
+        let then = runtime::clock_of(leader);
+        event("fault", format_args!("leader n{leader} paused, its clock too {stops}"));
+        runtime::freeze(leader);
+        let begun = elapsed_ms();
+        while elapsed_ms() < begun + KILLED_MS_MAX {
+            sleep_ms(100).await;
+            let leads = |other: &Host| {
+                let replica = self.cluster.replica(*other);
+                replica.is_some_and(|replica| replica.consensus.leadership().borrow().mine.is_some())
+            };
+            if self.others(leader).iter().any(leads) {
+                break;
+            }
+        }
+        // Until the new leader has told others what the old one does not know.
+        sleep_ms(below(3_000)).await;
+        event("fault", format_args!("n{leader} goes on"));
+        if stops {
+            runtime::thaw_at(leader, then)
+        } else {
+            runtime::thaw(leader)
+        }
+        self.cluster.checks.count(|counts| counts.thawed_leaders += 1);
+        sleep_ms(500 + below(1_500)).await;
+    }
+
+    /// Every replica loses power at the same moment, and all come back: what was acknowledged is on their disks.
+    async fn cut_power_of_all(&self) {
+        event("fault", format_args!("power of all replicas"));
+        for host in self.cluster.replica_hosts() {
+            if self.cluster.replica(host).is_some() {
+                self.cluster.crash(host);
+            }
+        }
+        self.cluster.checks.count(|counts| counts.power_cuts += 1);
+        sleep_ms(below(1_500)).await;
+        self.start_all().await;
     }
 
     /// Ranked elections: one of the others has its turn.
@@ -292,6 +347,8 @@ impl Faults {
 
     fn clock(&self, host: Host) {
         let offset = below(7_200_000) as i64 - 3_600_000;
+        // Every fourth is off by up to two days: beyond the retention of anything that a client relies on.
+        let offset = if offset % 4 == 0 { offset * 48 } else { offset };
         event("fault", format_args!("n{host} wall clock {offset} ms off"));
         runtime::set_wall_offset(host, offset);
         self.drift(host);

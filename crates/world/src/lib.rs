@@ -1,11 +1,10 @@
 //! Whole clusters in one process under a seed.
 //!
-//! What decides is the product's: openraft with the product's settings, the decider, the planner, the state,
-//! the journal, and of the engine what knows no runtime: apply and its publication, waiters, leases, orders,
-//! squaring of sessions, the watch hub. What carries it is simulated: executor and clock, network, disks, log
-//! store, agents, clients. The transport (tonic, TLS), the store's files and threads, the decision loop's own
-//! waiting, the archive, the agents' shims and the membership's guards are not here: tests over real
-//! processes have them.
+//! What decides is the product's: openraft with the product's settings, all of `muster-consensus` with both ends
+//! of the calls between replicas, all of `muster-engine` with its loops, the decider, the planner, the state, the
+//! journal. What carries it is simulated: executor and clock, network, disks. Log store, state machine adapter,
+//! agents and clients are written here a second time. gRPC, TLS, encoding to bytes, the store's files and threads,
+//! the archive and the agents' shims are not here: tests over real processes have them.
 //!
 //! **Invariant:** the same seed is the same run, to the last event.
 //! **Invariant:** nothing here is part of any other crate; no crate is built otherwise because of it.

@@ -21,7 +21,22 @@ pub struct End<S, R> {
     from: mpsc::UnboundedReceiver<R>,
 }
 
+/// What one end sends. Dropping it says that nothing more comes.
+pub struct Saying<S>(mpsc::UnboundedSender<(u64, S)>);
+
+impl<S> Saying<S> {
+    /// Sends; whether there is still a connection, as far as this end knows.
+    pub fn send(&self, message: S) -> bool {
+        self.0.send((now_ns(), message)).is_ok()
+    }
+}
+
 impl<S, R> End<S, R> {
+    /// What it sends and what it hears, each by itself.
+    pub fn split(self) -> (Saying<S>, mpsc::UnboundedReceiver<R>) {
+        (Saying(self.to), self.from)
+    }
+
     /// Sends; whether there is still a connection, as far as this end knows.
     pub fn send(&self, message: S) -> bool {
         self.to.send((now_ns(), message)).is_ok()

@@ -34,6 +34,8 @@ const FRAME_BYTES: usize = 9;
 const MEAN_WEIGHT: u64 = 16;
 /// Between two looks whether there is room again.
 const ROOM_PAUSE_MS: u64 = 50;
+/// Between an acknowledgement that comes too early and the write, where that rule is broken.
+const PLANTED_WRITE_BACK_MS: u64 = 200;
 
 /// Less is there than was acknowledged.
 #[derive(Debug)]
@@ -198,6 +200,12 @@ impl SimLog {
         Ok(log)
     }
 
+    /// Whether nothing was ever promised or stored.
+    pub fn is_blank(&self) -> bool {
+        let inner = self.lock();
+        inner.vote.is_none() && inner.last().is_none()
+    }
+
     /// Everything up to here was purged.
     pub fn floor(&self) -> Option<LogId> {
         self.lock().floor
@@ -231,6 +239,10 @@ impl SimLog {
                 self.work.notified().await;
                 continue;
             }
+            // As in the product: entries are acknowledged a moment before they are written, a vote is not.
+            let lies = self.cluster.settings.bug == Some(Rule::AckBeforeFlush)
+                && batch.iter().all(|(.., done)| !matches!(done, Done::Told(_)));
+            let batch = if lies { self.acknowledge_early(batch).await } else { batch };
             let mut end = 0;
             for (bytes, ..) in &batch {
                 end = loop {
@@ -240,9 +252,8 @@ impl SimLog {
                     }
                 };
             }
-            let lies = self.cluster.settings.bug == Some(Rule::AckBeforeFlush);
             lock(&self.flushes).began = Some(local_ns());
-            let flushed = lies || self.flush(end).await;
+            let flushed = self.flush(end).await;
             lock(&self.flushes).end(local_ns());
             if !flushed {
                 self.cluster.abort(self.host, "a flush failed");
@@ -254,7 +265,7 @@ impl SimLog {
                 flushed.last_index = last_index;
                 flushed.app_entries_flushed += app_entries;
             });
-            if !lies && self.disk.synced() < end {
+            if self.disk.synced() < end {
                 self.cluster.checks.fail(format!("n{}: acknowledged before it was synced", self.host));
             }
             for (.., done) in batch {
@@ -266,6 +277,19 @@ impl SimLog {
                 }
             }
         }
+    }
+
+    /// Answers whoever waits and only then goes on to write: what the rule forbids.
+    async fn acknowledge_early(&self, batch: Vec<(Vec<u8>, u64, Done)>) -> Vec<(Vec<u8>, u64, Done)> {
+        let answered = batch.into_iter().map(|(bytes, app, done)| {
+            if let Done::Flushed(callback) = done {
+                callback.io_completed(Ok(()));
+            }
+            (bytes, app, Done::Nobody)
+        });
+        let batch = answered.collect();
+        sleep_ms(PLANTED_WRITE_BACK_MS).await;
+        batch
     }
 
     /// The journal first, then the mark: the mark never says more than is there.

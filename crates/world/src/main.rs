@@ -1,6 +1,6 @@
 //! `muster-sim`: clusters under a seed.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Parser, Subcommand};
 use muster_planted::Rule;
 use muster_world::settings::{Settings, breakable};
@@ -140,7 +140,10 @@ fn run_swarm(extent: Extent) -> Result<()> {
 fn run_bugs(seeds: u64, chaos_ms: u64) -> Result<()> {
     let mut missed = Vec::new();
     for bug in breakable() {
-        match catch(bug, 1, seeds, chaos_ms) {
+        let caught = catch(bug, 1..=seeds, chaos_ms, &[]).map_err(|control| {
+            anyhow!("{} breaks nothing and is not clean: {:?}", control.replay_line(), control.violations)
+        })?;
+        match caught {
             Some(report) => {
                 let first = report.violations.first().cloned().unwrap_or_default();
                 println!("{:<26} seed {:<5} {first}", bug.name(), report.settings.seed);

@@ -1,379 +1,291 @@
-//! Messages between replicas: what `muster-consensus` carries over gRPC, carried over the simulated network.
-//! Which of them a replica answers at all, the product says: its gate, its rejoin gate, its reception of
-//! snapshots.
+//! What carries the calls between replicas: the simulated network in the place of gRPC.
+//!
+//! The messages are the product's, and so is everything at both ends of them: what is sent and when, what is answered
+//! and to whom, what is given up. Here is only what a connection does: messages arrive in order, late, or never.
 
 use crate::cluster::{Cluster, lock};
-use crate::log_store::SimLog;
+use crate::link::{End, connect};
 use crate::raft_runtime::SimConfig;
-use crate::replica::Replica;
-use crate::runtime::{Host, event, sleep_ms};
-use bytes::Bytes;
-use muster_consensus::shortcut::{self, Shortcuts, Way};
+use crate::runtime::{HARNESS, Host, event, sleep_true_ns, spawn, spawn_on};
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
 use muster_consensus::{
-    Announced, Ballot, Gate, Ground as _, PeerError, PeerLink, PeerReport, Peers, ReadPoint, Readmitted,
-    Reception, ReturnRequest, SnapshotPart,
+    Arriving, Ballot, Connection, PeerNetwork, PeerService, Principal, Status, Transport, wire,
 };
-use muster_store::{ReplicaNode, SnapshotDigest, SnapshotHandle, Vote, encode_snapshot_meta};
 use muster_types::ReplicaId;
-use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
-use openraft::network::RPCOption;
-use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
-    TransferLeaderResponse, VoteRequest, VoteResponse,
-};
-use openraft::storage::RaftLogReader as _;
-use openraft::type_config::alias::SnapshotOf;
-use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
-type RpcError = RPCError<SimConfig>;
-
-/// A part of a snapshot that is not answered for so long ends the upload.
-const PART_PATIENCE: Duration = Duration::from_secs(3);
+/// A connection on which nothing is answered is given up, as keep-alives would.
+const PATIENCE: Duration = Duration::from_secs(6);
 /// Taking a replica in anew needs two changes of the membership.
 const READMIT_PATIENCE: Duration = Duration::from_secs(30);
-/// Any other question.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long the opening of a stream may take before the connection counts as broken.
+const LOST_NS: u64 = 5_000_000_000;
 
-/// The ways from one replica to its peers. Clones share them.
+/// The ways from one replica to its peers.
+pub type SimPeers = PeerNetwork<SimConfig, SimTransport>;
+
+/// Makes connections from one host. Clones make the same ones.
 #[derive(Clone)]
-pub struct SimPeers {
+pub struct SimTransport {
     /// The cluster.
     pub cluster: Arc<Cluster>,
-    /// This replica.
+    /// The host.
     pub host: Host,
-    /// Its gate.
-    pub gate: Gate<SimConfig>,
-    /// Uploads under way.
-    pub uploading: Arc<AtomicUsize>,
-    /// Where the logs of voters end.
-    pub shortcuts: Shortcuts,
-    /// Its own log.
-    pub log: SimLog,
 }
 
-/// The way to one peer.
+impl Transport for SimTransport {
+    type Connection = Wire;
+
+    fn connect(&self, target: ReplicaId, _address: &str) -> Result<Wire, String> {
+        let to = Host::try_from(target.0).map_err(|error| error.to_string())?;
+        Ok(Wire { cluster: Arc::clone(&self.cluster), from: self.host, to })
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+}
+
+/// A connection between two replicas.
 #[derive(Clone)]
-pub struct Peer {
-    peers: SimPeers,
+pub struct Wire {
+    cluster: Arc<Cluster>,
+    from: Host,
     to: Host,
 }
 
-impl Peers for SimPeers {
-    type Link = Peer;
-
-    fn link(&self, target: ReplicaId, _node: &ReplicaNode) -> Peer {
-        Peer { peers: self.clone(), to: Host::try_from(target.0).unwrap_or(Host::MAX) }
-    }
-
-    fn are_uploading(&self) -> bool {
-        self.uploading.load(Ordering::Relaxed) > 0
-    }
+/// What is said on a stream.
+enum Said<T> {
+    /// The call was taken.
+    Opened,
+    /// The next message.
+    Next(T),
+    /// Why there is nothing more.
+    Refused(Status),
+    /// There is nothing more.
+    End,
 }
 
-impl RaftNetworkFactory<SimConfig> for SimPeers {
-    type Network = Peer;
-
-    async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> Peer {
-        self.link(ReplicaId(target), node)
-    }
+fn broken() -> Status {
+    Status::unknown("the connection broke")
 }
 
-fn unreachable(reason: &str) -> RpcError {
-    RPCError::Unreachable(Unreachable::from_string(reason))
-}
-
-fn lost(reason: &str) -> StreamingError<SimConfig> {
-    StreamingError::Unreachable(Unreachable::from_string(reason))
-}
-
-impl Peer {
-    /// Asks the peer; none when no answer came in time or it refused.
-    async fn ask<T, E, F, Fut>(&self, what: &'static str, ttl: Duration, f: F) -> Option<Result<T, E>>
-    where
-        F: Fn(Arc<Replica>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-        T: Send + 'static,
-        E: Send + 'static,
-    {
-        self.peers.cluster.call(self.peers.host, self.to, ttl, what, f).await
-    }
-
-    async fn call<T, E, F, Fut>(&self, what: &'static str, ttl: Duration, f: F) -> Result<T, RpcError>
-    where
-        F: Fn(Arc<Replica>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-        T: Send + 'static,
-        E: Send + 'static,
-    {
-        match self.ask(what, ttl, f).await {
-            Some(Ok(answer)) => Ok(answer),
-            Some(Err(_refused)) => Err(unreachable("the peer refuses or has stopped")),
-            None => Err(unreachable("no answer")),
+/// Messages as they arrive at one end. A stream that ends without a word was cut off.
+fn arriving<S: Send + 'static, T: Send + 'static>(end: Incoming<S, T>) -> Arriving<T> {
+    let next = |end: Option<Incoming<S, T>>| async move {
+        let mut end = end?;
+        match end.from.recv().await {
+            Some(Said::Opened) => Some((None, Some(end))),
+            Some(Said::Next(message)) => Some((Some(Ok(message)), Some(end))),
+            Some(Said::Refused(status)) => Some((Some(Err(status)), None)),
+            Some(Said::End) => None,
+            None => Some((Some(Err(broken())), None)),
         }
+    };
+    futures::stream::unfold(Some(end), next).filter_map(futures::future::ready).boxed()
+}
+
+/// The receiving end of a stream, and what else lives as long as it does.
+struct Incoming<S, T> {
+    from: tokio::sync::mpsc::UnboundedReceiver<Said<T>>,
+    /// Dropping it ends the sending.
+    _alive: Option<oneshot::Sender<S>>,
+}
+
+impl Wire {
+    /// A call of one message. It is under way whatever becomes of the caller, may come twice, or never.
+    async fn ask<T, F, Fut>(&self, what: &'static str, patience: Duration, f: F) -> Result<T, Status>
+    where
+        F: Fn(PeerService<SimConfig>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, Status>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let asked =
+            self.cluster.call(self.from, self.to, patience, what, move |peer| f(peer.service.clone()));
+        asked.await.unwrap_or_else(|| Err(broken()))
     }
 
-    async fn append(
+    /// A call of many messages, and the stream of answers once the peer has taken it.
+    async fn stream<S, T, F, Fut>(
         &self,
-        rpc: AppendEntriesRequest<SimConfig>,
-        ttl: Duration,
-    ) -> Result<AppendEntriesResponse<SimConfig>, RpcError> {
-        self.call("append", ttl, move |peer| {
-            let rpc = rpc.clone();
-            async move {
-                peer.consensus.may_acknowledge().map_err(drop)?;
-                let answer = peer.consensus.raft().append_entries(rpc).await.map_err(drop)?;
-                if matches!(answer, AppendEntriesResponse::Success) {
-                    peer.consensus.leader_heard();
-                }
-                Ok::<_, ()>(answer)
-            }
-        })
-        .await
-    }
-
-    async fn question<T, F, Fut>(&self, what: &'static str, ttl: Duration, f: F) -> Result<T, PeerError>
+        what: &'static str,
+        requests: impl Stream<Item = S> + Send + Unpin + 'static,
+        serve: F,
+    ) -> Result<Arriving<T>, Status>
     where
-        F: Fn(Arc<Replica>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, PeerError>> + Send + 'static,
+        S: Send + 'static,
         T: Send + 'static,
+        F: FnOnce(PeerService<SimConfig>, Arriving<S>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Arriving<T>, Status>> + Send + 'static,
     {
-        let silent = || PeerError { detail: "no answer".to_owned(), may_have_begun: true };
-        self.ask(what, ttl, f).await.unwrap_or_else(|| Err(silent()))
-    }
-}
-
-impl PeerLink for Peer {
-    async fn keep_open(&mut self) {
-        // Messages here need no connection.
-    }
-
-    async fn describe(&mut self) -> Result<PeerReport, PeerError> {
-        self.question("describe", PATIENCE, |peer| async move { peer.describe() }).await
-    }
-
-    async fn read_index(self) -> Result<ReadPoint, PeerError> {
-        self.question("read index", PATIENCE, |peer| async move {
-            let refused = |error: muster_consensus::NotLeader| PeerError {
-                detail: error.to_string(),
-                may_have_begun: false,
-            };
-            peer.consensus.confirm_leadership().await.map_err(refused)
-        })
-        .await
-    }
-
-    async fn readmit(&mut self, request: ReturnRequest) -> Result<Readmitted, PeerError> {
-        let source = ReplicaId(u64::from(self.peers.host));
-        self.question("readmit", READMIT_PATIENCE, move |peer| {
-            let request = request.clone();
-            async move { peer.consensus.readmit_or_promote(source, request).await }
-        })
-        .await
-    }
-}
-
-/// Which snapshot a message is of, as it crosses the network.
-#[derive(Clone)]
-struct Named {
-    meta: Bytes,
-    digest: SnapshotDigest,
-}
-
-/// What a replica receives of a snapshot, one at a time.
-#[derive(Default)]
-pub struct Receiving {
-    /// Which upload it is of.
-    upload: u64,
-    reception: Option<Reception>,
-}
-
-impl Replica {
-    /// How many chunks of a snapshot are held here.
-    fn held(&self, named: &Named) -> Result<u64, ()> {
-        self.consensus.may_acknowledge().map_err(drop)?;
-        let announced = Announced::new(&named.meta, named.digest).map_err(drop)?;
-        // One that is being received goes on only in its own upload.
-        *lock(&self.receiving) = Receiving::default();
-        Ok(announced.held(&self.machine.snapshots()))
-    }
-
-    fn take_part(&self, upload: u64, named: &Named, first: u64, part: &SnapshotPart) -> Result<(), ()> {
-        self.consensus.may_acknowledge().map_err(drop)?;
-        let mut receiving = lock(&self.receiving);
-        if receiving.upload != upload {
-            // What was received of another is kept before this one looks for its own.
-            *receiving = Receiving::default();
-            let announced = Announced::new(&named.meta, named.digest).map_err(drop)?;
-            let reception = announced.receive(&self.machine.snapshots(), first).map_err(drop)?;
-            *receiving = Receiving { upload, reception: Some(reception) };
-        }
-        receiving.reception.as_mut().ok_or(())?.take(part).map_err(drop)
-    }
-
-    fn complete(&self, upload: u64, chunks: u64) -> Result<SnapshotHandle, ()> {
-        let mut receiving = lock(&self.receiving);
-        if receiving.upload != upload {
-            return Err(());
-        }
-        let reception = receiving.reception.take().ok_or(())?;
-        reception.finish(chunks).map_err(drop)
-    }
-}
-
-impl Peer {
-    /// Sends what the receiver does not hold, chunk by chunk, and waits until it is installed.
-    async fn upload(
-        &self,
-        vote: Vote,
-        snapshot: &SnapshotHandle,
-    ) -> Result<SnapshotResponse<SimConfig>, StreamingError<SimConfig>> {
-        let named = Named { meta: encode_snapshot_meta(snapshot.meta()).into(), digest: snapshot.digest() };
-        let asked = named.clone();
-        let held = self.call("snapshot held", PART_PATIENCE, move |peer| {
-            let asked = asked.clone();
-            async move { peer.held(&asked) }
+        let (mine, theirs) = connect::<Said<S>, Said<T>>(&self.cluster, self.from, self.to);
+        let (cluster, from, to) = (Arc::clone(&self.cluster), self.from, self.to);
+        spawn_on(HARNESS, async move {
+            let leg = lock(&cluster.network).leg(from, to);
+            let Some(leg) = leg else { return sleep_true_ns(LOST_NS).await };
+            sleep_true_ns(leg).await;
+            // The connection is refused where no replica runs.
+            let Some(replica) = cluster.replica(to) else { return };
+            event("rpc", format_args!("{from} > {to} {what}"));
+            spawn_on(to, answer(replica.service.clone(), theirs, serve));
         });
-        let chunks = named.digest.chunks;
-        let first = held.await.map_err(|_| lost("no answer"))?.min(chunks);
-        let upload = self.peers.cluster.next_upload();
-        event(
-            "send snapshot",
-            format_args!("n{} to n{} from {first} of {chunks} chunks", self.peers.host, self.to),
-        );
-        if first > 0 {
-            self.peers.cluster.checks.count(|counts| counts.resumed += 1);
-        }
-        let parts = snapshot.chunks_from(first).map_err(|_| lost("the snapshot cannot be read"))?;
-        for (number, content) in (first..).zip(parts) {
-            let content = content.map_err(|_| lost("the snapshot cannot be read"))?;
-            let (named, part) = (named.clone(), SnapshotPart::new(number, content));
-            let taken = self.call("snapshot part", PART_PATIENCE, move |peer| {
-                let (named, part) = (named.clone(), part.clone());
-                async move { peer.take_part(upload, &named, first, &part) }
-            });
-            taken.await.map_err(|_| lost("a part was not taken"))?;
-        }
-        let installed = self.call("snapshot end", PART_PATIENCE, move |peer| async move {
-            let handle = peer.complete(upload, chunks)?;
-            let meta = handle.meta().clone();
-            let snapshot = SnapshotOf::<SimConfig, SnapshotHandle> { meta, snapshot: handle };
-            peer.consensus.raft().install_full_snapshot(vote, snapshot).await.map_err(drop)
-        });
-        installed.await.map_err(|_| lost("it was not installed"))
-    }
-}
-
-/// Counted while it lives.
-struct Running(Arc<AtomicUsize>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl RaftNetworkV2<SimConfig> for Peer {
-    type SnapshotData = SnapshotHandle;
-
-    async fn append_entries(
-        &mut self,
-        rpc: AppendEntriesRequest<SimConfig>,
-        option: RPCOption,
-    ) -> Result<AppendEntriesResponse<SimConfig>, RpcError> {
-        if !self.peers.gate.is_open() {
-            sleep_ms(50).await;
-            return Err(unreachable("the gate is closed"));
-        }
-        let peer = ReplicaId(u64::from(self.to));
-        match self.peers.shortcuts.way(peer, &rpc, SimConfig::instant()) {
-            Way::Plain => return self.append(rpc, option.hard_ttl()).await,
-            Way::Held(_) => return Ok(AppendEntriesResponse::Success),
-            Way::From(end) => {
-                let own = self.peers.log.try_get_log_entries(shortcut::range(end)).await.unwrap_or_default();
-                if let Some(asked) = shortcut::from_end(&rpc, end, own) {
-                    let through = asked.entries.last().map_or(end, |entry| entry.log_id);
-                    let answer = self.append(asked, option.hard_ttl()).await?;
-                    if matches!(answer, AppendEntriesResponse::Success) {
-                        self.peers.shortcuts.held(peer, &rpc, through, SimConfig::instant());
+        let (say, mut hear) = mine.split();
+        let (alive, gone) = oneshot::channel::<S>();
+        spawn(async move {
+            let mut requests = requests;
+            let said = async {
+                while let Some(request) = requests.next().await {
+                    if !say.send(Said::Next(request)) {
+                        return;
                     }
                 }
+                say.send(Said::End);
+            };
+            tokio::select! {
+                biased;
+                _ = gone => {}
+                () = said => {}
             }
-        }
-        match self.peers.shortcuts.way(peer, &rpc, SimConfig::instant()) {
-            Way::Held(_) => Ok(AppendEntriesResponse::Success),
-            Way::Plain | Way::From(_) => self.append(rpc, option.hard_ttl()).await,
+        });
+        match hear.recv().await {
+            Some(Said::Opened) => Ok(arriving(Incoming { from: hear, _alive: Some(alive) })),
+            Some(Said::Refused(status)) => Err(status),
+            Some(Said::Next(_) | Said::End) | None => Err(broken()),
         }
     }
+}
 
-    async fn vote(
-        &mut self,
-        rpc: VoteRequest<SimConfig>,
-        option: RPCOption,
-    ) -> Result<VoteResponse<SimConfig>, RpcError> {
-        let candidate = rpc.vote.leader_id;
-        let answer = self
-            .call("vote", option.hard_ttl(), move |peer| {
-                let rpc = rpc.clone();
-                async move {
-                    peer.consensus.may_vote().map_err(drop)?;
-                    peer.consensus.answer_candidate(Ballot::Vote, rpc).await.map_err(drop)
-                }
-            })
-            .await?;
-        if answer.vote_granted {
-            let peer = ReplicaId(u64::from(self.to));
-            self.peers.shortcuts.voted(peer, candidate, answer.last_log_id);
+/// Serves one stream.
+async fn answer<S, T, F, Fut>(service: PeerService<SimConfig>, end: End<Said<T>, Said<S>>, serve: F)
+where
+    S: Send + 'static,
+    T: Send + 'static,
+    F: FnOnce(PeerService<SimConfig>, Arriving<S>) -> Fut,
+    Fut: Future<Output = Result<Arriving<T>, Status>>,
+{
+    let (say, hear) = end.split();
+    let inbound = arriving(Incoming::<(), S> { from: hear, _alive: None });
+    let mut answers = match serve(service, inbound).await {
+        Ok(answers) => answers,
+        Err(status) => {
+            say.send(Said::Refused(status));
+            return;
         }
-        Ok(answer)
-    }
-
-    async fn pre_vote(
-        &mut self,
-        rpc: VoteRequest<SimConfig>,
-        option: RPCOption,
-    ) -> Result<VoteResponse<SimConfig>, RpcError> {
-        self.call("prevote", option.hard_ttl(), move |peer| {
-            let rpc = rpc.clone();
-            async move {
-                peer.consensus.may_vote().map_err(drop)?;
-                peer.consensus.answer_candidate(Ballot::PreVote, rpc).await.map_err(drop)
+    };
+    let mut said = Said::Opened;
+    while say.send(said) {
+        said = match answers.next().await {
+            Some(Ok(answer)) => Said::Next(answer),
+            Some(Err(status)) => {
+                say.send(Said::Refused(status));
+                return;
             }
-        })
-        .await
+            None => {
+                say.send(Said::End);
+                return;
+            }
+        };
+    }
+}
+
+/// In a simulated network nobody has a certificate.
+const NOBODY: Principal = Principal::Plaintext;
+
+impl Connection for Wire {
+    async fn append(
+        &mut self,
+        requests: BoxStream<'static, wire::AppendRequest>,
+    ) -> Result<Arriving<wire::AppendResponse>, Status> {
+        let serve =
+            |peer: PeerService<SimConfig>, inbound| async move { peer.take_entries(NOBODY, inbound).await };
+        self.stream("append", requests, serve).await
     }
 
-    async fn full_snapshot(
-        &mut self,
-        vote: Vote,
-        snapshot: SnapshotOf<SimConfig, SnapshotHandle>,
-        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
-        _option: RPCOption,
-    ) -> Result<SnapshotResponse<SimConfig>, StreamingError<SimConfig>> {
-        self.peers.uploading.fetch_add(1, Ordering::Relaxed);
-        let _running = Running(Arc::clone(&self.peers.uploading));
-        tokio::select! {
-            biased;
-            closed = cancel => Err(StreamingError::Closed(closed)),
-            sent = self.upload(vote, &snapshot.snapshot) => sent,
-        }
+    async fn vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.take_ballot(NOBODY, Ballot::Vote, request).await }
+        };
+        self.ask("vote", PATIENCE, ask).await
+    }
+
+    async fn pre_vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.take_ballot(NOBODY, Ballot::PreVote, request).await }
+        };
+        self.ask("prevote", PATIENCE, ask).await
     }
 
     async fn transfer_leader(
         &mut self,
-        request: TransferLeaderRequest<SimConfig>,
-        option: RPCOption,
-    ) -> Result<TransferLeaderResponse<SimConfig>, RpcError> {
-        self.call("transfer", option.hard_ttl(), move |peer| {
+        request: wire::TransferLeaderRequest,
+    ) -> Result<wire::TransferLeaderResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move {
-                peer.consensus.may_vote().map_err(drop)?;
-                peer.consensus.raft().handle_transfer_leader(request).await.map_err(drop)
+            async move { peer.take_over(NOBODY, request).await }
+        };
+        self.ask("transfer", PATIENCE, ask).await
+    }
+
+    async fn snapshot_held(
+        &mut self,
+        request: wire::SnapshotHeldRequest,
+    ) -> Result<wire::SnapshotHeldResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.say_held(NOBODY, request).await }
+        };
+        self.ask("snapshot held", PATIENCE, ask).await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        parts: BoxStream<'static, wire::SnapshotRequest>,
+    ) -> Result<wire::SnapshotResponse, Status> {
+        let (cluster, from, to) = (Arc::clone(&self.cluster), self.from, self.to);
+        let parts = parts.inspect(move |message| {
+            if let Some(wire::snapshot_request::Part::Start(start)) = &message.part {
+                event("send snapshot", format_args!("n{from} to n{to} from chunk {}", start.first_chunk));
+                cluster.checks.count(|counts| counts.resumed += u64::from(start.first_chunk > 0));
             }
-        })
-        .await
+        });
+        let serve = |peer: PeerService<SimConfig>, inbound| async move {
+            let installed = peer.take_snapshot(NOBODY, inbound).await?;
+            Ok(futures::stream::once(futures::future::ready(Ok(installed))).boxed())
+        };
+        let mut answers = self.stream("snapshot", parts, serve).await?;
+        answers.next().await.unwrap_or_else(|| Err(broken()))
+    }
+
+    async fn describe(&mut self, request: wire::DescribeRequest) -> Result<wire::DescribeResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.describe_itself(NOBODY, request).await }
+        };
+        self.ask("describe", PATIENCE, ask).await
+    }
+
+    async fn read_index(
+        &mut self,
+        request: wire::ReadIndexRequest,
+    ) -> Result<wire::ReadIndexResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.say_read_index(NOBODY, request).await }
+        };
+        self.ask("read index", PATIENCE, ask).await
+    }
+
+    async fn readmit(&mut self, request: wire::ReadmitRequest) -> Result<wire::ReadmitResponse, Status> {
+        let ask = move |peer: PeerService<SimConfig>| {
+            let request = request.clone();
+            async move { peer.take_in(NOBODY, request).await }
+        };
+        self.ask("readmit", READMIT_PATIENCE, ask).await
     }
 }

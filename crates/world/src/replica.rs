@@ -4,19 +4,17 @@ use crate::cluster::Cluster;
 use crate::link::End;
 use crate::log_store::SimLog;
 use crate::machine::SimMachine;
-use crate::peers::{Receiving, SimPeers};
+use crate::peers::{SimPeers, SimTransport};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, spawn, timeout};
 use crate::storage::SimStorage;
-use muster_consensus::shortcut::Shortcuts;
-use muster_consensus::{Consensus, Gate, Ground, Parts, PeerError, PeerReport, Raft};
+use muster_consensus::{Consensus, Gate, Ground, Parts, PeerService, Raft};
 use muster_decider::{Answer, Command, Founding};
 use muster_engine::{
     Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition,
 };
 use muster_types::{ClusterId, Consistency, LogIndex, Name, Refusal, RefusalCode, ReplicaId};
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -52,8 +50,8 @@ pub struct Replica {
     pub machine: SimMachine,
     /// The state.
     pub view: View,
-    /// The snapshot that it is being sent.
-    pub receiving: Mutex<Receiving>,
+    /// What its peers call.
+    pub service: PeerService<SimConfig>,
 }
 
 /// Why a replica does not start.
@@ -77,18 +75,11 @@ impl Replica {
         if log.floor() > machine.last() {
             return Err(BootError::Damaged);
         }
-        let storage = SimStorage::new(host, &disk, &log);
+        let storage = SimStorage::new(host, &disk, &log, machine.snapshots());
         let config = cluster.consensus_config(host);
         let gate = Gate::new(config.timing);
-        let uploading = Arc::new(AtomicUsize::new(0));
-        let peers = SimPeers {
-            cluster: Arc::clone(&cluster),
-            host,
-            gate: gate.clone(),
-            uploading,
-            shortcuts: Shortcuts::new(config.timing),
-            log: log.clone(),
-        };
+        let transport = SimTransport { cluster: Arc::clone(&cluster), host };
+        let peers = SimPeers::new(config.clone(), gate.clone(), storage.clone(), transport);
         let mut protocol = cluster.protocol_config(&config).map_err(BootError::Refused)?;
         protocol.enable_elect = Consensus::<SimConfig>::may_elect(&storage);
         let raft: Raft<SimConfig> =
@@ -96,6 +87,7 @@ impl Replica {
                 .await
                 .map_err(|error| BootError::Refused(error.to_string()))?;
         gate.watch(raft.metrics());
+        peers.watch(raft.metrics());
         let parts = Parts {
             raft,
             storage,
@@ -109,9 +101,11 @@ impl Replica {
             founding: Founding::new(ClusterId(1), cluster.settings.parameters()),
             client_commands_waiting_max: LANE_MAX,
             node_commands_waiting_max: LANE_MAX,
+            contain_faults: false,
         };
         let info = ReplicaInfo { replica: ReplicaId(u64::from(host)), region: Name::literal("eu") };
         let engine = Engine::start(engine_config, info, machine.view(), consensus.clone());
+        let service = PeerService::new(consensus.clone());
         let replica = Arc::new(Replica {
             view: machine.view(),
             cluster,
@@ -120,7 +114,7 @@ impl Replica {
             consensus,
             engine,
             machine,
-            receiving: Mutex::default(),
+            service,
         });
         spawn(Arc::clone(&replica).watch_over());
         Ok(replica)
@@ -151,11 +145,6 @@ impl Replica {
     /// Who leads, as far as this replica knows.
     pub fn leader_hint(&self) -> Option<Host> {
         self.engine.leader_id().and_then(|leader| Host::try_from(leader.0).ok())
-    }
-
-    /// What it says of itself.
-    pub fn describe(&self) -> Result<PeerReport, PeerError> {
-        Ok(self.consensus.own_report())
     }
 
     /// A client's command.

@@ -342,6 +342,21 @@ pub fn thaw(host: Host) {
     });
 }
 
+/// Lets a host go on as if no time had passed since `local`, which its clock said when it was frozen: a virtual machine
+/// whose hypervisor paused it and does not tell.
+pub fn thaw_at(host: Host, local: u64) {
+    with(|world| {
+        let ppm = world.rates.get(&host).map_or(0, |rate| rate.ppm);
+        world.rates.insert(host, Rate { global: world.now, local, ppm });
+    });
+    thaw(host);
+}
+
+/// What a host's monotonic clock says, in nanoseconds.
+pub fn clock_of(host: Host) -> u64 {
+    with(|world| local(world, host, world.now))
+}
+
 /// Whether a host stands still.
 pub fn is_frozen(host: Host) -> bool {
     with(|world| world.frozen.contains(&host))

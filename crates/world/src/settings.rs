@@ -55,6 +55,9 @@ impl Settings {
             lease_margin_ms: 900,
             heartbeat_interval_ms: 800,
             digest_interval_records: 40,
+            // The least that may be set: a clock that is wrong by an hour is wrong by more than that.
+            request_retention_ms: 60_000,
+            job_retention_ms: 60_000,
             ..Parameters::DEFAULT
         }
     }

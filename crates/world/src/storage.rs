@@ -4,7 +4,8 @@ use crate::disk::Disk;
 use crate::log_store::SimLog;
 use crate::runtime::{Host, event, local_ns, sleep_ms, spawn};
 use muster_consensus::Storage;
-use muster_store::{FlushProgress, Rejoin, Space, StorageHealth};
+use muster_store::{Entry, FlushProgress, Rejoin, SnapshotStore, Space, StorageHealth, StoreError};
+use openraft::RaftLogReader as _;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -20,6 +21,7 @@ pub struct SimStorage {
     host: Host,
     disk: Disk,
     log: SimLog,
+    snapshots: SnapshotStore,
     mark: Arc<watch::Sender<Option<Rejoin>>>,
     health: Arc<watch::Sender<StorageHealth>>,
 }
@@ -55,12 +57,13 @@ pub fn mark_as_lost(disk: &Disk) {
 
 impl SimStorage {
     /// Over a log that was opened.
-    pub fn new(host: Host, disk: &Disk, log: &SimLog) -> SimStorage {
+    pub fn new(host: Host, disk: &Disk, log: &SimLog, snapshots: SnapshotStore) -> SimStorage {
         let mark = disk.file(MARK).and_then(|bytes| decode(&bytes));
         let storage = SimStorage {
             host,
             disk: disk.clone(),
             log: log.clone(),
+            snapshots,
             mark: Arc::new(watch::Sender::new(mark)),
             health: Arc::default(),
         };
@@ -112,4 +115,25 @@ impl Storage for SimStorage {
     }
 
     async fn close(&self) {}
+
+    fn is_blank(&self) -> bool {
+        self.log.is_blank()
+    }
+
+    fn snapshots(&self) -> SnapshotStore {
+        self.snapshots.clone()
+    }
+
+    async fn read(&self, start: u64, end: u64, _bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        let read = self.log.clone().try_get_log_entries(start..end).await;
+        read.map_err(|error| StoreError::Stopped { reason: error.to_string() })
+    }
+
+    async fn adopt_generation(&self, _generation: u32) -> Result<(), String> {
+        Err("a simulated cluster has one generation".to_owned())
+    }
+
+    async fn belong_to(&self, _founding: u64) -> Result<(), String> {
+        Err("a simulated cluster has one founding".to_owned())
+    }
 }

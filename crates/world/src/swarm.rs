@@ -82,6 +82,10 @@ pub struct Summary {
     pub with_resumption: u64,
     /// Leaders that were replaced in time, of all.
     pub replaced_leaders: u64,
+    /// Leaders that stood still until another led, and went on, of all.
+    pub thawed_leaders: u64,
+    /// Times that every replica lost power at once, of all.
+    pub power_cuts: u64,
     /// Checkpoints acknowledged, of all.
     pub checkpoints: u64,
 }
@@ -115,6 +119,8 @@ impl Summary {
         self.with_replacement += u64::from(report.counts.replaced > 0);
         self.with_resumption += u64::from(report.counts.resumed > 0);
         self.replaced_leaders += report.counts.replaced_leaders;
+        self.thawed_leaders += report.counts.thawed_leaders;
+        self.power_cuts += report.counts.power_cuts;
         self.checkpoints += report.counts.checkpoints;
         if !report.violations.is_empty() {
             self.failed.push(report);
@@ -150,12 +156,31 @@ pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
     summary.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Breaks a rule, and runs seeds until somebody notices.
-#[must_use]
-pub fn catch(bug: Rule, from: u64, seeds: u64, chaos_ms: u64) -> Option<Report> {
-    let all =
-        (from..from + seeds).map(|seed| Settings { bug: Some(bug), ..Settings::of_seed(seed, chaos_ms) });
-    all.map(|settings| simulate(settings, false)).find(|report| !report.violations.is_empty())
+/// Breaks a rule, and runs seeds until the judge notices: until one of its findings has one of these words in it, any
+/// finding where none are given. The same seed without the broken rule has to be clean, or the finding shows nothing.
+///
+/// # Errors
+/// The report of a seed that is not clean without the broken rule.
+pub fn catch(
+    bug: Rule,
+    seeds: impl IntoIterator<Item = u64>,
+    chaos_ms: u64,
+    words: &[&str],
+) -> Result<Option<Report>, Box<Report>> {
+    for seed in seeds {
+        let settings = Settings::of_seed(seed, chaos_ms);
+        let report = simulate(Settings { bug: Some(bug), ..settings }, false);
+        let speaks = |found: &String| words.is_empty() || words.iter().any(|word| found.contains(word));
+        if !report.violations.iter().any(speaks) {
+            continue;
+        }
+        let control = simulate(settings, false);
+        if !control.violations.is_empty() {
+            return Err(Box::new(control));
+        }
+        return Ok(Some(report));
+    }
+    Ok(None)
 }
 
 /// Kinds of violations among reports, for a summary.

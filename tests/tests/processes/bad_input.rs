@@ -383,7 +383,7 @@ async fn wrong_commands(cluster: &Cluster, used: &v1::SubmitJobRequest) {
         .await
         .assert_refused(2, &["request-id"]);
     command(cluster, &["submit", "/nowhere/job.yaml"], "").await.assert_refused(2, &["/nowhere/job.yaml"]);
-    command(cluster, &["job", "show", "node-1"], "").await.assert_refused(2, &["job-"]);
+    command(cluster, &["job", "show", "node-1"], "").await.assert_refused(3, &["node-1"]);
     command(cluster, &["job", "show", "job-fffffffff"], "").await.assert_refused(3, &["MS-2001"]);
     command(cluster, &["job", "cancel", "job-fffffffff"], "").await.assert_refused(3, &["MS-2001"]);
     command(cluster, &["node", "show", "nobody"], "").await.assert_refused(3, &["MS-3001"]);

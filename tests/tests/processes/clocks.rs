@@ -105,18 +105,18 @@ async fn leases_stand_while_wall_clocks_are_set() {
     let node = |name: &str| v1::GetNodeRequest { node: name.to_owned(), read: None };
     let before = client.get_node(node("a")).await.unwrap().node.unwrap();
 
-    for ahead in ["+3600", "-3600", "+3600"] {
+    for (at, ahead) in ["+3600", "-3600", "+3600"].into_iter().enumerate() {
         clocks[3].set(ahead);
         longer_than_a_lease(&client).await;
         let leader = cluster.leader().await;
         clocks[leader].set(ahead);
         let begun_ms = now_ms();
         longer_than_a_lease(&client).await;
-        if ahead == "+3600" {
-            // The clock is really another one: what is submitted now is submitted in an hour.
+        if at == 0 {
+            // The clock of one replica alone is not believed, though it leads: the log goes on with the time that it had.
             let later = submit(&client, job("later", &["/bin/true"])).await;
             let later = wait_for_job(&client, &later, is_finished).await;
-            assert!(later.submitted_at_ms >= begun_ms + HOUR_MS - 60_000, "{later:#?}");
+            assert!(later.submitted_at_ms < begun_ms + HOUR_MS / 2, "{later:#?}");
         }
         let now = client.get_node(node("a")).await.unwrap().node.unwrap();
         assert_eq!((now.status(), now.incarnation), (v1::NodeStatus::Up, before.incarnation), "{ahead}");

@@ -333,7 +333,9 @@ async fn a_certificate_opens_what_its_kind_may_and_nothing_else() {
     let before = house.state().await;
     let roles = [
         Role::Agent(short("h1")),
+        Role::AgentGroup(short("slurm-a")),
         Role::Client(short("ada")),
+        Role::AllTenants(short("ada")),
         Role::TenantClient { tenant: short("vision"), user: short("ada") },
         Role::Admin(short("root")),
         Role::Replica(ReplicaId(1)),

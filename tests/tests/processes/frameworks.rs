@@ -171,6 +171,28 @@ async fn ray_is_a_cluster_of_the_gang() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_mpi_program_runs_in_one_worker_that_has_no_launch_form() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let built = folder.path().join("mpi_sum");
+    let mut compile = Command::new("mpicc");
+    compile.arg(program("mpi_sum.c")).arg("-o").arg(&built).stdin(Stdio::null()).kill_on_drop(true);
+    match compile.output().await {
+        Ok(told) if told.status.success() => {}
+        Ok(told) => panic!("mpicc: {}", String::from_utf8_lossy(&told.stderr)),
+        Err(error) => return say(&format!("skipped: Open MPI: mpicc does not run: {error}")),
+    }
+    let built = built.to_str().expect("a path of text");
+    // Not started by mpirun, as every `import mpi4py` is; and by one that finds the variables of Slurm.
+    let script = format!("{built} && mpirun --oversubscribe -np 2 {built}");
+    let mut spec = gang("environment", &["sh", "-c", &script], &[]);
+    spec.groups[0].workers = 1;
+    let output = run(spec).await;
+    for line in ["mpi rank 0 of 1 sum 1", "mpi rank 0 of 2 sum 3", "mpi rank 1 of 2 sum 3"] {
+        assert!(output[0].contains(line), "{line}: {}", output[0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mpirun_starts_its_daemons_through_the_gang() {
     if std::env::var_os("MUSTER_FRAMEWORKS").is_none_or(|text| text.is_empty()) {
         return say("skipped: Open MPI: MUSTER_FRAMEWORKS is not set");

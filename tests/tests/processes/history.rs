@@ -161,3 +161,104 @@ async fn read_to(reader: &mut muster_client::LogReader, seen: &mut Vec<u64>, to:
     let ended = tokio::time::timeout(Duration::from_secs(60), reading).await;
     assert!(ended.is_ok(), "record {to} did not come; the last was {:?}", seen.last());
 }
+
+/// History that cannot be reached keeps no replica from serving. It is written on when it can be reached again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_serves_without_its_archive_and_goes_on_with_it() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    let early = submit(&cluster, 40, "early").await;
+    for at in 0..REPLICAS {
+        cluster.caught_up(at, early).await;
+        purged(&cluster, at).await;
+    }
+    cluster.stop(0).await;
+    let (archive, away) = (cluster.replicas[0].data().join("archive"), cluster.scratch.path().join("away"));
+    std::fs::rename(&archive, &away).expect("the archive is moved");
+    std::fs::write(&archive, b"no folder").expect("a file is put where it was");
+
+    // It serves and is told to say why its history does not grow.
+    cluster.start_replica(0);
+    let late = submit(&cluster, 40, "late").await;
+    cluster.caught_up(0, late).await;
+    eventually("nobody is warned", || async {
+        let status = cluster.status_of(0).await.ok()?;
+        status.warnings.iter().any(|warning| warning.code == "ARCHIVE_FAILING").then_some(())
+    })
+    .await;
+    let status = cluster.client_of(0).get_archive_status().await.expect("it answers");
+    assert!(status.enabled && !status.failing.is_empty() && status.segments == 0, "{status:?}");
+    let past = cluster.client_of(0).reading(Read::at_log_index(early));
+    let refused = past.get_status(v1::GetStatusRequest::default()).await.expect_err("there is no past");
+    let code = refused.refused().and_then(|refused| refused.code);
+    assert_eq!(code, Some(muster_types::RefusalCode::ArchiveUnavailable), "{refused:?}");
+
+    // The archive is back: what was decided meanwhile is put behind it, without a restart.
+    std::fs::remove_file(&archive).expect("the file is taken away");
+    std::fs::rename(&away, &archive).expect("the archive is moved back");
+    let later = submit(&cluster, 5, "later").await;
+    eventually("the archive does not go on", || async {
+        let status = cluster.client_of(0).get_archive_status().await.ok()?;
+        (status.failing.is_empty() && status.last_log_index >= later).then_some(())
+    })
+    .await;
+    eventually("the warning stays", || async {
+        let status = cluster.status_of(0).await.ok()?;
+        status.warnings.iter().all(|warning| warning.code != "ARCHIVE_FAILING").then_some(())
+    })
+    .await;
+    assert_whole(&export(&cluster.replicas[0].endpoint()).await, later);
+    cluster.stop(0).await;
+    let archive = archive.to_str().expect("the test's folder is text");
+    let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+}
+
+/// What does not stay in the archive is in another folder, and who asks for it is told where.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_segments_are_moved_to_another_folder() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    let offload = cluster.scratch.path().join("offload");
+    std::fs::create_dir(&offload).expect("a folder is made");
+    let to = offload.to_str().expect("the test's folder is text").to_owned();
+    let retention = format!("[archive]\noffload_dir = {to:?}\nlocal_age_ms_max = 1000\n");
+    let config = cluster.config_of(0).replacen("\n[[members]]", &format!("{EAGER}\n[[members]]"), 1);
+    std::fs::write(cluster.replicas[0].config(), config.replacen("[archive]\n", &retention, 1))
+        .expect("written");
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    // Work goes on, so that there are records that are newer by more than the bound.
+    let through = eventually("nothing is moved", || async {
+        submit(&cluster, 5, "some").await;
+        let status = cluster.client_of(0).get_archive_status().await.ok()?;
+        assert_eq!(status.offload_failing, "");
+        (status.offloaded_through_index > 0).then_some(status.offloaded_through_index)
+    })
+    .await;
+    let last = submit(&cluster, 5, "last").await;
+    cluster.caught_up(0, last).await;
+    let refused = run_to_end(&["--endpoint", &cluster.replicas[0].endpoint(), "log", "show", "1"], "").await;
+    assert!(refused.code != Some(0) && refused.err.contains(&to), "{refused:#?}");
+    let ran = run_to_end(&["--endpoint", &cluster.replicas[0].endpoint(), "log", "verify"], "").await;
+    assert!(ran.code == Some(0) && ran.out.contains(&to), "{ran:#?}");
+    assert_whole(&export(&cluster.replicas[1].endpoint()).await, through);
+
+    cluster.stop(0).await;
+    let archive = cluster.replicas[0].data().join("archive");
+    let archive = archive.to_str().expect("the test's folder is text");
+    let alone = run_to_end(&["log", "verify", "--archive", archive], "").await;
+    assert!(alone.code == Some(0) && alone.out.contains("were moved to"), "{alone:#?}");
+    let both = ["log", "verify", "--archive", archive, "--archive", &to];
+    let both = run_to_end(&both, "").await;
+    assert!(both.code == Some(0) && !both.out.contains("were moved to"), "{both:#?}");
+    cluster.start_replica(0);
+    cluster.caught_up(0, last).await;
+    cluster.assert_digests_agree().await;
+}

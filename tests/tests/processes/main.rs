@@ -4,6 +4,7 @@
 //! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
 //! others run beside them. Every test of a cluster ends with `assert_digests_agree`.
 
+mod attacks;
 mod backups;
 mod bad_input;
 mod clocks;
@@ -15,6 +16,7 @@ mod failover;
 mod frameworks;
 mod gpus;
 mod history;
+mod hostile_tenants;
 mod hostile_workers;
 mod leases;
 mod members;
@@ -27,9 +29,11 @@ mod reflection;
 mod run_once;
 mod runbooks;
 mod server_refusals;
+mod shares;
 mod shell;
 mod slurm;
 mod support;
 mod tls;
+mod two_releases;
 mod upgrade;
 mod watch;

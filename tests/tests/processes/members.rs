@@ -39,8 +39,15 @@ async fn three_replicas_become_five_and_three_again_under_load() {
     let leader = cluster.leader().await;
     assert_eq!(cluster.voters(leader).await, [1, 2, 3, 4, 5].into());
 
+    // Fewer voters are said to be fewer before it is done.
+    let ran = cluster.operate(&["cluster", "voters", "1"]).await;
+    ran.assert_refused(CONFLICT, &["voters are 1 2 3 4 5 now, and 1 then", "none of them may fail", "--yes"]);
+    let ran = cluster.operated(&["cluster", "remove", "1", "--dry-run"]).await;
+    assert!(ran.starts_with("voters are 1 2 3 4 5 now, and 2 3 4 5 then"), "{ran}");
+    assert_eq!(cluster.voters(leader).await, [1, 2, 3, 4, 5].into(), "nothing was changed");
+
     // Back, the leader among those that go.
-    let said = cluster.operated(&["cluster", "voters", "3", "4", "5"]).await;
+    let said = cluster.operated(&["cluster", "voters", "3", "4", "5", "--yes"]).await;
     assert_eq!(said, "voters 3 4 5\n");
     load.progress().await;
     for at in [0, 1] {
@@ -99,7 +106,7 @@ async fn a_change_that_would_stop_the_cluster_is_refused() {
     // Of the two that were left, one would be a dead one.
     let healthy = (0..3).find(|at| *at != dead && *at != leader).unwrap();
     let healthy = cluster.replicas[healthy].id.to_string();
-    let ran = cluster.operate(&["cluster", "remove", &healthy]).await;
+    let ran = cluster.operate(&["cluster", "remove", &healthy, "--yes"]).await;
     let silent = format!("r{}", cluster.replicas[dead].id);
     ran.assert_refused(CONFLICT, &["MS-7001 WOULD_LOSE_QUORUM", &silent, "next: ", "--force"]);
     // One that is not there, and one that has no entry of the log.
@@ -114,7 +121,7 @@ async fn a_change_that_would_stop_the_cluster_is_refused() {
 
     // The dead one may go: the two that are left are all there is.
     let gone = cluster.replicas[dead].id.to_string();
-    cluster.operated(&["cluster", "remove", &gone]).await;
+    cluster.operated(&["cluster", "remove", &gone, "--yes"]).await;
     assert_eq!(cluster.voters(leader).await.len(), 2);
     cluster.assert_digests_agree().await;
 }

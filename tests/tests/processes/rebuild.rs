@@ -4,7 +4,7 @@
 use muster_journal::{Decision, FORMAT_MAX, decode_round};
 use muster_state::{Leadership, State};
 use muster_store::{
-    EntryPayload, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
+    EntryPayload, Founding, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
 };
 use muster_types::{LogIndex, RefusalCode, ReplicaId};
 use muster_wire::v1;
@@ -186,7 +186,7 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
     std::fs::remove_dir_all(files.data()).expect("the folder can be removed");
     let meta = SnapshotMeta { last_log_id: last, last_membership: membership };
     let chunks = state.snapshot().map(|chunk| Ok::<_, Infallible>(chunk.into()));
-    let made = ReplicaStore::create_from(&files.data(), identity, meta, chunks, options);
+    let made = ReplicaStore::create_from(&files.data(), identity, Founding::Unknown, meta, chunks, options);
     let made = made.expect("a folder can be made");
     made.log.close().await;
 }
@@ -313,4 +313,22 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
     fill(&cluster, 3).await;
     cluster.assert_digests_agree().await;
     cluster.kill_all_at_once().await;
+}
+
+/// `--bootstrap` that stays in a unit file must not give a lost disk its vote back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_whose_disk_was_replaced_is_not_founded_beside_the_others() {
+    let mut cluster = Cluster::start_with(3, 0, "").await;
+    fill(&cluster, 5).await;
+    cluster.kill(0).await;
+    let data = cluster.replicas[0].data();
+    std::fs::remove_dir_all(&data).unwrap();
+    let config = cluster.replicas[0].config();
+    let ran = run_to_end(&["server", "--config", config.to_str().unwrap(), "--bootstrap"], "").await;
+    ran.assert_refused(1, &["has this cluster already", "--rebuild"]);
+    // As it is, with what the refused start left behind, it still promises nothing; and the advice helps.
+    cluster.start_replica_with(0, &["--rebuild"]);
+    cluster.votes_again(0).await;
+    cluster.assert_digests_agree().await;
+    cluster.assert_alive();
 }

@@ -416,6 +416,7 @@ pages! {
     rotate_certificates = "rotate-certificates";
     run_a_drill = "run-a-drill";
     slow_disk = "slow-disk";
+    stolen_certificate = "stolen-certificate";
     three_to_five = "three-to-five";
     transfer_leadership = "transfer-leadership";
 }

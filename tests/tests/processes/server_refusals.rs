@@ -166,7 +166,7 @@ async fn wrong_data_folders_are_refused() {
     let ran = server(&config, &[]).await;
     ran.assert_refused(
         FAILED,
-        &[data.to_str().unwrap(), "format 7", "up to 1", "run the release that wrote it"],
+        &[data.to_str().unwrap(), "format 7", "up to 2", "run the release that wrote it"],
     );
     assert_eq!(std::fs::read(&identity).unwrap(), newer, "it was changed");
     std::fs::write(&identity, &genuine).unwrap();

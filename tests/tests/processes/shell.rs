@@ -2,6 +2,7 @@
 //! agents; commands that stay with a job; scripts; waiting.
 
 use muster_client::Client;
+use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::{self, JobPhase};
 use nix::sys::signal::Signal;
 use std::process::Stdio;
@@ -70,9 +71,12 @@ async fn output_is_followed_over_the_loss_of_replicas_and_agents() {
     let id = submit(&client, spec).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
-    for (args, expected) in
-        [(&["--previous"][..], "attempt\n"), (&[], "attempt\nsecond\n"), (&["--tail", "7"], "second\n")]
-    {
+    for (args, expected) in [
+        (&["--previous"][..], "attempt\n"),
+        (&[], "attempt\nsecond\n"),
+        (&["--tail", "1"], "second\n"),
+        (&["--tail-bytes", "7"], "second\n"),
+    ] {
         let out = cluster.operated(&[&["job", "logs", id.as_str()], args].concat()).await;
         assert_eq!(out, expected, "{args:?}");
     }
@@ -80,6 +84,35 @@ async fn output_is_followed_over_the_loss_of_replicas_and_agents() {
     refused.assert_refused(2, &["has no rank 1"]);
     cluster.start_all();
     cluster.assert_digests_agree().await;
+}
+
+/// A reader of a worker that has written nothing learns at once that its node sends what will come: however long that
+/// takes, the read does not end before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_of_a_worker_that_is_silent_at_first_is_complete() {
+    let _heavy = heavy().await;
+    let cluster = Cluster::start(3).await;
+    let _agents = Agents::start(&cluster, &["h1"]).await;
+    let gate = cluster.scratch.path().join("gate");
+    let text = format!("while [ ! -e {} ]; do sleep 0.1; done; echo done", gate.display());
+    let client = cluster.client();
+    let id = submit(&client, job("silent", &["sh", "-c", &text])).await;
+    wait_for_job(&client, &id, is_running).await;
+    let leader = cluster.leader().await;
+    let mut jobs = JobServiceClient::connect(cluster.replicas[leader].endpoint()).await.expect("it serves");
+    let request = v1::ReadLogsRequest { job_id: id.clone(), follow: true, ..Default::default() };
+    let mut logs = jobs.read_logs(request).await.expect("output can be read").into_inner();
+    let first = tokio::time::timeout(PATIENCE, logs.message()).await.expect("the node answers");
+    let first = first.expect("it is read").expect("the output has not ended");
+    assert!(first.data.is_empty() && first.position == 0, "{first:?}");
+    std::fs::write(&gate, "").expect("the folder can be written to");
+    let mut out = Vec::new();
+    while let Some(piece) = logs.message().await.expect("it goes on") {
+        out.extend(piece.data);
+    }
+    assert_eq!(out, b"done\n");
+    let shown = cluster.operated(&["logs", "silent", "--tail", "1"]).await;
+    assert_eq!(shown, "done\n");
 }
 
 /// `muster run` in the background, with what it writes.

@@ -51,7 +51,9 @@ impl Certified {
 
     async fn issue(&self, kind: &str, which: &str) -> PathBuf {
         let out = self.folder(kind, which);
-        ca(&["issue", text(&self.authority), kind, which, "--out", text(&out), "--force"]).await;
+        let whose: &[&str] = if kind == "client" { &["--all-tenants"] } else { &[] };
+        let words = ["issue", text(&self.authority), kind, which, "--out", text(&out), "--force"];
+        ca(&[&words, whose].concat()).await;
         out
     }
 
@@ -186,6 +188,7 @@ async fn impostors(cluster: &Cluster, certified: &Certified, leader: usize) {
                 source: other,
                 target: target.0,
                 generation: 1,
+                founding: None,
             }),
             vote: Some(raft::BallotVote { term: 1 << 40, replica: other, committed: false }),
             ..Default::default()
@@ -333,10 +336,12 @@ async fn a_cluster_with_certificates() {
     let ran = run_to_end(&[&with[..], &["--endpoint", &plain, "cluster", "status"]].concat(), "").await;
     ran.assert_refused(2, &["http is plaintext", "https://"]);
     let cordon = ["--endpoint", &endpoints.join(","), "node", "cordon", "h1"];
-    run_to_end(&[&with[..], &cordon[..]].concat(), "").await.assert_refused(4, &["MS-8001", "client/ada"]);
+    run_to_end(&[&with[..], &cordon[..]].concat(), "")
+        .await
+        .assert_refused(4, &["MS-8001", "all-tenants/ada"]);
     for words in [["drill", "run", "replica-silent", "--dry-run"].as_slice(), &["drill", "stop"]] {
         let words = [&with[..], &list[..2], words].concat();
-        run_to_end(&words, "").await.assert_refused(4, &["MS-8001", "client/ada"]);
+        run_to_end(&words, "").await.assert_refused(4, &["MS-8001", "all-tenants/ada"]);
     }
 
     // The load is about calls, not about work.

@@ -6,7 +6,7 @@ const CONFLICT: i32 = 5;
 /// Stands for the release before.
 const CAPPED: &str = "[upgrade]\nformat_max = 1\n";
 /// The newest record format of this release.
-const NEWEST: u32 = 4;
+const NEWEST: u32 = muster_journal::FORMAT_MAX as u32;
 
 impl Cluster {
     async fn formats(&self, at: usize) -> Option<(u32, u32)> {

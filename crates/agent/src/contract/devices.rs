@@ -6,9 +6,13 @@
 //! devices of all of them in local-rank order, as under torchrun: programs select device `LOCAL_RANK`, and
 //! peer access needs the peers visible. Otherwise a worker sees its own devices only. TPU chips are
 //! always its own.
+//!
+//! A worker with a share of a device sees that device, `MUSTER_DEVICE_SHARE_MILLI`, and on NVIDIA
+//! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` (CUDA Multi-Process Service, "Environment Variables"). Nothing but an MPS server
+//! holds it to that share, and nothing holds it to a part of the device's memory.
 
 use super::{Form, Here, Local, Pairs, comma, pairs};
-use crate::order::{Launch, Placement};
+use crate::order::{DEVICE_MILLI, Launch, Placement};
 
 /// What a type of accelerator is driven by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +71,7 @@ pub(super) fn visible(
     let kind = family(&worker.accelerator_type);
     let own: Vec<u16> = worker.devices.iter().collect();
     let one_each = placement.form == Form::Environment
+        && placement.workers.iter().all(|w| w.device_milli == DEVICE_MILLI)
         && placement.workers.iter().all(|w| w.devices.count() == 1)
         && placement.workers.len() == local.world_size
         && matches!(kind, Family::Nvidia | Family::Amd);
@@ -76,7 +81,7 @@ pub(super) fn visible(
         (own.clone(), comma(0..own.len()))
     };
     let visible = comma(visible);
-    let variables = match kind {
+    let mut variables = match kind {
         // Device numbers are in the order of the PCI bus, as discovery and nvidia-smi have them.
         Family::Nvidia => {
             pairs([("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()), ("CUDA_VISIBLE_DEVICES", visible)])
@@ -85,5 +90,13 @@ pub(super) fn visible(
         Family::Tpu => pairs([("TPU_VISIBLE_CHIPS", visible)]),
         Family::Other => Vec::new(),
     };
+    if worker.device_milli < DEVICE_MILLI {
+        variables.extend(pairs([("MUSTER_DEVICE_SHARE_MILLI", worker.device_milli.to_string())]));
+        if kind == Family::Nvidia {
+            // What a client of the MPS server may use of the processors; where none runs nobody reads it.
+            let percent = worker.device_milli.div_ceil(DEVICE_MILLI / 100);
+            variables.extend(pairs([("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string())]));
+        }
+    }
     (Some(ids), variables)
 }

@@ -7,7 +7,8 @@
 //! - Slurm (`srun`(1), "OUTPUT ENVIRONMENT VARIABLES"). JAX detects a cluster by `SLURM_JOB_ID`,
 //!   `SLURM_STEP_NODELIST`, `SLURM_NTASKS`, `SLURM_PROCID`, `SLURM_LOCALID`, takes the first host and the port
 //!   `job id mod 4096 + 61440` (jax `_src/clusters/slurm_cluster.py`); the node lists hold *addresses*, for
-//!   that first host is dialled. The job id is the token's log index, so the port is the rendezvous port.
+//!   that first host is dialled. `SLURM_NODELIST`, the older name of the list, is not set: by it alone Open MPI 4 takes a
+//!   program for one that `srun` has started, and ends it. The job id is the token's log index, so the port is the rendezvous port.
 //! - PMI: `PMI_RANK`, `PMI_SIZE`, and Hydra's names for the place on a node.
 //! - LeaderWorkerSet (Kubernetes SIGs, *LWS*, "Environment variables"): one worker is one pod.
 //! - JAX: `JAX_COORDINATOR_ADDRESS`, `JAX_LOCAL_DEVICE_IDS` (jax `_src/distributed.py`).
@@ -75,7 +76,6 @@ pub(super) fn slurm(
         ("SLURM_JOB_NODELIST", list.clone()),
         ("SLURM_JOB_NUM_NODES", nodes.clone()),
         ("SLURM_NNODES", nodes.clone()),
-        ("SLURM_NODELIST", list.clone()),
         ("SLURM_NODEID", local.node_rank.to_string()),
         ("SLURM_NTASKS", world.clone()),
         ("SLURM_NPROCS", world.clone()),
@@ -92,12 +92,30 @@ pub(super) fn slurm(
     ]);
     if let Some((index, size)) = placement.array {
         found.extend(pairs([
-            ("SLURM_ARRAY_JOB_ID", job_id),
+            // The id of the first member, as the leader numbers them: the same for all members and attempts.
+            ("SLURM_ARRAY_JOB_ID", placement.job.0.saturating_sub(index.into()).to_string()),
             ("SLURM_ARRAY_TASK_ID", index.to_string()),
             ("SLURM_ARRAY_TASK_COUNT", size.to_string()),
         ]));
     }
     found
+}
+
+/// What keeps MPI implementations from taking the variables of Slurm for an allocation of Slurm's: a program that was
+/// not started by `mpirun` is a gang of its own, and `mpirun` starts processes on this host without `srun`. A gang
+/// of MPI programs is what the form `mpi` is for. Open MPI 4 and 5 (`mpirun`(1), "MCA" parameters), and Hydra, which
+/// starts MPICH and Intel MPI.
+pub(super) fn no_slurm_for_mpi() -> Pairs {
+    pairs([
+        ("OMPI_MCA_plm", "^slurm".to_owned()),
+        ("OMPI_MCA_ras", "^slurm".to_owned()),
+        ("OMPI_MCA_schizo", "^slurm".to_owned()),
+        ("PRTE_MCA_plm", "^slurm".to_owned()),
+        ("PRTE_MCA_ras", "^slurm".to_owned()),
+        ("HYDRA_BOOTSTRAP", "fork".to_owned()),
+        ("HYDRA_RMK", "user".to_owned()),
+        ("I_MPI_HYDRA_BOOTSTRAP", "fork".to_owned()),
+    ])
 }
 
 pub(super) fn pmi(placement: &Placement, worker: &Launch, local: Local) -> Pairs {

@@ -116,6 +116,7 @@ pub fn environment(placement: &Placement, worker: &Launch, here: &Here<'_>) -> B
     if placement.form == Form::Environment {
         variables.extend(forms::torchrun(placement, worker, &layout, local));
         variables.extend(forms::slurm(placement, worker, &layout, local, here));
+        variables.extend(forms::no_slurm_for_mpi());
         variables.extend(forms::pmi(placement, worker, local));
         variables.extend(forms::leader_worker_set(placement, worker));
         variables.extend(forms::jax(placement, jax_devices));
@@ -173,6 +174,9 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>)
         ("MUSTER_MEMORY_BYTES", worker.memory_bytes.to_string()),
         ("MUSTER_STOP_GRACE_MS", placement.stop_grace.as_millis().to_string()),
     ]);
+    if matches!(placement.form, Form::Mpi | Form::Ray) && !placement.gang_secret.is_empty() {
+        found.extend(pairs([("MUSTER_GANG_SECRET", placement.gang_secret.clone())]));
+    }
     found.extend(checkpoints(placement));
     found.extend(notices(placement, local, here));
     if let Some((index, size)) = placement.array {

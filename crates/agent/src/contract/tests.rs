@@ -20,6 +20,7 @@ fn worker(rank: u32, devices: u64, kind: &str) -> Launch {
         accelerator_type: kind.into(),
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
+        device_milli: crate::order::DEVICE_MILLI,
     }
 }
 
@@ -45,6 +46,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         slices: Vec::new(),
         notice: None,
         checkpoint: crate::order::Checkpoint::default(),
+        gang_secret: "5ec2e7".into(),
     }
 }
 
@@ -106,6 +108,17 @@ fn eight_gpus_two_hosts_one_device_each() {
 }
 
 #[test]
+fn a_share_of_a_device_is_seen_as_that_device() {
+    let map = vec![place("gpu-a", "10.0.0.1", 1); 2];
+    let mut workers = vec![worker(0, 1 << 5, "h100"), worker(1, 1 << 5, "h100")];
+    for worker in &mut workers {
+        worker.device_milli = 255;
+    }
+    let placement = placement(map, workers);
+    check("environment_share_of_a_device.txt", &placement, 1, "gpu-a", "h100");
+}
+
+#[test]
 fn one_process_per_host_with_all_its_devices() {
     let map = vec![place("gpu-a", "fd00::1", 8), place("gpu-b", "fd00::2", 8)];
     let mut placement = placement(map, vec![worker(0, 0xff, "mi300x")]);
@@ -147,6 +160,7 @@ fn an_array_job_without_devices_on_a_gpu_host_with_variables_of_the_user() {
     ]);
     let mut placement = placement(vec![place("gpu-a", "10.0.0.1", 0)], vec![launch]);
     placement.array = Some((4, 100));
+    placement.job = JobId(5 * 1024 + 4);
     placement.checkpoint_directory.clear();
     check("environment_array_user_variables.txt", &placement, 0, "gpu-a", "a100");
 }

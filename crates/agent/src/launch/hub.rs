@@ -2,7 +2,7 @@
 
 use super::child::Event;
 use super::identity::Identity;
-use super::protocol::{Answer, Hello, Lines, Role, Told, send};
+use super::protocol::{self, Answer, Hello, Lines, Role, Side, Told, is_proof, send};
 use super::{Failure, say};
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
@@ -26,6 +26,8 @@ pub(super) struct Hub {
 
 struct Shared {
     token: String,
+    /// What the gang's workers know each other by.
+    gang: String,
     world: usize,
     secret: String,
     events: SyncSender<Event>,
@@ -64,6 +66,7 @@ impl Hub {
         let secret = format!("{:032x}", rand::random::<u128>());
         let shared = Arc::new(Shared {
             token: identity.token.clone(),
+            gang: identity.gang_secret.clone(),
             world: identity.world(),
             secret: secret.clone(),
             events,
@@ -134,24 +137,44 @@ fn serve(shared: &Shared, stream: TcpStream) {
     let Ok(reading) = greeted else { return };
     let mut lines = Lines::of(reading);
     let Ok(Some(hello)) = lines.next::<Hello>() else { return };
-    if hello.token != shared.token || stream.set_read_timeout(None).is_err() {
+    if hello.token != shared.token {
+        return;
+    }
+    let is_known = match &hello.role {
+        Role::Member { rank } => knows_gang(shared, *rank, &hello.nonce, &stream, &mut lines),
+        Role::Remote { secret, .. } => is_proof(secret, &shared.secret),
+    };
+    if is_known && stream.set_read_timeout(None).is_err() {
         return;
     }
     match hello.role {
-        Role::Member { rank } => serve_member(shared, rank, stream, &mut lines),
-        Role::Remote { secret, rank, shell } if secret == shared.secret => {
+        Role::Member { rank } if is_known => serve_member(shared, rank, stream, &mut lines),
+        Role::Member { rank } => {
+            say(&format!("one that says it is rank {rank} does not know this gang's secret"))
+        }
+        Role::Remote { rank, shell, .. } if is_known => {
             serve_remote(shared, rank, shell, &stream, &mut lines);
         }
         Role::Remote { .. } => say("a command with a wrong secret is refused"),
     }
 }
 
+/// Proves to a member that this is its gang's hub, and has it prove that it is one of the gang.
+fn knows_gang(shared: &Shared, rank: usize, nonce: &str, stream: &TcpStream, lines: &mut Lines) -> bool {
+    let own = protocol::nonce();
+    let proof = |side| protocol::proof(&shared.gang, side, rank, [nonce, &own]);
+    let welcome = Told::Welcome { token: shared.token.clone(), nonce: own.clone(), proof: proof(Side::Hub) };
+    if send(stream, &welcome).is_err() {
+        return false;
+    }
+    matches!(lines.next(), Ok(Some(Answer::Proof { proof: told })) if is_proof(&told, &proof(Side::Member)))
+}
+
 fn serve_member(shared: &Shared, rank: usize, stream: TcpStream, lines: &mut Lines) {
     {
         let mut board = shared.board();
         let taken = rank == 0 || rank >= shared.world || board.members.contains_key(&rank);
-        let welcome = Told::Welcome { token: shared.token.clone() };
-        if taken || send(&stream, &welcome).is_err() {
+        if taken {
             return;
         }
         if let Some(greeting) = &board.greeting
@@ -165,6 +188,7 @@ fn serve_member(shared: &Shared, rank: usize, stream: TcpStream, lines: &mut Lin
     while let Ok(Some(answer)) = lines.next::<Answer>() {
         match answer {
             Answer::Exited { id, code } => shared.conclude(id, code),
+            Answer::Proof { .. } => {}
             Answer::Ready => {
                 let _ = shared.events.send(Event::Ready { rank });
             }
@@ -225,5 +249,54 @@ impl Shared {
         let Some((_, stream)) = self.board().commands.remove(&id) else { return };
         let _ = send(&stream, &Told::Exited { code });
         let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc::sync_channel;
+
+    /// Serves a member that knows this secret, and returns what it was told.
+    fn meet(secret: &str) -> (bool, bool) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let member = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (hub, _) = listener.accept().unwrap();
+        let (events, _incoming) = sync_channel(8);
+        let shared = Shared {
+            token: "1.7".into(),
+            gang: "the gang's".into(),
+            world: 2,
+            secret: "of commands".into(),
+            events,
+            board: Mutex::default(),
+        };
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let mut lines = Lines::of(hub.try_clone().unwrap());
+                let hello = lines.next::<Hello>().unwrap().unwrap();
+                let Role::Member { rank } = hello.role else { panic!("no member") };
+                knows_gang(&shared, rank, &hello.nonce, &hub, &mut lines)
+            });
+            let own = protocol::nonce();
+            let hello = Hello { token: "1.7".into(), nonce: own.clone(), role: Role::Member { rank: 1 } };
+            send(&member, &hello).unwrap();
+            let mut lines = Lines::of(member.try_clone().unwrap());
+            let Some(Told::Welcome { nonce, proof, .. }) = lines.next().unwrap() else {
+                panic!("no welcome")
+            };
+            let wanted = |side| protocol::proof(secret, side, 1, [&own, &nonce]);
+            let hub_is_known = is_proof(&proof, &wanted(Side::Hub));
+            send(&member, &Answer::Proof { proof: wanted(Side::Member) }).unwrap();
+            (hub_is_known, serving.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn hub_and_member_know_each_other_by_the_secret_and_not_by_the_token() {
+        assert_eq!(meet("the gang's"), (true, true));
+        // The token, which anybody may read.
+        assert_eq!(meet("1.7"), (false, false));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Failure;
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a rank map that is still read: 16,384 ranks with the longest names.
@@ -25,6 +26,8 @@ struct RankMap {
 pub(super) struct Identity {
     pub(super) rank: usize,
     pub(super) token: String,
+    /// What the gang's workers know each other by; the token, from a replica that gives no secret.
+    pub(super) gang_secret: String,
     /// Where the hub listens, on rank 0's address.
     pub(super) port: u16,
     pub(super) ranks: Vec<Rank>,
@@ -48,7 +51,9 @@ impl Identity {
         let rank = usize::try_from(rank).ok().filter(|rank| *rank < map.ranks.len());
         let rank = rank.ok_or("MUSTER_RANK is not in the rank map")?;
         let devices = text("MUSTER_DEVICES")?.split(',').filter(|word| !word.is_empty()).count();
+        let secret = std::env::var("MUSTER_GANG_SECRET").ok().filter(|secret| !secret.is_empty());
         Ok(Identity {
+            gang_secret: secret.unwrap_or_else(|| map.fencing_token.clone()),
             rank,
             token: map.fencing_token,
             port: map.rendezvous_port,
@@ -74,6 +79,23 @@ impl Identity {
     /// Where what this launcher starts keeps its temporary files. Tokens of two clusters on one machine may be alike.
     pub(super) fn scratch(&self) -> PathBuf {
         short_temp_dir().join(format!("muster-{}-{}-{}", self.token, self.rank, std::process::id()))
+    }
+
+    /// Where the launcher keeps files of its own: the worker's user owns no other part of the worker's folder.
+    pub(super) fn own_folder(&self) -> Result<PathBuf, Failure> {
+        let folder = self.folder.join("work").join(".muster");
+        let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+            .recursive(true)
+            .create(&folder);
+        made.map(|()| folder.clone()).map_err(|e| format!("make {}: {e}", folder.display()))
+    }
+
+    /// A name in the folder of temporary files that nobody but the gang can guess, and so nobody take.
+    pub(super) fn unguessable(&self, what: &str) -> PathBuf {
+        let hash =
+            Sha256::new().chain_update(what.as_bytes()).chain_update(self.gang_secret.as_bytes()).finalize();
+        let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        short_temp_dir().join(format!("muster-{what}-{name}"))
     }
 
     /// This worker's address.

@@ -1,7 +1,7 @@
 //! A member: every rank but the first.
 
 use super::child::{self, Event, shell};
-use super::protocol::{Answer, Hello, Lines, Role, Told, send};
+use super::protocol::{self, Answer, Hello, Lines, Role, Side, Told, is_proof, send};
 use super::{Failure, GATHER_MAX, Gang, ray, say};
 use nix::sys::signal::Signal;
 use std::io;
@@ -43,7 +43,7 @@ fn follow(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
             Event::Hub(Some(Told::Kill { id })) => gang.children.signal(id, Signal::SIGTERM),
             Event::Hub(Some(Told::Ray { address })) => {
                 cluster = Some(address);
-                ray::await_turn(gang.children.events.clone());
+                ray::await_turn(&gang.identity, gang.children.events.clone());
             }
             Event::Turn(file) => {
                 if let Some(address) = &cluster {
@@ -112,14 +112,19 @@ fn attempt(gang: &Gang) -> io::Result<(TcpStream, Lines)> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(CONNECT_MAX))?;
     stream.set_read_timeout(Some(CONNECT_MAX))?;
-    let hello = Hello { token: identity.token.clone(), role: Role::Member { rank: identity.rank } };
-    send(&stream, &hello)?;
+    let own = protocol::nonce();
+    let role = Role::Member { rank: identity.rank };
+    send(&stream, &Hello { token: identity.token.clone(), nonce: own.clone(), role })?;
     let mut lines = Lines::of(stream.try_clone()?);
-    match lines.next()? {
-        Some(Told::Welcome { token }) if token == identity.token => {}
-        // Somebody else's hub, or one that is about to go.
-        _ => return Err(io::Error::other("it is not this gang's hub")),
+    let Some(Told::Welcome { token, nonce, proof: told }) = lines.next()? else {
+        return Err(io::Error::other("it is not this gang's hub"));
+    };
+    let proof = |side| protocol::proof(&identity.gang_secret, side, identity.rank, [&own, &nonce]);
+    // Somebody else's hub, or one that is about to go.
+    if token != identity.token || !is_proof(&told, &proof(Side::Hub)) {
+        return Err(io::Error::other("it is not this gang's hub"));
     }
+    send(&stream, &Answer::Proof { proof: proof(Side::Member) })?;
     stream.set_read_timeout(None)?;
     Ok((stream, lines))
 }

@@ -13,8 +13,9 @@
 //! SIGTERM goes to what the user wrote alone, that is to `mpirun` or the driver in rank 0; the framework's
 //! processes stay while it saves, and end with it, or with the worker when the grace is over.
 //!
-//! Trust: who can speak on the rendezvous port of a gang is believed, as the frameworks themselves believe whoever
-//! speaks on theirs. The fencing token keeps attempts apart; it keeps no enemy out.
+//! Trust: hub and members prove to each other that they know the gang's secret, which came with their start orders and which
+//! nobody else is shown. What they say then is neither encrypted nor sealed, and the frameworks themselves believe
+//! whoever speaks on their own ports.
 //!
 //! **Invariant:** a member starts nothing but what the hub of its own placement tells it, and ends when the
 //! hub does; the exit code of the worker of rank 0 is the user's.

@@ -2,6 +2,7 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
@@ -13,7 +14,44 @@ pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Hello {
     /// Of the placement.
     pub(super) token: String,
+    /// What the hub's proof has to be made with; a member's.
+    #[serde(default)]
+    pub(super) nonce: String,
     pub(super) role: Role,
+}
+
+/// Which side a proof is of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Hub,
+    Member,
+}
+
+/// A number that was never used before.
+pub(super) fn nonce() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// Proves that who made it knows the gang's secret, to the side whose nonce is in it: it is of no use to anybody else, at
+/// any other time, or for another rank.
+pub(super) fn proof(secret: &str, side: Side, rank: usize, nonces: [&str; 2]) -> String {
+    let mut hash = Sha256::new().chain_update(b"muster gang proof\0");
+    let side = match side {
+        Side::Hub => "hub",
+        Side::Member => "member",
+    };
+    let rank = rank.to_string();
+    for part in [secret, side, &rank, nonces[0], nonces[1]] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether two proofs are the same, in a time that says nothing of where they differ.
+pub(super) fn is_proof(told: &str, wanted: &str) -> bool {
+    let differs = told.bytes().zip(wanted.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+    told.len() == wanted.len() && differs == 0
 }
 
 /// What a connection is for.
@@ -39,8 +77,14 @@ pub(super) enum Role {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Told {
-    /// The connection stands; the token is the hub's own.
-    Welcome { token: String },
+    /// The connection stands; the token is the hub's own, and it proves that it is this gang's.
+    Welcome {
+        token: String,
+        #[serde(default)]
+        nonce: String,
+        #[serde(default)]
+        proof: String,
+    },
     /// Start this line in a shell.
     Run { id: u64, shell: String },
     /// Nobody waits for this command any more.
@@ -61,6 +105,8 @@ pub(super) enum Answer {
     Exited { id: u64, code: i32 },
     /// It is part of the Ray cluster.
     Ready,
+    /// It is of this gang: the first thing that it says.
+    Proof { proof: String },
 }
 
 /// Writes one line.

@@ -179,10 +179,11 @@ fn assembled(gang: &mut Gang, hub: &Hub) -> Result<bool, Failure> {
 
 /// Waits for this machine's turn to start a Ray node, and tells it as an event: Ray numbers the sockets of nodes that
 /// share a machine by looking which are there, so two that start at once take the same.
-pub(super) fn await_turn(events: SyncSender<Event>) {
+pub(super) fn await_turn(identity: &Identity, events: SyncSender<Event>) {
+    // Only nodes of one cluster share a session's folder, and so their sockets' names.
+    let path = identity.unguessable("ray");
     std::thread::spawn(move || {
-        let path = identity::short_temp_dir().join("muster-ray.lock");
-        let turn = OpenOptions::new().write(true).create(true).truncate(false).mode(0o666).open(path);
+        let turn = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
         // Without the lock the start is as good as anybody's.
         let turn = turn.and_then(|file| file.lock().map(|()| file)).ok();
         let _ = events.send(Event::Turn(turn));
@@ -247,6 +248,7 @@ mod tests {
         Identity {
             rank: 0,
             token: "1.7".into(),
+            gang_secret: "1.7".into(),
             port: 61_447,
             ranks: vec![super::super::identity::Rank { address: "10.0.0.1".into() }],
             cpu_milli: 8_500,

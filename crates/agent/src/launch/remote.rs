@@ -21,7 +21,7 @@ pub(super) fn run(args: &[&str]) -> Result<i32, Failure> {
     let stream = TcpStream::connect(&hub).map_err(|e| format!("reach the launcher at {hub}: {e}"))?;
     let lost = |e: std::io::Error| format!("the launcher at {hub} is lost: {e}");
     let role = Role::Remote { secret: variable(SECRET_VARIABLE)?, rank, shell };
-    send(&stream, &Hello { token: variable(TOKEN_VARIABLE)?, role }).map_err(lost)?;
+    send(&stream, &Hello { token: variable(TOKEN_VARIABLE)?, nonce: String::new(), role }).map_err(lost)?;
     match Lines::of(stream).next().map_err(lost)? {
         Some(Told::Exited { code }) => Ok(code),
         _ => Err("the launcher did not take the command".to_owned()),

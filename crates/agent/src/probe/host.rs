@@ -1,5 +1,6 @@
 //! The probes that this host takes part in, on behalf of the agent's loop.
 
+use super::load::Load;
 use super::{Limits, Measured, Plan, listen, run};
 use crate::limits;
 use muster_types::probe::{Link, LinkOutcome};
@@ -64,9 +65,10 @@ async fn take_part(probe_id: u64, at: SocketAddr, told: oneshot::Receiver<Plan>,
         return;
     }
     let Ok(Ok(plan)) = tokio::time::timeout(limits::PROBE_BEGINS_MAX, told).await else { return };
+    let load = Load::begin();
     let measured = run(plan, listener).await;
     // The session is gone: so is the probe.
-    let _ = outgoing.send(result(probe_id, measured)).await;
+    let _ = outgoing.send(result(probe_id, measured, load.milli())).await;
 }
 
 fn report(step: v1::preflight_report::Step) -> v1::SessionRequest {
@@ -82,7 +84,7 @@ fn listening(probe_id: u64, port: Result<u16, String>) -> v1::SessionRequest {
     report(v1::preflight_report::Step::Listening(v1::ProbeListening { probe_id, port, failure }))
 }
 
-fn result(probe_id: u64, measured: Measured) -> v1::SessionRequest {
+fn result(probe_id: u64, measured: Measured, load_milli: u16) -> v1::SessionRequest {
     // What the system says of a connection is short; what it is bounded by is the protocol's.
     let bounded = |link: &Link| {
         let mut message = probe_link_to_proto(link);
@@ -93,7 +95,12 @@ fn result(probe_id: u64, measured: Measured) -> v1::SessionRequest {
     };
     let links = measured.links.iter().map(bounded).collect();
     let ring = measured.ring.as_ref().map(probe_ring_to_proto);
-    report(v1::preflight_report::Step::Measured(v1::ProbeMeasured { probe_id, links, ring }))
+    report(v1::preflight_report::Step::Measured(v1::ProbeMeasured {
+        probe_id,
+        links,
+        ring,
+        load_milli: load_milli.into(),
+    }))
 }
 
 /// A plan from the wire; the rule that it breaks.

@@ -10,6 +10,7 @@
 
 mod host;
 mod link;
+mod load;
 mod ring;
 
 pub(crate) use host::{Prober, plan_of};
@@ -179,8 +180,8 @@ async fn take_part(
                 }
             };
             let [there, back] = both;
-            measured.links.push(Link { from: plan.own, to: other, outcome: there });
-            measured.links.push(Link { from: other, to: plan.own, outcome: back });
+            measured.links.push(Link { from: plan.own, to: other, outcome: there, load_milli: 0 });
+            measured.links.push(Link { from: other, to: plan.own, outcome: back, load_milli: 0 });
         } else if let Some(seat) = waiting.get_mut(&(Purpose::Pair, other)) {
             let followed = async {
                 let Some(stream) = seat.recv().await else { return Ok(()) };

@@ -3,6 +3,8 @@
 //! **Invariant:** after every wake-up, however long the sleep was, the lease is looked at before
 //! anything else; the deadline only ever comes from a whole slot of our holder and our epoch.
 
+use super::enter::{SAID_BYTES, STOP, Said};
+use super::stage::Launched;
 use crate::cgroup::Cgroup;
 use crate::clock::BootTime;
 use crate::lease::{LeaseSlot, read_path};
@@ -13,7 +15,7 @@ use crate::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
 use muster_types::ExitStatus;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::timer::TimerSetTimeFlags;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags};
@@ -21,7 +23,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{PipeWriter, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -106,18 +109,19 @@ impl Events {
     }
 
     /// Sleeps until `until` or an event.
-    fn sleep(&self, until: BootTime) {
+    fn sleep(&self, until: BootTime, socket: Option<BorrowedFd<'_>>) {
         let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME;
         // A timer that cannot be set would sleep for ever: then the loop turns without sleep instead.
         let timeout = match self.timer.set(Expiration::OneShot(until.timespec()), flags) {
             Ok(()) => PollTimeout::NONE,
             Err(_) => PollTimeout::from(50u8),
         };
-        let mut fds = [
+        let mut fds = vec![
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
         ];
+        fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::POLLIN)));
         // An interrupted or failed poll is a wake-up like any other.
         let _ = poll(&mut fds, timeout);
     }
@@ -143,7 +147,9 @@ impl Events {
 pub(super) struct Guard<'a> {
     lease: LeaseWatch,
     events: Events,
-    worker: Pid,
+    /// The first process of the worker's namespaces, and what it says.
+    init: Pid,
+    socket: UnixStream,
     cgroup: Option<&'a Cgroup>,
     stop_grace_ms: u64,
     /// Set once; nothing takes it back.
@@ -152,6 +158,7 @@ pub(super) struct Guard<'a> {
     kill_at: Option<BootTime>,
     /// The worker's own end; its descendants may still be there.
     ended: Option<ExitStatus>,
+    init_ended: bool,
     kill_again: Duration,
     memory: Option<MemoryWatch>,
     out_of_memory: bool,
@@ -163,25 +170,29 @@ impl<'a> Guard<'a> {
     pub(super) fn new(
         lease: LeaseWatch,
         events: Events,
-        worker_pid: i32,
+        launched: Launched,
         cgroup: Option<&'a Cgroup>,
         stop_grace_ms: u64,
-    ) -> Guard<'a> {
-        Guard {
+    ) -> Result<Guard<'a>, String> {
+        let Launched { socket, init, .. } = launched;
+        socket.set_nonblocking(true).map_err(|e| format!("listen to the worker's first process: {e}"))?;
+        Ok(Guard {
             lease,
             events,
-            worker: Pid::from_raw(worker_pid),
+            init,
+            socket,
             cgroup,
             stop_grace_ms,
             lease_expired: false,
             term_sent: false,
             kill_at: None,
             ended: None,
+            init_ended: false,
             kill_again: KILL_AGAIN.0,
             memory: None,
             out_of_memory: false,
             note: None,
-        }
+        })
     }
 
     /// Holds the worker to `max` bytes, if any; what is to be said of it goes into its output.
@@ -206,7 +217,9 @@ impl<'a> Guard<'a> {
             self.check_memory();
             self.kill_if_due();
             let until = self.next_wake();
-            self.events.sleep(until);
+            // At its end a socket would wake this process again and again.
+            let socket = (!self.init_ended).then(|| self.socket.as_fd());
+            self.events.sleep(until, socket);
         }
     }
 
@@ -223,12 +236,18 @@ impl<'a> Guard<'a> {
         self.begin_stop(deadline.after(Duration::from_millis(grace_ms)));
     }
 
+    /// Whether what is there may go on for now: the worker itself, or, of a worker that was told to stop, what it
+    /// has started, which saves its work while the grace lasts. A shell ends at once when it is told to stop.
+    fn may_run(&self, now: BootTime) -> bool {
+        (self.ended.is_none() || self.term_sent) && self.kill_at.is_none_or(|at| now < at)
+    }
+
     fn check_memory(&mut self) {
-        let Some(watch) = &mut self.memory else { return };
         let now = BootTime::now();
-        if self.ended.is_some() || now < watch.look_at {
+        if !self.may_run(now) {
             return;
         }
+        let Some(watch) = self.memory.as_mut().filter(|watch| now >= watch.look_at) else { return };
         let pids = match self.cgroup {
             Some(group) => group.processes().into_iter().collect(),
             None => processes::family(std::process::id().cast_signed()),
@@ -266,22 +285,20 @@ impl<'a> Guard<'a> {
         if kill_at <= BootTime::now() {
             return;
         }
-        // The group's number cannot have been given out anew: its leader is not reaped yet. A stopped
-        // worker must wake to see the request.
-        for signal in [Signal::SIGTERM, Signal::SIGCONT] {
-            let _ = killpg(self.worker, signal);
-        }
+        // To the worker's process group, by the one process that knows whether its number still is the group's. One that
+        // does not take it has gone, or stands still and is killed.
+        let _ = self.socket.write_all(&[STOP]);
     }
 
-    /// Kills what must not be there: everything when the grace is over, descendants once the worker
-    /// itself has ended.
+    /// Kills what must not be there: everything when the grace is over, descendants once a worker has ended
+    /// that was not told to stop.
     fn kill_if_due(&mut self) {
-        let due = self.kill_at.is_some_and(|at| at <= BootTime::now());
-        if !due && self.ended.is_none() {
+        if self.may_run(BootTime::now()) {
             return;
         }
-        if self.ended.is_none() {
-            let _ = killpg(self.worker, Signal::SIGKILL);
+        if !self.init_ended {
+            // Not collected yet, so the number is its own. Where it has a namespace that ends everything in it.
+            let _ = kill(self.init, Signal::SIGKILL);
         }
         if let Some(group) = self.cgroup {
             group.kill();
@@ -292,29 +309,37 @@ impl<'a> Guard<'a> {
     /// Takes every ended child; whether none is left. As the subreaper this process becomes the parent
     /// of every orphan below it, so no child means no descendant.
     fn reap(&mut self) -> bool {
+        self.hear();
         loop {
             match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::StillAlive) => return false,
-                Ok(WaitStatus::Exited(pid, code)) if pid == self.worker => {
-                    self.end_with(ExitStatus::Code(code));
-                }
-                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.worker => {
-                    self.end_with(ExitStatus::Signal(signal as i32));
-                }
-                // Some child was ended by a real-time signal, which the wrapper cannot name; reaped it is.
-                // When it was the worker, its number is free now.
-                Err(Errno::EINVAL) => {
-                    if self.ended.is_none() && kill(self.worker, None) == Err(Errno::ESRCH) {
+                Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) if pid == self.init => {
+                    self.init_ended = true;
+                    self.hear();
+                    // It was killed before it could tell: with its worker, by the kernel or by who may do anything here.
+                    if self.ended.is_none() {
                         self.end_with(ExitStatus::Signal(Signal::SIGKILL as i32));
                     }
                 }
-                // An orphan.
-                Ok(_) | Err(Errno::EINTR) => {}
+                // An orphan, or one ended by a real-time signal, which the wrapper cannot name; collected it is.
+                Ok(_) | Err(Errno::EINTR | Errno::EINVAL) => {}
                 Err(Errno::ECHILD) => return true,
                 Err(error) => {
                     super::complain(&format!("wait for the worker: {error}"));
                     return false;
                 }
+            }
+        }
+    }
+
+    /// What the first process says of the worker.
+    fn hear(&mut self) {
+        let mut bytes = [0; SAID_BYTES];
+        // Written at once, so there is all of it or nothing.
+        while let Ok(SAID_BYTES) = self.socket.read(&mut bytes) {
+            let end = Said::decode(bytes).and_then(Said::end);
+            if let Some(end) = end.filter(|_| self.ended.is_none()) {
+                self.end_with(end);
             }
         }
     }
@@ -347,7 +372,7 @@ impl<'a> Guard<'a> {
 
     fn next_wake(&mut self) -> BootTime {
         let now = BootTime::now();
-        let killing = self.ended.is_some() || self.kill_at.is_some_and(|at| at <= now);
+        let killing = !self.may_run(now);
         let mut next = BootTime(u64::MAX);
         if killing {
             next = now.after(self.kill_again);
@@ -359,7 +384,7 @@ impl<'a> Guard<'a> {
         if let Some(at) = self.kill_at.filter(|at| *at > now) {
             next = next.min(at);
         }
-        if let Some(watch) = self.memory.as_ref().filter(|_| self.ended.is_none()) {
+        if let Some(watch) = self.memory.as_ref().filter(|_| !killing) {
             next = next.min(watch.look_at);
         }
         next

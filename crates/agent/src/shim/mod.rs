@@ -12,14 +12,21 @@
 //! **Invariant:** no worker runs past its lease's deadline and grace while its shim gets the processor;
 //! the worker dies with its shim; `exit` is written only when no descendant is left.
 
+mod confine;
+mod enter;
 mod guard;
 mod output;
 mod stage;
 
+pub(crate) use confine::remove_unused_shared_memory;
+pub(crate) use stage::try_out;
+
 use crate::cgroup::Cgroup;
 use crate::clock::BootTime;
+use crate::isolation::Namespaces;
 use crate::limits;
 use crate::order::detail;
+use crate::processes;
 use crate::task::{Running, TaskDir, TaskSpec};
 use crate::transcript::{OutputStream, Writer};
 use muster_types::ExitStatus;
@@ -32,7 +39,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 /// First argument of a shim.
 pub(crate) const RUN: &str = "run";
@@ -42,11 +48,15 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that lies beside it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 1");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 2");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// What a waiting shim writes to its standard output once nothing but its worker is missing.
 pub(crate) const READY_LINE: &str = "ready";
+/// First argument of the process that makes the worker's namespaces.
+const ENTER: &str = "enter";
+/// First argument of the first process in them.
+const INIT: &str = "init";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
 /// First argument of the runner inside an allocation of Slurm.
@@ -73,19 +83,27 @@ pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// The part of the hidden subcommand that two processes of every worker are, and nothing else: for a program that
+/// The part of the hidden subcommand that the processes around every worker are, and nothing else: for a program that
 /// is small enough to be started often. As [`shim_main`].
 pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
     let outcome = match args.as_slice() {
         [word, task] if word == RUN => run(&TaskDir::at(PathBuf::from(task))),
-        [word, blank, parent @ ..] if word == WAIT && parent.len() <= 1 => {
-            wait(&TaskDir::at(PathBuf::from(blank)), parent.first().map(Path::new))
+        [word, blank, namespaces, parent @ ..] if word == WAIT && parent.len() <= 1 => {
+            let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
+            wait(&TaskDir::at(PathBuf::from(blank)), namespaces, parent.first().map(Path::new))
         }
-        [word, _folder, shim_pid, oom_score, group @ ..] if word == STAGE && group.len() <= 1 => {
-            let shim_pid = shim_pid.to_str().and_then(|pid| pid.parse().ok());
-            let group = group.first().map(Path::new);
-            return shim_pid.map_or_else(usage, |shim_pid| stage::main(shim_pid, oom_score, group));
+        [word, folder, namespaces, oom_score, group @ ..] if word == ENTER && group.len() <= 1 => {
+            let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
+            return enter::main(folder, namespaces, oom_score, group.first().map(Path::new));
+        }
+        [word, folder, namespaces, oom_score] if word == INIT => {
+            let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
+            return enter::init_main(folder, namespaces, oom_score);
+        }
+        [word, _folder, parent, oom_score, _namespaces] if word == STAGE => {
+            let parent = parent.to_str().and_then(|pid| pid.parse().ok());
+            return parent.map_or_else(usage, |parent| stage::main(parent, oom_score));
         }
         [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
         _ => return usage(),
@@ -97,6 +115,10 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             1
         }
     }
+}
+
+fn namespaces_of(word: &std::ffi::OsStr) -> Option<Namespaces> {
+    word.to_str().and_then(Namespaces::of_word)
 }
 
 fn usage() -> i32 {
@@ -146,29 +168,29 @@ impl Drop for Prepared {
 
 impl Prepared {
     /// With a control group below `parent`, where one can be made.
-    fn make(blank: &TaskDir, parent: Option<&Path>, oom_score: &str) -> Result<Prepared, String> {
-        let before = before_own_arguments();
+    fn make(blank: &TaskDir, parent: Option<&Path>, manner: &stage::Manner) -> Result<Prepared, String> {
         let name = format!("{WAITING_GROUP}{}_{:x}", std::process::id(), BootTime::now().0);
         let group = parent.and_then(|parent| Cgroup::create_unlimited(parent, &name).ok());
         if let Some(group) = group {
-            let stage = stage::Stage::start(&before, blank.path(), oom_score, Some(group.path()));
+            let stage = stage::Stage::start(manner, blank.path(), Some(group.path()));
             let prepared = Prepared { stage: stage.ok(), cgroup: Some(group) };
             if prepared.stage.is_some() {
                 return Ok(prepared);
             }
         }
         // Why there can be no group is told when the worker's own cannot be made.
-        let stage = stage::Stage::start(&before, blank.path(), oom_score, None)?;
+        let stage = stage::Stage::start(manner, blank.path(), None)?;
         Ok(Prepared { stage: Some(stage), cgroup: None })
     }
 }
 
 /// Waits for a worker in a folder that is no worker's yet. Its control group is made below `parent`, if any.
-fn wait(blank: &TaskDir, parent: Option<&Path>) -> Result<(), String> {
+fn wait(blank: &TaskDir, namespaces: Namespaces, parent: Option<&Path>) -> Result<(), String> {
     begin()?;
     let oom_score = harden();
     let held = Held::take(blank)?;
-    let prepared = Prepared::make(blank, parent, &oom_score)?;
+    let manner = stage::Manner { before: before_own_arguments(), namespaces, oom_score };
+    let prepared = Prepared::make(blank, parent, &manner)?;
     say(READY_LINE).map_err(|e| format!("say that this shim is ready: {e}"))?;
     let Some(task) = ordered(std::io::stdin().lock())? else {
         return Ok(());
@@ -176,7 +198,7 @@ fn wait(blank: &TaskDir, parent: Option<&Path>) -> Result<(), String> {
     // Until here a signal just ends this process.
     watched_signals().thread_block().map_err(|e| format!("block signals: {e}"))?;
     name_after(&task);
-    live(&task, held, &oom_score, prepared)
+    live(&task, held, &manner.oom_score, prepared)
 }
 
 /// What makes this process a shim.
@@ -239,7 +261,8 @@ fn name_after(task: &TaskDir) {
 
 /// What stands before the shim's own arguments on the command line of this process.
 fn before_own_arguments() -> Vec<OsString> {
-    std::env::args_os().skip(1).take_while(|word| word != WAIT && word != RUN).collect()
+    let own = [WAIT, RUN, ENTER, INIT, STAGE];
+    std::env::args_os().skip(1).take_while(|word| !own.iter().any(|own| word == own)).collect()
 }
 
 /// From the order to the record of the worker's end.
@@ -302,18 +325,26 @@ fn worker_life(
         }
         None => make_cgroup(spec),
     };
-    let mut child = match launch(task, spec, cgroup.as_ref(), oom_score, stage) {
-        Ok(child) => child,
+    let shared_memory = match confine::SharedMemory::of(spec) {
+        Ok(shared) => shared,
+        Err(error) => {
+            remove_cgroup(cgroup.as_ref());
+            return failed(format!("make the gang's shared memory: {error}"));
+        }
+    };
+    let mut launched = match launch(task, spec, cgroup.as_ref(), oom_score, stage) {
+        Ok(launched) => launched,
         Err(why) => {
             remove_cgroup(cgroup.as_ref());
             return failed(why);
         }
     };
-    let (copying, note) = copy_output(task, spec, &mut child);
-    let worker_pid = child.id().cast_signed();
+    let (copying, note) = copy_output(task, spec, &mut launched);
+    let init_pid = launched.init.as_raw();
     let running = Running {
         shim_pid: std::process::id().cast_signed(),
-        worker_pid,
+        // Its first child, unless it is gone already.
+        worker_pid: processes::children(init_pid).first().copied().unwrap_or(init_pid),
         cgroup: cgroup.as_ref().map(|g| g.path().to_owned()),
         cgroup_absent,
     };
@@ -324,13 +355,15 @@ fn worker_life(
     }
     announce();
     let memory_max = memory_max(spec, cgroup.as_ref());
-    let end = guard::Guard::new(lease, watch, worker_pid, cgroup.as_ref(), spec.stop_grace_ms)
-        .with_memory(memory_max, note)
-        .watch();
+    let end = match guard::Guard::new(lease, watch, launched, cgroup.as_ref(), spec.stop_grace_ms) {
+        Ok(guard) => guard.with_memory(memory_max, note).watch(),
+        Err(why) => failed(why),
+    };
     copying.finish(limits::OUTPUT_DRAIN_MAX);
+    drop(shared_memory);
     remove_cgroup(cgroup.as_ref());
     match crate::durable::read_bounded(&task.launch_error(), 64 << 10) {
-        Ok(why) if !matches!(end, ExitStatus::LeaseExpired) => {
+        Ok(why) if !why.is_empty() && !matches!(end, ExitStatus::LeaseExpired) => {
             failed(String::from_utf8_lossy(&why).into_owned())
         }
         _ => end,
@@ -372,20 +405,26 @@ fn launch(
     cgroup: Option<&Cgroup>,
     oom_score: &str,
     stage: Option<(stage::Stage, bool)>,
-) -> Result<Child, String> {
+) -> Result<stage::Launched, String> {
     let group = cgroup.map(Cgroup::path);
     if let Some((stage, is_there)) = stage {
         match stage.become_worker(task.path(), group.filter(|_| !is_there)) {
-            Ok(child) => return Ok(child),
+            Ok(launched) => return Ok(launched),
             Err(why) => complain(&why),
         }
     }
     let before: Vec<OsString> = spec.shim_arguments.iter().map(OsString::from).collect();
-    stage::Stage::start(&before, task.path(), oom_score, None)?.become_worker(task.path(), group)
+    let manner =
+        stage::Manner { before, namespaces: spec.isolation.namespaces, oom_score: oom_score.to_owned() };
+    stage::Stage::start(&manner, task.path(), None)?.become_worker(task.path(), group)
 }
 
 /// What is kept of the worker's output, and where the shim adds a line of its own to it.
-fn copy_output(task: &TaskDir, spec: &TaskSpec, child: &mut Child) -> (output::Copying, Option<PipeWriter>) {
+fn copy_output(
+    task: &TaskDir,
+    spec: &TaskSpec,
+    child: &mut stage::Launched,
+) -> (output::Copying, Option<PipeWriter>) {
     let writer = Writer::new(task.output(), task.output_before(), spec.log_bytes_max, spec.log_free_min);
     let stdout = child.stdout.take().map(|pipe| (OwnedFd::from(pipe), OutputStream::Stdout));
     let stderr = child.stderr.take().map(|pipe| (OwnedFd::from(pipe), OutputStream::Stderr));

@@ -9,10 +9,11 @@ use super::share::{Share, blocking};
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
 };
+use crate::kept;
 use crate::lease::Lease;
 use crate::limits;
 use crate::node::Event;
-use crate::order::{Placement, WorkerKey, detail};
+use crate::order::{DEVICE_MILLI, Placement, WorkerKey, detail};
 use crate::process;
 use crate::task::TaskDir;
 use muster_transport::Secret;
@@ -139,11 +140,8 @@ impl SlurmExecutor {
         }
     }
 
-    async fn prune(&self) {
-        let (tasks, logs) = (self.folders.tasks.clone(), self.backend.logs.clone());
-        if let Err(error) = blocking(move || process::prune(&tasks, &logs)).await {
-            tracing::warn!(%error, "old workers' folders could not be removed");
-        }
+    fn prune(&self) {
+        kept::look(&self.folders.tasks, &self.backend.logs);
     }
 
     /// Whether workers of this node are under way, here or in Slurm.
@@ -230,12 +228,14 @@ impl Executor for SlurmExecutor {
             };
             let launch = record.and_then(|r| r.placement.workers.iter().find(|w| w.rank == key.rank));
             let devices = launch.map(|worker| worker.devices).unwrap_or_default();
-            found.push(Adopted { key, devices, exit, epoch: record.map_or(0, |record| record.epoch) });
+            let device_milli = launch.map_or(DEVICE_MILLI, |worker| worker.device_milli);
+            let epoch = record.map_or(0, |record| record.epoch);
+            found.push(Adopted { key, devices, device_milli, exit, epoch });
         }
         for record in records {
             self.take_up(record);
         }
-        self.prune().await;
+        self.prune();
         Ok(found)
     }
 
@@ -248,7 +248,7 @@ impl Executor for SlurmExecutor {
             // A share that is gone needs to hear nothing.
             let _ = share.inbox.send(ToShare::Acknowledged).await;
         }
-        self.prune().await;
+        self.prune();
     }
 
     async fn read_output(

@@ -183,9 +183,9 @@ fn security(config: &AgentConfig, name: &str) -> Result<Security, TlsError> {
     let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
     let tls = Tls::load(files.clone())?;
     match tls.name().role {
-        Role::Agent(own) if own.as_str() == name => Ok(Security::Tls(tls)),
+        Role::AgentGroup(own) if own.as_str() == name => Ok(Security::Tls(tls)),
         _ => {
-            let wanted = format!("agent/{name}, as slurm.name in this configuration,");
+            let wanted = format!("agent-group/{name}, as slurm.name in this configuration,");
             Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
         }
     }

@@ -260,12 +260,16 @@ impl Running {
             node,
             accelerator,
             environment: crate::config::base_environment(&pass_environment),
+            // They are on the hosts of agents; a node of another scheduler has none.
+            secrets_dir: None,
             logs,
             // Slurm has its own.
             control_groups: ControlGroups::Off,
             // What was asked for is held also where Slurm itself does not.
             memory_limit: MemoryLimit::Enforced,
             agent_socket: socket,
+            isolating: std::sync::Arc::new(crate::isolation::Isolating::off()),
+            shown: Vec::new(),
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();
@@ -567,7 +571,7 @@ fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<
     let (events, heard) = mpsc::channel(WINDOW);
     let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
     let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<Said>(listener, events));
+    tokio::spawn(socket::serve::<Said>(listener, events, folder.join("tasks")));
     tokio::spawn(sort_notes(keys, heard, tell));
     (Some(path), Some(said))
 }

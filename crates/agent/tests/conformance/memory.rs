@@ -237,7 +237,8 @@ impl Executor for Remote {
         for (key, object) in objects.into_iter().filter(|(_, object)| !object.acknowledged) {
             // What it is adopted with is told; what comes later is news.
             self.told.lock().unwrap().insert(key, object.exit.is_some());
-            found.push(Adopted { key, devices: object.devices, exit: object.exit, epoch: object.epoch });
+            let (devices, device_milli) = (object.devices, muster_agent::order::DEVICE_MILLI);
+            found.push(Adopted { key, devices, device_milli, exit: object.exit, epoch: object.epoch });
         }
         tokio::spawn(self.clone().reconcile());
         Ok(found)

@@ -122,10 +122,13 @@ impl Subject for Processes {
             node: "host-a".into(),
             accelerator: String::new(),
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            secrets_dir: None,
             logs: LogLimits::usual(),
             control_groups: ControlGroups::Off,
             memory_limit: MemoryLimit::Off,
             agent_socket: None,
+            isolating: Arc::new(muster_agent::isolation::Isolating::off()),
+            shown: Vec::new(),
         })
     }
 

@@ -108,6 +108,7 @@ impl<'a, S: Subject> Bench<'a, S> {
                 accelerator_type: String::new(),
                 cpu_milli: 100,
                 memory_bytes: 1 << 24,
+                device_milli: muster_agent::order::DEVICE_MILLI,
             }
         });
         Arc::new(Placement {
@@ -129,6 +130,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             slices: Vec::new(),
             notice: None,
             checkpoint: Checkpoint::default(),
+            gang_secret: String::new(),
             region: "r".into(),
             cluster: "c".into(),
         })

@@ -168,8 +168,13 @@ impl NodeService for Service {
         request: tonic::Request<Streaming<v1::UploadLogsRequest>>,
     ) -> Result<tonic::Response<v1::UploadLogsResponse>, Status> {
         let mut incoming = request.into_inner();
+        let mut opened = false;
         while let Some(message) = incoming.next().await {
             let message = message?;
+            // The first message only says that the order has arrived, unless it says that nothing will come.
+            if !std::mem::replace(&mut opened, true) && message.data.is_empty() && message.error.is_empty() {
+                continue;
+            }
             let last = message.data.is_empty();
             let _ = self.0.heard.send(Heard::Upload(message));
             if last {
@@ -352,6 +357,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         accelerator_type: if devices.is_empty() { String::new() } else { "h100".into() },
         cpu_milli: 100,
         memory_bytes: 1 << 28,
+        device_share_milli: 0,
     });
     v1::StartOrder {
         job_id: job.to_owned(),
@@ -386,6 +392,10 @@ pub struct Host {
     pub dir: tempfile::TempDir,
     pub endpoint: String,
     pub control_groups: &'static str,
+    /// Off: scripts of tests write down who they are, as this process sees them.
+    pub workers: serde_json::Value,
+    /// Who the agent runs as, where not as the test.
+    pub user: Option<u32>,
     /// How its health is watched, and what it has.
     pub health: serde_json::Value,
     pub accelerators: serde_json::Value,
@@ -399,6 +409,8 @@ impl Host {
             dir,
             endpoint: leader.address.clone(),
             control_groups: "off",
+            workers: serde_json::json!({"isolation": "off"}),
+            user: None,
             health: serde_json::json!({"nvml": "off", "kernel_log": "off"}),
             accelerators: serde_json::json!({"type": "h100", "count": 4}),
         }
@@ -428,6 +440,8 @@ impl Host {
             "shim_command": [binary, "shim"],
             "boot_id_path": self.file("boot_id"),
             "control_groups": self.control_groups,
+            "runtime_dir": self.file("run"),
+            "workers": self.workers,
             "health": self.health,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
@@ -436,7 +450,13 @@ impl Host {
         });
         let path = self.file("agent.json");
         std::fs::write(&path, config.to_string()).unwrap();
-        let child = Command::new(binary).arg("agent").arg(path).stdin(Stdio::piped()).spawn().unwrap();
+        let mut command = Command::new(binary);
+        command.arg("agent").arg(path).stdin(Stdio::piped());
+        if let Some(user) = self.user {
+            std::os::unix::process::CommandExt::uid(&mut command, user);
+            std::os::unix::process::CommandExt::gid(&mut command, user);
+        }
+        let child = command.spawn().unwrap();
         Agent { child }
     }
 

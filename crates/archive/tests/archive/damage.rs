@@ -188,3 +188,37 @@ fn names_stay_inside_the_folder() {
     }
     assert!(files(dir.path()).is_empty());
 }
+
+/// History that cannot be read must not keep a replica from starting.
+#[test]
+fn damaged_segments_at_the_end_are_set_aside_and_written_again() {
+    let (log, dir) = small();
+    let whole = open(dir.path());
+    let (end, segments) = (whole.end().unwrap(), whole.summary().segments);
+    drop(whole);
+    let of_segments: Vec<_> =
+        files(dir.path()).into_iter().filter(|f| f.to_string_lossy().contains("segments")).collect();
+    for file in &of_segments[of_segments.len() - 2..] {
+        let mut bad = fs::read(file).unwrap();
+        let middle = bad.len() / 2;
+        bad[middle] ^= 1;
+        fs::write(file, &bad).unwrap();
+    }
+    assert!(Archive::open(store(dir.path()), Some(CLUSTER)).is_err(), "one who only reads changes nothing");
+    let archive = Archive::open_and_mend(store(dir.path()), Some(CLUSTER)).unwrap();
+    assert_eq!((archive.damaged().len(), archive.summary().segments), (2, segments - 2));
+    let from = archive.end().unwrap();
+    assert!(from.next_raft < end.next_raft);
+    let rest: Vec<_> =
+        log.rounds.iter().filter(|round| round.raft_index >= from.next_raft).cloned().collect();
+    archive.append(CLUSTER, &rest, end.next_raft).unwrap();
+    assert_eq!(archive.end().unwrap().sequence, end.sequence);
+    drop(archive);
+    assert!(is_whole(dir.path()));
+    assert_eq!(Archive::open_and_mend(store(dir.path()), Some(CLUSTER)).unwrap().damaged().len(), 0);
+    assert_eq!(
+        fs::read_dir(dir.path().join("damaged")).unwrap().count(),
+        2,
+        "kept for whoever examines them"
+    );
+}

@@ -4,7 +4,9 @@
     reason = "a panic here is the report; the lint knows test functions but not their helpers"
 )]
 
+mod compressed;
 mod damage;
 mod past;
 mod rendering;
+mod retention;
 mod support;

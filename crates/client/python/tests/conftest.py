@@ -74,7 +74,8 @@ class Cluster:
         """A certificate, in a folder of its own."""
         folder = self.folder / f"tls-{kind}-{name}"
         if not folder.exists():
-            self.command("ca", "issue", str(self.folder / "ca"), kind, name, "--out", str(folder))
+            whose = ["--all-tenants"] if kind == "client" else []
+            self.command("ca", "issue", str(self.folder / "ca"), kind, name, *whose, "--out", str(folder))
         return folder
 
     def _tls(self, kind: str, name: str) -> str:

@@ -9,25 +9,23 @@
 use super::convert;
 use super::refusal::Refusal;
 use super::snapshots::Uploads;
+use super::transport::{Connection as _, Transport};
 use crate::config::ConsensusConfig;
 use crate::error::ReadPoint;
 use crate::gate::Gate;
-use crate::ground::{Metrics, PeerError, PeerLink, Peers, Process};
+use crate::ground::{Ground, Metrics, PeerError, PeerLink, Peers, Storage as _};
 use crate::membership::MEMBERS_MAX;
 use crate::peers::{self, PeerReport};
-use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep};
+use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep, Voted};
 use crate::shortcut::Shortcuts;
 use crate::traffic::Traffic;
-use muster_store::{ReplicaNode, ReplicaStore};
-use muster_transport::Expect;
+use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
-use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use openraft::async_runtime::WatchReceiver;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 /// A refusal that goes on is logged again after this long.
@@ -47,12 +45,15 @@ pub(super) enum Purpose {
 }
 
 /// A connection that is kept.
-struct Kept {
+struct Kept<C> {
     address: String,
     /// Of the certificates it was made with.
     epoch: u64,
-    client: RaftServiceClient<Channel>,
+    client: C,
 }
+
+/// The connections that are kept, by peer and purpose.
+type KeptConnections<C> = BTreeMap<(ReplicaId, Purpose), Kept<C>>;
 
 /// A few for each member. More are those of former members.
 const KEPT_MAX: usize = 4 * MEMBERS_MAX;
@@ -60,24 +61,26 @@ const KEPT_MAX: usize = 4 * MEMBERS_MAX;
 /// When which refusal by which peer was logged.
 type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
-/// Makes connections to peers. Clones share what it knows of them.
+/// The ways to peers over a transport. Clones share what it knows of them.
 #[derive(Clone)]
-pub struct PeerNetwork {
+pub struct PeerNetwork<G: Ground, T: Transport> {
     pub(super) config: ConsensusConfig,
-    pub(super) gate: Gate<Process>,
+    pub(super) gate: Gate<G>,
     pub(super) traffic: Traffic,
-    pub(super) store: ReplicaStore,
+    pub(super) store: G::Storage,
     pub(super) shortcuts: Shortcuts,
+    transport: T,
     /// Set once the protocol runs.
-    metrics: Arc<OnceLock<Metrics<Process>>>,
+    metrics: Arc<OnceLock<Metrics<G>>>,
     pub(super) uploads: Uploads,
-    kept: Arc<Mutex<BTreeMap<(ReplicaId, Purpose), Kept>>>,
+    kept: Arc<Mutex<KeptConnections<T::Connection>>>,
     /// When a peer's refusal of this replica as such was last logged.
     refusals: Arc<Mutex<LoggedAt>>,
 }
 
-impl PeerNetwork {
-    pub(crate) fn new(config: ConsensusConfig, gate: Gate<Process>, store: ReplicaStore) -> PeerNetwork {
+impl<G: Ground, T: Transport> PeerNetwork<G, T> {
+    /// The ways from the replica with this configuration.
+    pub fn new(config: ConsensusConfig, gate: Gate<G>, store: G::Storage, transport: T) -> Self {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
         PeerNetwork {
             shortcuts: Shortcuts::new(config.timing),
@@ -85,6 +88,7 @@ impl PeerNetwork {
             gate,
             traffic: Traffic::default(),
             store,
+            transport,
             metrics: Arc::default(),
             uploads,
             kept: Arc::default(),
@@ -92,18 +96,20 @@ impl PeerNetwork {
         }
     }
 
-    pub(crate) fn watch(&self, metrics: Metrics<Process>) {
+    /// Follows the membership that the protocol knows; called once, when it runs.
+    pub fn watch(&self, metrics: Metrics<G>) {
         // Started once; a second protocol on this network does not exist.
         let _ = self.metrics.set(metrics);
     }
 
-    pub(crate) fn traffic(&self) -> &Traffic {
-        &self.traffic
-    }
-
     /// The connection to `target` for a purpose, at `node` until the membership says otherwise; opened when first
     /// used, and again whenever it broke.
-    pub(super) fn channel(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerChannel {
+    pub(super) fn channel(
+        &self,
+        target: ReplicaId,
+        node: &ReplicaNode,
+        purpose: Purpose,
+    ) -> PeerChannel<G, T> {
         let address = self.address(target, node);
         let client = self.connection(target, &address, purpose);
         PeerChannel { network: self.clone(), target, node: node.clone(), purpose, address, client }
@@ -115,11 +121,11 @@ impl PeerNetwork {
         target: ReplicaId,
         address: &str,
         purpose: Purpose,
-    ) -> Result<RaftServiceClient<Channel>, String> {
+    ) -> Result<T::Connection, String> {
         if purpose == Purpose::Snapshot {
             return self.connect(target, address);
         }
-        let epoch = self.config.security.epoch();
+        let epoch = self.transport.epoch();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = kept.get(&(target, purpose))
             && kept.address == address
@@ -143,34 +149,9 @@ impl PeerNetwork {
         }
     }
 
-    fn connect(&self, target: ReplicaId, address: &str) -> Result<RaftServiceClient<Channel>, String> {
-        let lease = self.config.timing.lease();
-        let connector = self.config.security.connector(Expect::Replica(target));
-        let address = self.config.security.address(address).map_err(|error| error.to_string());
-        address
-            .and_then(|address| Endpoint::from_shared(address).map_err(|error| error.to_string()))
-            .map(|endpoint| {
-                endpoint
-                    // Who waits for a vote waits for the attempt that is under way: one that began while nothing came
-                    // through must not last longer than a vote may take. Three round trips between regions fit.
-                    .connect_timeout((lease / 2).max(Duration::from_millis(250)))
-                    .tcp_nodelay(true)
-                    // A peer that died without a word is noticed within seconds, also while idle; a
-                    // busy stream notices sooner, by its own unanswered requests.
-                    .http2_keep_alive_interval(lease.max(Duration::from_millis(500)))
-                    .keep_alive_timeout((lease * 2).max(Duration::from_millis(1_000)))
-                    .keep_alive_while_idle(true)
-                    .initial_stream_window_size(8 << 20)
-                    .initial_connection_window_size(16 << 20)
-                    .connect_with_connector_lazy(connector)
-            })
-            .map(|channel: Channel| {
-                let bytes_max = self.config.limits.message_bytes_max;
-                RaftServiceClient::new(channel)
-                    .max_decoding_message_size(bytes_max)
-                    .max_encoding_message_size(bytes_max)
-            })
-            .inspect_err(|error| tracing::error!(%target, error, "a peer's endpoint cannot be used"))
+    fn connect(&self, target: ReplicaId, address: &str) -> Result<T::Connection, String> {
+        let connected = self.transport.connect(target, address);
+        connected.inspect_err(|error| tracing::error!(%target, error, "a peer's endpoint cannot be used"))
     }
 
     /// Where the membership says a member lives.
@@ -182,16 +163,16 @@ impl PeerNetwork {
 
 /// One connection to one peer.
 #[derive(Clone)]
-pub struct PeerChannel {
-    network: PeerNetwork,
+pub struct PeerChannel<G: Ground, T: Transport> {
+    network: PeerNetwork<G, T>,
     target: ReplicaId,
     node: ReplicaNode,
     purpose: Purpose,
     address: String,
-    client: Result<RaftServiceClient<Channel>, String>,
+    client: Result<T::Connection, String>,
 }
 
-impl PeerChannel {
+impl<G: Ground, T: Transport> PeerChannel<G, T> {
     pub(super) fn target(&self) -> ReplicaId {
         self.target
     }
@@ -202,12 +183,13 @@ impl PeerChannel {
             cluster_id: self.network.config.cluster_id.to_string(),
             source: self.network.config.replica_id.0,
             target: self.target.0,
-            generation: self.network.store.identity().generation,
+            generation: self.network.store.generation(),
+            founding: peers::founding_of(self.network.store.founding()),
         }
     }
 
     /// A client at the peer's present address; none while this replica calls nobody.
-    pub(super) fn client(&mut self) -> Result<RaftServiceClient<Channel>, String> {
+    pub(super) fn client(&mut self) -> Result<T::Connection, String> {
         if self.network.traffic.peers_out_refused().is_some() {
             return Err("this replica calls no peer for a while, for a drill".to_owned());
         }
@@ -232,11 +214,11 @@ impl PeerChannel {
         }
         let refusal = Refusal::of(status);
         let mut refusals = self.network.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let logged = refusals.get(&(self.target, refusal));
-        if logged.is_some_and(|logged| logged.elapsed() < REFUSAL_LOG_INTERVAL) {
+        let (logged, now) = (refusals.get(&(self.target, refusal)), G::instant());
+        if logged.is_some_and(|logged| now.saturating_duration_since(*logged) < REFUSAL_LOG_INTERVAL) {
             return;
         }
-        refusals.insert((self.target, refusal), Instant::now());
+        refusals.insert((self.target, refusal), now);
         if refusal == Some(Refusal::Rejoining) {
             tracing::warn!(target = %self.target, reason = status.message(), "a peer lost its storage");
         } else {
@@ -244,36 +226,42 @@ impl PeerChannel {
         }
     }
 
-    async fn call<T>(
-        &mut self,
-        call: impl AsyncFnOnce(RaftServiceClient<Channel>, wire::Peer) -> Result<tonic::Response<T>, Status>,
-    ) -> Result<T, Status> {
-        let answer = self.ask(call).await;
-        if let Err(status) = &answer {
-            self.note_refusal(status);
-        }
-        answer
+    /// What is needed for a call.
+    fn ready(&mut self) -> Result<(T::Connection, wire::Peer), Status> {
+        let client = self.client().map_err(Status::unavailable)?;
+        Ok((client, self.peer()))
     }
 
-    /// The same; what a refusal means is for the caller to say.
-    async fn ask<T>(
-        &mut self,
-        call: impl AsyncFnOnce(RaftServiceClient<Channel>, wire::Peer) -> Result<tonic::Response<T>, Status>,
-    ) -> Result<T, Status> {
-        let client = self.client().map_err(Status::unavailable)?;
-        call(client, self.peer()).await.map(tonic::Response::into_inner)
+    /// The answer, after a refusal of this replica was noted.
+    fn noted<A>(&self, answer: Result<A, Status>) -> Result<A, Status> {
+        answer.inspect_err(|status| self.note_refusal(status))
+    }
+
+    /// Asks a replica that waits for a founding to belong to `founding`; how it is then.
+    pub(crate) async fn found(&mut self, founding: Option<u64>) -> Result<PeerReport, PeerError> {
+        let (mut client, peer) = self.ready()?;
+        let answer = client.describe(wire::DescribeRequest { peer: Some(peer), found: founding }).await;
+        Ok(peers::from_wire(self.noted(answer)?, G::instant()))
     }
 }
 
-impl Peers for PeerNetwork {
-    type Link = PeerChannel;
+impl<G: Ground, T: Transport> Peers for PeerNetwork<G, T> {
+    type Link = PeerChannel<G, T>;
 
-    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel {
+    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel<G, T> {
         self.channel(target, node, Purpose::Calls)
     }
 
     fn are_uploading(&self) -> bool {
         self.uploads.are_running()
+    }
+
+    fn answered_unsent(&self) -> u64 {
+        self.shortcuts.answered()
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 }
 
@@ -287,51 +275,57 @@ impl From<Status> for PeerError {
     }
 }
 
-impl PeerLink for PeerChannel {
+impl<G: Ground, T: Transport> PeerLink for PeerChannel<G, T> {
     async fn describe(&mut self) -> Result<PeerReport, PeerError> {
-        let request = |peer| wire::DescribeRequest { peer: Some(peer) };
-        let answer = self.call(async |mut client, peer| client.describe(request(peer)).await).await?;
-        Ok(peers::from_wire(answer))
+        self.found(None).await
     }
 
     async fn keep_open(&mut self) {
         if let Some(node) = self.network.node(self.target) {
             self.node = node;
         }
-        let request = |peer| wire::DescribeRequest { peer: Some(peer) };
-        let ways =
-            [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
-                let mut way = self.network.channel(self.target, &self.node, purpose);
-                async move {
-                    way.ask(async |mut client, peer| client.describe(request(peer)).await).await.map(drop)
-                }
-            });
-        // What cannot be reached now is tried again the next time. A refusal says nothing yet: one that has just been
-        // taken in learns from its leader of which generation it is.
+        let ways = [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
+            let mut way = self.network.channel(self.target, &self.node, purpose);
+            async move {
+                let Ok((mut client, peer)) = way.ready() else { return };
+                // What cannot be reached now is tried again the next time. A refusal says nothing yet: one that has
+                // just been taken in learns from its leader of which generation it is.
+                let _ = client.describe(wire::DescribeRequest { peer: Some(peer), found: None }).await;
+            }
+        });
         futures::future::join_all(ways).await;
     }
 
     async fn read_index(mut self) -> Result<ReadPoint, PeerError> {
-        let request = |peer| wire::ReadIndexRequest { peer: Some(peer) };
-        let answer = self.call(async |mut client, peer| client.read_index(request(peer)).await).await?;
-        Ok(convert::read_point(answer)?)
+        let (mut client, peer) = self.ready()?;
+        let answer = client.read_index(wire::ReadIndexRequest { peer: Some(peer) }).await;
+        Ok(convert::read_point(self.noted(answer)?)?)
     }
 
     async fn readmit(&mut self, request: ReturnRequest) -> Result<Readmitted, PeerError> {
-        let ReturnRequest { step, begun, node } = request;
+        let ReturnRequest { step, begun, voted, node } = request;
+        let voted = match voted {
+            Voted::Unsaid => wire::readmit_request::Voted::Unspecified,
+            Voted::Asked => wire::readmit_request::Voted::Asked,
+            Voted::Told(true) => wire::readmit_request::Voted::Yes,
+            Voted::Told(false) => wire::readmit_request::Voted::No,
+        };
         let step = match step {
             ReturnStep::Readmit => wire::readmit_request::Step::Readmit,
             ReturnStep::Promote => wire::readmit_request::Step::Promote,
         };
-        let request = |peer| wire::ReadmitRequest {
+        let (mut client, peer) = self.ready()?;
+        let request = wire::ReadmitRequest {
             peer: Some(peer),
             step: step.into(),
             begun,
             region: node.region,
             peer_endpoint: node.peer_endpoint,
             client_endpoint: node.client_endpoint,
+            voted: voted.into(),
         };
-        let answer = self.ask(async |mut client, peer| client.readmit(request(peer)).await).await?;
+        // What a refusal means is for the caller to say.
+        let answer = client.readmit(request).await?;
         let vote = convert::vote(answer.vote)?;
         Ok(Readmitted { from_index: answer.from_index, vote, voted: answer.voted })
     }

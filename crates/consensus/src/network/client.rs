@@ -7,48 +7,47 @@
 use super::channel::{PeerChannel, PeerNetwork, Purpose};
 use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
+use super::transport::{Arriving, Connection as _, Transport};
 use crate::gate::Gate;
-use crate::ground::Process;
+use crate::ground::{Ground, Storage as _};
 use crate::shortcut::{self, Shortcuts, Way};
 use crate::traffic::Traffic;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_store::{LogId, RaftConfig, ReplicaNode, ReplicaStore, SnapshotHandle, Vote};
+use muster_store::{LogId, ReplicaNode, SnapshotHandle, Vote};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
-use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use openraft::errors::{ErrorSource as _, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable};
 use openraft::network::RPCOption;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult, TransferLeaderRequest,
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
-use openraft::type_config::alias::SnapshotOf;
+use openraft::type_config::alias::{ErrorSourceOf, SnapshotOf};
 use openraft::{OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2, StorageError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tonic::transport::Channel;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
-impl RaftNetworkFactory<RaftConfig> for PeerNetwork {
-    type Network = PeerClient;
+impl<G: Ground, T: Transport> RaftNetworkFactory<G> for PeerNetwork<G, T> {
+    type Network = PeerClient<G, T>;
 
-    async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+    async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
         self.client(ReplicaId(target), node, Purpose::Log)
     }
 
-    async fn new_heartbeat_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+    async fn new_heartbeat_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
         self.client(ReplicaId(target), node, Purpose::Heartbeats)
     }
 
-    async fn new_snapshot_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient {
+    async fn new_snapshot_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
         self.client(ReplicaId(target), node, Purpose::Snapshot)
     }
 }
 
-impl PeerNetwork {
-    fn client(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerClient {
+impl<G: Ground, T: Transport> PeerNetwork<G, T> {
+    fn client(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerClient<G, T> {
         PeerClient {
             source: self.config.replica_id,
             channel: self.channel(target, node, purpose),
@@ -64,23 +63,23 @@ impl PeerNetwork {
 }
 
 /// One use of the ways to one peer.
-pub struct PeerClient {
+pub struct PeerClient<G: Ground, T: Transport> {
     source: ReplicaId,
     /// For the log, heartbeats or a snapshot.
-    channel: PeerChannel,
+    channel: PeerChannel<G, T>,
     /// For votes.
-    calls: PeerChannel,
-    gate: Gate<Process>,
+    calls: PeerChannel<G, T>,
+    gate: Gate<G>,
     traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,
     shortcuts: Shortcuts,
-    store: ReplicaStore,
+    store: G::Storage,
 }
 
-type RpcError = RPCError<RaftConfig>;
+type RpcError<G> = RPCError<G>;
 
-fn unreachable(reason: impl ToString) -> RpcError {
+fn unreachable<G: Ground>(reason: impl ToString) -> RpcError<G> {
     RPCError::Unreachable(Unreachable::from_string(reason))
 }
 
@@ -100,31 +99,31 @@ fn with_in_flight<T>(shared: &SharedInFlight, f: impl FnOnce(&mut InFlight) -> T
     f(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl PeerClient {
-    fn client(&mut self) -> Result<RaftServiceClient<Channel>, RpcError> {
+impl<G: Ground, T: Transport> PeerClient<G, T> {
+    fn client(&mut self) -> Result<T::Connection, RpcError<G>> {
         self.channel.client().map_err(unreachable)
     }
 
-    fn failed(&mut self, status: &Status) -> RpcError {
+    fn failed(&mut self, status: &Status) -> RpcError<G> {
         self.channel.note_refusal(status);
         unreachable(format!("{}: {}", status.code(), status.message()))
     }
 
     /// Runs a single call within the time the protocol gives it.
-    async fn call<T>(
+    async fn call<A: Send>(
         &mut self,
         action: RPCTypes,
         option: &RPCOption,
-        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-    ) -> Result<T, RpcError> {
-        match tokio::time::timeout(option.hard_ttl(), call).await {
-            Ok(Ok(response)) => Ok(response.into_inner()),
+        call: impl Future<Output = Result<A, Status>> + Send,
+    ) -> Result<A, RpcError<G>> {
+        match G::within(option.hard_ttl(), call).await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(status)) => Err(self.failed(&status)),
             Err(_) => Err(self.timed_out(action, option.hard_ttl())),
         }
     }
 
-    fn timed_out(&self, action: RPCTypes, timeout: Duration) -> RpcError {
+    fn timed_out(&self, action: RPCTypes, timeout: Duration) -> RpcError<G> {
         RPCError::Timeout(Timeout { action, id: self.source.0, target: self.channel.target().0, timeout })
     }
 
@@ -134,7 +133,7 @@ impl PeerClient {
         in_flight: SharedInFlight,
     ) -> impl Stream<Item = wire::AppendRequest> + Send + 'static
     where
-        S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
     {
         let (gate, traffic) = (self.gate.clone(), self.traffic.clone());
         let first_peer = Some(self.channel.peer());
@@ -147,20 +146,20 @@ impl PeerClient {
                     with_in_flight(&in_flight, |in_flight| in_flight.held_back = true);
                     return None;
                 }
-                with_in_flight(&in_flight, |in_flight| in_flight.sent_at.push_back(Instant::now()));
+                with_in_flight(&in_flight, |in_flight| in_flight.sent_at.push_back(G::instant()));
                 Some((convert::append_to_wire(peer.take(), &request), (input, peer)))
             }
         })
     }
 
     /// Opens a stream of requests, the first of which is there, and sends all of them.
-    async fn send_all<'s>(&'s mut self, input: Requests) -> Result<AppendAnswers<'s>, RpcError> {
+    async fn send_all<'s>(&'s mut self, input: Requests<G>) -> Result<AppendAnswers<'s, G>, RpcError<G>> {
         let in_flight = SharedInFlight::default();
         let outbound = self.outbound(input, Arc::clone(&in_flight));
         let mut client = self.client()?;
-        let opened = tokio::time::timeout(self.stall_max, client.append(outbound)).await;
+        let opened = G::within(self.stall_max, client.append(outbound.boxed())).await;
         let inbound = match opened {
-            Ok(Ok(response)) => response.into_inner(),
+            Ok(Ok(inbound)) => inbound,
             Ok(Err(status)) => return Err(self.failed(&status)),
             Err(_) => return Err(self.timed_out(RPCTypes::AppendEntries, self.stall_max)),
         };
@@ -173,44 +172,47 @@ impl PeerClient {
     }
 
     /// Through where the peer is known to hold a request, asking it from the end of its log on where that is known.
-    async fn held(&mut self, request: &AppendEntriesRequest<RaftConfig>) -> Result<Option<LogId>, RpcError> {
+    async fn held(&mut self, request: &AppendEntriesRequest<G>) -> Result<Option<LogId>, RpcError<G>> {
         let peer = self.channel.target();
-        let end = match self.shortcuts.way(peer, request, Instant::now()) {
+        let end = match self.shortcuts.way(peer, request, G::instant()) {
             Way::Plain => return Ok(None),
             Way::Held(through) => return Ok(Some(through)),
             Way::From(end) => end,
         };
         // A log that cannot be read is the protocol's matter, which reads it next.
         let range = shortcut::range(end);
-        let own = self.store.log.read(range.start, range.end, FROM_END_BYTES_MAX).await.unwrap_or_default();
+        let own = self.store.read(range.start, range.end, FROM_END_BYTES_MAX).await.unwrap_or_default();
         let Some(asked) = shortcut::from_end(request, end, own) else { return Ok(None) };
         let through = asked.entries.last().map_or(end, |entry| entry.log_id);
         let once = futures::stream::once(futures::future::ready(asked)).boxed();
+        let sent = G::instant();
         let answer = self.send_all(once).await?.next().await;
         match answer {
             Some(Ok(Ok(Some(matched)))) if matched == through => {
-                self.shortcuts.held(peer, request, through, Instant::now());
+                self.shortcuts.held(peer, request, through, sent);
             }
             Some(Err(error)) => return Err(error),
             // The protocol asks in its own way, and hears why not.
             _ => return Ok(None),
         }
-        match self.shortcuts.way(peer, request, Instant::now()) {
+        match self.shortcuts.way(peer, request, G::instant()) {
             Way::Held(through) => Ok(Some(through)),
             Way::Plain | Way::From(_) => Ok(None),
         }
     }
 
-    async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s>, RpcError>
+    async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s, G>, RpcError<G>>
     where
-        S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
     {
+        // The first request may be long in coming: an idle leader has nothing to send. Only once it
+        // is there does the peer owe an answer. It is waited for before anything is refused, because the
+        // protocol pauses after an error where it makes the next request: without that, a leader behind a
+        // closed gate would try again at once, for ever.
+        let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
         if !self.gate.is_open() {
             return Err(unreachable("no quorum is heard"));
         }
-        // The first request may be long in coming: an idle leader has nothing to send. Only once it
-        // is there does the peer owe an answer.
-        let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
         let Some(through) = self.held(&first).await? else {
             return self.send_all(with_first(first, input.boxed())).await;
         };
@@ -219,26 +221,26 @@ impl PeerClient {
     }
 }
 
-type Requests = BoxStream<'static, AppendEntriesRequest<RaftConfig>>;
-type AppendAnswer = Result<StreamAppendResult<RaftConfig>, RpcError>;
-type AppendAnswers<'s> = BoxStream<'s, AppendAnswer>;
+type Requests<G> = BoxStream<'static, AppendEntriesRequest<G>>;
+type AppendAnswer<G> = Result<StreamAppendResult<G>, RpcError<G>>;
+type AppendAnswers<'s, G> = BoxStream<'s, AppendAnswer<G>>;
 
-fn with_first(first: AppendEntriesRequest<RaftConfig>, rest: Requests) -> Requests {
+fn with_first<G: Ground>(first: AppendEntriesRequest<G>, rest: Requests<G>) -> Requests<G> {
     futures::stream::once(futures::future::ready(first)).chain(rest).boxed()
 }
 
 /// How far a stream is whose first requests the peer is known to hold.
-enum Phase<'s> {
+enum Phase<'s, G: Ground, T: Transport> {
     /// Requests are answered without being sent; one is to be answered so now.
-    Held { client: &'s mut PeerClient, input: Requests, through: Option<LogId> },
+    Held { client: &'s mut PeerClient<G, T>, input: Requests<G>, through: Option<LogId> },
     /// Every request is sent.
-    Sent(AppendAnswers<'s>),
+    Sent(AppendAnswers<'s, G>),
     /// An error was the last answer.
     Over,
 }
 
-impl<'s> Phase<'s> {
-    async fn next(self) -> Option<(AppendAnswer, Phase<'s>)> {
+impl<'s, G: Ground, T: Transport> Phase<'s, G, T> {
+    async fn next(self) -> Option<(AppendAnswer<G>, Phase<'s, G, T>)> {
         match self {
             Phase::Held { client, input, through: Some(through) } => {
                 Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
@@ -263,15 +265,15 @@ impl<'s> Phase<'s> {
 }
 
 /// The answers of one stream of requests.
-struct Answers<'s> {
-    client: &'s mut PeerClient,
-    inbound: Streaming<wire::AppendResponse>,
+struct Answers<'s, G: Ground, T: Transport> {
+    client: &'s mut PeerClient<G, T>,
+    inbound: Arriving<wire::AppendResponse>,
     in_flight: SharedInFlight,
     done: bool,
 }
 
-impl Answers<'_> {
-    async fn next(&mut self) -> Option<Result<StreamAppendResult<RaftConfig>, RpcError>> {
+impl<G: Ground, T: Transport> Answers<'_, G, T> {
+    async fn next(&mut self) -> Option<Result<StreamAppendResult<G>, RpcError<G>>> {
         if self.done {
             return None;
         }
@@ -280,12 +282,14 @@ impl Answers<'_> {
         next
     }
 
-    async fn receive(&mut self) -> Option<Result<StreamAppendResult<RaftConfig>, RpcError>> {
+    async fn receive(&mut self) -> Option<Result<StreamAppendResult<G>, RpcError<G>>> {
         let stall_max = self.client.stall_max;
         loop {
-            let Ok(message) = tokio::time::timeout(stall_max / 2, self.inbound.message()).await else {
+            let Ok(message) = G::within(stall_max / 2, self.inbound.next()).await else {
                 let stalled = with_in_flight(&self.in_flight, |in_flight| {
-                    in_flight.sent_at.front().is_some_and(|sent| sent.elapsed() > stall_max)
+                    let now = G::instant();
+                    let oldest = in_flight.sent_at.front();
+                    oldest.is_some_and(|sent| now.saturating_duration_since(*sent) > stall_max)
                 });
                 if stalled {
                     return Some(Err(self.client.timed_out(RPCTypes::AppendEntries, stall_max)));
@@ -293,28 +297,28 @@ impl Answers<'_> {
                 continue;
             };
             return match message {
-                Ok(Some(message)) => {
+                Some(Ok(message)) => {
                     with_in_flight(&self.in_flight, |in_flight| in_flight.sent_at.pop_front());
                     Some(convert::append_result(message).map_err(|status| self.client.failed(&status)))
                 }
-                Ok(None) if with_in_flight(&self.in_flight, |in_flight| in_flight.held_back) => {
+                None if with_in_flight(&self.in_flight, |in_flight| in_flight.held_back) => {
                     Some(Err(unreachable("no quorum is heard, or this replica is to be silent")))
                 }
-                Ok(None) => None,
-                Err(status) => Some(Err(self.client.failed(&status))),
+                None => None,
+                Some(Err(status)) => Some(Err(self.client.failed(&status))),
             };
         }
     }
 }
 
-impl RaftNetworkV2<RaftConfig> for PeerClient {
+impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
     type SnapshotData = SnapshotHandle;
 
     async fn append_entries(
         &mut self,
-        rpc: AppendEntriesRequest<RaftConfig>,
+        rpc: AppendEntriesRequest<G>,
         _option: RPCOption,
-    ) -> Result<AppendEntriesResponse<RaftConfig>, RpcError> {
+    ) -> Result<AppendEntriesResponse<G>, RpcError<G>> {
         let once = futures::stream::once(async move { rpc }).boxed();
         let mut answers = self.open_append(once).await?;
         match answers.next().await {
@@ -329,19 +333,15 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
         _option: RPCOption,
     ) -> futures::future::BoxFuture<
         's,
-        Result<BoxStream<'s, Result<StreamAppendResult<RaftConfig>, RpcError>>, RpcError>,
+        Result<BoxStream<'s, Result<StreamAppendResult<G>, RpcError<G>>>, RpcError<G>>,
     >
     where
-        S: Stream<Item = AppendEntriesRequest<RaftConfig>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
     {
         self.open_append(input).boxed()
     }
 
-    async fn vote(
-        &mut self,
-        rpc: VoteRequest<RaftConfig>,
-        option: RPCOption,
-    ) -> Result<VoteResponse<RaftConfig>, RpcError> {
+    async fn vote(&mut self, rpc: VoteRequest<G>, option: RPCOption) -> Result<VoteResponse<G>, RpcError<G>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.vote(request)).await?;
@@ -354,9 +354,9 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
 
     async fn pre_vote(
         &mut self,
-        rpc: VoteRequest<RaftConfig>,
+        rpc: VoteRequest<G>,
         option: RPCOption,
-    ) -> Result<VoteResponse<RaftConfig>, RpcError> {
+    ) -> Result<VoteResponse<G>, RpcError<G>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.pre_vote(request)).await?;
@@ -366,11 +366,11 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
     async fn full_snapshot(
         &mut self,
         vote: Vote,
-        snapshot: SnapshotOf<RaftConfig, SnapshotHandle>,
+        snapshot: SnapshotOf<G, SnapshotHandle>,
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
-    ) -> Result<SnapshotResponse<RaftConfig>, StreamingError<RaftConfig>> {
-        let upload = Upload {
+    ) -> Result<SnapshotResponse<G>, StreamingError<G>> {
+        let upload = Upload::<G, T::Connection> {
             client: self.client()?,
             peer: self.channel.peer(),
             vote,
@@ -389,7 +389,7 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
             Ok(vote) => Ok(SnapshotResponse::new(vote)),
             // A snapshot that cannot be read is this replica's own failure, not the network's.
             Err(UploadError::Read(error)) => {
-                let source = openraft::impls::BoxedErrorSource::from_error(&error);
+                let source = ErrorSourceOf::<G>::from_error(&error);
                 Err(StreamingError::StorageError(StorageError::read_snapshot(None, source)))
             }
             Err(UploadError::Refused(status)) => Err(self.failed(&status).into()),
@@ -398,9 +398,9 @@ impl RaftNetworkV2<RaftConfig> for PeerClient {
 
     async fn transfer_leader(
         &mut self,
-        request: TransferLeaderRequest<RaftConfig>,
+        request: TransferLeaderRequest<G>,
         option: RPCOption,
-    ) -> Result<TransferLeaderResponse<RaftConfig>, RpcError> {
+    ) -> Result<TransferLeaderResponse<G>, RpcError<G>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let message = convert::transfer_to_wire(self.calls.peer(), &request);
         let response = self.call(RPCTypes::TransferLeader, &option, client.transfer_leader(message)).await?;

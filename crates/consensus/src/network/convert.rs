@@ -1,8 +1,9 @@
 //! Between messages of the wire and types of the protocol.
 
 use crate::error::ReadPoint;
+use crate::ground::Ground;
 use crate::leadership::Leadership;
-use muster_store::{Entry, LeaderId, LogId, RaftConfig, Vote, decode_entry, encode_entry};
+use muster_store::{Entry, LeaderId, LogId, Vote, decode_entry, encode_entry};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use openraft::raft::{
@@ -12,7 +13,7 @@ use openraft::raft::{
 use openraft::vote::RaftLeaderId;
 use tonic::Status;
 
-pub(crate) type AppendResult = Result<Option<LogId>, StreamAppendError<RaftConfig>>;
+pub(crate) type AppendResult<G> = Result<Option<LogId>, StreamAppendError<G>>;
 
 pub(crate) fn missing(field: &'static str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
@@ -51,7 +52,10 @@ pub(crate) fn read_point(message: wire::ReadIndexResponse) -> Result<ReadPoint, 
     Ok(ReadPoint { raft_index: point.index, leadership })
 }
 
-pub(crate) fn vote_request_to_wire(peer: wire::Peer, request: &VoteRequest<RaftConfig>) -> wire::VoteRequest {
+pub(crate) fn vote_request_to_wire<G: Ground>(
+    peer: wire::Peer,
+    request: &VoteRequest<G>,
+) -> wire::VoteRequest {
     wire::VoteRequest {
         peer: Some(peer),
         vote: Some(vote_to_wire(&request.vote)),
@@ -60,13 +64,13 @@ pub(crate) fn vote_request_to_wire(peer: wire::Peer, request: &VoteRequest<RaftC
     }
 }
 
-pub(crate) fn vote_request(message: wire::VoteRequest) -> Result<VoteRequest<RaftConfig>, Status> {
+pub(crate) fn vote_request<G: Ground>(message: wire::VoteRequest) -> Result<VoteRequest<G>, Status> {
     let mut request = VoteRequest::new(vote(message.vote)?, message.last_log_id.map(log_id));
     request.leadership_transfer = message.leadership_transfer;
     Ok(request)
 }
 
-pub(crate) fn vote_response_to_wire(response: &VoteResponse<RaftConfig>) -> wire::VoteResponse {
+pub(crate) fn vote_response_to_wire<G: Ground>(response: &VoteResponse<G>) -> wire::VoteResponse {
     wire::VoteResponse {
         vote: Some(vote_to_wire(&response.vote)),
         granted: response.vote_granted,
@@ -74,13 +78,13 @@ pub(crate) fn vote_response_to_wire(response: &VoteResponse<RaftConfig>) -> wire
     }
 }
 
-pub(crate) fn vote_response(message: wire::VoteResponse) -> Result<VoteResponse<RaftConfig>, Status> {
+pub(crate) fn vote_response<G: Ground>(message: wire::VoteResponse) -> Result<VoteResponse<G>, Status> {
     Ok(VoteResponse::new(vote(message.vote)?, message.last_log_id.map(log_id), message.granted))
 }
 
-pub(crate) fn append_to_wire(
+pub(crate) fn append_to_wire<G: Ground>(
     peer: Option<wire::Peer>,
-    request: &AppendEntriesRequest<RaftConfig>,
+    request: &AppendEntriesRequest<G>,
 ) -> wire::AppendRequest {
     wire::AppendRequest {
         peer,
@@ -104,10 +108,10 @@ pub(crate) fn is_held_by(log_id: &LogId, vote: &Vote) -> bool {
 
 /// Decodes a request and checks what the protocol takes for granted: that a leader sends it, that
 /// its log can hold what is named, and that its entries follow one another.
-pub(crate) fn append(
+pub(crate) fn append<G: Ground>(
     message: wire::AppendRequest,
     source: u64,
-) -> Result<AppendEntriesRequest<RaftConfig>, Status> {
+) -> Result<AppendEntriesRequest<G>, Status> {
     let vote = vote(message.vote)?;
     if !vote.committed || vote.leader_id.node_id != source {
         return Err(Status::invalid_argument("only a leader appends, in its own name"));
@@ -133,7 +137,7 @@ pub(crate) fn append(
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
 }
 
-pub(crate) fn append_result_to_wire(result: &AppendResult) -> wire::AppendResponse {
+pub(crate) fn append_result_to_wire<G: Ground>(result: &AppendResult<G>) -> wire::AppendResponse {
     use wire::append_response::Outcome;
     let outcome = match result {
         Ok(matched) => Outcome::Matched(wire::Matched { log_id: matched.as_ref().map(log_id_to_wire) }),
@@ -143,7 +147,7 @@ pub(crate) fn append_result_to_wire(result: &AppendResult) -> wire::AppendRespon
     wire::AppendResponse { outcome: Some(outcome) }
 }
 
-pub(crate) fn append_result(message: wire::AppendResponse) -> Result<AppendResult, Status> {
+pub(crate) fn append_result<G: Ground>(message: wire::AppendResponse) -> Result<AppendResult<G>, Status> {
     use wire::append_response::Outcome;
     Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
         Outcome::Matched(matched) => Ok(matched.log_id.map(log_id)),
@@ -152,9 +156,9 @@ pub(crate) fn append_result(message: wire::AppendResponse) -> Result<AppendResul
     })
 }
 
-pub(crate) fn transfer_to_wire(
+pub(crate) fn transfer_to_wire<G: Ground>(
     peer: wire::Peer,
-    request: &TransferLeaderRequest<RaftConfig>,
+    request: &TransferLeaderRequest<G>,
 ) -> wire::TransferLeaderRequest {
     wire::TransferLeaderRequest {
         peer: Some(peer),
@@ -164,15 +168,15 @@ pub(crate) fn transfer_to_wire(
     }
 }
 
-pub(crate) fn transfer(
+pub(crate) fn transfer<G: Ground>(
     message: wire::TransferLeaderRequest,
-) -> Result<TransferLeaderRequest<RaftConfig>, Status> {
+) -> Result<TransferLeaderRequest<G>, Status> {
     let from = vote(message.from_leader)?;
     Ok(TransferLeaderRequest::new(from, message.to, message.last_log_id.map(log_id)))
 }
 
-pub(crate) fn transfer_response_to_wire(
-    response: &TransferLeaderResponse<RaftConfig>,
+pub(crate) fn transfer_response_to_wire<G: Ground>(
+    response: &TransferLeaderResponse<G>,
 ) -> wire::TransferLeaderResponse {
     use wire::transfer_leader_response::{Accepted, LogNotFlushed, Outcome, VoteChanged};
     let outcome = match response {
@@ -191,9 +195,9 @@ pub(crate) fn transfer_response_to_wire(
     wire::TransferLeaderResponse { outcome: Some(outcome) }
 }
 
-pub(crate) fn transfer_response(
+pub(crate) fn transfer_response<G: Ground>(
     message: wire::TransferLeaderResponse,
-) -> Result<TransferLeaderResponse<RaftConfig>, Status> {
+) -> Result<TransferLeaderResponse<G>, Status> {
     use wire::transfer_leader_response::Outcome;
     Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
         Outcome::Accepted(_) => Ok(()),

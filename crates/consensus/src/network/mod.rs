@@ -1,4 +1,4 @@
-//! Replicas talking to each other over gRPC.
+//! Replicas talking to each other: over gRPC in a server, over a network of its own in a simulation (`transport.rs`).
 //!
 //! **Invariant:** nothing from a peer of another cluster or generation, or meant for another
 //! replica, is acted on.
@@ -7,9 +7,14 @@
 mod channel;
 mod client;
 mod convert;
+mod grpc;
 mod refusal;
 mod server;
 mod snapshots;
+mod transport;
 
-pub(crate) use channel::PeerNetwork;
+pub use channel::{PeerChannel, PeerNetwork};
+pub use client::PeerClient;
+pub use grpc::Grpc;
 pub use server::{PeerService, peer_server};
+pub use transport::{Arriving, Connection, Transport};

@@ -16,16 +16,22 @@ pub(crate) enum Refusal {
     OldGeneration,
     /// The receiver is of a time before the cluster was rebuilt.
     NewerGeneration,
+    /// Both are of the same cluster by name, and of different foundings of it.
+    OtherFounding,
+    /// The receiver waits for its cluster to be founded.
+    Unfounded,
     /// The receiver lost its storage and was not taken in anew yet.
     Rejoining,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 5] = [
+    const ALL: [Refusal; 7] = [
         Refusal::Stranger,
         Refusal::Impostor,
         Refusal::OldGeneration,
         Refusal::NewerGeneration,
+        Refusal::OtherFounding,
+        Refusal::Unfounded,
         Refusal::Rejoining,
     ];
 
@@ -35,6 +41,8 @@ impl Refusal {
             Refusal::Impostor => "impostor",
             Refusal::OldGeneration => "old-generation",
             Refusal::NewerGeneration => "newer-generation",
+            Refusal::OtherFounding => "other-founding",
+            Refusal::Unfounded => "unfounded",
             Refusal::Rejoining => "rejoining",
         }
     }

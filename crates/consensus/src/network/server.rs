@@ -7,22 +7,23 @@
 use super::convert;
 use super::refusal::Refusal;
 use super::snapshots;
+use super::transport::Arriving;
 use crate::config::Limits;
 use crate::confirm::confirmed;
 use crate::consensus::Consensus;
 use crate::election::Ballot;
-use crate::ground::{Process, Raft};
+use crate::ground::{Ground, Peers as _, Process, Raft, Storage as _};
 use crate::peers;
-use crate::rejoin::{ReturnRequest, ReturnStep, Unable};
+use crate::rejoin::{ReturnRequest, ReturnStep, Unable, Voted};
 use crate::traffic::{Traffic, silent};
-use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use muster_store::{RaftConfig, ReplicaNode, SnapshotHandle};
+use muster_store::{Founding, ReplicaNode, SnapshotHandle, Vote};
 use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
 use openraft::async_runtime::WatchReceiver;
+use openraft::type_config::TypeConfigExt as _;
 use openraft::type_config::alias::SnapshotOf;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,12 +39,12 @@ const ENDPOINT_BYTES_MAX: usize = 1_024;
 
 /// What peers call. Clones share it.
 #[derive(Clone)]
-pub struct PeerService {
-    shared: Arc<Shared>,
+pub struct PeerService<G: Ground = Process> {
+    shared: Arc<Shared<G>>,
 }
 
-struct Shared {
-    consensus: Consensus,
+struct Shared<G: Ground> {
+    consensus: Consensus<G>,
     /// One snapshot is received at a time.
     receiving: Semaphore,
     /// What was logged: why, the cluster named, source, target.
@@ -51,18 +52,21 @@ struct Shared {
 }
 
 impl PeerService {
-    pub(crate) fn new(consensus: Consensus) -> Self {
-        let shared = Shared { consensus, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
-        PeerService { shared: Arc::new(shared) }
-    }
-
     pub(crate) fn into_server(self, limits: &Limits) -> RaftServiceServer<PeerService> {
         RaftServiceServer::new(self)
             .max_decoding_message_size(limits.message_bytes_max)
             .max_encoding_message_size(limits.message_bytes_max)
     }
+}
 
-    fn raft(&self) -> &Raft<Process> {
+impl<G: Ground> PeerService<G> {
+    /// The service of a replica.
+    pub fn new(consensus: Consensus<G>) -> Self {
+        let shared = Shared { consensus, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
+        PeerService { shared: Arc::new(shared) }
+    }
+
+    fn raft(&self) -> &Raft<G> {
         &self.shared.consensus.inner.raft
     }
 
@@ -86,7 +90,7 @@ impl PeerService {
             );
             return Err(self.refuse(Refusal::Stranger, &peer, text));
         }
-        let own = inner.store.identity().generation;
+        let own = inner.store.generation();
         if peer.generation < own {
             let text = format!(
                 "the cluster was rebuilt and is in generation {own}; the caller is of generation {}, from before \
@@ -103,7 +107,40 @@ impl PeerService {
             );
             return Err(self.refuse(Refusal::NewerGeneration, &peer, text));
         }
+        if let (Some(theirs), Founding::Of(own)) = (peer.founding, inner.store.founding())
+            && theirs != own
+        {
+            let text = format!(
+                "this replica and {} belong to two foundings of cluster {cluster_id}: some of its replicas lost their \
+                 disks and founded it a second time; find out which of them hold the data, and start the others with \
+                 --rebuild",
+                ReplicaId(peer.source)
+            );
+            return Err(self.refuse(Refusal::OtherFounding, &peer, text));
+        }
         Ok(peer.source)
+    }
+
+    /// A replica whose cluster is not founded so far promises nothing: its disk may have been lost.
+    fn check_founded(&self) -> Result<(), Status> {
+        match self.shared.consensus.inner.store.founding() {
+            Founding::Awaited => {
+                let text = "this replica waits for its cluster to be founded (--bootstrap)";
+                Err(Refusal::Unfounded.status(text))
+            }
+            Founding::Unknown | Founding::Of(_) => Ok(()),
+        }
+    }
+
+    /// Belongs to the founding that the founder of a new cluster asks for, if this replica waits for one.
+    async fn be_founded(&self, founding: u64) -> Result<(), Status> {
+        let store = self.shared.consensus.inner.store.clone();
+        if store.founding() != Founding::Awaited {
+            return Ok(());
+        }
+        store.belong_to(founding).await.map_err(stopped)?;
+        tracing::info!(founding = format!("{founding:016x}"), "this replica belongs to a new cluster");
+        Ok(())
     }
 
     /// With certificates, nobody speaks in another's name.
@@ -127,18 +164,26 @@ impl PeerService {
         if let Some(peer) = &peer
             && peer.cluster_id.parse() == Ok(inner.config.cluster_id)
             && peer.target == inner.config.replica_id.0
-            && peer.generation > inner.store.identity().generation
+            && peer.generation > inner.store.generation()
         {
-            let (store, generation) = (inner.store.clone(), peer.generation);
-            let adopted = tokio::task::spawn_blocking(move || store.set_generation(generation)).await;
-            match adopted {
-                Ok(Ok(())) => tracing::info!(generation, "this replica takes over the cluster's generation"),
+            let generation = peer.generation;
+            match inner.store.adopt_generation(generation).await {
+                Ok(()) => tracing::info!(generation, "this replica takes over the cluster's generation"),
                 // What follows refuses it, with the reason.
-                Ok(Err(error)) => tracing::debug!(%error, "the generation is not taken over"),
-                Err(error) => return Err(stopped(error)),
+                Err(error) => tracing::debug!(%error, "the generation is not taken over"),
             }
         }
-        self.check(from, peer)
+        let founding = peer.as_ref().and_then(|peer| peer.founding);
+        let source = self.check(from, peer)?;
+        self.check_founded()?;
+        // One that waits to be taken in belongs to the founding of whoever takes it in.
+        if let Some(founding) =
+            founding.filter(|_| inner.store.founding() == Founding::Unknown && inner.store.is_blank())
+            && let Err(error) = inner.store.belong_to(founding).await
+        {
+            tracing::debug!(%error, "the founding is not taken over");
+        }
+        Ok(source)
     }
 
     fn refuse(&self, refusal: Refusal, peer: &wire::Peer, text: String) -> Status {
@@ -153,15 +198,16 @@ impl PeerService {
 
     fn candidate(
         &self,
-        request: Request<wire::VoteRequest>,
-    ) -> Result<openraft::raft::VoteRequest<RaftConfig>, Status> {
-        let from = sender(&request);
-        let message = request.into_inner();
+        from: Principal,
+        message: wire::VoteRequest,
+    ) -> Result<openraft::raft::VoteRequest<G>, Status> {
         let source = self.check(from, message.peer.clone())?;
+        self.check_founded()?;
         self.shared.consensus.may_vote().map_err(unable)?;
-        let request = convert::vote_request(message)?;
+        let request = convert::vote_request::<G>(message)?;
         // A vote that says it was granted would be taken for a leader's.
-        if request.vote.leader_id.node_id != source || request.vote.committed {
+        let vote: Vote = request.vote;
+        if vote.leader_id.node_id != source || vote.committed {
             return Err(Status::invalid_argument("a candidate asks in its own name, before it is elected"));
         }
         Ok(request)
@@ -188,37 +234,30 @@ fn stopped(error: impl std::fmt::Display) -> Status {
     Status::unavailable(format!("the replica stops: {error}"))
 }
 
-#[tonic::async_trait]
-impl RaftService for PeerService {
-    async fn vote(
+/// The calls, as they come from a peer with this certificate.
+///
+/// # Errors
+/// A refusal, with its reason.
+impl<G: Ground> PeerService<G> {
+    /// A candidate asks for a vote, or whether it would have one.
+    pub async fn take_ballot(
         &self,
-        request: Request<wire::VoteRequest>,
-    ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request)?;
-        let consensus = &self.shared.consensus;
-        let response = consensus.answer_candidate(Ballot::Vote, request).await.map_err(stopped)?;
-        Ok(Response::new(convert::vote_response_to_wire(&response)))
+        from: Principal,
+        ballot: Ballot,
+        message: wire::VoteRequest,
+    ) -> Result<wire::VoteResponse, Status> {
+        let request = self.candidate(from, message)?;
+        let response = self.shared.consensus.answer_candidate(ballot, request).await.map_err(stopped)?;
+        Ok(convert::vote_response_to_wire(&response))
     }
 
-    async fn pre_vote(
+    /// A leader appends.
+    pub async fn take_entries(
         &self,
-        request: Request<wire::VoteRequest>,
-    ) -> Result<Response<wire::VoteResponse>, Status> {
-        let request = self.candidate(request)?;
-        let consensus = &self.shared.consensus;
-        let response = consensus.answer_candidate(Ballot::PreVote, request).await.map_err(stopped)?;
-        Ok(Response::new(convert::vote_response_to_wire(&response)))
-    }
-
-    type AppendStream = BoxStream<'static, Result<wire::AppendResponse, Status>>;
-
-    async fn append(
-        &self,
-        request: Request<Streaming<wire::AppendRequest>>,
-    ) -> Result<Response<Self::AppendStream>, Status> {
-        let from = sender(&request);
-        let mut inbound = request.into_inner();
-        let first = inbound.message().await?.ok_or_else(|| convert::missing("the first request"))?;
+        from: Principal,
+        mut inbound: Arriving<wire::AppendRequest>,
+    ) -> Result<Arriving<wire::AppendResponse>, Status> {
+        let first = inbound.next().await.transpose()?.ok_or_else(|| convert::missing("the first request"))?;
         let source = self.check_leader(from, first.peer.clone()).await?;
         self.shared.consensus.may_acknowledge().map_err(unable)?;
         let first = convert::append(first, source)?;
@@ -227,10 +266,10 @@ impl RaftService for PeerService {
         let (refused, traffic) = (Arc::clone(&refusal), self.traffic().clone());
         let from = (inbound, refused, traffic);
         let rest = futures::stream::unfold(from, move |(mut inbound, refused, traffic)| async move {
-            let next = match inbound.message().await {
-                Ok(Some(message)) => traffic.admit_peer().and_then(|()| convert::append(message, source)),
-                Ok(None) => return None,
-                Err(status) => Err(status),
+            let next = match inbound.next().await {
+                Some(Ok(message)) => traffic.admit_peer().and_then(|()| convert::append(message, source)),
+                None => return None,
+                Some(Err(status)) => Err(status),
             };
             match next {
                 Ok(request) => Some((request, (inbound, refused, traffic))),
@@ -250,17 +289,17 @@ impl RaftService for PeerService {
         });
         let ending = async move { refusal.lock().unwrap_or_else(PoisonError::into_inner).take().map(Err) };
         let ending = ending.into_stream().filter_map(futures::future::ready);
-        Ok(Response::new(answers.chain(ending).boxed()))
+        Ok(answers.chain(ending).boxed())
     }
 
-    async fn install_snapshot(
+    /// A leader sends a snapshot.
+    pub async fn take_snapshot(
         &self,
-        request: Request<Streaming<wire::SnapshotRequest>>,
-    ) -> Result<Response<wire::SnapshotResponse>, Status> {
+        from: Principal,
+        mut inbound: Arriving<wire::SnapshotRequest>,
+    ) -> Result<wire::SnapshotResponse, Status> {
         use wire::snapshot_request::Part;
-        let from = sender(&request);
-        let mut inbound = request.into_inner();
-        let first = inbound.message().await?.and_then(|message| message.part);
+        let first = inbound.next().await.transpose()?.and_then(|message| message.part);
         let Some(Part::Start(start)) = first else {
             return Err(convert::missing("the start of the snapshot"));
         };
@@ -273,7 +312,7 @@ impl RaftService for PeerService {
         // One of before: it would be refused only after all of it was written.
         let known = self.raft().metrics().borrow_watched().vote;
         if (vote.leader_id, vote.committed) < (known.leader_id, known.committed) {
-            return Ok(Response::new(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) }));
+            return Ok(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) });
         }
         let announced = snapshots::announced(&start.meta, start.digest)?;
         let named = [announced.meta.last_log_id, *announced.meta.last_membership.log_id()];
@@ -283,46 +322,50 @@ impl RaftService for PeerService {
             ));
         }
         let _turn = self.turn()?;
-        let store = self.shared.consensus.inner.store.snapshots.clone();
+        let store = self.shared.consensus.inner.store.snapshots();
         let handle = tokio::select! {
-            received = snapshots::receive(announced, store, start.first_chunk, inbound) => received?,
+            received = snapshots::receive::<G>(announced, store, start.first_chunk, inbound) => received?,
             () = self.traffic().until_peers_in_refused() => return Err(silent()),
         };
-        let snapshot =
-            SnapshotOf::<RaftConfig, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
+        let snapshot = SnapshotOf::<G, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
         let response = self.raft().install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
-        Ok(Response::new(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&response.vote)) }))
+        Ok(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&response.vote)) })
     }
 
-    async fn snapshot_held(
+    /// A leader asks how much of a snapshot is held here.
+    pub async fn say_held(
         &self,
-        request: Request<wire::SnapshotHeldRequest>,
-    ) -> Result<Response<wire::SnapshotHeldResponse>, Status> {
-        let from = sender(&request);
-        let message = request.into_inner();
+        from: Principal,
+        message: wire::SnapshotHeldRequest,
+    ) -> Result<wire::SnapshotHeldResponse, Status> {
         self.check_leader(from, message.peer).await?;
         self.shared.consensus.may_acknowledge().map_err(unable)?;
         let announced = snapshots::announced(&message.meta, message.digest)?;
         let _turn = self.turn()?;
-        let store = self.shared.consensus.inner.store.snapshots.clone();
-        let held = tokio::task::spawn_blocking(move || announced.held(&store)).await;
-        Ok(Response::new(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? }))
+        let store = self.shared.consensus.inner.store.snapshots();
+        let held = G::spawn_blocking(move || announced.held(&store)).await;
+        Ok(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? })
     }
 
-    async fn describe(
+    /// What this replica is and how it fares.
+    pub async fn describe_itself(
         &self,
-        request: Request<wire::DescribeRequest>,
-    ) -> Result<Response<wire::DescribeResponse>, Status> {
-        self.check(sender(&request), request.into_inner().peer)?;
-        Ok(Response::new(peers::to_wire(&self.shared.consensus.inner.describer.report())))
+        from: Principal,
+        message: wire::DescribeRequest,
+    ) -> Result<wire::DescribeResponse, Status> {
+        self.check(from, message.peer)?;
+        if let Some(founding) = message.found {
+            self.be_founded(founding).await?;
+        }
+        Ok(peers::to_wire(&self.shared.consensus.inner.describer.report()))
     }
 
-    async fn readmit(
+    /// A replica that lost its storage asks to be taken in again.
+    pub async fn take_in(
         &self,
-        request: Request<wire::ReadmitRequest>,
-    ) -> Result<Response<wire::ReadmitResponse>, Status> {
-        let from = sender(&request);
-        let message = request.into_inner();
+        from: Principal,
+        message: wire::ReadmitRequest,
+    ) -> Result<wire::ReadmitResponse, Status> {
         let source = ReplicaId(self.check(from, message.peer.clone())?);
         let texts = [&message.region, &message.peer_endpoint, &message.client_endpoint];
         if texts.iter().any(|text| text.len() > ENDPOINT_BYTES_MAX) {
@@ -333,24 +376,122 @@ impl RaftService for PeerService {
             wire::readmit_request::Step::Promote => ReturnStep::Promote,
             wire::readmit_request::Step::Unspecified => return Err(convert::missing("step")),
         };
+        let voted = match message.voted() {
+            wire::readmit_request::Voted::Unspecified => Voted::Unsaid,
+            wire::readmit_request::Voted::Asked => Voted::Asked,
+            wire::readmit_request::Voted::Yes => Voted::Told(true),
+            wire::readmit_request::Voted::No => Voted::Told(false),
+        };
         let node = ReplicaNode {
             region: message.region,
             peer_endpoint: message.peer_endpoint,
             client_endpoint: message.client_endpoint,
         };
-        let request = ReturnRequest { step, begun: message.begun, node };
+        let request = ReturnRequest { step, begun: message.begun, voted, node };
         let consensus = self.shared.consensus.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = tokio::spawn(async move { consensus.readmit_or_promote(source, request).await });
+        let running = G::spawn(async move { consensus.readmit_or_promote(source, request).await });
         let readmitted = running.await.map_err(stopped)?.map_err(|error| match error.may_have_begun {
             true => Status::aborted(error.detail),
             false => Status::unavailable(error.detail),
         })?;
-        Ok(Response::new(wire::ReadmitResponse {
+        Ok(wire::ReadmitResponse {
             from_index: readmitted.from_index,
             vote: Some(convert::vote_to_wire(&readmitted.vote)),
             voted: readmitted.voted,
-        }))
+        })
+    }
+
+    /// A leader hands over.
+    pub async fn take_over(
+        &self,
+        from: Principal,
+        message: wire::TransferLeaderRequest,
+    ) -> Result<wire::TransferLeaderResponse, Status> {
+        let source = self.check(from, message.peer.clone())?;
+        self.check_founded()?;
+        self.shared.consensus.may_vote().map_err(unable)?;
+        let request = convert::transfer::<G>(message)?;
+        let from_leader: &Vote = request.from_leader();
+        if !from_leader.committed || from_leader.leader_id.node_id != source {
+            return Err(Status::invalid_argument("only a leader hands over, in its own name"));
+        }
+        let response = self.raft().handle_transfer_leader(request).await.map_err(stopped)?;
+        Ok(convert::transfer_response_to_wire(&response))
+    }
+
+    /// How far reads have to wait, while this replica leads.
+    pub async fn say_read_index(
+        &self,
+        from: Principal,
+        message: wire::ReadIndexRequest,
+    ) -> Result<wire::ReadIndexResponse, Status> {
+        self.check(from, message.peer)?;
+        // Never passed on: whoever asks has to know the leader itself.
+        let point = confirmed(&self.shared.consensus.inner.confirmations).await;
+        let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(convert::read_point_to_wire(&point))
+    }
+}
+
+#[tonic::async_trait]
+impl RaftService for PeerService {
+    async fn vote(
+        &self,
+        request: Request<wire::VoteRequest>,
+    ) -> Result<Response<wire::VoteResponse>, Status> {
+        let from = sender(&request);
+        self.take_ballot(from, Ballot::Vote, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn pre_vote(
+        &self,
+        request: Request<wire::VoteRequest>,
+    ) -> Result<Response<wire::VoteResponse>, Status> {
+        let from = sender(&request);
+        self.take_ballot(from, Ballot::PreVote, request.into_inner()).await.map(Response::new)
+    }
+
+    type AppendStream = Arriving<wire::AppendResponse>;
+
+    async fn append(
+        &self,
+        request: Request<Streaming<wire::AppendRequest>>,
+    ) -> Result<Response<Self::AppendStream>, Status> {
+        let from = sender(&request);
+        self.take_entries(from, request.into_inner().boxed()).await.map(Response::new)
+    }
+
+    async fn install_snapshot(
+        &self,
+        request: Request<Streaming<wire::SnapshotRequest>>,
+    ) -> Result<Response<wire::SnapshotResponse>, Status> {
+        let from = sender(&request);
+        self.take_snapshot(from, request.into_inner().boxed()).await.map(Response::new)
+    }
+
+    async fn snapshot_held(
+        &self,
+        request: Request<wire::SnapshotHeldRequest>,
+    ) -> Result<Response<wire::SnapshotHeldResponse>, Status> {
+        let from = sender(&request);
+        self.say_held(from, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn describe(
+        &self,
+        request: Request<wire::DescribeRequest>,
+    ) -> Result<Response<wire::DescribeResponse>, Status> {
+        let from = sender(&request);
+        self.describe_itself(from, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn readmit(
+        &self,
+        request: Request<wire::ReadmitRequest>,
+    ) -> Result<Response<wire::ReadmitResponse>, Status> {
+        let from = sender(&request);
+        self.take_in(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn transfer_leader(
@@ -358,26 +499,15 @@ impl RaftService for PeerService {
         request: Request<wire::TransferLeaderRequest>,
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
         let from = sender(&request);
-        let message = request.into_inner();
-        let source = self.check(from, message.peer.clone())?;
-        self.shared.consensus.may_vote().map_err(unable)?;
-        let request = convert::transfer(message)?;
-        if !request.from_leader().committed || request.from_leader().leader_id.node_id != source {
-            return Err(Status::invalid_argument("only a leader hands over, in its own name"));
-        }
-        let response = self.raft().handle_transfer_leader(request).await.map_err(stopped)?;
-        Ok(Response::new(convert::transfer_response_to_wire(&response)))
+        self.take_over(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn read_index(
         &self,
         request: Request<wire::ReadIndexRequest>,
     ) -> Result<Response<wire::ReadIndexResponse>, Status> {
-        self.check(sender(&request), request.into_inner().peer)?;
-        // Never passed on: whoever asks has to know the leader itself.
-        let point = confirmed(&self.shared.consensus.inner.confirmations).await;
-        let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
-        Ok(Response::new(convert::read_point_to_wire(&point)))
+        let from = sender(&request);
+        self.say_read_index(from, request.into_inner()).await.map(Response::new)
     }
 }
 

@@ -6,22 +6,22 @@
 //! **Invariant:** one snapshot is sent and one is received at a time, and no faster than configured.
 
 use super::convert;
+use super::transport::Connection;
+use crate::ground::Ground;
 use crate::reception::{Announced, ReceptionError, SnapshotPart};
-use muster_store::{
-    RaftConfig, SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta,
-};
+use futures::{Stream, StreamExt};
+use muster_store::{SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta};
 use muster_wire::raft::v1 as wire;
-use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use muster_wire::raft::v1::snapshot_request::Part;
+use openraft::type_config::TypeConfigExt as _;
 use openraft::type_config::alias::SnapshotOf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
-use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
-/// Chunks read ahead of the network, and received ahead of the disk.
+/// Chunks read ahead of the network.
 const CHUNKS_AHEAD: usize = 4;
 /// An upload of which nothing is heard for this long has ended.
 pub(super) const PART_WAIT: Duration = Duration::from_secs(20);
@@ -71,15 +71,22 @@ impl From<Status> for UploadError {
 }
 
 /// One snapshot for one peer.
-pub(super) struct Upload {
-    pub(super) client: RaftServiceClient<Channel>,
+pub(super) struct Upload<G: Ground, C> {
+    pub(super) client: C,
     pub(super) peer: wire::Peer,
     pub(super) vote: Vote,
-    pub(super) snapshot: SnapshotOf<RaftConfig, SnapshotHandle>,
+    pub(super) snapshot: SnapshotOf<G, SnapshotHandle>,
     pub(super) part_wait: Duration,
 }
 
-impl Upload {
+/// Runs what may wait for a disk where it holds up nobody.
+async fn blocking<G: Ground, T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    G::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+}
+
+impl<G: Ground, C: Connection> Upload<G, C> {
     /// Sends what the receiver does not hold, and waits until it is installed.
     pub(super) async fn run(mut self, uploads: &Uploads) -> Result<Vote, UploadError> {
         uploads.0.running.fetch_add(1, Ordering::AcqRel);
@@ -92,9 +99,9 @@ impl Upload {
             meta: meta.clone(),
             digest: Some(digest),
         };
-        let held = tokio::time::timeout(self.part_wait, self.client.snapshot_held(asked)).await;
+        let held = G::within(self.part_wait, self.client.snapshot_held(asked)).await;
         let held = held.map_err(|_| Status::deadline_exceeded("the receiver does not answer"))??;
-        let first_chunk = held.into_inner().chunks.min(digest.chunks);
+        let first_chunk = held.chunks.min(digest.chunks);
         if first_chunk > 0 {
             tracing::info!(first_chunk, chunks = digest.chunks, "the upload of a snapshot goes on");
         }
@@ -107,36 +114,40 @@ impl Upload {
         };
         let (parts, outbound) = mpsc::channel(CHUNKS_AHEAD);
         let handle = self.snapshot.snapshot.clone();
-        let bytes_per_s = uploads.0.bytes_per_s;
-        let reading = tokio::task::spawn_blocking(move || send_parts(&handle, start, &parts, bytes_per_s));
+        let reading = G::spawn(send_parts::<G>(handle, start, parts, uploads.0.bytes_per_s));
         let outbound = tokio_stream::wrappers::ReceiverStream::new(outbound);
-        let uploaded = self.client.install_snapshot(outbound).await;
+        let uploaded = self.client.install_snapshot(outbound.boxed()).await;
         if let Ok(Err(error)) = reading.await {
-            return Err(UploadError::Read(error));
+            return Err(error);
         }
-        Ok(convert::vote(uploaded?.into_inner().vote)?)
+        Ok(convert::vote(uploaded?.vote)?)
     }
 }
 
 /// Reads a snapshot into the upload until it is complete or nobody listens any more.
-fn send_parts(
-    snapshot: &SnapshotHandle,
+async fn send_parts<G: Ground>(
+    snapshot: SnapshotHandle,
     start: wire::SnapshotStart,
-    parts: &mpsc::Sender<wire::SnapshotRequest>,
+    parts: mpsc::Sender<wire::SnapshotRequest>,
     bytes_per_s: Option<u64>,
-) -> Result<(), StoreError> {
-    let send = |part| parts.blocking_send(wire::SnapshotRequest { part: Some(part) }).is_ok();
+) -> Result<(), UploadError> {
+    let send = async |part| parts.send(wire::SnapshotRequest { part: Some(part) }).await.is_ok();
     let mut number = start.first_chunk;
-    if !send(Part::Start(start)) {
+    if !send(Part::Start(start)).await {
         return Ok(());
     }
-    let began = Instant::now();
+    let began = G::instant();
     let mut sent_bytes: u64 = 0;
-    for chunk in snapshot.chunks_from(number)? {
-        let content = chunk?;
+    let opened = blocking::<G, _>(move || snapshot.chunks_from(number)).await?;
+    let mut chunks = opened.map_err(UploadError::Read)?;
+    loop {
+        let (chunk, rest) = blocking::<G, _>(move || (chunks.next(), chunks)).await?;
+        chunks = rest;
+        let Some(chunk) = chunk else { break };
+        let content = chunk.map_err(UploadError::Read)?;
         sent_bytes += content.len() as u64;
         let SnapshotPart { number: place, content, checksum } = SnapshotPart::new(number, content);
-        if !send(Part::Chunk(wire::SnapshotChunk { number: place, content, checksum })) {
+        if !send(Part::Chunk(wire::SnapshotChunk { number: place, content, checksum })).await {
             return Ok(());
         }
         number += 1;
@@ -144,10 +155,11 @@ fn send_parts(
             // Arithmetic in microseconds; a snapshot has less than 2^64 of them at any rate.
             let micros = u128::from(sent_bytes) * 1_000_000 / u128::from(bytes_per_s.max(1));
             let due = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
-            std::thread::sleep(due.saturating_sub(began.elapsed()).min(PART_WAIT / 2));
+            let passed = G::instant().saturating_duration_since(began);
+            G::pause(due.saturating_sub(passed).min(PART_WAIT / 2)).await;
         }
     }
-    send(Part::End(wire::SnapshotEnd { chunks: number }));
+    send(Part::End(wire::SnapshotEnd { chunks: number })).await;
     Ok(())
 }
 
@@ -166,58 +178,32 @@ pub(super) fn announced(
         .map_err(|error| Status::invalid_argument(format!("the description cannot be decoded: {error}")))
 }
 
-/// Receives the rest, from `first_chunk` on.
-pub(super) async fn receive(
+/// Receives the rest, from `first_chunk` on. What arrived of one that ends early is kept.
+pub(super) async fn receive<G: Ground>(
     announced: Announced,
     snapshots: SnapshotStore,
     first_chunk: u64,
-    mut inbound: Streaming<wire::SnapshotRequest>,
+    mut inbound: impl Stream<Item = Result<wire::SnapshotRequest, Status>> + Unpin + Send,
 ) -> Result<SnapshotHandle, Status> {
-    let (parts, received) = mpsc::channel(CHUNKS_AHEAD);
-    let writing = tokio::task::spawn_blocking(move || write(announced, &snapshots, first_chunk, received));
-    // Why the input ended, where that was not the sender's wish.
-    let mut broken = None;
+    let begun = blocking::<G, _>(move || announced.receive(&snapshots, first_chunk)).await?;
+    let mut reception = begun.map_err(|error| refused(&error))?;
     loop {
-        let part = match tokio::time::timeout(PART_WAIT, inbound.message()).await {
-            Ok(Ok(Some(message))) => message.part,
-            Ok(Ok(None)) => None,
-            Ok(Err(status)) => {
-                broken = Some(status);
-                None
-            }
-            Err(_) => {
-                broken = Some(Status::deadline_exceeded("nothing more of the snapshot came"));
-                None
-            }
-        };
-        let Some(part) = part else { break };
-        if parts.send(part).await.is_err() {
-            break;
-        }
-    }
-    drop(parts);
-    let written = writing.await.map_err(|error| Status::internal(error.to_string()))?;
-    written.map_err(|error| broken.unwrap_or_else(|| refused(&error)))
-}
-
-/// Writes what arrives. What arrived of one that ends early is kept.
-fn write(
-    announced: Announced,
-    snapshots: &SnapshotStore,
-    first_chunk: u64,
-    mut parts: mpsc::Receiver<Part>,
-) -> Result<SnapshotHandle, ReceptionError> {
-    let mut reception = announced.receive(snapshots, first_chunk)?;
-    loop {
-        match parts.blocking_recv() {
+        let message = G::within(PART_WAIT, inbound.next()).await;
+        let message = message.map_err(|_| Status::deadline_exceeded("nothing more of the snapshot came"))?;
+        match message.transpose()?.and_then(|message| message.part) {
             Some(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) => {
-                reception.take(&SnapshotPart { number, content, checksum })?;
+                let part = SnapshotPart { number, content, checksum };
+                let taken = blocking::<G, _>(move || reception.take(&part).map(|()| reception)).await?;
+                reception = taken.map_err(|error| refused(&error))?;
             }
-            Some(Part::End(end)) => return reception.finish(end.chunks),
+            Some(Part::End(end)) => {
+                let finished = blocking::<G, _>(move || reception.finish(end.chunks)).await?;
+                return finished.map_err(|error| refused(&error));
+            }
             Some(Part::Start(_)) => {
-                return Err(ReceptionError::Unfit("a snapshot begins inside another".to_owned()));
+                return Err(refused(&ReceptionError::Unfit("a snapshot begins inside another".to_owned())));
             }
-            None => return Err(ReceptionError::Cut),
+            None => return Err(refused(&ReceptionError::Cut)),
         }
     }
 }

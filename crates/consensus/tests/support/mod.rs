@@ -228,6 +228,8 @@ pub enum Disk {
     Memory(MemoryDisk, SnapshotStore),
     Folder(Arc<tempfile::TempDir>),
     Hanging(Arc<tempfile::TempDir>, Arc<Hang>),
+    /// A folder that is made for a new cluster.
+    New(Arc<tempfile::TempDir>),
 }
 
 /// Files whose flushes hang while the test wants it.
@@ -260,11 +262,15 @@ impl Disk {
         Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
     }
 
+    pub fn new() -> Disk {
+        Disk::New(Arc::new(tempfile::tempdir().unwrap()))
+    }
+
     /// The disk as it is after it was lost and the replica was told so.
     pub async fn emptied(&self, id: ReplicaId) -> Disk {
         let fresh = match self {
             Disk::Memory(..) => Disk::memory(),
-            Disk::Folder(_) | Disk::Hanging(..) => Disk::folder(),
+            Disk::Folder(_) | Disk::Hanging(..) | Disk::New(_) => Disk::folder(),
         };
         let store = fresh.open(id);
         store.set_rejoin(Rejoin::Unknown).unwrap();
@@ -284,6 +290,10 @@ impl Disk {
             Disk::Folder(dir) | Disk::Hanging(dir, _) => {
                 let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
+            }
+            Disk::New(dir) => {
+                let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
+                ReplicaStore::open(dir.path(), identity, OpenMode::FoundIfMissing, options).unwrap()
             }
         }
     }

@@ -5,16 +5,19 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use muster_decider::{
-    Answer, Command, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, handle, schedule, settle_all, tick,
+    Answer, Command, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, Steady, handle, schedule, settle_all,
+    split_round, tick,
 };
-use muster_journal::{ROUND_BYTES_MAX, RankUpdate, encode_round};
+use muster_journal::{Decision, ROUND_BYTES_MAX, RankUpdate, encode_round};
 use muster_planner::Budget;
-use muster_state::State;
+use muster_state::{Phase, State};
+use muster_types::health::HealthReport;
+use muster_types::policy::{TenantLimits, TenantPolicy};
 use muster_types::{ClusterId, ExitStatus, LogTime, NodeId, Parameters, Refusal, RefusalCode, limits};
 
 use crate::support::{
-    FOUNDING, accelerators, check, commit, founded, group, holder, job, job_draft, leadership, name,
-    node_draft, node_spec, request,
+    FOUNDING, FOUNDING_NEWEST, accelerators, check, commit, founded, founded_as, group, holder, job,
+    job_draft, leadership, name, node_draft, node_spec, request,
 };
 
 fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
@@ -69,8 +72,8 @@ fn a_round_is_never_larger_than_counted() {
     let updates = (0..8).map(|rank| (rank, failed.clone())).collect();
     let report = Command::Report { node: NodeId(0), incarnation: 1, job: jobs[0], token, updates };
     handle(&mut speculation, &report).unwrap();
-    // Reported, stopped and failed, each with the text.
-    assert_eq!(commit(&mut speculation, &mut state).unwrap().decisions.len(), 3);
+    // Reported, stopped, the attempt failed and so did the job, each with the text.
+    assert_eq!(commit(&mut speculation, &mut state).unwrap().decisions.len(), 4);
 }
 
 #[test]
@@ -322,4 +325,387 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     assert_eq!(code(submit_one(&mut speculation)), None);
     commit(&mut speculation, &mut state);
     check(&state);
+}
+
+/// A wall clock that is days ahead must not make a leader forget what it was told to remember.
+#[test]
+fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
+    let (first, day) = (LogTime(1_000_000), 24 * 3_600_000);
+    let founding = FOUNDING_NEWEST;
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), first, founding);
+    let mut state = State::default();
+    let spec = node_spec("n0", "eu", "c1", Some(accelerators("h100", 8)));
+    let register = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    let answer = handle(&mut speculation, &register).unwrap();
+    let Answer::Registered { node, incarnation, .. } = answer else { panic!("{answer:?}") };
+    let specs = vec![job("j", 1, Some(accelerators("h100", 8)))];
+    let submit = Command::Submit { request: request(42), jobs: muster_types::Submission::plain(specs) };
+    let answer = handle(&mut speculation, &submit).unwrap();
+    let Answer::Submitted { jobs, .. } = &answer else { panic!("{answer:?}") };
+    handle(&mut speculation, &Command::Cancel { request: request(43), job: jobs[0] }).unwrap();
+    handle(&mut speculation, &Command::SessionOver { node, incarnation }).unwrap();
+    commit(&mut speculation, &mut state);
+
+    let wrong = first.plus_ms(30 * day);
+    let mut next = Speculation::begin(state.clone(), leadership(2, 2), wrong, founding);
+    let mut lead = |for_ms: u64| {
+        next.set_now(wrong.plus_ms(for_ms));
+        next.set_steady(Steady { since: first, for_ms });
+        tick(&mut next);
+        let held = next.state();
+        let held = (held.request(request(42)).is_some(), held.job(jobs[0]).is_some(), held.nodes().len());
+        commit(&mut next, &mut state);
+        held
+    };
+    assert_eq!(lead(0), (true, true, 1));
+    assert_eq!(lead(Steady::LEAST_MS - 1), (true, true, 1));
+    assert_eq!(lead(Steady::LEAST_MS), (false, false, 0), "the clock stayed what it was for long enough");
+}
+
+/// Where there are tenants, whoever submits without end leaves room for the others.
+#[test]
+fn one_tenants_jobs_never_take_the_room_of_all_others() {
+    let parameters = Parameters { jobs_held_max: 1_200, ..Parameters::DEFAULT };
+    let founding = Founding::new(ClusterId(0xc1), parameters);
+    let mut speculation =
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
+    let mut state = State::default();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let mut draft = muster_types::policy::PolicyDraft::default();
+    for tenant in ["greedy", "modest", "late"] {
+        draft.tenants.insert(name(tenant), Default::default());
+    }
+    let policy = Box::new(draft.check().unwrap());
+    let command = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    let mut next = 10..;
+    let mut submit = |speculation: &mut Speculation, state: &mut State, tenant: &str, count: usize| {
+        let n: u128 = next.next().unwrap();
+        let one = |at: usize| {
+            let mut draft = muster_types::JobDraft::clone(&job(&format!("j{n}-{at}"), 1, None));
+            draft.tenant = name(tenant);
+            draft.check().unwrap()
+        };
+        let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
+        let answer = handle(speculation, &Command::Submit { request: request(n), jobs });
+        commit(speculation, state);
+        answer
+    };
+    let mut taken = 0;
+    let refused = loop {
+        match submit(&mut speculation, &mut state, "greedy", 50) {
+            Ok(_) => taken += 50,
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!((refused.code, taken), (RefusalCode::StateFull, 600), "{refused:?}");
+    assert!(refused.metadata.contains(&("limit", "jobs_held_share".to_owned())), "{refused:?}");
+    assert!(refused.message.contains("tenant greedy has 600 jobs"), "{refused:?}");
+    for tenant in ["modest", "late"] {
+        submit(&mut speculation, &mut state, tenant, 100)
+            .unwrap_or_else(|refusal| panic!("{tenant}: {refusal}"));
+    }
+    check(&state);
+}
+
+/// Nodes of the fleet below; `MUSTER_MAINTENANCE_NODES` asks for another number.
+const MAINTENANCE_NODES: usize = 12_000;
+
+/// A provider may take its whole fleet away at one time.
+#[test]
+fn maintenance_of_a_whole_fleet_is_announced_over_several_rounds() {
+    let asked = std::env::var("MUSTER_MAINTENANCE_NODES").ok().and_then(|text| text.parse().ok());
+    let nodes: usize = asked.unwrap_or(MAINTENANCE_NODES);
+    let (mut speculation, mut state) = founded();
+    let begins = LogTime(1_000_000).plus_ms(30 * 24 * 3_600_000);
+    for n in 0..nodes {
+        let spec = node_spec(&format!("n{n}"), "eu", "c1", Some(accelerators("h100", 8)));
+        let register =
+            Command::Register { spec, holder: holder(1 + n as u128), other_session_is_over: false };
+        let answer = handle(&mut speculation, &register).unwrap();
+        let Answer::Registered { node, incarnation, .. } = answer else { panic!("{answer:?}") };
+        let report = HealthReport { boot: 1, maintenance_at: Some(begins), ..HealthReport::default() };
+        let report = Command::ReportHealth { node, incarnation, report: Box::new(report) };
+        handle(&mut speculation, &report).unwrap();
+        if speculation.round_bytes() > 60_000 {
+            apply(&mut speculation, &mut state);
+        }
+    }
+    apply(&mut speculation, &mut state);
+    speculation.set_now(begins);
+    let mut rounds = 0;
+    while speculation.state().draining().count() < nodes {
+        tick(&mut speculation);
+        let round = speculation.take_round().expect("there is more to say");
+        let bytes = encode_round(&round).len();
+        assert!(bytes < ROUND_BYTES_MAX / 4, "{bytes} bytes in one round");
+        state.apply_round(&round);
+        rounds += 1;
+    }
+    assert!(rounds > 1 && rounds < nodes / 100, "{rounds} rounds");
+    assert_eq!(state.rows_digest(), speculation.state().rows_digest());
+}
+
+/// The same as `commit`, without the checks that take long on a large fleet.
+fn apply(speculation: &mut Speculation, state: &mut State) {
+    if let Some(round) = speculation.take_round() {
+        state.apply_round(&round);
+    }
+}
+
+#[test]
+fn a_round_that_is_too_large_is_cut_into_several_that_say_the_same() {
+    let (mut speculation, mut state) = founded();
+    let mut whole = state.clone();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let long = "x".repeat(4_000);
+    for n in 0..600u128 {
+        let mut draft = job_draft(&format!("j{n}"), vec![group("main", 1, Some(accelerators("h100", 8)))]);
+        draft.groups[0].command = vec![long.as_str().into()];
+        submit(&mut speculation, n, vec![draft.check().unwrap()]);
+    }
+    let round = speculation.take_round().unwrap();
+    whole.apply_round(&round);
+    let parts = split_round(round.clone());
+    assert!(parts.len() > 2, "{} parts", parts.len());
+    for part in &parts {
+        assert!(encode_round(part).len() <= ROUND_BYTES_MAX);
+        assert_eq!(part.basis_index.next(), part.first_index);
+        for applied in state.apply_round(part) {
+            assert_eq!(applied.rejection, None);
+        }
+    }
+    assert_eq!((state.log_index(), state.digest()), (whole.log_index(), whole.digest()));
+    let small = parts[0].clone();
+    assert_eq!(split_round(small.clone()), [small]);
+}
+
+/// A submission that has no room is not refused while finished jobs could go.
+#[test]
+fn what_is_over_goes_before_anything_new_is_refused() {
+    let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
+    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let mut speculation =
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
+    let mut state = State::default();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let batch = |n: u128, count: usize| {
+        let specs = (0..count).map(|k| job(&format!("j{n}-{k}"), 1, Some(accelerators("h100", 8))));
+        Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) }
+    };
+    for n in 0..10 {
+        let Ok(Answer::Submitted { jobs, .. }) = handle(&mut speculation, &batch(n, 100)) else {
+            panic!("there is room")
+        };
+        for job in jobs.iter().take(30) {
+            let cancel = Command::Cancel { request: request(1_000_000 + u128::from(job.0)), job: *job };
+            handle(&mut speculation, &cancel).unwrap();
+        }
+        commit(&mut speculation, &mut state);
+        speculation.set_now(LogTime(1_000_000 + 1_000 * n as u64));
+    }
+    assert_eq!((state.jobs().len(), state.finished_count()), (1_000, 300));
+    for n in 10..13 {
+        assert!(handle(&mut speculation, &batch(n, 100)).is_ok(), "batch {n}");
+        commit(&mut speculation, &mut state);
+    }
+    assert_eq!((state.jobs().len(), state.finished_count()), (1_000, 0));
+    let before = speculation.last_index();
+    let refused = handle(&mut speculation, &batch(14, 100)).unwrap_err();
+    assert_eq!((refused.code, speculation.last_index()), (RefusalCode::StateFull, before));
+}
+
+/// How many jobs a tenant may have is what the policy says of it, or of the nearest tenant above.
+#[test]
+fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
+    let (mut speculation, mut state) = founded_as(FOUNDING_NEWEST);
+    register(&mut speculation, node_spec("n0", "eu", "c1", None));
+    let mut draft = muster_types::policy::PolicyDraft::default();
+    let limits = TenantLimits { pending_jobs: Some(3), unfinished_jobs: Some(4) };
+    let parent = Some(name("team"));
+    draft.tenants.insert(name("team"), TenantPolicy { limits, ..TenantPolicy::default() });
+    draft.tenants.insert(name("below"), TenantPolicy { parent, ..TenantPolicy::default() });
+    let policy = Box::new(draft.check().unwrap());
+    let command = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    commit(&mut speculation, &mut state);
+    let mut next = 10..;
+    let mut submit = |speculation: &mut Speculation, tenant: &str, count: usize| {
+        let n: u128 = next.next().unwrap();
+        let one = |at: usize| {
+            let mut draft = muster_types::JobDraft::clone(&job(&format!("j{n}-{at}"), 1, None));
+            draft.tenant = name(tenant);
+            draft.check().unwrap()
+        };
+        let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
+        handle(speculation, &Command::Submit { request: request(n), jobs })
+    };
+    let exceeded = |refused: Result<Answer, Refusal>| {
+        let refused = refused.expect_err("it is more than the tenant may have");
+        assert_eq!(refused.code, RefusalCode::TenantLimit, "{refused:?}");
+        refused.metadata.iter().find(|(key, _)| *key == "limit").map(|(_, limit)| limit.clone()).unwrap()
+    };
+    let before = speculation.last_index();
+    assert_eq!(exceeded(submit(&mut speculation, "team", 4)), "pendingJobs", "all or none");
+    assert_eq!(speculation.last_index(), before, "a refusal pushes nothing");
+    let Ok(Answer::Submitted { jobs, .. }) = submit(&mut speculation, "team", 3) else { panic!("it may") };
+    assert_eq!(exceeded(submit(&mut speculation, "team", 1)), "pendingJobs");
+    // What runs does not wait any more, and counts for the other limit.
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    assert!(
+        jobs.iter().all(|job| speculation.state().job(*job).is_some_and(|row| row.phase != Phase::Pending))
+    );
+    submit(&mut speculation, "team", 1).unwrap();
+    assert_eq!(exceeded(submit(&mut speculation, "team", 1)), "unfinishedJobs");
+    // A tenant below has the same limits for itself, and one that nobody limits has none.
+    submit(&mut speculation, "below", 3).unwrap();
+    assert_eq!(exceeded(submit(&mut speculation, "below", 1)), "pendingJobs");
+    submit(&mut speculation, "other", 100).unwrap();
+    // A job that is over makes room for the next.
+    handle(&mut speculation, &Command::Cancel { request: request(2), job: jobs[0] }).unwrap();
+    commit(&mut speculation, &mut state);
+    check(&state);
+    // A record that says more is refused by every replica.
+    let specs = muster_types::Submission::plain([{
+        let mut draft = muster_types::JobDraft::clone(&job("more", 1, None));
+        draft.tenant = name("below");
+        draft.check().unwrap()
+    }]);
+    let decision = Decision::JobsSubmitted {
+        request: muster_journal::RequestKey { id: request(900), fingerprint: 0 },
+        specs: specs.iter().map(|job| std::sync::Arc::new(job.spec.clone())).collect(),
+        estimates: vec![muster_journal::Estimate::default()],
+    };
+    assert_eq!(state.check(&decision), Err(muster_state::GuardError::TenantLimit));
+}
+
+/// Who leads next knows from the log which leaders have heard a node.
+#[test]
+fn a_session_that_goes_on_is_recorded_once_under_each_leadership() {
+    let mut state = State::default();
+    let spec = node_spec("n0", "eu", "c1", None);
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    let mut records = Vec::new();
+    for term in 1..=3 {
+        let now = LogTime(1_000_000 + term * 1_000);
+        let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, FOUNDING_NEWEST);
+        commit(&mut speculation, &mut state);
+        for _ in 0..2 {
+            let before = speculation.last_index();
+            let Ok(Answer::Registered { incarnation, at, .. }) = handle(&mut speculation, &command) else {
+                panic!("it may register")
+            };
+            assert_eq!(incarnation, 1);
+            records.push(at > before);
+            let round = speculation.take_round();
+            let names: Vec<_> = round.iter().flat_map(|round| &round.decisions).map(Decision::name).collect();
+            let expected = match (records.len(), at > before) {
+                (_, false) => vec![],
+                (1, true) => vec!["node_registered"],
+                (_, true) => vec!["session_resumed"],
+            };
+            assert_eq!(names, expected);
+            round.iter().for_each(|round| drop(state.apply_round(round)));
+        }
+    }
+    assert_eq!(records, [true, false, true, false, true, false]);
+    check(&state);
+    // One of another incarnation, or of a node that is not up, is refused.
+    let resumed = |node, incarnation| Decision::SessionResumed { node: NodeId(node), incarnation };
+    assert_eq!(state.check(&resumed(0, 1)), Ok(()));
+    assert_eq!(state.check(&resumed(0, 2)), Err(muster_state::GuardError::NodeNotCurrent));
+    assert_eq!(state.check(&resumed(9, 1)), Err(muster_state::GuardError::NodeUnknown));
+}
+
+/// An agent of another release says more about itself. That ends nothing that runs.
+#[test]
+fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
+    let (mut speculation, mut state) = founded();
+    let known = node_draft("n0", "eu", "c1", None);
+    let mut newer = known.clone();
+    newer.labels.insert(name("isolation.pid"), "namespace".to_owned());
+    let (known, newer) = (known.check().unwrap(), newer.check().unwrap());
+    let says = |spec: &muster_types::NodeSpec, speculation: &mut Speculation| {
+        let command =
+            Command::Register { spec: spec.clone(), holder: holder(1), other_session_is_over: false };
+        match handle(speculation, &command) {
+            Ok(Answer::Registered { incarnation, .. }) => Ok(incarnation),
+            Ok(other) => panic!("{other:?}"),
+            Err(refusal) => Err(refusal.code),
+        }
+    };
+    assert_eq!(says(&known, &mut speculation), Ok(1));
+    let Answer::Submitted { jobs, .. } = submit(&mut speculation, 1, vec![job("runs", 1, None)]) else {
+        panic!("it is taken")
+    };
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    assert_eq!(says(&newer, &mut speculation), Ok(1), "its session goes on");
+    let mut other = muster_types::NodeDraft::clone(&newer);
+    other.labels.insert(name("zone"), "z".to_owned());
+    let other = other.check().unwrap();
+    assert_eq!(says(&other, &mut speculation), Err(RefusalCode::NodeChanged), "that is not its own to say");
+    let row = speculation.state().job(jobs[0]).unwrap();
+    assert_eq!((&row.phase, row.attempt), (&Phase::Starting, 1));
+    // Once nothing runs there, the node is what its agent says.
+    let token = row.placement.as_ref().unwrap().token;
+    let command = Command::Report {
+        node: NodeId(0),
+        incarnation: 1,
+        job: jobs[0],
+        token,
+        updates: vec![(0, RankUpdate::Exited(ExitStatus::Code(0)))],
+    };
+    handle(&mut speculation, &command).unwrap();
+    assert_eq!(says(&newer, &mut speculation), Ok(2));
+    let described = speculation.state().node(NodeId(0)).unwrap();
+    assert_eq!(described.spec.labels.len(), 1, "{described:?}");
+    commit(&mut speculation, &mut state);
+    check(&state);
+}
+
+/// Names of tenants come from whoever submits: one that the policy does not name leaves nothing behind for ever.
+#[test]
+fn tenants_that_the_policy_does_not_name_are_forgotten() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let mut draft = job_draft("j", vec![group("main", 1, Some(accelerators("h100", 1)))]);
+    draft.tenant = name("branch-7");
+    submit(&mut speculation, 1, vec![draft.check().unwrap()]);
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    commit(&mut speculation, &mut state);
+    let (id, token) = {
+        let (id, row) = state.jobs().iter().next().unwrap();
+        (*id, row.placement.as_ref().unwrap().token)
+    };
+    let tenant = name("branch-7");
+    let leadership = state.leadership().unwrap();
+    let apply = |state: &mut State, after_ms: u64, decision: Decision| {
+        let (index, at) = (state.log_index().next(), state.log_time().plus_ms(after_ms));
+        assert_eq!(state.apply(leadership, index, at, &decision).rejection, None);
+        assert_eq!(state.verify(), Ok(()));
+    };
+    const YEAR_MS: u64 = 366 * 86_400_000;
+    let prune = || Decision::HistoryPruned { requests_before: LogTime(0), jobs_before: LogTime(0) };
+    // It holds something, however long nothing else happens.
+    apply(&mut state, YEAR_MS, prune());
+    assert!(state.usage(&tenant).is_some());
+    let key = |n: u128| muster_journal::RequestKey { id: request(n), fingerprint: 0 };
+    apply(&mut state, 0, Decision::JobCancelRequested { request: key(70), job: id });
+    let exited = RankUpdate::Exited(ExitStatus::Code(0));
+    let ended = Decision::WorkersReported {
+        node: NodeId(0),
+        incarnation: state.node(NodeId(0)).unwrap().incarnation,
+        job: id,
+        token,
+        updates: vec![(0, exited)],
+    };
+    apply(&mut state, 1_000, ended);
+    apply(&mut state, 0, Decision::JobFinished { job: id, outcome: muster_journal::Outcome::Cancelled });
+    // What it used counts for a while.
+    apply(&mut state, 1_000, prune());
+    assert!(state.usage(&tenant).is_some());
+    apply(&mut state, 5 * YEAR_MS, prune());
+    assert!(state.usage(&tenant).is_none());
+    let bytes: Vec<Vec<u8>> = state.snapshot().collect();
+    assert_eq!(State::restore(bytes).unwrap().digest(), state.digest());
 }

@@ -16,15 +16,16 @@ use muster_journal::{
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
+use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
 use muster_types::{
-    CheckpointRules, Dependency, DependencyRule, DeviceSet, ExitStatus, FailureClass, JobContract, JobId,
-    LaunchForm, LogTime, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Submission,
+    AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Dependency, DependencyRule,
+    DeviceSet, ExitStatus, FailureClass, JobContract, JobId, LaunchForm, LogTime, NodeAdmission, NodeBounds,
+    NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
     FOUNDING, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
-    request,
+    request, with_all_rights,
 };
 
 /// The highest format that is in people's logs: its files and those below are never written again.
@@ -80,7 +81,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(lines.next(), None);
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
-        let expected = [21, 23, 32, 32][usize::from(format) - 1];
+        let expected = [21, 23, 32, 32, 37][usize::from(format) - 1];
         assert_eq!(variants.len(), expected, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
@@ -149,6 +150,12 @@ fn scenario(format: u16) -> Vec<Round> {
     if format > FORMAT_MIN {
         handle(&mut run.speculation, &Command::RaiseFormat { format }).unwrap();
         run.end_round(10);
+    }
+    if format >= 5 {
+        let mut draft = PolicyDraft::default();
+        let limits = TenantLimits { pending_jobs: Some(100), unfinished_jobs: None };
+        draft.tenants.insert(name("limited"), TenantPolicy { limits, ..TenantPolicy::default() });
+        run.set_policy(with_all_rights(draft));
     }
     let mut first = node_draft("gpu-a", "eu", "c1", Some(accelerators("h100", 8)));
     first.labels.insert(name("zone"), "a".into());
@@ -251,6 +258,10 @@ fn scenario(format: u16) -> Vec<Round> {
     if format >= 4 {
         slow_network(&mut run);
     }
+    if format >= 5 {
+        admit(&mut run);
+        resume(&mut run);
+    }
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -267,6 +278,46 @@ fn scenario(format: u16) -> Vec<Round> {
     run.submit(job("waits", 1, Some(accelerators("h100", 8))));
     run.end_round(1);
     run.rounds
+}
+
+/// Rules about nodes, one that is rejected and one that is approved, and certificates that are not good any more.
+fn admit(run: &mut Run) {
+    let bounds = NodeBounds {
+        region: Some(name("eu")),
+        cluster: None,
+        devices: Some(vec![accelerators("a100", 4), accelerators("h100", 8)]),
+    };
+    let rule = AdmissionRule { pattern: "eu-*".into(), bounds: bounds.clone() };
+    let admission = NodeAdmission { mode: AdmissionMode::Pinned, rules: vec![rule] };
+    let request = run.next_request();
+    let command = Command::SetNodeAdmission { request, admission: Box::new(admission) };
+    handle(&mut run.speculation, &command).unwrap();
+    for (text, approval) in [
+        ("gpu-x", Some(Approval::Rejected)),
+        ("gpu-y", Some(Approval::Approved(bounds))),
+        ("gpu-z", Some(Approval::Rejected)),
+        ("gpu-z", None),
+    ] {
+        let request = run.next_request();
+        let command = Command::SetNodeApproval { request, name: name(text), approval };
+        handle(&mut run.speculation, &command).unwrap();
+    }
+    for (serial, until) in [([7; 20], 1_000), ([8; 20], u64::MAX), ([9; 20], u64::MAX)] {
+        let request = run.next_request();
+        let serial = CertificateSerial::from_bytes(&serial).unwrap();
+        let revocation = Revocation { holder: "agent/gpu-x".into(), until: LogTime(until) };
+        handle(&mut run.speculation, &Command::RevokeCertificate { request, serial, revocation }).unwrap();
+    }
+    run.end_round(10);
+}
+
+/// Another leader, at which a node's session goes on.
+fn resume(run: &mut Run) {
+    let state = run.speculation.state().clone();
+    let founding = Founding { generation: 2, ..FOUNDING };
+    run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), founding);
+    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.end_round(10);
 }
 
 /// A replica whose folder is of the next generation goes on from here, and the nodes come back.
@@ -441,20 +492,27 @@ fn restrict(run: &mut Run) {
 
 /// A check before a start finds a node at fault, then another one, which a probe finds sound again.
 fn slow_network(run: &mut Run) {
-    for (text, holder, is_sound) in [("slow-a", 40, false), ("slow-b", 41, true)] {
-        run.register(node_spec(text, "eu", text, Some(accelerators("a100", 8))), holder);
-        let job = run.submit(job("checked", 1, Some(accelerators("a100", 8))));
-        run.schedule();
-        run.report(job, RankUpdate::Exited(ExitStatus::PreflightFailed("slow link from a to b".into())));
-        let node = run.speculation.state().node_named(&name(text)).unwrap();
-        let blamed = run.speculation.state().restriction(node).is_some_and(|row| row.health.out_of_service);
-        assert!(blamed, "a preflight that failed is a condition of its node");
-        run.end_round(10);
-        if is_sound {
-            handle(&mut run.speculation, &Command::NoteSoundNetwork { nodes: vec![node] }).unwrap();
+    for (text, holder) in [("slow-a", 40), ("slow-b", 41), ("slow-c", 42), ("slow-d", 43)] {
+        run.register(node_spec(text, "eu", "slow", Some(accelerators("a100", 8))), holder);
+    }
+    for (is_blamed, is_sound) in [(true, false), (false, true)] {
+        let mut nodes = Vec::new();
+        for check in 0..if is_blamed { 2 } else { 1 } {
+            let job = run.submit(job("checked", 1, Some(accelerators("a100", 8))));
+            run.schedule();
+            let placed = run.speculation.state().job(job).and_then(|row| row.placement.clone()).unwrap();
+            nodes.push(placed.slots[0].node);
+            run.report(job, RankUpdate::Exited(ExitStatus::PreflightFailed("slow link from a to b".into())));
+            let health = run.speculation.state().restriction(nodes[0]).map(|row| &row.health);
+            assert_eq!(health.is_some_and(|health| health.out_of_service), check == 1, "by the second check");
+            run.cancel(job);
+            run.end_round(60_000);
         }
-        run.cancel(job);
-        run.end_round(10);
+        assert!(nodes.iter().all(|node| *node == nodes[0]), "the same node is chosen again: {nodes:?}");
+        if is_sound {
+            handle(&mut run.speculation, &Command::NoteSoundNetwork { nodes }).unwrap();
+            run.end_round(10);
+        }
     }
 }
 
@@ -517,7 +575,10 @@ impl Run {
         }
     }
 
-    fn set_policy(&mut self, policy: PolicyDraft) {
+    fn set_policy(&mut self, mut policy: PolicyDraft) {
+        if self.speculation.state().format() >= 5 {
+            policy = with_all_rights(policy);
+        }
         let request = self.next_request();
         let policy = Box::new(policy.check().expect("a policy"));
         let command = Command::SetPolicy { request, policy, expected_version: None };

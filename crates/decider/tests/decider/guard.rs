@@ -16,8 +16,8 @@ use muster_types::{
 };
 
 use crate::support::{
-    FOUNDING, accelerators, commit, founded, group, holder, job, job_draft, leadership, name, node_draft,
-    node_spec, request, rows, submitted,
+    FOUNDING, accelerators, commit, founded, founded_as, group, holder, job, job_draft, leadership, name,
+    node_draft, node_spec, request, rows, submitted,
 };
 
 struct Scene {
@@ -31,7 +31,7 @@ struct Scene {
 
 /// Two nodes of eight devices in one cluster, one in another region; a job of each kind.
 fn scene() -> Scene {
-    let (mut speculation, mut state) = founded();
+    let (mut speculation, mut state) = founded_as(FOUNDING);
     let places = [("n0", "eu", "c1"), ("n1", "eu", "c1"), ("n2", "us", "c1")];
     for (node, region, cluster) in places {
         let spec = node_spec(node, region, cluster, Some(accelerators("h100", 8)));

@@ -2,15 +2,16 @@
 //! them, the same on every replica, and whatever it takes keeps every invariant. No record panics.
 
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+    Decision, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
 };
 use muster_state::{NodeRow, Phase, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
+use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId, LogIndex,
-    LogTime, NodeId, Parameters, ReplicaId, limits,
+    LogTime, Name, NodeId, Parameters, ReplicaId, limits,
 };
 
 use crate::random::Random;
@@ -50,7 +51,7 @@ fn run(seed: u64) -> [u64; VARIANTS] {
         let leads = state.leadership();
         let is_start = matches!(decision, Decision::LeaderStarted);
         let round = Round {
-            format: 4,
+            format: FORMAT_MAX,
             term: leads.map_or(1, |l| l.term + u64::from(is_start)),
             replica: leads.map_or(ReplicaId(1), |l| l.replica),
             first_index: state.log_index().next(),
@@ -108,6 +109,7 @@ fn variant(decision: &Decision) -> usize {
         "node_repair_set",
         "health_policy_set",
         "foreign_load_set",
+        "policy_rules_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -229,7 +231,16 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(5) as u16 },
+        40 => Decision::FormatRaised { format: random.below(6) as u16 },
+        42 => {
+            let mut draft = PolicyDraft::default();
+            draft.preemption.backoff_ms = random.next();
+            draft.tenants.insert(
+                Name::literal("research"),
+                TenantPolicy { rights: TenantRights::ALL, ..Default::default() },
+            );
+            Decision::PolicyRulesSet { rules: Box::new(draft.rules()) }
+        }
         44..48 => {
             let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
             let is_new = |job: &JobId| state.job(*job).is_some_and(|row| row.attempt == 0);

@@ -9,11 +9,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod bounds;
+mod fairness;
 mod golden;
 mod guard;
 mod hostile;
+mod ids;
+mod making_room;
 mod model;
+mod network;
+mod passes;
 mod random;
 mod script;
 mod snapshot;
 mod support;
+mod warnings;

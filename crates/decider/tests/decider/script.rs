@@ -18,7 +18,8 @@ use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::{Finding, HealthAction, HealthReport, Observation, RepairEnd, XidRule};
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Dataset, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope,
+    Dataset, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window, WindowPurpose,
+    WindowScope,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
@@ -27,7 +28,8 @@ use muster_types::{
 };
 
 use crate::support::{
-    self, FOUNDING, accelerators, commit, holder, job_draft, leadership, name, node_draft, request,
+    self, FOUNDING, FOUNDING_NEWEST, accelerators, commit, holder, job_draft, leadership, name, node_draft,
+    request,
 };
 
 #[test]
@@ -100,7 +102,10 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let (speculation, replica) = support::founded();
+        World::of(support::founded(), FOUNDING_NEWEST)
+    }
+
+    fn of((speculation, replica): (Speculation, State), founding: Founding) -> World {
         World {
             now: speculation.now(),
             speculation,
@@ -108,7 +113,7 @@ impl World {
             jobs: BTreeMap::new(),
             labels: BTreeMap::new(),
             requests: 1_000,
-            founding: FOUNDING,
+            founding,
         }
     }
 
@@ -116,9 +121,28 @@ impl World {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (verb, rest) = words.split_first().expect("a command has a verb");
         match *verb {
+            // In place of the cluster that every script begins with: one in an older format, or one for which nobody
+            // has set a policy.
+            "cluster" => {
+                let founding = match rest {
+                    ["old"] => FOUNDING,
+                    ["new"] => FOUNDING_NEWEST,
+                    other => panic!("no cluster {other:?}"),
+                };
+                *self = World::of(support::founded_as(founding), founding);
+                String::new()
+            }
             "node" => {
                 let command = self.node(rest);
                 self.carry_out(&command)
+            }
+            // `lost where JOB`: the node that its first rank is on.
+            "lost" if rest[0] == "where" => {
+                let job = self.job_id(rest[1]);
+                let node =
+                    self.state().job(job).and_then(|row| row.placement.as_ref()).expect("a placed job");
+                let (node, incarnation) = (node.slots[0].node, node.slots[0].incarnation);
+                self.carry_out(&Command::SessionOver { node, incarnation })
             }
             "lost" => {
                 let node = self.node_id(rest[0]);
@@ -227,6 +251,13 @@ impl World {
                 let command = self.report(rest);
                 self.carry_out(&command)
             }
+            "running" => self.report_all(rest, &RankUpdate::Running),
+            "stopped" => self.report_all(rest, &RankUpdate::Exited(ExitStatus::Signal(15))),
+            "done" => self.report_all(rest, &RankUpdate::Exited(ExitStatus::Code(0))),
+            "anew" => {
+                *self = World::new();
+                String::new()
+            }
             "schedule" => self.schedule(rest),
             "tick" => self.tick(rest),
             "leader" => self.leader(rest),
@@ -237,6 +268,7 @@ impl World {
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
                 "advice" => self.show_advice(rest[1]),
+                "estimate" => self.show_estimate(rest[1]),
                 other => panic!("cannot show {other}"),
             },
             other => panic!("unknown command {other}"),
@@ -324,6 +356,9 @@ impl World {
             draft.groups[0].workers_min = min.parse().unwrap();
         }
         draft.expected_run_ms = self.number(words, "runs=").map(duration_ms);
+        if let Some(grace) = self.number(words, "grace=") {
+            draft.stop_grace_ms = duration_ms(grace);
+        }
         draft.not_before =
             self.number(words, "not-before=+").map(|after| self.now.plus_ms(duration_ms(after)));
         draft.deadline = self.number(words, "deadline=+").map(|after| self.now.plus_ms(duration_ms(after)));
@@ -337,8 +372,16 @@ impl World {
         let contract = self.contract(words);
         draft.datasets.extend(contract.checkpoint.place.clone());
         let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
+        // Each with another amount of CPU: no two of them ask for the same.
+        let different = self.number(words, "different=").map_or(0, |text| text.parse::<u64>().unwrap());
         let mut specs = Vec::new();
-        if size == 0 {
+        if different > 0 {
+            for milli in 0..different {
+                let mut other = draft.clone();
+                other.groups[0].request.cpu_milli += milli;
+                specs.push(other.check().expect("a job"));
+            }
+        } else if size == 0 {
             specs.push(draft.check().expect("a job"));
         } else {
             for index in 0..size {
@@ -348,7 +391,10 @@ impl World {
             }
         }
         let labels: Vec<String> = (0..specs.len())
-            .map(|n| if size == 0 { words[0].to_string() } else { format!("{}[{n}]", words[0]) })
+            .map(|n| {
+                let is_one = size == 0 && different == 0;
+                if is_one { words[0].to_string() } else { format!("{}[{n}]", words[0]) }
+            })
             .collect();
         let request = self.request(words);
         let jobs = specs.into_iter().map(|spec| Submission { spec, contract: contract.clone() }).collect();
@@ -465,9 +511,33 @@ impl World {
         }
     }
 
+    /// `running JOB...`, `stopped JOB...`, `done JOB...`: every node says the same of all ranks that are not over.
+    fn report_all(&mut self, jobs: &[&str], update: &RankUpdate) -> String {
+        let mut text = String::new();
+        for job in jobs {
+            let job = self.job_id(job);
+            let placement =
+                self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job");
+            let mut by_node: BTreeMap<NodeId, (u32, Vec<(u32, RankUpdate)>)> = BTreeMap::new();
+            for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
+                if !state.is_over() {
+                    let (_, updates) = by_node.entry(slot.node).or_insert((slot.incarnation, Vec::new()));
+                    updates.push((rank as u32, update.clone()));
+                }
+            }
+            for (node, (incarnation, updates)) in by_node {
+                let token = placement.token;
+                text.push_str(&self.carry_out(&Command::Report { node, incarnation, job, token, updates }));
+            }
+        }
+        text
+    }
+
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
-    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING`,
+    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N`,
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off`
+    /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
+    /// `starting-deadline=D`, `end-overrunners=on|off`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. All of it is set anew.
     fn policy(&mut self, words: &[&str]) -> String {
         let mut draft = PolicyDraft::default();
@@ -484,6 +554,7 @@ impl World {
             };
             let parts: Vec<&str> = value.split(',').collect();
             match key {
+                "spread" => draft.weights.spread = value.parse().unwrap(),
                 "preemption" => draft.preemption.enabled = value == "on",
                 "order" => {
                     draft.order.order =
@@ -496,6 +567,16 @@ impl World {
                     draft.backfill.reserve_after_runs_milli = 0;
                 }
                 "minimum-run" => draft.preemption.minimum_run_ms = duration_ms(value),
+                "backoff" => draft.preemption.backoff_ms = duration_ms(value),
+                "stopping-deadline" => draft.preemption.stopping_deadline_ms = duration_ms(value),
+                "starting-deadline" => draft.preemption.starting_deadline_ms = duration_ms(value),
+                "end-overrunners" => draft.backfill.end_overrunners = value == "on",
+                "victims-max" => draft.preemption.victims_max = value.parse().unwrap(),
+                "price" => draft.prices.push(Price {
+                    kind: name(parts[0]),
+                    region: None,
+                    micro_dollars_per_device_hour: parts[1].parse().unwrap(),
+                }),
                 "defragment-after" => draft.preemption.defragment_wait_ms = duration_ms(value),
                 "maintenance" => {
                     let purpose = WindowPurpose::Maintenance;
@@ -516,6 +597,9 @@ impl World {
                         match what {
                             "parent" => tenant.parent = Some(name(value)),
                             "weight" => tenant.weight_milli = value.parse::<u32>().unwrap() * 1_000,
+                            "tier-max" => tenant.rights.tier_max = PriorityTier::parse(value),
+                            "non-preemptible" => tenant.rights.non_preemptible = NonPreemptible::parse(value),
+                            "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
                     }
@@ -525,7 +609,8 @@ impl World {
             }
         }
         let request = self.request(words);
-        match draft.check() {
+        let knows_rights = self.state().format() >= 5;
+        match if knows_rights { support::with_all_rights(draft) } else { draft }.check() {
             Ok(policy) => self.carry_out(&Command::SetPolicy {
                 request,
                 policy: Box::new(policy),
@@ -647,7 +732,14 @@ impl World {
                 format!(" {}: {}", self.label(*job), outcome_text(outcome))
             }
             Decision::HistoryPruned { .. } => String::new(),
-            Decision::PolicySet { .. } => String::new(),
+            Decision::PolicySet { .. }
+            | Decision::PolicyRulesSet { .. }
+            | Decision::NodeAdmissionSet { .. }
+            | Decision::NodeApprovalSet { .. }
+            | Decision::CertificateRevoked { .. } => String::new(),
+            Decision::SessionResumed { node, incarnation } => {
+                format!(" {} incarnation={incarnation}", self.node_label(*node))
+            }
             Decision::Rearranged { stops, promises } => {
                 let mut text = String::new();
                 for stop in stops {
@@ -748,6 +840,7 @@ impl World {
                 format!("{class} on {}: {detail}", self.node_label(*node))
             }
             StopCause::RunTimeLimit => "run-time limit".into(),
+            StopCause::Deadline => "deadline".into(),
             StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
                 format!("preempted by {}", self.label(*by))
             }
@@ -784,6 +877,9 @@ impl World {
                 quota.room_milli, quota.wanted_milli, quota.kind
             )
             .unwrap();
+        }
+        for borrower in explained.borrowers.iter().skip(1) {
+            writeln!(text, "  also, {borrower}").unwrap();
         }
         for help in &explained.places.would_help {
             writeln!(text, "  would help: {help}").unwrap();
@@ -872,6 +968,13 @@ impl World {
         let advice =
             checkpoint_advice(self.state(), self.job_id(job), self.now).expect("it says how long it saves");
         format!("{advice:?}\n")
+    }
+
+    /// What was expected of a job when it was submitted.
+    fn show_estimate(&self, job: &str) -> String {
+        let estimate = self.state().job(self.job_id(job)).expect("a job").estimate;
+        let seconds = |ms: u64| ms / 1_000;
+        format!("{} s, nine in ten {} s\n", seconds(estimate.run_ms), seconds(estimate.run_high_ms))
     }
 
     fn show_nodes(&self) -> String {

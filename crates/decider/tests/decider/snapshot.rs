@@ -13,8 +13,8 @@ use muster_state::{Charge, JobRow, Phase, Placement, RankState, RestoreError, St
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, limits};
 
 use crate::support::{
-    FOUNDING, accelerators, check, commit, founded, holder, job, leadership, name, node_draft, node_spec,
-    request,
+    FOUNDING, accelerators, check, commit, founded, founded_as, holder, job, leadership, name, node_draft,
+    node_spec, request,
 };
 
 /// Rows in every table.
@@ -139,7 +139,7 @@ fn a_newer_head_is_named() {
 /// A snapshot is in the format in force: a replica that is not upgraded yet takes it until the format is raised.
 #[test]
 fn a_snapshot_is_of_the_format_in_force() {
-    let (mut speculation, mut state) = founded();
+    let (mut speculation, mut state) = founded_as(FOUNDING);
     assert_eq!(state.format(), FORMAT_MIN);
     assert_eq!(State::restore_up_to(1, state.snapshot()).unwrap().digest(), state.digest());
     handle(&mut speculation, &Command::RaiseFormat { format: 2 }).unwrap();

@@ -2,17 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Founding, Speculation};
-use muster_journal::{Decision, Estimate, FORMAT_MAX, RequestKey, Round, decode_round, encode_round};
-use muster_state::{Leadership, NodeStatus, State};
+use muster_decider::{Command, Founding, Speculation, handle};
+use muster_journal::{
+    Decision, Estimate, FORMAT_MAX, Outcome, RequestKey, Round, decode_round, encode_round,
+};
+use muster_state::{Leadership, NodeStatus, Phase, State};
+use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
-    Accelerators, ClusterId, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec,
-    Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, DependencyRule, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId,
+    NodeSpec, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };
 
 pub const GIB: u64 = 1 << 30;
 
+/// A cluster that begins in the lowest format.
 pub const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
+
+/// A cluster as people found it: in the newest format at once.
+pub const FOUNDING_NEWEST: Founding = Founding { new_cluster_format: Some(FORMAT_MAX), ..FOUNDING };
 
 pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
@@ -75,13 +82,37 @@ pub fn holder(n: u128) -> HolderId {
     HolderId(n)
 }
 
-/// A founded cluster under its first leader, and a replica that has applied the founding.
+/// A founded cluster under its first leader, and a replica that has applied the founding. It is in the newest format,
+/// and everybody has every right.
 pub fn founded() -> (Speculation, State) {
+    let (mut speculation, mut replica) = founded_as(FOUNDING_NEWEST);
+    let policy = with_all_rights(PolicyDraft::default()).check().expect("a policy");
+    let command =
+        Command::SetPolicy { request: request(999), policy: Box::new(policy), expected_version: None };
+    handle(&mut speculation, &command).expect("the first policy is taken");
+    commit(&mut speculation, &mut replica);
+    (speculation, replica)
+}
+
+/// The same with nothing but what its founding brings.
+pub fn founded_as(founding: Founding) -> (Speculation, State) {
     let mut speculation =
-        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), FOUNDING);
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
     let mut replica = State::default();
     commit(&mut speculation, &mut replica);
     (speculation, replica)
+}
+
+/// Gives every right to the tenants that a policy does not name and to those that it puts on the first level, unless
+/// it says what theirs are.
+pub fn with_all_rights(mut policy: PolicyDraft) -> PolicyDraft {
+    policy.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default();
+    for tenant in policy.tenants.values_mut().filter(|tenant| tenant.parent.is_none()) {
+        if tenant.rights == TenantRights::default() {
+            tenant.rights = TenantRights::ALL;
+        }
+    }
+    policy
 }
 
 /// A round as another replica sees it: through its bytes.
@@ -120,8 +151,18 @@ pub fn check(state: &State) {
         if let Some(previous) = &row.previous {
             assert!(previous.ranks.iter().all(|r| r.is_over()), "{id} has two live placements");
         }
-        let Some(placement) = &row.placement else { continue };
         let spec = state.spec(*id).expect("a job has a spec");
+        if row.released && !matches!(row.phase, Phase::Finished(_)) {
+            for dependency in &spec.dependencies {
+                let Some(other) = state.job(dependency.job) else { continue };
+                let Phase::Finished(outcome) = &other.phase else {
+                    panic!("{id} goes on before {}", dependency.job)
+                };
+                let is_met = dependency.rule == DependencyRule::Finished || *outcome == Outcome::Succeeded;
+                assert!(is_met, "{id} goes on although {} did not succeed", dependency.job);
+            }
+        }
+        let Some(placement) = &row.placement else { continue };
         let regions = &spec.regions;
         assert!(regions.is_empty() || regions.contains(&placement.region), "{id} is out of its regions");
         let workers = placement.slots.iter().zip(&placement.ranks).enumerate();

@@ -6,6 +6,7 @@ use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, sched
 use muster_journal::{Decision, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::{Leadership, State};
+use muster_types::policy::PolicyDraft;
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, DeviceSet, HolderId, JobDraft, JobId, JobSpec,
     LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
@@ -125,6 +126,12 @@ impl Instance {
     pub fn schedule(&self) -> Outcome {
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1_000_000), FOUNDING);
+        // Places are compared, not times: the first that cannot start would keep a place from others for later.
+        let mut policy = PolicyDraft::default();
+        policy.backfill.reservations_max = 0;
+        let policy = Box::new(policy.check().expect("a policy"));
+        let set = Command::SetPolicy { request: RequestId(1 << 64), policy, expected_version: None };
+        handle(&mut speculation, &set).expect("the first policy is taken");
         for (number, host) in self.hosts.iter().enumerate() {
             add_host(&mut speculation, number, host);
         }

@@ -144,9 +144,12 @@ fn check(operation: &super::Operation) -> Result<(), String> {
             true
         }
         (_, Outcome::Acknowledged { .. } | Outcome::Answered { .. }) => false,
-        (_, Outcome::Refused { code: text } | Outcome::Unknown { error: text }) => {
-            text.len() <= TEXT_BYTES_MAX
-        }
+        (
+            _,
+            Outcome::Refused { code: text }
+            | Outcome::Unknown { error: text }
+            | Outcome::Malformed { what: text },
+        ) => text.len() <= TEXT_BYTES_MAX,
         (_, Outcome::TimedOut) => true,
     };
     if fits { Ok(()) } else { Err("its outcome does not answer its call".into()) }

@@ -160,6 +160,12 @@ pub enum Outcome {
     },
     /// No answer in the client's time: it may be in the log or not.
     TimedOut,
+    /// The answer does not fit the question: it lacks its position, or shows a value that nothing has. What was
+    /// asked for may be in the log or not.
+    Malformed {
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 /// What an answer showed.

@@ -39,6 +39,7 @@ pub(super) fn shown(operation: &Operation) -> String {
         Outcome::Refused { code } => format!("refused: {}", short(code)),
         Outcome::Unknown { error } => format!("unknown: {}", short(error)),
         Outcome::TimedOut => "no answer".to_owned(),
+        Outcome::Malformed { what } => format!("makes no sense: {}", short(what)),
     };
     let asked = operation.replica.map(|id| format!(" on r{id}")).unwrap_or_default();
     format!(

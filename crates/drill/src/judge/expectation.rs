@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use super::outage::{Figures, Kind};
 use super::replayed::Told;
 use super::{Checked, Findings, Rule};
-use crate::history::History;
+use crate::history::{History, Operation};
 use crate::run::{Run, Runs};
 use crate::scenario::{Again, Expectations, Leadership, Since};
 
+/// An answer that was given before a majority was lost may arrive this much later.
+const IN_FLIGHT_US: u64 = 500_000;
 /// Submissions that a median is told from.
 const SETTLED_MIN: u64 = 5;
 
@@ -28,6 +30,7 @@ pub(super) struct Measured<'a> {
 pub(super) fn check(measured: Measured<'_>, checked: &mut Checked, findings: &mut Findings) {
     let Measured { expect, run, history, told, has_log, figures } = measured;
     lost(expect, run, history, told, checked, findings);
+    minority(run, history, checked, findings);
     again(expect.submission_again, Kind::Submission, Rule::SubmissionsLate, figures, checked, findings);
     again(
         expect.linearizable_read_again,
@@ -78,17 +81,53 @@ fn lost(
 ) {
     checked.expectations += 1;
     let allowed_us = expect.lost_at_most_ms.saturating_mul(1_000);
+    let gone_us = majority_gone_us(run);
     for place in &told.lost {
         let operation = &history.operations[*place];
         let age_us = run.fault_us.saturating_sub(operation.completed_us);
-        let before_recovery = run.recovered_us.is_some_and(|at_us| operation.completed_us < at_us);
-        if before_recovery && allowed_us > 0 && age_us <= allowed_us {
+        let before_loss = gone_us.is_some_and(|at_us| operation.completed_us < at_us + IN_FLIGHT_US);
+        if before_loss && allowed_us > 0 && age_us <= allowed_us {
             continue;
         }
         findings.add(Rule::AcknowledgementLost, || {
-            let text = format!("acknowledged {} ms before the fault, and not in the log", age_us / 1_000);
+            let since_ms = run.since_fault_ms(operation.completed_us);
+            let text = match since_ms {
+                ..0 => format!("acknowledged {} ms before the fault, and not in the log", -since_ms),
+                _ => format!("acknowledged {since_ms} ms after the fault, and not in the log"),
+            };
             (text, vec![super::evidence::shown(operation)])
         });
+    }
+}
+
+/// When the last step before a recovery was done: from then on what is left is no majority. None without a recovery.
+fn majority_gone_us(run: &Run) -> Option<u64> {
+    let recovered_us = run.recovered_us?;
+    let before = run.steps.iter().map(|step| step.at_us).filter(|at_us| *at_us < recovered_us);
+    Some(before.max().unwrap_or(run.fault_us))
+}
+
+/// What is left without a majority acknowledges no change and answers no linearizable read.
+fn minority(run: &Run, history: &History, checked: &mut Checked, findings: &mut Findings) {
+    let Some((gone_us, recovered_us)) = majority_gone_us(run).zip(run.recovered_us) else { return };
+    let meanwhile = gone_us.saturating_add(IN_FLIGHT_US)..recovered_us;
+    let asked = |operation: &&Operation| meanwhile.contains(&operation.completed_us);
+    let mut looked_at = 0;
+    for operation in history.operations.iter().filter(asked) {
+        let needs_majority = !matches!(Kind::of(operation), Kind::AnyRead | Kind::BoundedRead)
+            && operation.log_index().is_some();
+        looked_at += 1;
+        if needs_majority {
+            findings.add(Rule::MinorityDecided, || {
+                let since_ms = run.since_fault_ms(operation.completed_us);
+                let text = format!("answered {since_ms} ms after the fault, without a majority");
+                (text, vec![super::evidence::shown(operation)])
+            });
+        }
+    }
+    match looked_at {
+        0 => unchecked(findings, "the minority: nothing was asked of it before the recovery"),
+        _ => checked.expectations += 1,
     }
 }
 

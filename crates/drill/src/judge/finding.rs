@@ -72,6 +72,10 @@ rules! {
     ContentDiffers = "CONTENT_DIFFERS",
     /// A watch shows every change once and in order.
     WatchDiffers = "WATCH_DIFFERS",
+    /// A watch shows what was acknowledged, at most ten seconds later.
+    WatchStalled = "WATCH_STALLED",
+    /// A cluster that has lost its majority for good acknowledges nothing before an operator lets it go on.
+    MinorityDecided = "MINORITY_DECIDED",
     /// Two attempts of a job, or one rank twice, never run at the same time.
     Overlap = "OVERLAP",
     /// Nothing runs that was not placed.
@@ -100,6 +104,9 @@ rules! {
     ReplicasApart = "REPLICAS_APART",
     /// Nothing counts as held that was not looked at.
     NotChecked = "NOT_CHECKED",
+    /// The drill was carried out as it is written: every step had its effect, no process ended by itself, and no
+    /// log has an error that the fault does not explain.
+    DrillIncomplete = "DRILL_INCOMPLETE",
 }
 
 impl fmt::Display for Rule {

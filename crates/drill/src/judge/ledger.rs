@@ -173,7 +173,8 @@ impl<'a> LedgerMaker<'a> {
         else {
             return;
         };
-        if now_ms < self.fault_ms() || matches!(cause, StopCause::Cancelled | StopCause::RunTimeLimit) {
+        let is_wanted = matches!(cause, StopCause::Cancelled | StopCause::RunTimeLimit | StopCause::Deadline);
+        if now_ms < self.fault_ms() || is_wanted {
             return;
         }
         let Some(placement) = row.placement.as_ref().or(row.previous.as_ref()) else { return };
@@ -248,6 +249,7 @@ fn word(cause: &StopCause) -> &'static str {
         StopCause::WorkerFailed { .. } => "worker-failed",
         StopCause::Evicted { .. } => "evicted",
         StopCause::RunTimeLimit => "run-time-limit",
+        StopCause::Deadline => "deadline",
         StopCause::Rearranged(_) => "rearranged",
         StopCause::Fault { .. } => "fault",
     }

@@ -42,6 +42,9 @@ pub struct Evidence<'a> {
     pub log: Option<&'a [LogRound]>,
     /// What workers wrote down; none where workers write nothing.
     pub intervals: Option<&'a [Interval]>,
+    /// What went wrong with the drill itself, one sentence each: a step without effect, a process that ended by
+    /// itself, an error in a log. Each is a finding, so that `held` has one meaning wherever it is shown.
+    pub troubles: &'a [String],
 }
 
 /// How much was looked at.
@@ -78,6 +81,9 @@ pub struct Checked {
     pub watches: u64,
     /// Messages of watches that were held against the log.
     pub watch_events: u64,
+    /// Watches that were held against what was acknowledged ten seconds before clients stopped.
+    #[serde(default)]
+    pub watches_reached: u64,
     /// Intervals of workers.
     pub intervals: u64,
     /// Intervals whose token was looked for in the log.
@@ -151,10 +157,14 @@ impl Verdict {
 /// Judges one run.
 #[must_use]
 pub fn judge(evidence: Evidence<'_>) -> Verdict {
-    let Evidence { scenario, run, history, log, intervals } = evidence;
+    let Evidence { scenario, run, history, log, intervals, troubles } = evidence;
     let (mut checked, mut findings) = (Checked::default(), Findings::default());
     checked.operations = history.operations.len() as u64;
     form(scenario, run, history, &mut findings);
+    for trouble in troubles {
+        findings.say(Rule::DrillIncomplete, || trouble.clone());
+    }
+    watches::check_reach(run, history, &mut checked, &mut findings);
     let missing = order::check(run, history, &mut checked, &mut findings);
     let told = match log {
         Some(rounds) => {
@@ -198,6 +208,13 @@ fn form(scenario: &Scenario, run: &Run, history: &History, findings: &mut Findin
         findings.say(Rule::History, || {
             format!("{count} operations are written down twice, first {id} of client {client}")
         });
+    }
+    for operation in &history.operations {
+        if let Outcome::Malformed { what } = &operation.outcome {
+            findings.add(Rule::ContentDiffers, || {
+                (format!("an answer makes no sense: {what}"), vec![evidence::shown(operation)])
+            });
+        }
     }
     for torn in &history.torn {
         findings.say(Rule::History, || {

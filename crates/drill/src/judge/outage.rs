@@ -1,13 +1,14 @@
 //! How long what was not there: silences, delays, who led; from the clients' own clock, and from the log.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hdrhistogram::Histogram;
+use muster_types::JobId;
 use serde::{Deserialize, Serialize};
 
 use super::LeaderBegan;
 use super::replayed::Told;
-use crate::history::{Call, Consistency, History, Operation, Outcome};
+use crate::history::{Call, Consistency, History, Operation, Outcome, Query};
 use crate::run::Run;
 
 /// Kinds of operations that are told apart.
@@ -115,13 +116,38 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are in order and the digits are few")
 }
 
+/// A replica that no step touched knows a job this long after its submission was acknowledged.
+const KNOWN_AFTER_US: u64 = 10_000_000;
+
+/// When each job was acknowledged first.
+fn acknowledged_at(history: &History) -> HashMap<JobId, u64> {
+    let mut first: HashMap<JobId, u64> = HashMap::new();
+    for operation in &history.operations {
+        if let Outcome::Acknowledged { jobs, .. } = &operation.outcome {
+            for job in jobs {
+                let at = first.entry(*job).or_insert(operation.completed_us);
+                *at = operation.completed_us.min(*at);
+            }
+        }
+    }
+    first
+}
+
+/// Whether a read of any age did not find a job that had been acknowledged long before: no answer, then. A replica
+/// that has lost everything says so of every job.
+fn is_forgetful(operation: &Operation, acknowledged: &HashMap<JobId, u64>) -> bool {
+    let Call::Read { query: Query::Job { job }, .. } = &operation.call else { return false };
+    matches!(operation.outcome, Outcome::Refused { .. })
+        && acknowledged.get(job).is_some_and(|at| at.saturating_add(KNOWN_AFTER_US) < operation.invoked_us)
+}
+
 /// Whether it came to what it was made for.
 pub(super) fn is_answered(operation: &Operation) -> bool {
     match &operation.outcome {
         Outcome::Acknowledged { .. } | Outcome::Answered { .. } => true,
         // That a job is not there is an answer.
         Outcome::Refused { code } => code == "JOB_NOT_FOUND" && !operation.is_write(),
-        Outcome::Unknown { .. } | Outcome::TimedOut => false,
+        Outcome::Unknown { .. } | Outcome::TimedOut | Outcome::Malformed { .. } => false,
     }
 }
 
@@ -230,10 +256,19 @@ pub(super) fn measure(run: &Run, history: &History, told: &Told, settle_ms: Opti
 fn survivors(run: &Run, history: &History) -> (Option<u64>, Option<u64>) {
     let surviving = run.surviving_replicas();
     let cut_off = run.regions_cut_off();
+    let acknowledged = acknowledged_at(history);
+    let forgetful = history.operations.iter().filter(|operation| is_forgetful(operation, &acknowledged));
+    let forgetful: HashMap<(u32, u64), Operation> = forgetful
+        .map(|operation| {
+            let outcome = Outcome::Malformed { what: "an acknowledged job is not there".to_owned() };
+            ((operation.client, operation.id), Operation { outcome, ..operation.clone() })
+        })
+        .collect();
     let mut by_replica: BTreeMap<u64, Vec<&Operation>> = BTreeMap::new();
     for operation in history.operations.iter().filter(|operation| Kind::of(operation) == Kind::AnyRead) {
         let Some(replica) = operation.replica.filter(|replica| surviving.contains(replica)) else { continue };
         if !cut_off.contains(operation.region.as_str()) {
+            let operation = forgetful.get(&(operation.client, operation.id)).unwrap_or(operation);
             by_replica.entry(replica).or_default().push(operation);
         }
     }

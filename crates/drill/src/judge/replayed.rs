@@ -45,8 +45,17 @@ pub(super) struct Told {
 #[derive(Default)]
 struct Requested {
     operations: Vec<usize>,
-    /// Where its record is.
-    record: Option<(u64, u32)>,
+    /// Its record.
+    record: Option<CarriedOut>,
+}
+
+/// The record that carried out a request.
+#[derive(Clone, Copy)]
+struct CarriedOut {
+    index: u64,
+    /// The jobs that it submitted, and the id of the first of them.
+    jobs: u32,
+    first: JobId,
 }
 
 struct Digests<'a> {
@@ -72,6 +81,9 @@ struct Judge<'a> {
     forgotten: HashSet<JobId>,
     /// Of the record that is being applied.
     request: Option<(RequestId, u32)>,
+    /// Records between the first and the last that clients of the history were acknowledged, where every request in
+    /// between is theirs.
+    ours: Option<std::ops::RangeInclusive<u64>>,
     begins_leadership: bool,
     stops: Option<(JobId, StopCause)>,
     places: Option<JobId>,
@@ -94,6 +106,18 @@ pub(super) fn recovered_at(rounds: &[LogRound]) -> Result<Option<u64>, ArchiveEr
         }
     }
     Ok(found)
+}
+
+/// The first and the last record that a client was acknowledged. Requests behind the last are not judged: the drill
+/// itself clears up when its clients are gone.
+fn acknowledged_range(history: &History) -> Option<std::ops::RangeInclusive<u64>> {
+    let acknowledged = || {
+        history.operations.iter().filter_map(|operation| match operation.outcome {
+            Outcome::Acknowledged { log_index, .. } => Some(log_index),
+            _ => None,
+        })
+    };
+    Some(acknowledged().min()?..=acknowledged().max()?)
 }
 
 /// Replays the log and holds the history against it.
@@ -124,6 +148,7 @@ pub(super) fn check(
         ledger: LedgerMaker::new(run),
         forgotten: HashSet::new(),
         request: None,
+        ours: run.only_ours.then(|| acknowledged_range(history)).flatten(),
         begins_leadership: false,
         stops: None,
         places: None,
@@ -300,17 +325,18 @@ impl<'a> Judge<'a> {
     }
 
     /// A record that carries out a request.
-    fn carried_out(&mut self, request: RequestId, jobs: u32, index: u64) {
-        let only_ours = self.run.only_ours;
+    fn carried_out(&mut self, request: RequestId, record: CarriedOut) {
+        let index = record.index;
+        let is_ours = self.ours.as_ref().is_some_and(|ours| ours.contains(&index));
         let Some(requested) = self.requests.get_mut(&request) else {
-            if only_ours {
+            if is_ours {
                 let text =
                     || format!("record {index} carries out {request}, which no client of the drill made");
                 self.findings.say(Rule::RequestOfNobody, text);
             }
             return;
         };
-        if let Some((before, _)) = requested.record {
+        if let Some(before) = requested.record.map(|record| record.index) {
             let first = requested.operations.first().map(|place| shown(&self.operations[*place]));
             self.findings.add(Rule::DoneTwice, || {
                 let text = format!("{request} is carried out by record {before} and again by {index}");
@@ -318,7 +344,7 @@ impl<'a> Judge<'a> {
             });
             return;
         }
-        requested.record = Some((index, jobs));
+        requested.record = Some(record);
     }
 
     /// What clients were told of their requests, against what the log has.
@@ -328,9 +354,12 @@ impl<'a> Judge<'a> {
             let Some(request) = operation.request() else { continue };
             let record = self.requests.get(&request).and_then(|requested| requested.record);
             match (&operation.outcome, record) {
-                (Outcome::Acknowledged { log_index, jobs }, Some((index, count))) => {
+                (
+                    Outcome::Acknowledged { log_index, jobs },
+                    Some(CarriedOut { index, jobs: count, first }),
+                ) => {
                     self.checked.acknowledgements += 1;
-                    let derived = (0..count).map(|ordinal| JobId::derive(LogIndex(index), ordinal as usize));
+                    let derived = (0..u64::from(count)).map(|ordinal| JobId(first.0 + ordinal));
                     let is_right = *log_index == index && derived.eq(jobs.iter().copied());
                     if !is_right {
                         self.findings.add(Rule::WrongRecord, || {
@@ -344,7 +373,7 @@ impl<'a> Judge<'a> {
                     self.checked.acknowledgements += 1;
                     lost.push(place);
                 }
-                (Outcome::Refused { code }, Some((index, _))) => {
+                (Outcome::Refused { code }, Some(CarriedOut { index, .. })) => {
                     // The same request may have been made again, and taken then.
                     let taken = self.requests.get(&request).is_some_and(|requested| {
                         requested
@@ -359,7 +388,7 @@ impl<'a> Judge<'a> {
                         });
                     }
                 }
-                (Outcome::Unknown { .. } | Outcome::TimedOut, record) => {
+                (Outcome::Unknown { .. } | Outcome::TimedOut | Outcome::Malformed { .. }, record) => {
                     self.checked.unknown += 1;
                     self.checked.unknown_done += u64::from(record.is_some());
                 }
@@ -373,8 +402,8 @@ impl<'a> Judge<'a> {
     fn not_found(&mut self, missing: &[MissingJob]) {
         for MissingJob { job, operation } in missing {
             let submitted = self.requests.values().any(|requested| {
-                let covers = |(index, count): (u64, u32)| {
-                    job.submitted_at().0 == index && job.0 % JobId::PER_RECORD < u64::from(count)
+                let covers = |record: CarriedOut| {
+                    (record.first.0..record.first.0 + u64::from(record.jobs)).contains(&job.0)
                 };
                 requested.record.is_some_and(covers)
             });
@@ -436,7 +465,8 @@ impl Observer for Judge<'_> {
                 if jobs > 0 {
                     self.told.submitted_at_ms.push(time_ms);
                 }
-                self.carried_out(request, jobs, index);
+                let first = state.job_id(LogIndex(index), 0);
+                self.carried_out(request, CarriedOut { index, jobs, first });
             }
             if let Some(job) = self.places.take() {
                 let token = FencingToken { generation: state.generation(), log_index: LogIndex(index) };

@@ -9,7 +9,11 @@ use std::collections::BTreeMap;
 
 use super::evidence::seconds;
 use super::{Checked, Findings, Rule};
-use crate::history::{JobSeen, WatchChange, WatchEvent};
+use crate::history::{History, JobSeen, Outcome, WatchChange, WatchEvent};
+use crate::run::{Run, Runs};
+
+/// A watch may show an acknowledged change this much later: a client finds another replica within it.
+const WATCH_LATE_US: u64 = 10_000_000;
 
 /// One watch between two losses of its place.
 struct Watch<'a> {
@@ -183,6 +187,48 @@ impl Watch<'_> {
         self.is_over = true;
         let number = self.number;
         findings.add(Rule::WatchDiffers, || (format!("watch {number} {words}"), evidence.to_vec()));
+    }
+}
+
+/// Holds every watch against what was acknowledged ten seconds before clients stopped: a watch that shows nothing
+/// more would otherwise pass as exact. Clients stop together, at the time of the last request.
+pub(super) fn check_reach(run: &Run, history: &History, checked: &mut Checked, findings: &mut Findings) {
+    let stopped_us = history.operations.iter().map(|operation| operation.invoked_us).max().unwrap_or(0);
+    let until_us = stopped_us.saturating_sub(WATCH_LATE_US);
+    // What a life of the cluster acknowledged that ended is no part of what follows.
+    let from_us = run.recovered_us.unwrap_or(0);
+    let in_time = history
+        .operations
+        .iter()
+        .filter(|operation| operation.is_write() && (from_us..until_us).contains(&operation.completed_us));
+    let acknowledged = in_time.filter_map(|operation| match operation.outcome {
+        Outcome::Acknowledged { log_index, .. } => Some(log_index),
+        _ => None,
+    });
+    let due = acknowledged.max();
+    let mut reached: BTreeMap<u32, u64> = BTreeMap::new();
+    for event in &history.watch_events {
+        let at = reached.entry(event.watch).or_default();
+        if event.at_us >= from_us {
+            *at = event.log_index.max(*at);
+        }
+    }
+    let watching = run.hosts.iter().filter(|host| host.runs == Runs::Clients).count();
+    // Clients of a drill on a live cluster watch nothing, and are not alone there.
+    if run.only_ours && reached.len() < watching {
+        let count = reached.len();
+        findings.say(Rule::NotChecked, || {
+            format!("watches: {watching} regions have clients, {count} watches show something")
+        });
+    }
+    let Some(due) = due else { return };
+    for (watch, reached) in reached {
+        checked.watches_reached += 1;
+        if reached < due {
+            findings.say(Rule::WatchStalled, || {
+                format!("watch {watch} shows nothing behind {reached}; {due} was acknowledged 10 s before it ended")
+            });
+        }
     }
 }
 

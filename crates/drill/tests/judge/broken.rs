@@ -18,6 +18,16 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a submission is told other jobs", Rule::WrongRecord, other_jobs),
     ("a request is carried out twice", Rule::DoneTwice, twice),
     ("the log has a request that nobody made", Rule::RequestOfNobody, nobody),
+    ("the guard refuses a record of the leader in force", Rule::RecordRefused, refused_by_guard),
+    ("linearizable reads are silent for too long", Rule::ReadsLate, reads_late),
+    ("submissions stay slow while the fault lasts", Rule::SubmissionsSlow, slow),
+    ("a gang is interrupted that was to go on", Rule::GangTouched, gang_touched),
+    ("no replica warns", Rule::WarningMissing, unwarned),
+    ("a watch shows nothing more", Rule::WatchStalled, stalled),
+    ("a minority acknowledges a change", Rule::MinorityDecided, minority),
+    ("an answer makes no sense", Rule::ContentDiffers, malformed),
+    ("a survivor has forgotten every job", Rule::SurvivorsSilent, forgetful),
+    ("a process ended by itself", Rule::DrillIncomplete, troubled),
     ("what was refused is in the log", Rule::DoneThoughRefused, refused),
     ("a later change stands before an earlier one", Rule::OrderBroken, reordered),
     ("log time stands still", Rule::LogTimeStands, time_stands),
@@ -129,11 +139,100 @@ fn twice(sample: &mut Sample) -> Option<()> {
 }
 
 fn nobody(sample: &mut Sample) -> Option<()> {
+    // As a client makes one that repeats a request under a new id: the history has the first id alone.
+    let ids: Vec<RequestId> = acknowledged(sample).filter_map(|operation| operation.request()).collect();
+    let middle = *ids.get(ids.len() / 2)?;
+    sample.history.operations.retain(|operation| operation.request() != Some(middle));
+    Some(())
+}
+
+fn refused_by_guard(sample: &mut Sample) -> Option<()> {
     let (_, state) = sample.past.last()?;
-    let spec = state.spec(*state.jobs().last_key()?)?.clone();
-    let request = RequestKey { id: RequestId(0xbeef), fingerprint: 1 };
-    let estimates = vec![Estimate::default()];
-    append(sample, vec![Decision::JobsSubmitted { request, specs: vec![spec], estimates }]);
+    let running = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
+    let job = state.jobs().iter().map(|(job, _)| *job).find(running)?;
+    append(sample, vec![Decision::GangPlaced { job, workers: Vec::new() }]);
+    Some(())
+}
+
+fn reads_late(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.linearizable_read_again.as_mut()?.worst_ms = 100;
+    Some(())
+}
+
+fn slow(sample: &mut Sample) -> Option<()> {
+    use muster_drill::scenario::Settled;
+    sample.scenario.expect.submissions_settle = Some(Settled { within_ms: 900, p50_ms: 0 });
+    Some(())
+}
+
+fn gang_touched(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.gangs_untouched = true;
+    Some(())
+}
+
+fn unwarned(sample: &mut Sample) -> Option<()> {
+    sample.scenario.expect.warnings.push("NO_LEADER".into());
+    Some(())
+}
+
+/// Clients go on for a quarter of a minute, and one watch shows nothing of it.
+fn stalled(sample: &mut Sample) -> Option<()> {
+    for operation in &mut sample.history.operations {
+        if operation.invoked_us < sample.run.fault_us {
+            continue;
+        }
+        operation.invoked_us += 15_000_000;
+        operation.completed_us += 15_000_000;
+    }
+    let seen = sample.history.watch_events.iter().rposition(|event| event.watch == 1)?;
+    let last =
+        sample.history.operations.iter().filter(|operation| operation.completed_us < sample.run.fault_us);
+    let shown = last.filter_map(Operation::log_index).max()?.0;
+    sample.history.watch_events.retain(|event| event.watch != 1 || event.log_index < shown);
+    (seen > 0).then_some(())
+}
+
+/// The cluster is recovered at the end of the fault; something was acknowledged before that.
+fn minority(sample: &mut Sample) -> Option<()> {
+    sample.run.recovered_us = sample.run.heal_us;
+    sample.run.steps.truncate(1);
+    Some(())
+}
+
+fn malformed(sample: &mut Sample) -> Option<()> {
+    let operation = answered(sample, |_, consistency| *consistency == Consistency::Any)?;
+    operation.outcome = Outcome::Malformed { what: "a digest that is no number".into() };
+    Some(())
+}
+
+/// From the fault on replica 3 does not find what was acknowledged a quarter of a minute before.
+fn forgetful(sample: &mut Sample) -> Option<()> {
+    let fault_us = sample.run.fault_us;
+    let job = acknowledged(sample).find_map(|operation| match &mut operation.outcome {
+        Outcome::Acknowledged { jobs, .. } => jobs.first().copied(),
+        _ => None,
+    })?;
+    let later_us = 15_000_000;
+    for operation in &mut sample.history.operations {
+        if operation.invoked_us >= fault_us {
+            (operation.invoked_us, operation.completed_us) =
+                (operation.invoked_us + later_us, operation.completed_us + later_us);
+        }
+        let of_third = operation.replica == Some(3) && operation.invoked_us >= fault_us;
+        if of_third && matches!(operation.call, Call::Read { consistency: Consistency::Any, .. }) {
+            let (consistency, min_log_index) = (Consistency::Any, 0);
+            operation.call = Call::Read { query: Query::Job { job }, consistency, min_log_index };
+            operation.outcome = Outcome::Refused { code: "JOB_NOT_FOUND".into() };
+        }
+    }
+    let run = &mut sample.run;
+    (run.fault_us, run.end_us) = (run.fault_us + later_us, run.end_us + later_us);
+    run.heal_us = run.heal_us.map(|at| at + later_us);
+    Some(())
+}
+
+fn troubled(sample: &mut Sample) -> Option<()> {
+    sample.troubles.push("the process on a-r1 ended by itself: exit status 101".into());
     Some(())
 }
 

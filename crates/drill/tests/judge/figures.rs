@@ -60,6 +60,7 @@ fn without_a_log_nothing_is_proved() {
         history: &sample.history,
         log: None,
         intervals: None,
+        troubles: &[],
     });
     assert!(!verdict.held);
     assert!(!verdict.is_linearizable());

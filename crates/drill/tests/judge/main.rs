@@ -5,6 +5,7 @@ mod figures;
 mod page;
 mod support;
 
+use muster_drill::judge::Rule;
 use proptest::prelude::*;
 use support::sample;
 
@@ -36,6 +37,18 @@ proptest! {
         prop_assert!(!verdict.held, "{what}");
         prop_assert!(verdict.findings.count(rule) > 0, "{what} is not {rule}: {:#?}", verdict.findings);
     }
+}
+
+/// A rule without a breach could be one that nothing breaks. A state that breaks its own invariants cannot be made from
+/// a log that the guard lets through.
+#[test]
+fn every_rule_has_a_breach() {
+    let without: Vec<Rule> = Rule::ALL
+        .iter()
+        .copied()
+        .filter(|rule| broken::BREACHES.iter().all(|(_, breached, _)| breached != rule))
+        .collect();
+    assert_eq!(without, [Rule::State]);
 }
 
 #[test]

@@ -94,6 +94,7 @@ pub struct Sample {
     pub history: History,
     pub rounds: Vec<LogRound>,
     pub intervals: Vec<Interval>,
+    pub troubles: Vec<String>,
     /// States at the ends of rounds, with the times at which they were committed.
     pub past: Vec<(u64, State)>,
 }
@@ -106,6 +107,7 @@ impl Sample {
             history: &self.history,
             log: Some(&self.rounds),
             intervals: Some(&self.intervals),
+            troubles: &self.troubles,
         })
     }
 }
@@ -212,6 +214,7 @@ impl Maker {
             history: History::default(),
             rounds: Vec::new(),
             intervals: Vec::new(),
+            troubles: Vec::new(),
             past: Vec::new(),
         };
         Maker {

@@ -12,11 +12,13 @@ use muster_types::health::{
     RecoveryAction, RepairStep,
 };
 use muster_types::job::ArrayMember;
+use muster_types::policy::{NonPreemptible, PolicyRules, TenantLimits, TenantRights};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, ClusterId, Dependency,
-    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId,
-    JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeId,
-    NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Spread,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
+    CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobDraft, JobId, JobSpec,
+    LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Revocation, Spread,
     TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
@@ -282,6 +284,30 @@ fn inputs() -> impl Strategy<Value = Decision> {
         }),
         (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
         request().prop_map(|request| Decision::PolicySet { request, policy: Box::default() }),
+        (request(), prop::sample::select(AdmissionMode::ALL.to_vec()), option::of("[a-z*.]{1,9}")).prop_map(
+            |(request, mode, pattern)| {
+                let rule = |pattern| AdmissionRule { pattern, bounds: NodeBounds::default() };
+                let admission = NodeAdmission { mode, rules: pattern.map(rule).into_iter().collect() };
+                Decision::NodeAdmissionSet { request, admission: Box::new(admission) }
+            }
+        ),
+        (request(), node(), 0..3_u8).prop_map(|(request, spec, kind)| {
+            let approval = [None, Some(Approval::Rejected), Some(Approval::Approved(NodeBounds::of(&spec)))];
+            let approval = approval[usize::from(kind)].clone();
+            Decision::NodeApprovalSet {
+                request: (kind > 0).then_some(request),
+                name: spec.name.clone(),
+                approval,
+            }
+        }),
+        (request(), vec(1..=u8::MAX, 1..=20), any::<u64>()).prop_map(|(request, serial, until)| {
+            let serial = CertificateSerial::from_bytes(&serial).expect("it is one");
+            let revocation = Revocation { holder: "client/ada".to_owned(), until: LogTime(until) };
+            Decision::CertificateRevoked { request, serial, revocation }
+        }),
+        (node_id(), any::<u32>())
+            .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
+        policy_rules().prop_map(|rules| Decision::PolicyRulesSet { rules: Box::new(rules) }),
         (request(), job()).prop_map(|(request, job)| Decision::JobCancelRequested { request, job }),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
@@ -314,6 +340,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
         (any::<u32>(), exit()).prop_map(|(rank, exit)| StopCause::WorkerFailed { rank, exit }),
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
+        Just(StopCause::Deadline),
         rearrange_cause().prop_map(StopCause::Rearranged),
         (class(), any::<u32>(), "[ -~é]{0,20}")
             .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),
@@ -455,4 +482,32 @@ pub fn round() -> impl Strategy<Value = Round> {
         log_time: LogTime(n[4]),
         decisions,
     })
+}
+
+fn policy_rules() -> impl Strategy<Value = PolicyRules> {
+    let rights = (
+        option::of(prop::sample::select(PriorityTier::ALL.to_vec())),
+        option::of(prop::sample::select(NonPreemptible::ALL.to_vec())),
+        option::of(any::<bool>()),
+    );
+    let rights = rights.prop_map(|(tier_max, non_preemptible, deadlines)| TenantRights {
+        tier_max,
+        non_preemptible,
+        deadlines,
+    });
+    let limits = (option::of(any::<u32>()), option::of(any::<u32>()))
+        .prop_map(|(pending_jobs, unfinished_jobs)| TenantLimits { pending_jobs, unfinished_jobs });
+    let tenants = (btree_map(name(), rights, 0..4), btree_map(name(), limits, 0..4));
+    (tenants, any::<bool>(), any::<[u64; 3]>()).prop_map(
+        |((rights, limits), end_overrunners, [backoff_ms, stopping_deadline_ms, starting_deadline_ms])| {
+            PolicyRules {
+                rights,
+                limits,
+                end_overrunners,
+                backoff_ms,
+                stopping_deadline_ms,
+                starting_deadline_ms,
+            }
+        },
+    )
 }

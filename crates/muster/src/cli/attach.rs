@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_client::{Client, WatchItem};
+use muster_types::RefusalCode;
 use muster_wire::v1;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -24,6 +25,8 @@ const SECOND_THOUGHTS: Duration = Duration::from_secs(2);
 const REST_MAX: Duration = Duration::from_secs(10);
 /// Pieces of output between their readers and the terminal.
 const PIECES_QUEUED_MAX: usize = 64;
+/// How soon output that cannot be had is asked for again.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
 /// A line that is longer is shown in parts.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
@@ -38,8 +41,17 @@ pub enum Ranks {
 
 enum Said {
     Piece(u32, v1::ReadLogsResponse),
-    /// The end of one reader; why, when it is not that of the output.
-    End(u32, Option<String>),
+    /// The end of one reader.
+    End(Ending),
+}
+
+/// How the reading of one worker's output ended.
+struct Ending {
+    rank: u32,
+    /// Of the attempt that was read.
+    token: Option<v1::FencingToken>,
+    /// Why the output is not complete, where it is not.
+    why: Option<String>,
 }
 
 /// What Ctrl-C has done so far.
@@ -62,7 +74,7 @@ pub async fn attach(
     let request = v1::WatchJobsRequest { job_ids: vec![job_id.to_owned()], ..Default::default() };
     let mut watch = client.watch_jobs(request);
     let (say, mut said) = mpsc::channel(PIECES_QUEUED_MAX);
-    let mut shown = Shown { console, readers: 0, token: None, waiting: String::new(), lines: None };
+    let mut shown = Shown::new(console);
     let mut interrupt = Interrupt::None;
     let mut ended: Option<Instant> = None;
     let time_is_up = Instant::now().checked_add(limit);
@@ -111,7 +123,7 @@ pub async fn attach(
                     .with_next(format!("muster job logs {job_id} -f")));
             }
             () = at(ended) => {
-                console.progress("the rest of the output cannot be read now");
+                shown.incomplete = shown.token;
                 break;
             }
         }
@@ -124,11 +136,16 @@ pub async fn attach(
         console.progress(&one_line(&format!("{job_id} {}: {}", seen.phase, reason(&seen))));
     }
     let cancelled = matches!(interrupt, Interrupt::Cancelled);
-    Ok(if cancelled && job.phase == i32::from(v1::JobPhase::Cancelled) {
-        Exit::Interrupted
-    } else {
-        exit_of(&job)
-    })
+    if cancelled && job.phase == i32::from(v1::JobPhase::Cancelled) {
+        return Ok(Exit::Interrupted);
+    }
+    match exit_of(&job) {
+        Exit::Ok if shown.incomplete.is_some() && shown.incomplete == shown.token => {
+            let what = format!("{job_id} succeeded, but its output could not be read to the end");
+            Err(Failure::new(Exit::Unavailable, what).with_next(format!("muster job logs {job_id}")))
+        }
+        exit => Ok(exit),
+    }
 }
 
 async fn at(time: Option<Instant>) {
@@ -182,21 +199,34 @@ fn begin(
     wanted.len()
 }
 
+/// Reads the output of one worker to its end. A node that cannot be reached is asked again as long as anybody listens:
+/// its agent may be back in a moment, and the caller ends with the job.
 async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Said>) {
-    let rank = request.rank;
-    let reading = async {
-        let mut logs = client.read_logs(request).await?;
-        while let Some(piece) = logs.next().await? {
-            // Nobody listens any more: then the command ends.
-            let _ = say.send(Said::Piece(rank, piece)).await;
+    let (rank, token) = (request.rank, request.token);
+    let why = loop {
+        let mut has_begun = false;
+        let reading = async {
+            let mut logs = client.read_logs(request.clone()).await?;
+            while let Some(piece) = logs.next().await? {
+                has_begun = true;
+                // Nobody listens any more: then the command ends.
+                let _ = say.send(Said::Piece(rank, piece)).await;
+            }
+            Ok::<(), muster_client::CallError>(())
+        };
+        let Err(error) = reading.await else { break None };
+        let is_unavailable =
+            error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::LogsUnavailable));
+        // What has begun goes on by itself behind what was read; asked again it would begin again.
+        if has_begun || !is_unavailable {
+            break Some(error.refused().map_or_else(|| error.to_string(), |refused| refused.message.clone()));
         }
-        Ok::<(), muster_client::CallError>(())
+        tokio::select! {
+            () = tokio::time::sleep(RETRY_EVERY) => {}
+            () = say.closed() => return,
+        }
     };
-    let why = reading.await.err().map(|error| match error.refused() {
-        Some(refused) => refused.message.clone(),
-        None => error.to_string(),
-    });
-    let _ = say.send(Said::End(rank, why)).await;
+    let _ = say.send(Said::End(Ending { rank, token, why })).await;
 }
 
 /// What has been shown.
@@ -210,9 +240,16 @@ struct Shown<'a> {
     waiting: String,
     /// Lines that are not complete, by rank and whether it is stderr; none when one worker is shown as it is.
     lines: Option<BTreeMap<(u32, bool), Vec<u8>>>,
+    /// The attempt whose output could not be read to the end.
+    incomplete: Option<v1::FencingToken>,
 }
 
-impl Shown<'_> {
+impl<'a> Shown<'a> {
+    fn new(console: &'a Console) -> Shown<'a> {
+        let waiting = String::new();
+        Shown { console, readers: 0, token: None, waiting, lines: None, incomplete: None }
+    }
+
     fn tell_waiting(&mut self, job: &v1::Job) {
         if job.phase != i32::from(v1::JobPhase::Pending) {
             return;
@@ -230,10 +267,12 @@ impl Shown<'_> {
                 tell_dropped(self.console, rank, piece.dropped_bytes);
                 self.show(rank, piece.stream == "stderr", &piece.data)
             }
-            Said::End(rank, why) => {
+            Said::End(Ending { rank, token, why }) => {
                 self.readers -= 1;
                 if let Some(why) = why {
-                    self.console.progress(&one_line(&format!("the output of rank {rank}: {why}")));
+                    self.console
+                        .error(&one_line(&format!("muster: the output of rank {rank} ends early: {why}")));
+                    self.incomplete = token;
                 }
                 Ok(())
             }

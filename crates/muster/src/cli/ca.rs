@@ -3,13 +3,19 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use muster_transport::{Authority, AuthorityError, AuthorityReport, CertificateReport, Role, describe};
+use muster_transport::{
+    Authority, AuthorityError, AuthorityReport, CertificateReport, PeerName, Role, describe,
+};
 use muster_types::ClusterId;
+use muster_wire::v1;
+use serde::Serialize;
 
+use super::Global;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
+use super::view::{Document, Items, time};
 
-/// Commands about certificates. They need no cluster, only the authority's folder.
+/// Commands about certificates. Most need no cluster, only the authority's folder.
 #[derive(Subcommand)]
 pub enum CaCommand {
     /// Make the authority of a cluster
@@ -24,8 +30,10 @@ The folder holds the authority's private key: keep it off the replicas, and keep
 Examples:
   muster ca issue ./authority replica 1 --out /etc/muster/tls
   muster ca issue ./authority agent gpu-a --out ./gpu-a
-  muster ca issue ./authority client ada --out ~/.config/muster/tls
-  muster ca issue ./authority client bob --tenant vision --out ./bob
+  muster ca issue ./authority agent-group slurm-a --out ./slurm-a
+  muster ca issue ./authority client ada --tenant vision --out ~/.config/muster/tls
+  muster ca issue ./authority client dashboard --read-only --out ./dashboard
+  muster ca issue ./authority client gateway --all-tenants --out ./gateway
   muster ca issue ./authority admin root --out ./root --days 7
 
 A running process takes over files that were replaced (--force) by itself, within seconds.")]
@@ -42,6 +50,18 @@ Steps:
 
 Take the next step only when every process has what the last one asked for.")]
     Rotate(RotateArgs),
+    /// Make certificates invalid before they end, at every replica; needs the cluster
+    #[command(after_help = "\
+Examples:
+  muster ca revoke ./gpu-a/tls.crt                                     a certificate that is at hand
+  muster ca revoke --serial 0a4f…                                      by its number, as `muster ca show` prints it
+  muster ca revoke --authority ./authority --name agent/gpu-a          all that were issued to a name
+
+Connections with it end within seconds, and no others are made. Issue another for whoever is to go on; agents and
+clients that hold a revoked replica's certificate for good are told by `muster ca rotate` alone.")]
+    Revoke(RevokeArgs),
+    /// List certificates that are revoked and have not ended; needs the cluster
+    Revoked,
     /// Show an authority's folder, or any certificate: whom it names, and when it ends
     #[command(after_help = "\
 Examples:
@@ -70,9 +90,11 @@ pub struct InitArgs {
 enum Kind {
     /// A scheduler server, by its replica_id
     Replica,
-    /// The agent of a node, by the node's name
+    /// The agent of one node, by the node's name
     Agent,
-    /// A user, who submits and reads
+    /// The agent of a Slurm cluster: it speaks for every node NAME.<node>
+    AgentGroup,
+    /// A user or a program of one: of a tenant, of all of them, or for looking alone
     Client,
     /// An operator, who may everything
     Admin,
@@ -87,8 +109,14 @@ pub struct IssueArgs {
     /// Which one: a replica's number, a node's or a user's name
     name: String,
     /// Of a client: it submits, cancels and reads output only for this tenant and those below it
-    #[arg(long, value_name = "TENANT")]
+    #[arg(long, value_name = "TENANT", conflicts_with_all = ["all_tenants", "read_only"])]
     tenant: Option<String>,
+    /// Of a client: it submits, cancels and reads output for every tenant, and sees every job's environment
+    #[arg(long, conflicts_with = "read_only")]
+    all_tenants: bool,
+    /// Of a client: it sees what jobs, nodes and queues there are, and changes nothing
+    #[arg(long)]
+    read_only: bool,
     /// Folder for tls.crt, tls.key and ca.crt
     #[arg(long)]
     out: PathBuf,
@@ -98,6 +126,22 @@ pub struct IssueArgs {
     /// Replace a certificate that is there
     #[arg(long)]
     force: bool,
+}
+
+#[derive(Args)]
+pub struct RevokeArgs {
+    /// The certificate's file
+    #[arg(value_name = "FILE", conflicts_with_all = ["serial", "name"])]
+    file: Option<PathBuf>,
+    /// Its serial number
+    #[arg(long, value_name = "HEX DIGITS", conflicts_with = "name")]
+    serial: Option<String>,
+    /// Everything that was issued to this name: agent/gpu-a, tenant/vision/bob
+    #[arg(long, value_name = "KIND/NAME", requires = "authority")]
+    name: Option<String>,
+    /// Folder of the authority, which knows what it has issued
+    #[arg(long, value_name = "DIR")]
+    authority: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -138,7 +182,7 @@ impl From<AuthorityError> for Failure {
     }
 }
 
-pub fn run(console: &Console, command: CaCommand) -> Result<Exit, Failure> {
+pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Result<Exit, Failure> {
     match command {
         CaCommand::Init(args) => {
             let cluster: ClusterId = args.cluster_id.parse().map_err(|error| {
@@ -156,6 +200,8 @@ pub fn run(console: &Console, command: CaCommand) -> Result<Exit, Failure> {
             }
             report(console, &authority.report()?)?;
         }
+        CaCommand::Revoke(args) => revoke(global, console, &args).await?,
+        CaCommand::Revoked => revoked(global, console).await?,
         CaCommand::Show { path } if path.is_dir() => report(console, &Authority::open(&path)?.report()?)?,
         CaCommand::Show { path } => {
             let certificate = describe(&path)?;
@@ -173,15 +219,24 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
     let kind = match args.kind {
         Kind::Replica => "replica",
         Kind::Agent => "agent",
+        Kind::AgentGroup => "agent-group",
         Kind::Client => "client",
         Kind::Admin => "admin",
     };
-    let role = match (&args.tenant, args.kind) {
-        (None, _) => Role::parse(kind, &args.name),
-        (Some(tenant), Kind::Client) => Role::parse("tenant", &format!("{tenant}/{}", args.name)),
-        (Some(_), _) => {
+    let role = match (args.kind, &args.tenant, args.all_tenants, args.read_only) {
+        (Kind::Client, Some(tenant), ..) => Role::parse("tenant", &format!("{tenant}/{}", args.name)),
+        (Kind::Client, None, true, _) => Role::parse("all-tenants", &args.name),
+        (Kind::Client, None, false, true) => Role::parse("client", &args.name),
+        (Kind::Client, None, false, false) => {
+            return Err(Failure::usage(
+                "say what the client may do: --tenant TENANT for one tenant and those below it, --all-tenants, or \
+                 --read-only",
+            ));
+        }
+        (_, None, false, false) => Role::parse(kind, &args.name),
+        _ => {
             return Err(Failure::usage(format!(
-                "--tenant goes with a client, not with a certificate of kind {kind}"
+                "--tenant, --all-tenants and --read-only go with a client, not with a certificate of kind {kind}"
             )));
         }
     };
@@ -193,6 +248,88 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
     }
     console.line(&format!("{} for {} days:", issued.name, args.days))?;
     console.line(&format!("[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}", issued.ca, issued.cert, issued.key))
+}
+
+/// How long a revoked certificate is remembered of which only the number is known: as long as any lasts.
+const REMEMBERED_S: i64 = 825 * 24 * 3_600;
+
+fn unix_now() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+fn certificate(serial: String, holder: String, not_after_s: i64) -> v1::RevokedCertificate {
+    let not_after_ms = u64::try_from(not_after_s.saturating_mul(1_000)).unwrap_or(0);
+    v1::RevokedCertificate { serial, holder, not_after_ms }
+}
+
+/// The name without its cluster, as people say it.
+fn holder(name: &str) -> String {
+    name.parse::<PeerName>().map_or_else(|_| name.to_owned(), |name| name.role.to_string())
+}
+
+async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result<(), Failure> {
+    let certificates = match (&args.file, &args.serial, &args.name, &args.authority) {
+        (Some(path), ..) => {
+            let report = describe(path)?;
+            vec![certificate(report.serial, holder(&report.name), report.not_after_s)]
+        }
+        (None, Some(serial), ..) => {
+            vec![certificate(serial.clone(), String::new(), unix_now() + REMEMBERED_S)]
+        }
+        (None, None, Some(name), Some(dir)) => {
+            let (kind, which) = name.split_once('/').unwrap_or((name, ""));
+            let role = Role::parse(kind, which).map_err(|error| Failure::usage(error.to_string()))?;
+            let authority = Authority::open(dir)?;
+            let lines = authority.issued_to(PeerName { cluster: authority.cluster(), role })?;
+            if lines.is_empty() {
+                let text = format!("{} has issued nothing to {name} that has not ended", dir.display());
+                return Err(Failure::new(Exit::NotFound, text));
+            }
+            lines
+                .into_iter()
+                .map(|line| certificate(line.serial, holder(&line.name), line.not_after_s))
+                .collect()
+        }
+        _ => return Err(Failure::usage("say which: a file, --serial, or --name with --authority")),
+    };
+    let client = global.client().await?;
+    for certificate in &certificates {
+        let request = v1::RevokeCertificateRequest {
+            request_id: String::new(),
+            certificate: Some(certificate.clone()),
+        };
+        client.revoke_certificate(request).await?;
+    }
+    print_revoked(console, certificates)
+}
+
+async fn revoked(global: &Global, console: &Console) -> Result<(), Failure> {
+    let answer = global.client().await?.list_revoked_certificates().await?;
+    print_revoked(console, answer.certificates)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RevokedView {
+    serial: String,
+    holder: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_after: Option<String>,
+}
+
+fn print_revoked(console: &Console, certificates: Vec<v1::RevokedCertificate>) -> Result<(), Failure> {
+    let rows: Vec<RevokedView> = certificates
+        .into_iter()
+        .map(|row| RevokedView { serial: row.serial, holder: row.holder, not_after: time(row.not_after_ms) })
+        .collect();
+    if console.is_structured() {
+        return console.object(&Document::new("RevokedCertificateList", None::<u64>, Items { items: rows }));
+    }
+    let mut grid = Grid::new(vec!["SERIAL", "HOLDER", "ENDS"]);
+    for row in rows {
+        grid.row(vec![row.serial, row.holder, row.not_after.unwrap_or_default()]);
+    }
+    console.table(&grid)
 }
 
 fn report(console: &Console, report: &AuthorityReport) -> Result<(), Failure> {
@@ -209,12 +346,13 @@ fn report(console: &Console, report: &AuthorityReport) -> Result<(), Failure> {
 }
 
 fn table(console: &Console, certificates: &[CertificateReport]) -> Result<(), Failure> {
-    let mut grid = Grid::new(vec!["NAME", "ISSUES", "DAYS-LEFT", "FILE"]);
+    let mut grid = Grid::new(vec!["NAME", "ISSUES", "DAYS-LEFT", "SERIAL", "FILE"]);
     for certificate in certificates {
         grid.row(vec![
             certificate.name.clone(),
             if certificate.issues { "yes" } else { "no" }.to_owned(),
             certificate.days_left.to_string(),
+            certificate.serial.clone(),
             certificate.path.display().to_string(),
         ]);
     }

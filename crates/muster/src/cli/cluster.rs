@@ -304,16 +304,7 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
     console.line("")?;
     let mut header = vec!["REPLICA", "REGION", "ROLE", "TERM", "LOG-INDEX", "LAG", "DIGEST"];
     if console.is_wide() {
-        header.extend([
-            "STALE-MS",
-            "LAST",
-            "COMMITTED",
-            "APPLIED",
-            "SNAPSHOT",
-            "REJECTED",
-            "FORMAT",
-            "VOTER",
-        ]);
+        header.push("STALE-MS");
         header.extend(["LAST", "COMMITTED", "APPLIED", "SNAPSHOT", "REJECTED", "FORMAT", "VOTER"]);
         header.extend(["VERSION", "READS", "FREE", "SNAPSHOT-AGE", "ARCHIVE", "CERT-DAYS"]);
     }

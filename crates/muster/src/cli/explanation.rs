@@ -66,6 +66,10 @@ struct Explanation {
     clusters: Vec<Cluster>,
     quotas: Vec<Quota>,
     blockers: Vec<Blocker>,
+    borrowers: Vec<Borrower>,
+    /// within_nominal, borrowing or unpromised; left out for a job that holds nothing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    standing: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     start: Option<Start>,
     would_help: Vec<String>,
@@ -210,6 +214,37 @@ struct Blocker {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
+struct Borrower {
+    tenant: String,
+    r#type: String,
+    region: String,
+    devices: Decimal,
+    jobs: u64,
+    largest_job: String,
+    /// What keeps the devices from coming back now; left out where they can be taken back.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    hindrance: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<String>,
+}
+
+impl From<v1::Borrower> for Borrower {
+    fn from(message: v1::Borrower) -> Borrower {
+        Borrower {
+            tenant: message.tenant,
+            r#type: message.accelerator_type,
+            region: message.region,
+            devices: Decimal::milli(message.devices_milli),
+            jobs: message.jobs,
+            largest_job: message.largest_job_id,
+            hindrance: message.hindrance,
+            until: time(message.until_ms),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Start {
     #[serde(skip_serializing_if = "Option::is_none")]
     q10: Option<String>,
@@ -240,6 +275,8 @@ impl Explanation {
             clusters: message.clusters.into_iter().map(cluster_view).collect(),
             quotas: message.quotas.into_iter().map(quota_view).collect(),
             blockers: message.blockers.into_iter().map(blocker).collect(),
+            borrowers: message.borrowers.into_iter().map(Borrower::from).collect(),
+            standing: message.standing,
             start: message.start.map(|start| Start {
                 q10: time(start.q10_ms),
                 q50: time(start.q50_ms),
@@ -440,6 +477,13 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
         let (likely, high) = (show_about(estimate.run_ms), show_about(estimate.run_high_ms));
         tree.line(1, &format!("expected to run {likely}, with nine chances in ten at most {high}"));
     }
+    match explanation.standing.as_str() {
+        "within_nominal" => {
+            tree.line(1, "within nominal quota: other tenants cannot take back what it holds")
+        }
+        "borrowing" => tree.line(1, "borrowing: those who are promised what it holds may take it back"),
+        _ => {}
+    }
     tree.line(1, &format!("by policy version {}", explanation.policy_version));
     if let Some(placement) = &explanation.placement {
         placement_lines(&mut tree, placement);
@@ -456,6 +500,10 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
             };
             tree.line(1, &format!("{} {}, {} workers, {at}", blocker.job_id, blocker.name, blocker.workers));
         });
+    }
+    if !explanation.borrowers.is_empty() {
+        tree.line(0, "borrowed from its tenant");
+        tree.each(1, &explanation.borrowers, |tree, borrower| tree.line(1, &borrower_line(borrower)));
     }
     if !explanation.quotas.is_empty() {
         tree.line(0, "quota");
@@ -518,6 +566,23 @@ fn moment(ms: u64, now_ms: u64) -> Option<String> {
         Some(left) if left >= 1_000 => format!("{at} (in {})", show_about(left)),
         _ => format!("{at} (now)"),
     })
+}
+
+fn borrower_line(borrower: &v1::Borrower) -> String {
+    let plural = if borrower.jobs == 1 { "job" } else { "jobs" };
+    let hindrance = match borrower.hindrance_detail.as_str() {
+        "" => "they can be taken back",
+        detail => detail,
+    };
+    format!(
+        "{}: {} devices of {} in {}, in {} {plural} such as {}; {hindrance}",
+        borrower.tenant,
+        show_scaled(borrower.devices_milli, 3),
+        borrower.accelerator_type,
+        borrower.region,
+        borrower.jobs,
+        borrower.largest_job_id,
+    )
 }
 
 fn quota_line(quota: &v1::QuotaReport) -> String {

@@ -144,6 +144,12 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::NeverFits => {
             "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet"
         }
+        RefusalCode::DeadlineUnmeetable => {
+            "name a later deadline, or leave it out; `muster plan FILE` shows when the job could start and end"
+        }
+        RefusalCode::DependencyNotFound => {
+            "name jobs that exist; `muster job list` shows the ids, and jobs that ended long ago are forgotten"
+        }
         RefusalCode::PolicyChanged => {
             "`muster policy show -o yaml` shows the present one; put your change into that and set it again"
         }
@@ -185,6 +191,9 @@ fn next_step(code: RefusalCode) -> &'static str {
             "the replica does not have that part of the log; ask again without the token or index"
         }
         RefusalCode::PageTokenInvalid => "begin the list again from its first page",
+        RefusalCode::Internal => {
+            "do not repeat it unchanged; report it with the fingerprint and the leader's log"
+        }
         RefusalCode::Diverged => {
             "this replica has stopped serving; use another --endpoint and tell its operators"
         }
@@ -196,6 +205,15 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::ArchiveUnavailable => {
             "ask a replica that keeps an archive of its log, or leave out --at to see the present"
+        }
+        RefusalCode::NodeNotAdmitted => {
+            "`muster node pending` lists who waits to be admitted, and why; `muster node approve NAME` admits it"
+        }
+        RefusalCode::TenantLimit => {
+            "wait until some of the tenant's jobs are over, or cancel some; `muster policy show` shows its limits"
+        }
+        RefusalCode::RightMissing => {
+            "ask for less, or have an operator give the tenant the right; `muster policy show` shows what each has"
         }
         RefusalCode::PermissionDenied => {
             "use a certificate that permits it: --cert and --key; `muster ca show FILE` says whose one is"
@@ -231,6 +249,10 @@ fn next_step(code: RefusalCode) -> &'static str {
 const UNREACHABLE: &str =
     "check --endpoint, MUSTER_ENDPOINTS or the configuration file, and that a replica is running there";
 
+/// A peer that takes the connection and does not answer as a replica does.
+const NO_COMMON_LANGUAGE: &str = "if the cluster uses certificates, give --ca, --cert and --key (or MUSTER_CA, MUSTER_CERT, MUSTER_KEY); if not, leave \
+     them out; and check that --endpoint names a client address, not a peer address";
+
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Failure {
         match error {
@@ -260,6 +282,11 @@ impl From<CallError> for Failure {
                 "it may have been done: repeat the command with --request-id {id} to learn it; it will not be done twice"
             )),
             CallError::Exhaust { last: AttemptError::Connect(_), .. } => failure.with_next(UNREACHABLE),
+            CallError::Exhaust { last: AttemptError::Answer { refused, .. }, .. }
+                if refused.code.is_none() && matches!(refused.grpc, Code::Unknown | Code::Unavailable) =>
+            {
+                failure.with_next(NO_COMMON_LANGUAGE)
+            }
             _ => failure,
         }
     }
@@ -297,7 +324,10 @@ mod tests {
             let failure = Failure::refused(&Refused::from_status(&status));
             assert!(failure.headline.starts_with(code.number()), "{}", failure.headline);
             assert!(failure.next.is_some());
-            assert!(!matches!(failure.exit, Exit::Ok | Exit::Failed), "{code}: {:?}", failure.exit);
+            // What is a defect of the cluster is nothing that another exit code would tell a script to do.
+            let is_defect = *code == RefusalCode::Internal;
+            assert_eq!(failure.exit == Exit::Failed, is_defect, "{code}: {:?}", failure.exit);
+            assert_ne!(failure.exit, Exit::Ok, "{code}");
         }
     }
 }

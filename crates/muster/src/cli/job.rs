@@ -1,8 +1,10 @@
 //! `muster job …`.
 
+use std::collections::BTreeMap;
+
 use clap::Subcommand;
 use muster_client::Client;
-use muster_types::JobId;
+use muster_types::{JobId, Name};
 use muster_wire::v1;
 
 use super::Global;
@@ -25,7 +27,7 @@ pub enum JobCommand {
     /// Show one job: where it runs, or why it waits
     #[command(after_help = "Examples:\n  muster job show job-3f0\n  muster job show job-3f0 -o yaml")]
     Show {
-        /// Its id
+        /// Its id, or its name
         id: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -38,7 +40,7 @@ Examples:
 
 `muster plan FILE` says the same of a job that has not been submitted.")]
     Explain {
-        /// Its id
+        /// Its id, or its name
         id: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -52,7 +54,7 @@ Examples:
 
 Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
     Watch {
-        /// Ids; none for every job, until Ctrl-C
+        /// Ids or names; none for every job, until Ctrl-C
         ids: Vec<String>,
         /// Only jobs of this tenant
         #[arg(long, value_name = "TENANT")]
@@ -62,10 +64,10 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
     Logs(LogsArgs),
     /// Cancel jobs: a waiting one at once, a running one after its workers have stopped
     #[command(
-        after_help = "Examples:\n  muster job cancel job-3f0\n  muster job cancel $(muster job list --phase pending -o name)"
+        after_help = "Examples:\n  muster cancel job-3f0\n  muster cancel train                                    the job of that name, when there is one\n  muster cancel $(muster job list --phase pending -o name)"
     )]
     Cancel {
-        /// Their ids
+        /// Their ids, or names
         #[arg(required = true)]
         ids: Vec<String>,
     },
@@ -76,7 +78,7 @@ Examples:
   muster job wait job-3f0 --for checkpointed && muster job cancel job-3f0
   muster job wait $(muster submit array.yaml) && echo all succeeded")]
     Wait {
-        /// Their ids
+        /// Their ids, or names
         #[arg(required = true)]
         ids: Vec<String>,
         /// For what
@@ -89,51 +91,97 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
     match command {
         JobCommand::List(args) => list::run(global, console, args).await,
         JobCommand::Show { id, read } => {
-            let id = checked(&id)?;
-            show(&read.client(global).await?, console, id, &read).await
+            let client = read.client(global).await?;
+            let id = resolve(&client, &id, Find::Newest).await?;
+            show(&client, console, id, &read).await
         }
         JobCommand::Explain { id, read } => {
-            let id = checked(&id)?;
-            explanation::explain(&read.client(global).await?, console, id, &read).await
+            let client = read.client(global).await?;
+            let id = resolve(&client, &id, Find::Newest).await?;
+            explanation::explain(&client, console, id, &read).await
         }
         JobCommand::Logs(args) => logs::run(global, console, args).await,
         JobCommand::Cancel { ids } => {
-            let ids = all_checked(&ids)?;
-            cancel(&global.client().await?, console, ids).await
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Active).await?;
+            cancel(&client, console, ids).await
         }
         JobCommand::Watch { ids, tenant } => {
-            let ids = all_checked(&ids)?;
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Newest).await?;
             let tenant = tenant.unwrap_or_default();
             let subject = Subject { ids, tenant, until: Until::Finished, limit: global.timeout };
-            let client = global.client().await?;
             let show = |item: &_, synced| follow::print(console, item, synced);
             Ok(follow::follow(&client, console, subject, show).await?.0)
         }
         JobCommand::Wait { ids, until } => {
-            let ids = all_checked(&ids)?;
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Newest).await?;
             let subject = Subject { ids, tenant: String::new(), until, limit: global.timeout };
-            wait(&global.client().await?, console, subject).await
+            wait(&client, console, subject).await
         }
     }
 }
 
-/// An id, before it travels: a name in its place is the most common slip.
-pub fn checked(id: &str) -> Result<String, Failure> {
-    match id.parse::<JobId>() {
-        Ok(id) => Ok(id.to_string()),
-        Err(error) => {
-            let shown: String = id.chars().take(80).collect();
-            Err(Failure::usage(format!("{shown:?} is no job id: {error}"))
-                .with_next(format!("names are not ids; find the id with: muster job list --name {shown}")))
+/// Which of several jobs of a name is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Find {
+    /// The one that has not ended, else the newest that has.
+    Newest,
+    /// The one that has not ended: the command changes it.
+    Active,
+}
+
+/// Jobs that a refusal names, of those that have a name in common.
+const NAMESAKES_SHOWN_MAX: usize = 8;
+
+/// The id that is meant by an id or by a name. A name stands for a job when no other job that has not ended has it.
+pub async fn resolve(client: &Client, text: &str, find: Find) -> Result<String, Failure> {
+    let text = text.trim();
+    let error = match text.parse::<JobId>() {
+        Ok(id) => return Ok(id.to_string()),
+        Err(error) => error,
+    };
+    let shown: String = text.chars().take(80).collect();
+    let hint = format!("find the id with: muster job list --all --name {shown}");
+    let no_id = || Failure::usage(format!("{shown:?} is no job id: {error}")).with_next(hint.clone());
+    if Name::new(text).is_none() {
+        return Err(no_id());
+    }
+    let mut named: Vec<v1::Job> = Vec::new();
+    let mut request =
+        v1::ListJobsRequest { page_size: 1_000, name_prefix: text.to_owned(), ..Default::default() };
+    loop {
+        let page = client.list_jobs(request.clone()).await?;
+        named.extend(page.jobs.into_iter().filter(|job| job.name == text));
+        if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    let active: Vec<&v1::Job> = named.iter().filter(|job| !follow::has_ended(job.phase)).collect();
+    match (active.as_slice(), named.first()) {
+        ([job], _) => Ok(job.id.clone()),
+        ([], Some(newest)) if find == Find::Newest => Ok(newest.id.clone()),
+        ([], Some(_)) => Err(Failure::new(Exit::Conflict, format!("every job named {shown} has ended"))),
+        ([], None) => {
+            Err(Failure::new(Exit::NotFound, format!("there is no job {shown:?}, by id or by name"))
+                .with_next(hint.clone()))
+        }
+        (several, _) => {
+            let ids = several.iter().take(NAMESAKES_SHOWN_MAX).map(|job| job.id.as_str());
+            let ids = ids.collect::<Vec<_>>().join(" ");
+            let text = format!("{} jobs named {shown} have not ended; name one by its id", several.len());
+            Err(Failure::usage(text).with_details([ids]).with_next(hint.clone()))
         }
     }
 }
 
 /// Each id once, in the order given.
-fn all_checked(ids: &[String]) -> Result<Vec<String>, Failure> {
-    let mut all: Vec<String> = Vec::with_capacity(ids.len());
-    for id in ids {
-        let id = checked(id)?;
+async fn all_resolved(client: &Client, texts: &[String], find: Find) -> Result<Vec<String>, Failure> {
+    let mut all: Vec<String> = Vec::with_capacity(texts.len());
+    for text in texts {
+        let id = resolve(client, text, find).await?;
         if !all.contains(&id) {
             all.push(id);
         }
@@ -190,6 +238,9 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
         say("room kept in", format!("{} / {}", promise.region, promise.cluster));
         say("room kept at", format!("log index {}", promise.promised_at_index));
     }
+    if job.redacted {
+        say("redacted", "what it is started with is shown to its tenant and to operators".to_owned());
+    }
     for group in job.spec.iter().flat_map(|spec| &spec.groups) {
         say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command));
     }
@@ -214,7 +265,7 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
 
 fn estimate(estimate: &view::Estimate) -> String {
     let (likely, high) = (quantity::show_about(estimate.run_ms), quantity::show_about(estimate.run_high_ms));
-    format!("runs about {likely}, with nine chances in ten at most {high}")
+    format!("runs about {likely}, p90 {high}")
 }
 
 fn promised(promise: &view::Promise) -> Grid {
@@ -252,18 +303,58 @@ pub fn reason(job: &view::Job) -> String {
     }
 }
 
-/// Jobs as a table.
+/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row.
+pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
+    let mut groups: Vec<Vec<&view::Job>> = Vec::new();
+    let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
+    for job in jobs {
+        let key = job.array_index.map(|_| {
+            (&job.name, &job.tenant, &job.tier, job.phase, &job.submitted_at, &job.status_reason, job.attempt)
+        });
+        let group = key.map(|key| *of_key.entry(key).or_insert(groups.len()));
+        match group.and_then(|group| groups.get_mut(group)) {
+            Some(group) => group.push(job),
+            None => groups.push(vec![job]),
+        }
+    }
+    rows(&groups, wide)
+}
+
+/// Jobs as a table, a row each.
 pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
+    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), wide)
+}
+
+/// Numbers as ranges: `0-3,7`.
+fn ranges(mut numbers: Vec<u32>) -> String {
+    numbers.sort_unstable();
+    let mut found: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match found.last_mut() {
+            Some((_, last)) if number <= last.saturating_add(1) => *last = number,
+            _ => found.push((number, number)),
+        }
+    }
+    let shown = |(first, last): (u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    found.into_iter().map(shown).collect::<Vec<_>>().join(",")
+}
+
+/// A row for each group of jobs that differ in nothing that is shown but their ids and array indexes.
+fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
     let mut header = vec!["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE"];
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
     }
     header.push("REASON");
-    let mut grid = Grid::new(header);
-    for job in jobs {
-        let name = match job.array_index {
-            Some(index) => format!("{}[{index}]", job.name),
-            None => job.name.clone(),
+    let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
+    for group in groups {
+        let Some(job) = group.first() else { continue };
+        let indexes: Vec<u32> = group.iter().filter_map(|job| job.array_index).collect();
+        let name = match indexes.as_slice() {
+            [] => job.name.clone(),
+            _ => format!("{}[{}]", job.name, ranges(indexes)),
         };
         let mut cells = vec![
             job.id.clone(),
@@ -271,8 +362,8 @@ pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
             job.tenant.clone(),
             job.tier.clone(),
             job.phase.to_owned(),
-            job.workers.to_string(),
-            job.devices.to_string(),
+            group.iter().map(|job| u64::from(job.workers)).sum::<u64>().to_string(),
+            group.iter().map(|job| job.devices).sum::<u64>().to_string(),
             age(job.submitted_at.as_deref()),
         ];
         if wide {

@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 use muster_wire::v1;
 
 use super::Global;
-use super::console::Console;
+use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
-use super::job::print_jobs;
+use super::job::{self, print_jobs};
 use super::reading::ReadArgs;
 use super::view;
 
@@ -45,10 +45,23 @@ impl Phase {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  muster job list
+  muster job list                                     what waits, runs or stops now
+  muster job list --all --since 2h                    and what ended, of the jobs of the last two hours
   muster job list --phase pending,running --tenant vision -o wide
-  muster job list --name train- --limit 20 -o json")]
+  muster job list --name train- --limit 20 -o json
+
+Jobs of an array that are in the same phase are one row; --each gives each its own, and so does every form for
+programs.")]
 pub struct ListArgs {
+    /// Jobs that have ended too
+    #[arg(short, long, conflicts_with = "phase")]
+    all: bool,
+    /// Only jobs that were submitted within this time, such as 2h
+    #[arg(long, value_name = "DURATION", value_parser = super::timeout)]
+    since: Option<std::time::Duration>,
+    /// One row for each job of an array
+    #[arg(long)]
+    each: bool,
     /// Only these phases; repeat it or separate several by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PHASE")]
     phase: Vec<Phase>,
@@ -65,14 +78,29 @@ pub struct ListArgs {
     read: ReadArgs,
 }
 
+impl ListArgs {
+    /// The phases to ask for; empty for all.
+    fn phases(&self) -> Vec<i32> {
+        const ACTIVE: [Phase; 4] = [Phase::Pending, Phase::Starting, Phase::Running, Phase::Stopping];
+        let phases = match self.phase.as_slice() {
+            [] if self.all => &[],
+            [] => ACTIVE.as_slice(),
+            named => named,
+        };
+        phases.iter().map(|phase| phase.to_message()).collect()
+    }
+}
+
 pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
     let client = args.read.client(global).await?;
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
+    let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
+    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| job.submitted_at_ms >= oldest);
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
-        phases: args.phase.iter().map(|phase| phase.to_message()).collect(),
-        tenant: args.tenant.unwrap_or_default(),
-        name_prefix: args.name.unwrap_or_default(),
+        phases: args.phases(),
+        tenant: args.tenant.clone().unwrap_or_default(),
+        name_prefix: args.name.clone().unwrap_or_default(),
         ..Default::default()
     };
     let mut jobs: Vec<view::Job> = Vec::new();
@@ -82,16 +110,30 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         // The first page's position is the one the whole list is complete up to.
         freshness = freshness.or(page.freshness);
         let room = limit - jobs.len();
-        jobs.extend(page.jobs.into_iter().take(room).map(view::Job::from));
+        // Newest first: behind one that is too old are older ones.
+        let too_old = page.jobs.iter().any(|job| !is_recent(job));
+        jobs.extend(page.jobs.into_iter().filter(is_recent).take(room).map(view::Job::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
-        if over || jobs.len() >= limit {
+        if over || too_old || jobs.len() >= limit {
             break;
         }
         request.page_token = page.next_page_token;
     }
-    print_jobs(console, freshness, jobs)?;
+    let (is_empty, is_table) = (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
+    if is_table && !args.each {
+        console.table(&job::grouped(&jobs, console.is_wide()))?;
+    } else {
+        print_jobs(console, freshness, jobs)?;
+    }
+    if is_table && is_empty && !args.all && args.phase.is_empty() {
+        console.progress("nothing waits or runs; --all shows the jobs that have ended");
+    }
     args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// How long ago, in the largest unit that says something.

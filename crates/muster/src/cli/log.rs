@@ -46,6 +46,18 @@ Examples:
     Verify(VerifyArgs),
     /// Rebuild a state of the past from an archive directory and show its figures
     State(StateArgs),
+    /// Show what an archive directory takes on its disk, and what it would take uncompressed
+    #[command(after_help = "\
+Examples:
+  muster log stats --archive /var/lib/muster/replica-1/archive
+  muster log stats --archive /var/lib/muster/replica-1/archive -o json | jq .segments.storedBytes
+
+Headers are read and checksums are not compared: `muster log verify` does that.")]
+    Stats {
+        /// An archive directory, of a running replica or a copy; repeat it to add up several
+        #[arg(long, value_name = "DIR", required = true)]
+        archive: Vec<PathBuf>,
+    },
 }
 
 /// Options of `muster log tail`.
@@ -105,9 +117,9 @@ pub struct ExportArgs {
     /// Where to; stdout without it
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
-    /// From this archive directory instead of a replica
+    /// From this archive directory instead of a replica; repeat it to read along what was moved elsewhere
     #[arg(long, value_name = "DIR")]
-    pub archive: Option<PathBuf>,
+    pub archive: Vec<PathBuf>,
 }
 
 /// Options of `muster log verify`.
@@ -117,13 +129,15 @@ Examples:
   muster log verify                                             what every replica says of its archive
   muster log verify --archive /var/lib/muster/replica-1/archive reads everything: checksums, chain, gaps,
                                                                 and a replay against the recorded digests
+  muster log verify --archive /var/lib/muster/replica-1/archive --archive /mnt/history/replica-1
+                                                                the same with what was moved to another folder
 
 Exit code 1 when something is missing or damaged. A damaged segment is named; the one of the same name in
 another replica's archive replaces it.")]
 pub struct VerifyArgs {
-    /// An archive directory, of a running replica or a copy
+    /// An archive directory, of a running replica or a copy; repeat it to read along what was moved elsewhere
     #[arg(long, value_name = "DIR")]
-    archive: Option<PathBuf>,
+    archive: Vec<PathBuf>,
 }
 
 /// Options of `muster log state`.
@@ -135,9 +149,9 @@ Examples:
 
 With a cluster at hand, every command that reads takes --at: `muster job list --at 4711`.")]
 pub struct StateArgs {
-    /// An archive directory
-    #[arg(long, value_name = "DIR")]
-    pub archive: PathBuf,
+    /// An archive directory; repeat it to read along what was moved elsewhere
+    #[arg(long, value_name = "DIR", required = true)]
+    pub archive: Vec<PathBuf>,
     /// Behind a log index, or at an RFC 3339 time; the newest without it
     #[arg(long, value_name = "INDEX|TIME", value_parser = log_archive::moment)]
     pub at: Option<muster_types::At>,
@@ -161,11 +175,14 @@ pub async fn run(global: &Global, console: &Console, command: LogCommand) -> Res
     match command {
         LogCommand::Tail(args) => tail(&global.client().await?, console, args).await,
         LogCommand::Show { index } => show(&global.client().await?, console, index).await,
-        LogCommand::Export(args) if args.archive.is_some() => log_archive::export(console, &args),
+        LogCommand::Export(args) if !args.archive.is_empty() => log_archive::export(console, &args),
         LogCommand::Export(args) => export(&global.client().await?, console, &args).await,
-        LogCommand::Verify(VerifyArgs { archive: Some(dir) }) => log_archive::verify(console, &dir),
-        LogCommand::Verify(VerifyArgs { archive: None }) => verify(&global.client().await?, console).await,
+        LogCommand::Verify(VerifyArgs { archive }) if archive.is_empty() => {
+            verify(&global.client().await?, console).await
+        }
+        LogCommand::Verify(VerifyArgs { archive }) => log_archive::verify(console, &archive),
         LogCommand::State(args) => log_archive::state(console, &args),
+        LogCommand::Stats { archive } => log_archive::stats(console, &archive),
     }
 }
 
@@ -414,6 +431,17 @@ struct ArchiveView {
     base_bytes: u64,
     gaps: Vec<[u64; 2]>,
     failing: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offloaded: Option<OffloadedView>,
+    offload_failing: String,
+}
+
+/// What a replica moved to another folder.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct OffloadedView {
+    through_log_index: u64,
+    place: String,
 }
 
 #[derive(Serialize)]
@@ -443,6 +471,11 @@ fn archive_view(
         base_bytes: status.base_bytes,
         gaps: status.gaps.iter().map(|gap| [gap.from_index, gap.to_index]).collect(),
         failing: status.failing,
+        offloaded: (status.offloaded_through_index > 0).then_some(OffloadedView {
+            through_log_index: status.offloaded_through_index,
+            place: status.offloaded_to,
+        }),
+        offload_failing: status.offload_failing,
     }
 }
 
@@ -490,7 +523,14 @@ async fn verify(client: &Client, console: &Console) -> Result<Exit, Failure> {
                 Some(error) => error.clone(),
                 None if !archive.failing.is_empty() => archive.failing.clone(),
                 None if !gaps.is_empty() => gaps.join(", "),
-                None => archive.place.clone(),
+                None if !archive.offload_failing.is_empty() => archive.offload_failing.clone(),
+                None => match &archive.offloaded {
+                    Some(offloaded) => format!(
+                        "{}; through {} in {}",
+                        archive.place, offloaded.through_log_index, offloaded.place
+                    ),
+                    None => archive.place.clone(),
+                },
             };
             let number = |value: u64| value.to_string();
             grid.row(vec![

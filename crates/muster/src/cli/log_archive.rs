@@ -1,9 +1,12 @@
 //! Archives that are at hand as a directory: no cluster is asked, and nothing in them is changed.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_archive::{Archive, ArchiveError, DirectoryStore, SegmentReport, csv_line, json_line};
+use muster_archive::{
+    Archive, ArchiveError, DirectoryStore, JoinedStores, ObjectStore, SegmentReport, Sizes, csv_line,
+    json_line,
+};
 use muster_types::{At, LogIndex, LogTime};
 use serde::Serialize;
 
@@ -36,13 +39,19 @@ fn failure(error: &ArchiveError) -> Failure {
     Failure::new(Exit::Failed, error.to_string()).with_details(details)
 }
 
-fn open(dir: &Path) -> Result<Arc<Archive>, Failure> {
-    let store = DirectoryStore::open_read_only(dir).map_err(|error| {
-        Failure::new(Exit::NotFound, format!("{} cannot be opened: {error}", dir.display()))
-    })?;
+fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
+    let mut stores: Vec<Arc<dyn ObjectStore>> = Vec::new();
+    for dir in dirs {
+        let store = DirectoryStore::open_read_only(dir).map_err(|error| {
+            Failure::new(Exit::NotFound, format!("{} cannot be opened: {error}", dir.display()))
+        })?;
+        stores.push(Arc::new(store));
+    }
+    let store = JoinedStores::new(stores);
+    let place = store.place();
     let archive = Archive::open(Arc::new(store), None).map_err(|error| failure(&error))?;
     if archive.summary().segments == 0 {
-        let text = format!("{} holds no segment of a log", dir.display());
+        let text = format!("{place} holds no segment of a log");
         return Err(Failure::new(Exit::NotFound, text)
             .with_next("name the folder that has `segments` in it: <data_dir>/archive, unless configured"));
     }
@@ -51,8 +60,7 @@ fn open(dir: &Path) -> Result<Arc<Archive>, Failure> {
 
 /// `muster log export --archive`.
 pub fn export(console: &Console, args: &ExportArgs) -> Result<Exit, Failure> {
-    let Some(dir) = &args.archive else { return Err(Failure::usage("--archive is missing")) };
-    let archive = open(dir)?;
+    let archive = open(&args.archive)?;
     let last = archive.summary().last.unwrap_or_default();
     let to = args.to.map_or(last, LogIndex);
     let mut output = Output::open(args)?;
@@ -79,6 +87,10 @@ struct ReportView {
     digests_compared: u64,
     bases_good: u64,
     gaps: Vec<[u64; 2]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offloaded_through: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offloaded_to: Option<String>,
     problems: Vec<String>,
     replayed_to: Option<u64>,
     state_digest: Option<String>,
@@ -97,8 +109,8 @@ struct SegmentView {
 }
 
 /// `muster log verify --archive`.
-pub fn verify(console: &Console, dir: &Path) -> Result<Exit, Failure> {
-    let archive = open(dir)?;
+pub fn verify(console: &Console, dirs: &[PathBuf]) -> Result<Exit, Failure> {
+    let archive = open(dirs)?;
     let total = archive.summary().segments;
     let mut done = 0u64;
     let mut told_at = std::time::Instant::now();
@@ -123,6 +135,8 @@ pub fn verify(console: &Console, dir: &Path) -> Result<Exit, Failure> {
         digests_compared: report.digests_compared,
         bases_good: report.bases_good,
         gaps: report.gaps.iter().map(|gap| [gap.from.0, gap.to.0]).collect(),
+        offloaded_through: report.floor.as_ref().map(|floor| floor.through.0),
+        offloaded_to: report.floor.as_ref().map(|floor| floor.place.clone()),
         problems: report.problems.clone(),
         replayed_to: report.replayed.map(|(index, _)| index.0),
         state_digest: report.replayed.map(|(_, digest)| format!("{digest:016x}")),
@@ -146,6 +160,9 @@ pub fn verify(console: &Console, dir: &Path) -> Result<Exit, Failure> {
     }
     console.table(&grid)?;
     console.line("")?;
+    if let (Some(through), Some(place)) = (view.offloaded_through, &view.offloaded_to) {
+        console.line(&format!("elsewhere: records 1 to {through} were moved to {place} and not read"))?;
+    }
     for [from, to] in &view.gaps {
         console.line(&format!("missing: records {from} to {to}"))?;
     }
@@ -221,5 +238,69 @@ pub fn state(console: &Console, args: &StateArgs) -> Result<Exit, Failure> {
     ))?;
     console.line(&format!("nodes      {} of {} up", view.nodes_up, view.nodes))?;
     console.line(&format!("policy     version {}", view.policy_version))?;
+    Ok(Exit::Ok)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatsView {
+    first_log_index: u64,
+    last_log_index: u64,
+    last_log_time: Option<String>,
+    segments: SizesView,
+    bases: SizesView,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SizesView {
+    objects: u64,
+    stored_bytes: u64,
+    uncompressed_bytes: u64,
+    /// Stored bytes for each thousand records that the archive has.
+    stored_bytes_per_thousand_records: u64,
+}
+
+/// `muster log stats --archive`.
+pub fn stats(console: &Console, dirs: &[PathBuf]) -> Result<Exit, Failure> {
+    let archive = open(dirs)?;
+    let summary = archive.summary();
+    let stats = archive.stats().map_err(|error| failure(&error))?;
+    let (first, last) = (summary.first.unwrap_or_default(), summary.last.unwrap_or_default());
+    let missing: u64 =
+        summary.gaps.iter().filter(|gap| gap.from > first).map(|gap| gap.to.0 - gap.from.0 + 1).sum();
+    let records = (last.0 + 1).saturating_sub(first.0).saturating_sub(missing).max(1);
+    let sizes = |sizes: Sizes| SizesView {
+        objects: sizes.objects,
+        stored_bytes: sizes.stored_bytes,
+        uncompressed_bytes: sizes.plain_bytes,
+        stored_bytes_per_thousand_records: sizes.stored_bytes.saturating_mul(1_000) / records,
+    };
+    let view = StatsView {
+        first_log_index: first.0,
+        last_log_index: last.0,
+        last_log_time: time(summary.last_time.0),
+        segments: sizes(stats.segments),
+        bases: sizes(stats.bases),
+    };
+    if console.is_structured() {
+        console.object(&Document::new("ArchiveStats", None::<u64>, view))?;
+        return Ok(Exit::Ok);
+    }
+    let mut grid = Grid::new(vec!["KIND", "OBJECTS", "STORED", "UNCOMPRESSED", "RATIO", "PER 1,000 RECORDS"]);
+    for (kind, sizes) in [("segments", &view.segments), ("bases", &view.bases)] {
+        let tenths = sizes.uncompressed_bytes.saturating_mul(10) / sizes.stored_bytes.max(1);
+        grid.row(vec![
+            kind.to_owned(),
+            sizes.objects.to_string(),
+            sizes.stored_bytes.to_string(),
+            sizes.uncompressed_bytes.to_string(),
+            format!("{}.{}", tenths / 10, tenths % 10),
+            sizes.stored_bytes_per_thousand_records.to_string(),
+        ]);
+    }
+    console.table(&grid)?;
+    let until = view.last_log_time.as_deref().unwrap_or("no time");
+    console.line(&format!("\nrecords {first} to {last}, the last of {until}"))?;
     Ok(Exit::Ok)
 }

@@ -3,8 +3,9 @@
 //! What takes a while, a replica that catches up, is waited for here: the same call is repeated until
 //! it is done, so neither a change of leader nor Ctrl-C loses anything.
 //!
-//! **Invariant:** nothing is asked back: what needs a second thought needs `--force` on the command line.
+//! **Invariant:** nothing is asked back: what needs a second thought needs `--yes` or `--force` on the command line.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -15,12 +16,15 @@ use muster_wire::v1;
 use tokio::time::Instant;
 
 use super::Global;
+use super::consent::Consent;
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::view::{ClusterFormat, ClusterLeader, Document, Members};
 
 /// Between two looks at a replica that catches up.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// Looks at a replica that is no member before it counts as unknown: two seconds.
+const UNKNOWN_LOOKS_MAX: u32 = 8;
 /// Between two lines of progress where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -53,6 +57,7 @@ Given again after an interruption, it goes on.")]
 Examples:
   muster cluster remove 4
   muster cluster remove 4 --keep-as-learner     takes its vote only
+  muster cluster remove 4 --dry-run             says what would change
 
 Refused when the voters that are left and answer would not be a majority of the voters that are left.")]
     Remove {
@@ -62,6 +67,8 @@ Refused when the voters that are left and answer would not be a majority of the 
         /// Take its vote only
         #[arg(long)]
         keep_as_learner: bool,
+        #[command(flatten)]
+        consent: Consent,
         /// Do it even if the voters that answer are no majority then: nothing could be decided any more
         #[arg(long)]
         force: bool,
@@ -90,6 +97,8 @@ Each has to be a member that has caught up. Those that lose their vote are remov
         /// Those that lose their vote go on to follow
         #[arg(long)]
         keep_as_learners: bool,
+        #[command(flatten)]
+        consent: Consent,
         /// Do it even if the voters that answer are no majority then: nothing could be decided any more
         #[arg(long)]
         force: bool,
@@ -208,7 +217,14 @@ pub async fn run(
         ChangeCommand::Promote { id, no_wait: false } => {
             wait.until_caught_up(id, || promote(client, id)).await?
         }
-        ChangeCommand::Remove { id, keep_as_learner, force } => {
+        ChangeCommand::Remove { id, keep_as_learner, force, consent } => {
+            let without = |mut voters: BTreeSet<u64>| {
+                voters.remove(&id);
+                voters
+            };
+            if !consent.to_voters(client, console, without).await? {
+                return Ok(Exit::Ok);
+            }
             let request = v1::RemoveReplicaRequest { replica_id: id, force, keep_as_learner };
             client.remove_replica(request).await?
         }
@@ -218,7 +234,11 @@ pub async fn run(
             let request = v1::ReplaceReplicaRequest { gone_id, replacement, force };
             wait.until_caught_up(id, || client.replace_replica(request.clone())).await?
         }
-        ChangeCommand::Voters { ids, keep_as_learners, force } => {
+        ChangeCommand::Voters { ids, keep_as_learners, force, consent } => {
+            let these: BTreeSet<u64> = ids.iter().copied().collect();
+            if !consent.to_voters(client, console, |_| these).await? {
+                return Ok(Exit::Ok);
+            }
             let request = v1::ChangeVotersRequest { voter_ids: ids, force, keep_as_learners };
             client.change_voters(request).await?
         }
@@ -313,6 +333,7 @@ impl Wait<'_> {
     {
         let end = self.limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut meter = Meter::new(self.console, id);
+        let mut unknown_left = UNKNOWN_LOOKS_MAX;
         loop {
             let answered = tokio::select! {
                 answered = call() => answered,
@@ -332,8 +353,10 @@ impl Wait<'_> {
                     let lag = refused.and_then(|r| r.metadata.get("lag_entries")?.parse().ok());
                     meter.lacks(lag);
                 }
-                // A replica that is taken in anew is a change of its own.
+                // A replica that is admitted again is a change of its own.
                 Some(RefusalCode::MembershipBusy) => {}
+                // Between the two steps of that change the replica is no member.
+                Some(RefusalCode::ReplicaUnknown) if unknown_left > 0 => unknown_left -= 1,
                 _ => return Err(error.into()),
             }
             tokio::select! {

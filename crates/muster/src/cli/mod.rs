@@ -7,11 +7,13 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod admission;
 mod attach;
 mod backup;
 mod ca;
 mod cluster;
 mod config;
+mod consent;
 mod console;
 mod ctl;
 mod drill;
@@ -120,6 +122,26 @@ pub enum ClientCommand {
     /// Look at jobs, follow and cancel them
     #[command(subcommand, visible_alias = "jobs")]
     Job(job::JobCommand),
+    /// Print the output of a worker: `muster job logs`
+    Logs(logs::LogsArgs),
+    /// Cancel jobs: `muster job cancel`
+    Cancel {
+        /// Their ids, or names
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Say why a job waits and when it will start: `muster job explain`
+    Explain {
+        /// Its id, or its name
+        id: String,
+        #[command(flatten)]
+        read: reading::ReadArgs,
+    },
+    /// List jobs that wait or run: `muster job list`
+    #[command(visible_alias = "ps")]
+    List(list::ListArgs),
+    /// Members, lag, disks and warnings of the cluster: `muster cluster status`
+    Status,
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
@@ -149,7 +171,7 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
-    /// Say something of the worker that this command runs in, or ask whether it has to stop; needs no cluster
+    /// Report events of the worker that this command runs in, or query whether it has to stop; needs no cluster
     #[command(subcommand)]
     Ctl(ctl::CtlCommand),
     /// Print a completion script for a shell
@@ -178,7 +200,13 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
             return failure.report(&console);
         }
     };
-    match runtime.block_on(dispatch(global, &console, command)) {
+    let done = runtime.block_on(async {
+        tokio::select! {
+            done = dispatch(global, &console, command) => done,
+            () = tell_waiting(&console) => unreachable!("it waits for ever"),
+        }
+    });
+    match done {
         Ok(exit) => exit.code(),
         Err(failure) => failure.report(&console),
     }
@@ -197,10 +225,17 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Drill(command) => drill::run(global, console, command).await,
-        ClientCommand::Ca(command) => ca::run(console, command),
+        ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
+        ClientCommand::Logs(args) => logs::run(global, console, args).await,
+        ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,
+        ClientCommand::Explain { id, read } => {
+            job::run(global, console, job::JobCommand::Explain { id, read }).await
+        }
+        ClientCommand::List(args) => list::run(global, console, args).await,
+        ClientCommand::Status => cluster::run(global, console, cluster::ClusterCommand::Status).await,
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Version { server } => version(global, console, server).await,
     }
@@ -222,6 +257,67 @@ impl Global {
         }
         Ok(Client::connect(endpoints, options).await?)
     }
+}
+
+/// Commands of other tools, and the one here that does it.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("get", "muster job list, muster node list, muster queue list; one of them: muster job show ID"),
+    ("describe", "muster job show ID, muster node show NAME; why a job waits: muster explain ID"),
+    ("show", "muster job show ID, muster node show NAME"),
+    ("delete", "muster cancel ID"),
+    ("kill", "muster cancel ID"),
+    ("stop", "muster cancel ID"),
+    ("scancel", "muster cancel ID"),
+    ("apply", "muster submit FILE, muster policy set FILE"),
+    ("create", "muster submit FILE"),
+    ("sbatch", "muster submit SCRIPT"),
+    ("srun", "muster run -- COMMAND"),
+    ("start", "muster submit FILE, muster run -- COMMAND"),
+    ("squeue", "muster list"),
+    ("queue-status", "muster queue list"),
+    ("sinfo", "muster node list"),
+    ("sacct", "muster job list --all"),
+    ("attach", "muster logs ID -f"),
+    ("tail", "muster logs ID -f"),
+    ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
+    ("wait", "muster job wait ID"),
+    ("top", "muster node list -o wide, muster queue list"),
+    ("info", "muster status"),
+    ("why", "muster explain ID"),
+    ("drain", "muster node drain NAME"),
+    ("cordon", "muster node cordon NAME"),
+];
+
+/// Ends a command line whose first word is no command, and says what it may mean.
+pub fn run_unknown(global: &Global, words: &[String]) -> ExitCode {
+    unknown(words).report(&Console::new(global.output, global.no_color, global.quiet))
+}
+
+fn unknown(words: &[String]) -> Failure {
+    let word: String = words.first().map_or("", String::as_str).chars().take(40).collect();
+    let failure = Failure::usage(format!("there is no command {word:?}"));
+    if let Some((_, here)) = ELSEWHERE.iter().find(|(known, _)| *known == word) {
+        return failure.with_next(*here);
+    }
+    let command = crate::Arguments::command();
+    let names: Vec<&str> =
+        command.get_subcommands().filter(|known| !known.is_hide_set()).map(clap::Command::get_name).collect();
+    match crate::manifest::suggest::nearest(&word, &names) {
+        Some(name) => failure.with_next(format!("did you mean: muster {name}")),
+        None => failure.with_next("muster --help lists the commands"),
+    }
+}
+
+/// How long a command may be silent before it says that it waits.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+
+/// Says once, after a second, that the answer has not come: on a terminal nobody is left without a word.
+async fn tell_waiting(console: &Console) {
+    tokio::time::sleep(SILENCE_MAX).await;
+    if console.has_been_silent() && console.shows_bars() {
+        console.progress("waiting for the cluster to answer; Ctrl-C gives up");
+    }
+    std::future::pending::<()>().await;
 }
 
 fn completion(console: &Console, shell: Shell) -> Result<Exit, Failure> {

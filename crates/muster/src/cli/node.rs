@@ -5,6 +5,7 @@ use muster_client::{Client, NodeItem};
 use muster_wire::v1;
 
 use super::Global;
+use super::admission::{self, AdmissionCommand};
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
@@ -57,6 +58,8 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
     },
     #[command(flatten)]
     Health(HealthCommand),
+    #[command(flatten)]
+    Admission(AdmissionCommand),
     /// Drop lost nodes that will not come back; their names may be given to new hosts
     #[command(after_help = "\
 Examples:
@@ -91,6 +94,7 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Watch { region } => watch(global, console, region.unwrap_or_default()).await,
         NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
+        NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => node_health::run(global, console, command).await,
         NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
     }

@@ -6,6 +6,7 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use super::Global;
+use super::consent::{self, Consent};
 use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
 use super::node::print_nodes;
@@ -31,6 +32,8 @@ A node is empty when its status is `drained`.")]
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
         #[arg(long, value_name = "DURATION", value_parser = duration)]
         deadline: Option<u64>,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Put drained nodes back
     Undrain {
@@ -264,8 +267,12 @@ impl Restriction {
 
 pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> Result<Exit, Failure> {
     match command {
-        HealthCommand::Drain { nodes, deadline } => {
-            drain(&global.client().await?, console, nodes, true, deadline).await
+        HealthCommand::Drain { nodes, deadline, consent } => {
+            let client = global.client().await?;
+            if !consent::to_drain(consent, &client, console, &nodes).await? {
+                return Ok(Exit::Ok);
+            }
+            drain(&client, console, nodes, true, deadline).await
         }
         HealthCommand::Undrain { nodes } => drain(&global.client().await?, console, nodes, false, None).await,
         HealthCommand::Quarantine { nodes, reason } => {

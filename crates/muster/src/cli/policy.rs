@@ -2,8 +2,9 @@
 
 use clap::Subcommand;
 use muster_client::CallError;
-use muster_types::RequestId;
+use muster_types::{RequestId, Violation};
 use muster_wire::v1;
+use serde::Serialize;
 
 use super::Global;
 use super::console::{Console, Format};
@@ -39,7 +40,9 @@ Examples:
   muster policy set policy.yaml --dry-run
   muster policy set policy.yaml --expect-version 812
 
-The new version, a log index, goes to stdout. In force for every decision behind it.")]
+The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
+this fleet and for the jobs that wait goes to stderr as warnings: types that no node has, more guaranteed than there
+is, tenants that can use nothing. With -o json all of it goes to stdout. A trace shows more: `muster sim queue --policy FILE`.")]
     Set {
         /// Policy file (YAML), or - for stdin
         file: String,
@@ -113,6 +116,21 @@ async fn set(
         }
         Err(error) => return Err(Failure::from(error)),
     };
+    let warnings = warnings(policy, &answer);
+    if console.is_structured() {
+        return shown(console, &answer, dry_run, warnings);
+    }
+    for warning in &warnings {
+        let problem = Problem {
+            line: warning.line,
+            field: warning.field.clone(),
+            description: format!("{} ({})", warning.text, warning.code),
+        };
+        console.error(&format!("warning: {}", located(file, &problem)));
+    }
+    if answer.warnings_left_out > 0 {
+        console.error(&format!("warning: and {} more", answer.warnings_left_out));
+    }
     if dry_run {
         console
             .progress(&format!("{file} is valid; nothing was set, version {} is in force", answer.version));
@@ -120,6 +138,51 @@ async fn set(
     }
     console.line(&answer.version.to_string())?;
     console.progress(&format!("the policy of {file} is in force from log index {} on", answer.version));
+    Ok(Exit::Ok)
+}
+
+/// One thing that an operator should know of a policy, in the words of its file.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Warning {
+    code: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    field: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u64>,
+    text: String,
+}
+
+/// What became of a policy, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SetAnswer {
+    version: u64,
+    dry_run: bool,
+    warnings: Vec<Warning>,
+    warnings_left_out: u32,
+}
+
+fn warnings(policy: &PolicyFile, answer: &v1::SetPolicyResponse) -> Vec<Warning> {
+    let warning = |warning: &v1::PolicyWarning| {
+        let (code, text) = (warning.code.clone(), warning.text.clone());
+        if warning.field.is_empty() {
+            return Warning { code, field: String::new(), line: None, text };
+        }
+        let place = policy.explain(&Violation::new(&warning.field, ""));
+        Warning { code, field: place.field, line: place.line, text }
+    };
+    answer.warnings.iter().map(warning).collect()
+}
+
+fn shown(
+    console: &Console,
+    answer: &v1::SetPolicyResponse,
+    dry_run: bool,
+    warnings: Vec<Warning>,
+) -> Result<Exit, Failure> {
+    let (version, warnings_left_out) = (answer.version, answer.warnings_left_out);
+    console.object(&SetAnswer { version, dry_run, warnings, warnings_left_out })?;
     Ok(Exit::Ok)
 }
 

@@ -51,6 +51,30 @@ struct Tenant {
     weight: Decimal,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quotas: Vec<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rights: Option<Rights>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Limits>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Limits {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pending_jobs: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished_jobs: Option<u32>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Rights {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    tier_max: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    non_preemptible: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deadlines: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -82,6 +106,7 @@ struct Backfill {
     depth: u32,
     reserve_after: String,
     reserve_after_runs: Decimal,
+    end_overrunners: bool,
 }
 
 #[derive(Serialize)]
@@ -93,6 +118,9 @@ struct Preemption {
     victims: u32,
     defragment: bool,
     defragment_wait: String,
+    backoff: String,
+    stopping_deadline: String,
+    starting_deadline: String,
 }
 
 #[derive(Serialize)]
@@ -160,6 +188,7 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
                 reserve_after_runs: Decimal::milli(
                     backfill.reserve_after_runs_milli.unwrap_or_default().into(),
                 ),
+                end_overrunners: backfill.end_overrunners.unwrap_or_default(),
             },
             preemption: Preemption {
                 enabled: preemption.enabled.unwrap_or_default(),
@@ -168,6 +197,9 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
                 victims: preemption.victims_max.unwrap_or_default(),
                 defragment: preemption.defragment.unwrap_or_default(),
                 defragment_wait: show_duration(preemption.defragment_wait_ms.unwrap_or_default()),
+                backoff: show_duration(preemption.backoff_ms.unwrap_or_default()),
+                stopping_deadline: show_duration(preemption.stopping_deadline_ms.unwrap_or_default()),
+                starting_deadline: show_duration(preemption.starting_deadline_ms.unwrap_or_default()),
             },
             weights: named_weights(&weights).into_iter().collect(),
             prices: policy.prices.into_iter().map(price).collect(),
@@ -203,6 +235,15 @@ fn tenant(tenant: v1::TenantPolicy) -> Tenant {
         parent: tenant.parent,
         weight: Decimal::milli(tenant.weight_milli.into()),
         quotas: tenant.quotas.into_iter().map(quota).collect(),
+        rights: tenant.rights.map(|rights| Rights {
+            tier_max: rights.tier_max,
+            non_preemptible: rights.non_preemptible,
+            deadlines: rights.deadlines,
+        }),
+        limits: tenant.limits.map(|limits| Limits {
+            pending_jobs: limits.pending_jobs,
+            unfinished_jobs: limits.unfinished_jobs,
+        }),
     }
 }
 
@@ -292,11 +333,21 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
         (
             "preemption",
             format!(
-                "{}, reclaim {}, after {}, at most {} victims",
+                "{}, reclaim {}, after {}, at most {} victims, not again for {}",
                 on(preemption.enabled),
                 on(preemption.reclaim_borrowed),
                 duration(preemption.minimum_run_ms),
-                preemption.victims_max.unwrap_or_default()
+                preemption.victims_max.unwrap_or_default(),
+                duration(preemption.backoff_ms)
+            ),
+        ),
+        (
+            "overdue",
+            format!(
+                "starts after {}, stops after {}, owners of reservations end overrunners: {}",
+                duration(preemption.starting_deadline_ms),
+                duration(preemption.stopping_deadline_ms),
+                on(backfill.end_overrunners)
             ),
         ),
         (
@@ -320,6 +371,8 @@ pub fn tables(policy: &v1::Policy) -> Vec<Grid> {
     };
     let header = vec!["TENANT", "WEIGHT", "TYPE", "REGION", "NOMINAL", "BORROWS", "LENDS"];
     add(header, tenant_rows(policy));
+    add(vec!["TENANT", "TIERS UP TO", "NON-PREEMPTIBLE", "DEADLINES"], rights_rows(policy));
+    add(vec!["TENANT", "PENDING JOBS UP TO", "UNFINISHED JOBS UP TO"], limits_rows(policy));
     let everywhere = |name: &str| if name.is_empty() { "all".to_owned() } else { name.to_owned() };
     let price = |price: &v1::Price| {
         let dollars = show_scaled(price.micro_dollars_per_device_hour, 6);
@@ -345,6 +398,34 @@ pub fn tables(policy: &v1::Policy) -> Vec<Grid> {
     add(vec!["TYPE", "SPARE HOSTS PER RACK"], spares.iter().map(spare).collect());
     add(vec!["WINDOW", "FROM", "UNTIL", "PURPOSE", "SCOPE"], policy.windows.iter().map(window_row).collect());
     tables
+}
+
+/// Tenants that the policy states rights of; what it leaves out is inherited.
+fn rights_rows(policy: &v1::Policy) -> Vec<Vec<String>> {
+    let tenants: BTreeMap<&String, &v1::TenantPolicy> = policy.tenants.iter().collect();
+    let stated = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let row = |(name, tenant): (&&String, &&v1::TenantPolicy)| {
+        let rights = tenant.rights.as_ref()?;
+        let deadlines = rights.deadlines.map_or("-", |may| if may { "yes" } else { "no" });
+        Some(vec![
+            (*name).clone(),
+            stated(&rights.tier_max),
+            stated(&rights.non_preemptible),
+            deadlines.to_owned(),
+        ])
+    };
+    tenants.iter().filter_map(row).collect()
+}
+
+/// Tenants that the policy states limits of, in the same way.
+fn limits_rows(policy: &v1::Policy) -> Vec<Vec<String>> {
+    let tenants: BTreeMap<&String, &v1::TenantPolicy> = policy.tenants.iter().collect();
+    let stated = |limit: Option<u32>| limit.map_or("-".to_owned(), |limit| limit.to_string());
+    let row = |(name, tenant): (&&String, &&v1::TenantPolicy)| {
+        let limits = tenant.limits.as_ref()?;
+        Some(vec![(*name).clone(), stated(limits.pending_jobs), stated(limits.unfinished_jobs)])
+    };
+    tenants.iter().filter_map(row).collect()
 }
 
 fn window_row(message: &v1::Window) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use muster_client::Client;
+use muster_types::probe;
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -73,6 +74,7 @@ struct Finding {
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     other_node: Option<String>,
+    at_fault: bool,
     text: String,
 }
 
@@ -151,6 +153,7 @@ fn shaped(answer: &v1::ProbeNodesResponse) -> Probe {
     let finding = |finding: &v1::ProbeFinding| Finding {
         node: finding.node_name.clone(),
         other_node: (!finding.other_node_name.is_empty()).then(|| finding.other_node_name.clone()),
+        at_fault: finding.at_fault,
         text: finding.text.clone(),
     };
     Probe {
@@ -187,25 +190,45 @@ fn print(console: &Console, answer: &v1::ProbeNodesResponse) -> Result<(), Failu
         None => text.push_str("ring all-reduce: it did not come to its end\n"),
     }
     for finding in &answer.findings {
-        text.push_str(&format!("do without {}: {}\n", finding.node_name, finding.text));
+        let text_of = match (finding.at_fault, finding.other_node_name.as_str()) {
+            (true, _) => format!("do without {}: {}\n", finding.node_name, finding.text),
+            (false, "") => format!("suspected: {}: {}\n", finding.node_name, finding.text),
+            (false, other) => {
+                let (one, text) = (&finding.node_name, &finding.text);
+                format!(
+                    "{text}; whether it is {one}, {other} or what is between them, nobody else confirms\n"
+                )
+            }
+        };
+        text.push_str(&text_of);
     }
     console.bytes(text.as_bytes())
 }
 
-/// Rows of whoever sends; what was not measured is a dash.
+fn measured(link: &v1::ProbeLink) -> probe::Link {
+    let outcome = if link.failure.is_empty() {
+        let (rate, round_trip_us) = (link.bytes_per_s, link.round_trip_us);
+        probe::LinkOutcome::Measured { rate, round_trip_us }
+    } else {
+        probe::LinkOutcome::Failed(link.failure.clone())
+    };
+    probe::Link { from: link.from, to: link.to, outcome, load_milli: 0 }
+}
+
+/// Rows of senders; what was not measured is a dash.
 fn matrix(answer: &v1::ProbeNodesResponse) -> String {
     let count = answer.node_names.len();
-    let bar = muster_types::probe::RATE_FLOOR_BYTES_PER_S;
-    let mut rates: Vec<u64> =
-        answer.links.iter().filter(|link| link.failure.is_empty()).map(|link| link.bytes_per_s).collect();
-    rates.sort_unstable();
-    let median = rates.get(rates.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-    let bar = bar.max(median / muster_types::probe::SLOW_BELOW_MEDIAN_OVER);
+    let links: Vec<probe::Link> = answer.links.iter().map(measured).collect();
+    let median = probe::median_rate(&links).unwrap_or(0);
+    let bar = |link: &v1::ProbeLink| {
+        let load = u16::try_from(link.load_milli).unwrap_or(u16::MAX);
+        probe::bar(median, load).max(probe::RATE_FLOOR_BYTES_PER_S)
+    };
     let mut cells = vec![vec![String::from("-"); count]; count];
     for link in &answer.links {
         let cell = cells.get_mut(link.from as usize).and_then(|row| row.get_mut(link.to as usize));
         if let Some(cell) = cell {
-            *cell = match (link.failure.is_empty(), link.bytes_per_s < bar) {
+            *cell = match (link.failure.is_empty(), link.bytes_per_s < bar(link)) {
                 (false, _) => "fails*".to_owned(),
                 (true, true) => format!("{}*", link.bytes_per_s / 1_000_000),
                 (true, false) => (link.bytes_per_s / 1_000_000).to_string(),
@@ -240,6 +263,7 @@ mod tests {
             bytes_per_s,
             round_trip_us: 50,
             failure: failure.into(),
+            load_milli: 0,
         };
         let answer = v1::ProbeNodesResponse {
             node_names: vec!["a".into(), "b".into(), "c".into()],

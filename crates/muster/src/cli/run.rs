@@ -24,8 +24,9 @@ Examples:
 
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
 front. Ctrl-C leaves the job to itself; a second one within two seconds cancels it. The exit code is the
-job's: that of the worker that failed, 128 and the signal of one that was killed. The command has to be on
-the nodes; a script given with --file travels with the job.")]
+job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
+output could not be read to the end. The command has to be on the nodes; a script given with --file travels with
+the job.")]
 pub struct RunArgs {
     /// The command, after --; with --file the arguments of the script
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]

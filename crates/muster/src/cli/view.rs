@@ -145,6 +145,9 @@ pub struct Job {
     pub status_reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status_detail: String,
+    /// Parts are shown to its tenant and to operators alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub redacted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
     /// Room that is kept for it.
@@ -772,6 +775,7 @@ impl From<v1::Job> for Job {
             checkpointed_at: time(job.checkpointed_at_ms),
             status_reason: job.status_reason,
             status_detail: job.status_detail,
+            redacted: job.redacted,
             placement: job.placement.map(Placement::from),
             promise: job.promise.map(Promise::from),
             recovery: job.recovery.map(Recovery::from),

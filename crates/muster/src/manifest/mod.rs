@@ -14,7 +14,7 @@ pub mod quantity;
 mod read;
 mod script;
 mod shape;
-mod suggest;
+pub mod suggest;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -66,6 +66,23 @@ struct Tenant {
     parent: Option<Text>,
     weight: Option<Text>,
     quotas: Option<Vec<Spanned<Quota>>>,
+    rights: Option<Rights>,
+    limits: Option<Limits>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Limits {
+    pending_jobs: Option<Text>,
+    unfinished_jobs: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Rights {
+    tier_max: Option<Text>,
+    non_preemptible: Option<Text>,
+    deadlines: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -94,6 +111,7 @@ struct Backfill {
     depth: Option<Text>,
     reserve_after: Option<Text>,
     reserve_after_runs: Option<Text>,
+    end_overrunners: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -105,6 +123,9 @@ struct Preemption {
     victims: Option<Text>,
     defragment: Option<Text>,
     defragment_wait: Option<Text>,
+    backoff: Option<Text>,
+    stopping_deadline: Option<Text>,
+    starting_deadline: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -255,6 +276,27 @@ impl Reader<'_> {
                 "leave it out for the ordinary share, 1",
             ),
             quotas: self.each(&format!("{at}.quotas"), tenant.quotas, Self::quota),
+            rights: tenant.rights.map(|rights| self.rights(&format!("{at}.rights"), rights)),
+            limits: tenant.limits.map(|limits| self.limits(&format!("{at}.limits"), limits)),
+        }
+    }
+
+    fn rights(&mut self, at: &str, rights: Rights) -> v1::TenantRights {
+        v1::TenantRights {
+            tier_max: self.text(&format!("{at}.tierMax"), rights.tier_max),
+            non_preemptible: self.text(&format!("{at}.nonPreemptible"), rights.non_preemptible),
+            deadlines: self.value(&format!("{at}.deadlines"), rights.deadlines, quantity::flag),
+        }
+    }
+
+    fn limits(&mut self, at: &str, limits: Limits) -> v1::TenantLimits {
+        v1::TenantLimits {
+            pending_jobs: self.value(&format!("{at}.pendingJobs"), limits.pending_jobs, quantity::count),
+            unfinished_jobs: self.value(
+                &format!("{at}.unfinishedJobs"),
+                limits.unfinished_jobs,
+                quantity::count,
+            ),
         }
     }
 
@@ -301,6 +343,7 @@ impl Reader<'_> {
                 given.reserve_after_runs,
                 quantity::milli_small,
             ),
+            end_overrunners: self.value(&path("endOverrunners"), given.end_overrunners, quantity::flag),
         }
     }
 
@@ -315,6 +358,17 @@ impl Reader<'_> {
             defragment_wait_ms: self.value(
                 &path("defragmentWait"),
                 given.defragment_wait,
+                quantity::duration_ms,
+            ),
+            backoff_ms: self.value(&path("backoff"), given.backoff, quantity::duration_ms),
+            stopping_deadline_ms: self.value(
+                &path("stoppingDeadline"),
+                given.stopping_deadline,
+                quantity::duration_ms,
+            ),
+            starting_deadline_ms: self.value(
+                &path("startingDeadline"),
+                given.starting_deadline,
                 quantity::duration_ms,
             ),
         }
@@ -415,7 +469,7 @@ fn in_file(path: &str) -> (String, &'static str) {
     const THOUSANDTHS: &str = " (in thousandths)";
     const MILLIONTHS: &str = " (in millionths of a dollar)";
     const MILLISECONDS: &str = " (in milliseconds)";
-    const RENAMED: [(&str, &str, &str); 22] = [
+    const RENAMED: [(&str, &str, &str); 28] = [
         ("weight_milli", "weight", THOUSANDTHS),
         ("nominal_milli", "nominal", THOUSANDTHS),
         ("borrowing_limit_milli", "borrowingLimit", THOUSANDTHS),
@@ -432,6 +486,12 @@ fn in_file(path: &str) -> (String, &'static str) {
         ("minimum_run_ms", "minimumRun", MILLISECONDS),
         ("victims_max", "victims", ""),
         ("defragment_wait_ms", "defragmentWait", MILLISECONDS),
+        ("backoff_ms", "backoff", MILLISECONDS),
+        ("stopping_deadline_ms", "stoppingDeadline", MILLISECONDS),
+        ("starting_deadline_ms", "startingDeadline", MILLISECONDS),
+        ("end_overrunners", "endOverrunners", ""),
+        ("tier_max", "tierMax", ""),
+        ("non_preemptible", "nonPreemptible", ""),
         ("micro_dollars_per_device_hour", "perDeviceHour", MILLIONTHS),
         ("micro_dollars_per_gib", "perGib", MILLIONTHS),
         ("bytes_per_second", "bytesPerSecond", ""),

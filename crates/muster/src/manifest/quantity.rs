@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use muster_types::Span;
 use muster_wire::v1::accelerator_request::Amount;
 
 /// Why a quantity was refused; reads on behind the name of the field.
@@ -159,29 +160,12 @@ pub fn time_ms(text: &str, now_ms: u64) -> Result<u64, QuantityError> {
 
 /// A duration as [`duration_ms`] reads it.
 pub fn show_duration(ms: u64) -> String {
-    const UNITS: [(&str, u64); 5] =
-        [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-    if ms == 0 {
-        return "0s".to_owned();
-    }
-    let mut rest = ms;
-    let mut text = String::new();
-    for (unit, length) in UNITS {
-        if rest >= length {
-            text.push_str(&format!("{}{unit}", rest / length));
-            rest %= length;
-        }
-    }
-    text
+    Span(ms).to_string()
 }
 
-/// A duration for people: its two largest units.
+/// A duration in its two largest units.
 pub fn show_about(ms: u64) -> String {
-    let units = [86_400_000, 3_600_000, 60_000, 1_000, 1];
-    // What is smaller than the unit behind the largest says nothing any more.
-    let largest = units.iter().position(|unit| ms >= *unit).unwrap_or(units.len() - 1);
-    let smallest = units.get(largest + 1).copied().unwrap_or(1);
-    show_duration(ms - ms % smallest)
+    Span::about(ms).to_string()
 }
 
 /// Bytes as [`memory_bytes`] reads them, in the largest unit that says it exactly.

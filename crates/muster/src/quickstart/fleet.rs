@@ -38,10 +38,13 @@ pub struct Fleet {
     children: BTreeMap<String, Child>,
 }
 
-/// A free port of a loopback address that nothing else on the machine uses.
-fn free_address(address: Ipv4Addr) -> Result<SocketAddr> {
-    let listener = TcpListener::bind((address, 0)).with_context(|| format!("no free port on {address}"))?;
-    listener.local_addr().context("reading a port")
+/// Two different ports of a loopback address that nothing else on the machine uses.
+fn free_addresses(address: Ipv4Addr) -> Result<(SocketAddr, SocketAddr)> {
+    let bind = || TcpListener::bind((address, 0)).with_context(|| format!("no free port on {address}"));
+    // Both are held until both are known: a port that was given back may be given again at once.
+    let (first, second) = (bind()?, bind()?);
+    let port = |listener: TcpListener| listener.local_addr().context("reading a port");
+    Ok((port(first)?, port(second)?))
 }
 
 impl Fleet {
@@ -54,7 +57,7 @@ impl Fleet {
         let mut replicas = Vec::new();
         for (place, region) in REGIONS.into_iter().enumerate() {
             let address = Ipv4Addr::new(127, block[0], block[1], 1 + place as u8);
-            let (client, peer) = (free_address(address)?, free_address(address)?);
+            let (client, peer) = free_addresses(address)?;
             replicas.push(Replica { id: place as u64 + 1, region, client, peer });
         }
         let fleet = Fleet { dir: dir.to_path_buf(), program, replicas, children: BTreeMap::new() };

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use muster_client::{Client, Endpoints, Options};
+use muster_types::policy::UNLISTED_TENANT;
 use muster_wire::v1::{self, Job, JobPhase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -308,6 +309,10 @@ impl Story<'_> {
             self.client.get_policy(v1::GetPolicyRequest::default()).await.context("reading the policy")?;
         let mut policy = found.policy.context("a cluster has a policy")?;
         policy.preemption.get_or_insert_default().minimum_run_ms = Some(0);
+        // Who may name which tier is a right of tenants.
+        let rights = v1::TenantRights { tier_max: "production".to_owned(), ..Default::default() };
+        let unlisted = policy.tenants.entry(UNLISTED_TENANT.to_owned()).or_default();
+        unlisted.rights = Some(rights);
         let request = v1::SetPolicyRequest { policy: Some(policy), ..Default::default() };
         self.client.set_policy(request).await.context("setting the policy")?;
         Ok(())

@@ -1,7 +1,9 @@
 //! The server's configuration file.
 
 use muster_api::ApiConfig;
+use muster_archive::Bounds;
 use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
+use muster_engine::Retention;
 use muster_transport::{Scheme, TlsFiles};
 use muster_types::{ClusterId, Name, Parameters, ReplicaId};
 use serde::Deserialize;
@@ -24,6 +26,9 @@ const SNAPSHOT_AGE_MS_MIN: u64 = 1_000;
 const SEGMENT_AGE_MS_DEFAULT: u64 = 600_000;
 const SEGMENT_AGE_MS_MIN: u64 = 100;
 const SEGMENT_AGE_MS_MAX: u64 = 7 * 24 * 3_600 * 1_000;
+/// The least that an archive may be bounded to: some segments, and a second.
+const LOCAL_BYTES_MIN: u64 = 1 << 20;
+const LOCAL_AGE_MS_MIN: u64 = 1_000;
 
 /// Why a configuration was refused. Names file, key and reason.
 #[derive(Debug, thiserror::Error)]
@@ -95,10 +100,16 @@ struct LimitsFile {
     streams_max: Option<u32>,
     agent_sessions_max: Option<u32>,
     agent_uploads_max: Option<u32>,
+    group_sessions_max: Option<u32>,
+    group_uploads_max: Option<u32>,
     plaintext_max: Option<u32>,
+    message_room_bytes: Option<u64>,
+    message_room_each_bytes: Option<u64>,
+    message_timeout_ms: Option<u64>,
     drill_refusal_max_ms: Option<u64>,
     connections_max: Option<u32>,
     connections_per_principal_max: Option<u32>,
+    connections_per_group_max: Option<u32>,
     handshakes_max: Option<u32>,
     handshakes_per_address_max: Option<u32>,
     handshake_timeout_ms: Option<u64>,
@@ -203,6 +214,9 @@ struct ArchiveFile {
     enabled: Option<bool>,
     dir: Option<PathBuf>,
     segment_age_ms: Option<u64>,
+    offload_dir: Option<PathBuf>,
+    local_bytes_max: Option<u64>,
+    local_age_ms_max: Option<u64>,
 }
 
 /// Where history is kept.
@@ -212,6 +226,8 @@ pub struct ArchiveConfig {
     pub dir: PathBuf,
     /// A segment is closed at this age at the latest.
     pub segment_age: Duration,
+    /// What stays in the folder, and where the rest goes; none for everything.
+    pub retention: Option<Retention>,
 }
 
 /// A checked configuration.
@@ -363,8 +379,44 @@ fn archive(
         let rule = format!("must be between {SEGMENT_AGE_MS_MIN} and {SEGMENT_AGE_MS_MAX}, got {age_ms}");
         return Err(refuse("archive.segment_age_ms", rule));
     }
+    let retention = retention(&file, refuse)?;
     let dir = file.dir.unwrap_or_else(|| data_dir.join("archive"));
-    Ok(Some(ArchiveConfig { dir, segment_age: Duration::from_millis(age_ms) }))
+    if let Some(to) = retention.as_ref().map(|retention| &retention.offload_dir)
+        && (to.starts_with(&dir) || dir.starts_with(to))
+    {
+        let rule = format!("must be apart from the archive, {}, got {}", dir.display(), to.display());
+        return Err(refuse("archive.offload_dir", rule));
+    }
+    Ok(Some(ArchiveConfig { dir, segment_age: Duration::from_millis(age_ms), retention }))
+}
+
+/// What of the archive stays on its own disk. Nothing is dropped that was not put elsewhere before.
+fn retention(
+    file: &ArchiveFile,
+    refuse: &impl Fn(&str, String) -> ConfigError,
+) -> Result<Option<Retention>, ConfigError> {
+    let bounds = Bounds { bytes_max: file.local_bytes_max, age_ms_max: file.local_age_ms_max };
+    for (key, value, least) in [
+        ("archive.local_bytes_max", bounds.bytes_max, LOCAL_BYTES_MIN),
+        ("archive.local_age_ms_max", bounds.age_ms_max, LOCAL_AGE_MS_MIN),
+    ] {
+        if let Some(value) = value.filter(|value| *value < least) {
+            return Err(refuse(key, format!("must be {least} or more, got {value}")));
+        }
+    }
+    let is_bounded = bounds.bytes_max.is_some() || bounds.age_ms_max.is_some();
+    match (&file.offload_dir, is_bounded) {
+        (None, false) => Ok(None),
+        (Some(to), true) => Ok(Some(Retention { offload_dir: to.clone(), bounds })),
+        (None, true) => {
+            let rule = "must be given with local_bytes_max or local_age_ms_max: what does not stay is put there first";
+            Err(refuse("archive.offload_dir", rule.into()))
+        }
+        (Some(_), false) => {
+            let rule = "needs local_bytes_max or local_age_ms_max, which say what stays";
+            Err(refuse("archive.offload_dir", rule.into()))
+        }
+    }
 }
 
 /// The first of the rules that elections need and that is broken: said here, before anything is written.
@@ -440,6 +492,12 @@ fn snapshots(
         every_entries: checked("every_entries", file.every_entries, 1, usual.every_entries)?,
         every_bytes: checked("every_bytes", file.every_bytes, SNAPSHOT_BYTES_MIN, usual.every_bytes)?,
         every_ms: checked("every_ms", file.every_ms, SNAPSHOT_AGE_MS_MIN, usual.every_ms)?,
+        // Who says how often gets it so often.
+        share_percent: usual
+            .share_percent
+            .filter(|_| file.every_entries.is_none() && file.every_bytes.is_none()),
+        replay_entries_max: usual.replay_entries_max,
+        replay_bytes_max: usual.replay_bytes_max,
         kept_entries: file.kept_entries.unwrap_or(usual.kept_entries),
         kept_bytes: file.kept_bytes.or(usual.kept_bytes),
         send_bytes_per_s: checked(
@@ -500,7 +558,18 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     set("streams_max", file.streams_max, MANY, &mut api.calls.streams_max)?;
     set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
     set("agent_uploads_max", file.agent_uploads_max, MANY, &mut api.calls.agent_uploads_max)?;
+    set("group_sessions_max", file.group_sessions_max, MANY, &mut api.calls.group_sessions_max)?;
+    set("group_uploads_max", file.group_uploads_max, MANY, &mut api.calls.group_uploads_max)?;
     set("plaintext_max", file.plaintext_max, MANY, &mut api.calls.plaintext_max)?;
+    let room = (1 << 20, 1 << 40);
+    set("message_room_bytes", file.message_room_bytes, room, &mut api.calls.message_room_bytes)?;
+    set(
+        "message_room_each_bytes",
+        file.message_room_each_bytes,
+        room,
+        &mut api.calls.message_room_each_bytes,
+    )?;
+    set("message_timeout_ms", file.message_timeout_ms, (100, 600_000), &mut api.calls.message_timeout_ms)?;
     let mut refusal_ms = u64::try_from(api.drill_refusal_max.as_millis()).unwrap_or(u64::MAX);
     set("drill_refusal_max_ms", file.drill_refusal_max_ms, (0, 600_000), &mut refusal_ms)?;
     api.drill_refusal_max = Duration::from_millis(refusal_ms);
@@ -510,6 +579,8 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     set("connections_max", size(file.connections_max), many, &mut accept.connections_max)?;
     let each = size(file.connections_per_principal_max);
     set("connections_per_principal_max", each, many, &mut accept.connections_per_principal_max)?;
+    let each = size(file.connections_per_group_max);
+    set("connections_per_group_max", each, many, &mut accept.connections_per_group_max)?;
     set("handshakes_max", size(file.handshakes_max), many, &mut accept.handshakes_max)?;
     let each = size(file.handshakes_per_address_max);
     set("handshakes_per_address_max", each, many, &mut accept.handshakes_per_address_max)?;
@@ -575,6 +646,7 @@ client_endpoint = "http://127.0.0.1:7400"
             every_bytes: Some(2 << 20),
             every_ms: Some(60_000),
             kept_bytes: Some(0),
+            share_percent: None,
             ..SnapshotPolicy::PRODUCTION
         };
         assert_eq!(config.snapshots, expected);
@@ -613,6 +685,19 @@ client_endpoint = "http://127.0.0.1:7400"
             ),
             (format!("{GOOD}\n[archive]\nsegment_age_ms = 1\n"), "archive.segment_age_ms: must be between"),
             (format!("{GOOD}\n[archive]\nenabled = false\ndir = \"/x\"\n"), "archive.dir: is given"),
+            (format!("{GOOD}\n[archive]\nlocal_bytes_max = 9999999\n"), "archive.offload_dir: must be given"),
+            (
+                format!("{GOOD}\n[archive]\noffload_dir = \"/x\"\n"),
+                "archive.offload_dir: needs local_bytes_max",
+            ),
+            (
+                format!("{GOOD}\n[archive]\noffload_dir = \"/x\"\nlocal_bytes_max = 1\n"),
+                "archive.local_bytes_max: must be 1048576 or more",
+            ),
+            (
+                format!("{GOOD}\n[archive]\ndir = \"/x\"\noffload_dir = \"/x/y\"\nlocal_age_ms_max = 5000\n"),
+                "archive.offload_dir: must be apart",
+            ),
             (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
             (
                 format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),

@@ -9,7 +9,7 @@
 //! stops, and moved to the evidence only by a rebuild.
 
 use muster_backup::{BackupHeader, BackupWriter};
-use muster_engine::Divergence;
+use muster_engine::{Divergence, Mismatch};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
@@ -77,10 +77,17 @@ pub fn mark_in(dir: &Path) -> std::io::Result<Option<DivergedMark>> {
 /// # Errors
 /// When the mark cannot be written.
 pub fn keep(dir: &Path, divergence: &Divergence<'_>) -> std::io::Result<()> {
+    let (expected_digest, actual_digest) = match divergence.mismatch {
+        Mismatch::Digest { expected, actual } => (format!("{expected:016x}"), format!("{actual:016x}")),
+        Mismatch::Position { first } => (
+            format!("unknown (the leader's next round begins at record {first})"),
+            format!("{:016x}", divergence.state.rows_digest()),
+        ),
+    };
     let mark = DivergedMark {
         log_index: divergence.log_index.0,
-        expected_digest: format!("{:016x}", divergence.expected),
-        actual_digest: format!("{:016x}", divergence.actual),
+        expected_digest,
+        actual_digest,
         noticed_at_ms: now_ms(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
@@ -157,8 +164,8 @@ mod tests {
         let dir = folder.path();
         assert_eq!(mark_in(dir).expect("it can be looked into"), None);
         let state = State::default();
-        let divergence =
-            Divergence { log_index: LogIndex(7), expected: 0xab, actual: state.digest(), state: &state };
+        let mismatch = Mismatch::Digest { expected: 0xab, actual: state.digest() };
+        let divergence = Divergence { log_index: LogIndex(7), mismatch, state: &state };
         keep(dir, &divergence).expect("it can be written");
         let mark = mark_in(dir).expect("it can be looked into").expect("there is one");
         assert_eq!((mark.log_index, mark.expected_digest.as_str()), (7, "00000000000000ab"));

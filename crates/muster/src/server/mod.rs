@@ -9,11 +9,12 @@ pub use config::{ConfigError, ServerConfig};
 pub use evidence::now_ms;
 pub use recover::{begin_from, take_archive};
 
-use muster_archive::{Archive, ArchiveError};
+use muster_archive::ArchiveError;
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
 use muster_decider::Founding;
 use muster_engine::{
-    DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, open_archive, purge_up_to,
+    DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, UnopenedArchive,
+    archive_error_text, open_archive, purge_up_to,
 };
 use muster_store::StoreError;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
@@ -59,8 +60,9 @@ pub struct ServerArgs {
     /// Configuration file (TOML); see ops/examples/server.toml
     #[arg(long, env = "MUSTER_CONFIG", required = true)]
     config: Option<PathBuf>,
-    /// Allow the data directory to be created and the cluster to be formed. For the first start only:
-    /// a replica that lost its disk must not vote again under its old id
+    /// Allow the data directory to be created and the cluster to be founded. For the first start only: every configured
+    /// member is asked first, and where one of them has the cluster already this is refused, for a replica that lost
+    /// its disk must not vote again under its old id
     #[arg(long, group = "start")]
     bootstrap: bool,
     /// Allow the data directory to be created, for a new replica of a cluster that runs. It forms no cluster
@@ -153,9 +155,9 @@ pub enum ServerError {
         #[source]
         source: Box<StoreError>,
     },
-    /// The archive was refused.
+    /// The archive is another cluster's.
     #[error(
-        "archive.dir: opening {dir} failed; an archive that is damaged or another cluster's can be moved away, and a new one begins"
+        "archive.dir: opening {dir} failed; another cluster's archive can be moved away, and a new one begins"
     )]
     Archive {
         /// The directory.
@@ -232,13 +234,34 @@ async fn listen(key: &'static str, address: SocketAddr, open: bool) -> Result<Tc
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { key, address, source })
 }
 
-async fn open_history(config: &ServerConfig) -> Result<Option<Archive>, ServerError> {
-    let Some(archive) = &config.archive else { return Ok(None) };
+/// Opens the archive. History must not keep a replica from serving: where it cannot be opened, the replica starts without
+/// it, keeps its log, and tries again. Only an archive of another cluster is refused, for that is a configuration
+/// which can never work.
+async fn open_history(config: &ServerConfig) -> Result<HistorySettings, ServerError> {
+    let mut history = HistorySettings::new(None);
+    let Some(archive) = &config.archive else { return Ok(history) };
+    history.segment_age = archive.segment_age;
+    history.retention = archive.retention.clone();
     let (dir, cluster) = (archive.dir.clone(), config.cluster_id);
-    let opened = tokio::task::spawn_blocking(move || open_archive(&dir, cluster)).await;
-    let opened = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-    let refused = |source| ServerError::Archive { dir: archive.dir.clone(), source };
-    opened.map(Some).map_err(refused)
+    let open = Arc::new(move || open_archive(&dir, cluster));
+    let first = Arc::clone(&open);
+    let opened = tokio::task::spawn_blocking(move || first()).await;
+    match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+        Ok(archive) => history.archive = Some(Arc::new(archive)),
+        Err(source @ ArchiveError::Foreign { .. }) => {
+            return Err(ServerError::Archive { dir: archive.dir.clone(), source });
+        }
+        Err(error) => {
+            let (place, reason) = (archive.dir.display().to_string(), archive_error_text(&error));
+            tracing::error!(
+                archive = place,
+                error = reason,
+                "the archive cannot be opened; the replica serves without it, and keeps its log until it can"
+            );
+            history.unopened = Some(UnopenedArchive { place, reason, open });
+        }
+    }
+    Ok(history)
 }
 
 /// Runs a replica until `shutdown` or until it stops by itself.
@@ -264,13 +287,20 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         parameters: config.parameters,
         format_max: config.format_max(),
         new_cluster_format: Some(config.format_max()),
+        admission: match &security {
+            // Whoever reaches such a listener is taken for what it says in any case.
+            Security::Plaintext => muster_types::AdmissionMode::Open,
+            Security::Tls(_) => muster_types::AdmissionMode::Pinned,
+        },
     };
     let (replicated, view) = muster_engine::replicated(founding.format_max);
     let replicated = replicated.on_divergence(keep_evidence(config.data_dir.clone()));
-    let archive = open_history(&config).await?;
-    if let Some(archive) = &archive {
+    let mut history = open_history(&config).await?;
+    if config.archive.is_some() {
         // Before anything is purged.
-        store.log.hold_purge(Some(purge_up_to(archive, store.identity().generation)));
+        let archived = history.archive.as_ref();
+        let up_to = archived.map_or(0, |archive| purge_up_to(archive, store.identity().generation));
+        store.log.hold_purge(Some(up_to));
     }
     let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
     settings.timing = config.timing;
@@ -286,18 +316,20 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         let consensus = consensus.clone();
         tokio::spawn(async move { consensus.serve_peers(peers, std::future::pending()).await })
     };
-    if start == Start::Bootstrap {
-        consensus.initialize(config.members.clone()).await?;
-    }
-    let engine_config =
-        EngineConfig { founding, client_commands_waiting_max: 8_192, node_commands_waiting_max: 16_384 };
+    let founded = {
+        let (consensus, members) = (consensus.clone(), config.members.clone());
+        let founds = start == Start::Bootstrap;
+        tokio::spawn(async move { if founds { consensus.found(members).await } else { Ok(()) } })
+    };
+    let engine_config = EngineConfig {
+        founding,
+        client_commands_waiting_max: 8_192,
+        node_commands_waiting_max: 16_384,
+        contain_faults: true,
+    };
     let info = ReplicaInfo { replica: config.replica_id, region: config.region.clone() };
     let engine = Engine::start(engine_config, info, view, consensus.clone());
-    let mut history = HistorySettings::new(archive.map(Arc::new));
     history.peers = Some(Arc::new(muster_api::RemoteHistory::new(security.clone())));
-    if let Some(archive) = &config.archive {
-        history.segment_age = archive.segment_age;
-    }
     engine.keep_history(history);
     tracing::info!(replica = %config.replica_id, region = %config.region, clients = %config.client_listen, peers = %config.peer_listen, "replica serves");
     tokio::spawn(tell_facts(engine.clone(), security.clone(), config.data_dir.clone()));
@@ -318,7 +350,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
             Security::Plaintext => {}
         }
     });
-    let mut parts = Parts { engine, consensus, peers, api, stop_serving };
+    let mut parts = Parts { engine, consensus, founded, peers, api, stop_serving };
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
     fresh.abort();
@@ -347,10 +379,16 @@ async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
         let folder = dir.join("snapshots");
         let age = tokio::task::spawn_blocking(move || newest_age_ms(&folder)).await;
         let archived = engine.archive_status().ok();
+        let damaged = archived.as_ref().map(|status| status.borrow().damaged.clone()).unwrap_or_default();
+        let failing = archived.as_ref().and_then(|status| status.borrow().failing.clone());
+        let offload_failing = archived.as_ref().and_then(|status| status.borrow().offload_failing.clone());
         let archived = archived.and_then(|status| status.borrow().summary.last);
         engine.update_local_facts(|facts| {
             facts.snapshot_age_ms = age.ok().flatten();
             facts.archive_log_index = archived.map(|index| index.0);
+            facts.archive_damaged = damaged;
+            facts.archive_failing = failing;
+            facts.archive_offload_failing = offload_failing;
             facts.certificate_days_left = security.days_left();
         });
     }
@@ -368,6 +406,7 @@ fn newest_age_ms(folder: &Path) -> Option<u64> {
 struct Parts {
     engine: Engine,
     consensus: Consensus,
+    founded: JoinHandle<Result<(), muster_consensus::StartError>>,
     peers: JoinHandle<Result<(), tonic::transport::Error>>,
     api: JoinHandle<Result<(), muster_api::ServeError>>,
     stop_serving: CancellationToken,
@@ -378,6 +417,13 @@ impl Parts {
     async fn until_over(&mut self, shutdown: &CancellationToken) -> Result<(), ServerError> {
         let mut stopped = self.consensus.stopped();
         let mut failed = self.engine.failed();
+        let founded = &mut self.founded;
+        let unfounded = async {
+            match founded.await {
+                Ok(Err(error)) => error,
+                _ => std::future::pending().await,
+            }
+        };
         tokio::select! {
             // What has ended by itself is said, whatever else happens at the time.
             biased;
@@ -389,6 +435,7 @@ impl Parts {
                 let detail = detail.ok().and_then(|detail| detail.clone());
                 Err(ServerError::Decisions { detail: detail.unwrap_or_default() })
             }
+            error = unfounded => Err(ServerError::Consensus(error)),
             served = &mut self.peers => match served {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(error)) => Err(ServerError::ServePeers(error)),
@@ -415,6 +462,7 @@ impl Parts {
             // Waits for open streams, which end with the engine, and for their clients to take it.
             within("ending the calls in progress", DRAIN_MAX, async { drop(self.api.await) }).await;
         }
+        self.founded.abort();
         within("stopping consensus", CONSENSUS_STOP_MAX, self.consensus.shutdown()).await;
         self.peers.abort();
     }

@@ -9,7 +9,7 @@
 //! **Invariant:** a diverged replica starts only to be rebuilt.
 
 use muster_planted::{Rule, breaks};
-use muster_store::{FIRST_GENERATION, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_store::{FIRST_GENERATION, Founding, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
 use std::path::Path;
 
 use super::config::{Rebuild, ServerConfig};
@@ -57,8 +57,10 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
     }
     let renewed =
         if breaks(Rule::VoteAfterLoss) { OpenMode::CreateIfMissing } else { OpenMode::RebuildIfMissing };
+    let founded =
+        if breaks(Rule::VoteAfterLoss) { OpenMode::CreateIfMissing } else { OpenMode::FoundIfMissing };
     let mode = match start {
-        Start::Bootstrap => OpenMode::CreateIfMissing,
+        Start::Bootstrap => founded,
         Start::Join => OpenMode::RebuildIfMissing,
         Start::Rebuild => renewed,
         // A rebuild that was interrupted goes on.
@@ -67,6 +69,10 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
     };
     match try_open(config, mode) {
         Ok(store) => {
+            if matches!(start, Start::Rebuild | Start::Join) && store.founding() == Founding::Awaited {
+                // It was started as one of a new cluster, and that was refused.
+                store.join_instead().map_err(refuse)?;
+            }
             if start == Start::Rebuild && store.rejoin().borrow().is_none() {
                 tracing::warn!("the data folder is intact: there is nothing to rebuild, it is used as it is");
             }

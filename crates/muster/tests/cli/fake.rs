@@ -351,6 +351,8 @@ fn explanation(workers: u32) -> v1::Explanation {
             "{workers} workers with h100:8 have to be in one rack; the largest room is that of 3 workers in rack \
              r2 of eu-north-1"
         ),
+        borrowers: Vec::new(),
+        standing: String::new(),
         policy_version: 812,
         placement: Some(v1::PlannedPlacement {
             region: "eu-north".into(),
@@ -432,10 +434,23 @@ impl PolicyService for Service {
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         if request.validate_only {
-            return Ok(Response::new(v1::SetPolicyResponse { version, freshness: freshness() }));
+            return Ok(Response::new(v1::SetPolicyResponse {
+                version,
+                freshness: freshness(),
+                warnings: vec![v1::PolicyWarning {
+                    code: "UNKNOWN_TYPE".to_owned(),
+                    field: "policy.tenants.research.quotas[1]".to_owned(),
+                    text: "no node has accelerators of type v5p".to_owned(),
+                }],
+                warnings_left_out: 2,
+            }));
         }
         book.policy = Some((version + 41, convert::policy_to_proto(&policy)));
-        Ok(Response::new(v1::SetPolicyResponse { version: version + 41, freshness: freshness() }))
+        Ok(Response::new(v1::SetPolicyResponse {
+            version: version + 41,
+            freshness: freshness(),
+            ..Default::default()
+        }))
     }
 }
 
@@ -462,6 +477,56 @@ fn node(name: &str, cordoned: bool) -> v1::Node {
 
 #[tonic::async_trait]
 impl FleetService for Service {
+    async fn list_pending_nodes(
+        &self,
+        _: Request<v1::ListPendingNodesRequest>,
+    ) -> Result<Response<v1::ListPendingNodesResponse>, Status> {
+        let description = node("host-9", false).description;
+        let reason = "nobody has approved node host-9".to_owned();
+        let waits = v1::PendingNode { description, reason, ..Default::default() };
+        Ok(Response::new(v1::ListPendingNodesResponse { nodes: vec![waits] }))
+    }
+
+    async fn get_node_admission(
+        &self,
+        _: Request<v1::GetNodeAdmissionRequest>,
+    ) -> Result<Response<v1::GetNodeAdmissionResponse>, Status> {
+        let rule = v1::NodeAdmissionRule { pattern: "eu-*".into(), bounds: None };
+        let rejected = v1::NodeApproval { name: "host-8".into(), approved: None };
+        Ok(Response::new(v1::GetNodeAdmissionResponse {
+            mode: "approve".into(),
+            is_set: true,
+            rules: vec![rule],
+            approvals: vec![rejected],
+            has_more: false,
+            freshness: freshness(),
+        }))
+    }
+
+    async fn set_node_admission(
+        &self,
+        _: Request<v1::SetNodeAdmissionRequest>,
+    ) -> Result<Response<v1::SetNodeAdmissionResponse>, Status> {
+        Ok(Response::new(v1::SetNodeAdmissionResponse { freshness: freshness() }))
+    }
+
+    async fn set_node_approval(
+        &self,
+        request: Request<v1::SetNodeApprovalRequest>,
+    ) -> Result<Response<v1::SetNodeApprovalResponse>, Status> {
+        use v1::set_node_approval_request::Approval;
+        let v1::SetNodeApprovalRequest { name, approval, .. } = request.into_inner();
+        let approved = match approval {
+            Some(Approval::Approve(bounds)) => Some(bounds),
+            Some(Approval::ApproveAsIs(_)) => {
+                Some(v1::NodeBounds { region: "eu".into(), ..Default::default() })
+            }
+            _ => None,
+        };
+        let approval = Some(v1::NodeApproval { name, approved });
+        Ok(Response::new(v1::SetNodeApprovalResponse { approval, freshness: freshness() }))
+    }
+
     async fn forget_node(
         &self,
         request: Request<v1::ForgetNodeRequest>,
@@ -599,6 +664,7 @@ impl FleetService for Service {
             node_name: node_names[1].clone(),
             other_node_name: node_names[0].clone(),
             text: "slow link".into(),
+            ..Default::default()
         };
         Ok(Response::new(v1::ProbeNodesResponse {
             node_names,

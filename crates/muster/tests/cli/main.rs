@@ -232,8 +232,69 @@ fn exit_codes_follow_the_refusal() {
     assert_eq!(muster(&fake, &["job", "cancel", "job-5"]).code, 5);
     assert_eq!(muster(&fake, &["node", "show", "host-9"]).code, 3);
     let name = muster(&fake, &["job", "show", "train"]);
-    assert_eq!(name.code, 2);
-    assert!(name.err.contains("muster job list --name train"), "{}", name.err);
+    assert_eq!(name.code, 3);
+    assert!(name.err.contains("muster job list --all --name train"), "{}", name.err);
+    assert_eq!(muster(&fake, &["job", "show", "No Name"]).code, 2);
+}
+
+#[test]
+fn a_name_stands_for_the_one_job_that_has_it() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Succeeded);
+    fake.add("job-2", "train", JobPhase::Running);
+    fake.add("job-3", "train-2", JobPhase::Running);
+    fake.add("job-4", "twice", JobPhase::Running);
+    fake.add("job-5", "twice", JobPhase::Pending);
+    fake.add("job-6", "done", JobPhase::Succeeded);
+    assert!(muster(&fake, &["job", "show", "train"]).out.contains("job-2"));
+    assert!(muster(&fake, &["job", "show", "done"]).out.contains("job-6"));
+    let twice = muster(&fake, &["cancel", "twice"]);
+    assert_eq!(twice.code, 2, "{}", twice.err);
+    assert!(twice.err.contains("job-4 job-5"), "{}", twice.err);
+    // What has ended is shown by its name, and not cancelled by it.
+    let done = muster(&fake, &["cancel", "done"]);
+    assert_eq!(done.code, 5, "{}", done.err);
+    let cancelled = muster(&fake, &["cancel", "train", "-o", "name"]);
+    assert_eq!((cancelled.code, cancelled.out.as_str()), (0, "job-2\n"), "{}", cancelled.err);
+}
+
+#[test]
+fn words_of_other_tools_lead_to_the_ones_here() {
+    for (words, hint) in [
+        (&["get", "jobs"][..], "muster job list"),
+        (&["describe", "job", "train"], "muster job show"),
+        (&["squeue"], "muster list"),
+        (&["submt"], "muster submit"),
+        (&["nonsense"], "--help"),
+    ] {
+        let ran = finish(command("", words));
+        assert_eq!(ran.code, 2, "{words:?}: {}", ran.err);
+        assert!(ran.err.contains(hint), "{words:?}: {}", ran.err);
+    }
+    let bare = finish(command("", &[]));
+    assert!(bare.code == 0 && bare.out.contains("Exit codes:"), "{}{}", bare.out, bare.err);
+}
+
+#[test]
+fn a_list_shows_what_is_active_and_an_array_as_one_row() {
+    let fake = Fake::start();
+    fake.add("job-1", "old", JobPhase::Succeeded);
+    for n in 2..=6 {
+        fake.add(&format!("job-{n}"), "sweep", JobPhase::Pending);
+    }
+    for (id, job) in &mut fake.book.lock().unwrap().jobs {
+        job.array_index = (job.name == "sweep").then(|| id[4..].parse::<u32>().unwrap() - 2);
+    }
+    let ran = muster(&fake, &["job", "list"]);
+    let rows: Vec<Vec<&str>> = ran.out.lines().skip(1).map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(rows.len(), 1, "{}", ran.out);
+    assert_eq!(rows[0][..7], ["job-2", "sweep[0-4]", "default", "standard", "pending", "20", "40"]);
+    assert_eq!(muster(&fake, &["list", "--each"]).out.lines().count(), 6);
+    assert_eq!(muster(&fake, &["list", "--all"]).out.lines().count(), 3);
+    assert_eq!(muster(&fake, &["job", "list", "--all", "-o", "name"]).out.lines().count(), 6);
+    // The fake's jobs are of 2023.
+    let none = muster(&fake, &["list", "--since", "1h"]);
+    assert!(none.out.lines().count() == 1 && none.err.contains("--all"), "{}{}", none.out, none.err);
 }
 
 #[test]
@@ -307,7 +368,7 @@ fn a_job_is_explained() {
     assert!(ran.code == 0 && ran.out.starts_with("job-1: WAITING_FOR_CAPACITY\n"), "{}{}", ran.out, ran.err);
     assert_eq!(muster(&fake, &["job", "explain", "job-1", "-o", "name"]).out, "WAITING_FOR_CAPACITY\n");
     assert_eq!(muster(&fake, &["job", "explain", "job-9"]).code, 3);
-    assert_eq!(muster(&fake, &["job", "explain", "train"]).code, 2);
+    assert!(muster(&fake, &["explain", "train"]).out.starts_with("job-1: "), "a name stands for its job");
 }
 
 #[test]
@@ -317,6 +378,15 @@ fn a_policy_is_checked_set_and_shown_as_a_file() {
     assert_eq!(finish(command("127.0.0.1:1", &["policy", "check", &file])).code, 0, "asks nobody");
     let ran = muster(&fake, &["policy", "set", &file, "--dry-run"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
+    // Where the file says it, with the code, and that there is more.
+    for part in ["warning: ", "policy.yaml:", "spec.tenants.research.quotas[1]", "UNKNOWN_TYPE", "and 2 more"]
+    {
+        assert!(ran.err.contains(part), "{part:?} is missing in {}", ran.err);
+    }
+    let json = muster(&fake, &["policy", "set", &file, "--dry-run", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(answer["warnings"][0]["code"], "UNKNOWN_TYPE");
+    assert_eq!(answer["warnings"][0]["field"], "spec.tenants.research.quotas[1]");
     assert!(fake.book.lock().unwrap().policy.is_none());
     let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "7"]);
     assert_eq!(ran.code, 5, "{}", ran.err);
@@ -362,6 +432,55 @@ fn a_policy_is_shown_to_people() {
         "launch       2027-04-01T00:00:00Z  2027-04-08T00:00:00Z  for serving",
     ] {
         assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);
+    }
+}
+
+#[test]
+fn a_replay_takes_whole_policies_and_says_what_is_wrong_with_them() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let nodes = file(
+        "nodes.csv",
+        "node_id,region,cluster,accel_type,accel_count,cpu_milli,mem_mib\nn1,r,c,A100,4,,\n",
+    );
+    let jobs = file(
+        "jobs.csv",
+        "job_id,submit_s,duration_s,accel_type,replicas,accel_milli,cpu_milli,mem_mib,tenant,tier\n\
+         borrows,0,36000,,1,4000,,,Guest,\nhigh,0,10,,1,1000,,,guest,production\nown,600,3600,,1,4000,,,owner,\n",
+    );
+    let policy =
+        |tenants: &str| format!("apiVersion: muster.dev/v1\nkind: Policy\nspec:\n  tenants:\n{tenants}");
+    let good = "    owner:\n      quotas:\n        - {type: a100, nominal: 4}\n    guest: {}\n";
+    let good = file("good.yaml", &policy(good));
+    let bad = file("bad.yaml", &policy("    owner:\n      weight: 0.5\n      quota: []\n"));
+    let loops = file("loops.yaml", &policy("    a: {parent: b}\n    b: {parent: a}\n"));
+    let replay = |policies: &[&str]| {
+        let mut args = vec!["sim", "queue", "--nodes", &nodes, "--jobs", &jobs];
+        for policy in policies {
+            args.extend(["--policy", policy]);
+        }
+        finish(command("127.0.0.1:1", &args))
+    };
+    let ran = replay(&[&good]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for part in ["1 were refused by the policy, RIGHT_MISSING:", "BORROWED", "guest", "1 preemptions"] {
+        assert!(ran.out.contains(part), "{part:?} is missing in {}", ran.out);
+    }
+    let both = replay(&[&good, "fifo"]);
+    assert!(both.code == 0 && both.out.contains("everybody"), "{}{}", both.out, both.err);
+    let cases = [
+        (bad.as_str(), "bad.yaml:7: quota: unknown field; did you mean quotas?"),
+        (loops.as_str(), "loops.yaml:5: spec.tenants.a.parent: must not lead back to itself"),
+        ("./there-is-none.yaml", "there-is-none.yaml could not be read"),
+        ("lifo", "there is no policy of that name; known: default, fifo"),
+    ];
+    for (given, part) in cases {
+        let ran = replay(&[given]);
+        assert!(ran.code == 2 && ran.err.contains(part), "{given}: {}", ran.err);
     }
 }
 
@@ -713,4 +832,88 @@ fn a_client_certificate_may_name_a_tenant() {
     let ran = issue("client", "vision");
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.out.contains(&format!("spiffe://{id}/tenant/vision/ada")), "{}", ran.out);
+}
+
+#[test]
+fn nodes_that_wait_are_listed_approved_and_rejected() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "pending"]);
+    assert!(
+        ran.code == 0 && ran.out.contains("host-9") && ran.out.contains("nobody has approved"),
+        "{}",
+        ran.out
+    );
+    let ran = muster(&fake, &["node", "approve", "host-9"]);
+    assert!(ran.code == 0 && ran.out.contains("approved  eu"), "{}{}", ran.out, ran.err);
+    let bounds = ["node", "approve", "host-9", "--cluster", "eu-1", "--devices", "h100:8", "-o", "json"];
+    let ran = muster(&fake, &bounds);
+    let shown: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(shown["bounds"], serde_json::json!({"cluster": "eu-1", "devices": ["h100:8"]}), "{}", ran.out);
+    let ran = muster(&fake, &["node", "reject", "host-9"]);
+    assert!(ran.code == 0 && ran.out.contains("rejected"), "{}", ran.out);
+    let ran = muster(
+        &fake,
+        &["node", "admission", "set", "approve", "--rule", "eu-*:region=eu,devices=h100:8+a100:4"],
+    );
+    assert!(
+        ran.code == 0 && ran.out.contains("mode: approve") && ran.out.contains("eu-*"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    for wrong in [
+        &["node", "approve", "h", "--devices", "h100"][..],
+        &["node", "admission", "set", "open", "--rule", "a:b"],
+    ] {
+        assert_eq!(muster(&fake, wrong).code, 2, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_client_certificate_says_for_whom_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
+    let authority = text(folder.path().join("authority"));
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
+    let issue = |number: usize, kind: &str, more: &[&str]| {
+        let out = text(folder.path().join(number.to_string()));
+        finish(command("", &[&["ca", "issue", &authority, kind, "ada", "--out", &out], more].concat()))
+    };
+    let ran = issue(1, "client", &[]);
+    assert!(
+        ran.code == 2 && ran.err.contains("--tenant"),
+        "nobody rules all tenants by leaving a word out: {}",
+        ran.err
+    );
+    let cases: [(&str, &[&str], &str); 3] = [
+        ("client", &["--all-tenants"], "all-tenants/ada"),
+        ("client", &["--read-only"], "client/ada"),
+        ("agent-group", &[], "agent-group/ada"),
+    ];
+    for (number, (kind, more, name)) in cases.into_iter().enumerate() {
+        let ran = issue(number + 2, kind, more);
+        assert!(
+            ran.code == 0 && ran.out.contains(&format!("spiffe://{id}/{name}")),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+    }
+    let revoke = |words: &[&str]| finish(command("", &[&["ca", "revoke"], words].concat()));
+    for words in [&[][..], &["--name", "client/ada"], &["a.crt", "--serial", "01"]] {
+        assert_eq!(revoke(words).code, 2, "{words:?}");
+    }
+    let nobody = revoke(&["--authority", &authority, "--name", "admin/eve"]);
+    assert!(nobody.code == 3 && nobody.err.contains("has issued nothing to admin/eve"), "{}", nobody.err);
+    let refused: [(&str, &[&str]); 5] = [
+        ("client", &["--all-tenants", "--read-only"]),
+        ("client", &["--tenant", "vision", "--all-tenants"]),
+        ("agent", &["--all-tenants"]),
+        ("agent-group", &["--read-only"]),
+        ("admin", &["--all-tenants"]),
+    ];
+    for (kind, more) in refused {
+        assert_eq!(issue(9, kind, more).code, 2, "{kind} {more:?}");
+    }
 }

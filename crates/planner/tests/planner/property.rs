@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use muster_planner::{Budget, Hold, Holds, Outlook, Terms, Verdict, WaitReason, could_ever, explain, plan};
-use muster_state::{Forecast, State};
+use muster_state::{Forecast, Free, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, Level,
-    LogTime, NodeId, Spread,
+    LogTime, Name, NodeId, Spread,
 };
 use proptest::prelude::*;
 
@@ -153,6 +153,22 @@ fn with_least(spec: &JobSpec, least: u32) -> JobSpec {
     draft.check().unwrap()
 }
 
+/// Registered hosts of a type and those of them that are up and in use, by region, cluster, block and rack.
+fn hosts_in_use(state: &State, kind: &Name) -> BTreeMap<[Name; 4], (u32, u32)> {
+    let mut racks: BTreeMap<[Name; 4], (u32, u32)> = BTreeMap::new();
+    for (_, row) in state.nodes().iter() {
+        let node = &row.spec;
+        if node.accelerators.as_ref().is_some_and(|has| has.kind == *kind) {
+            let rack = [&node.region, &node.cluster, &node.block, &node.rack].map(Name::clone);
+            let counts = racks.entry(rack).or_default();
+            counts.0 += 1;
+            let holds_work = row.free != Free::all_of(node) || !row.promised.is_empty();
+            counts.1 += u32::from(row.is_placeable() && holds_work);
+        }
+    }
+    racks
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
@@ -160,12 +176,13 @@ proptest! {
     fn the_guard_takes_every_plan(
         hosts in hosts(),
         jobs in prop::collection::vec(any_job(), 1..6),
-        spare in 0..2u16,
+        spare in 0..4u16,
     ) {
         let mut fleet = fleet(&hosts);
         let mut policy = PolicyDraft::default();
         policy.spare_hosts_per_rack.insert(name(KINDS[0]), spare);
         fleet.set_policy(policy);
+        let before = hosts_in_use(&fleet.state, &name(KINDS[0]));
         for spec in jobs {
             if let Some(plan) = fleet.plan(&spec) {
                 let least = spec.worker_count_min() as usize;
@@ -174,6 +191,11 @@ proptest! {
                 let placed = fleet.start(&spec, 1_000, plan.workers.clone());
                 prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, spec, plan);
             }
+        }
+        // Whoever asked: what is kept free of each rack is free, unless it was in use before.
+        for (rack, (nodes, in_use)) in hosts_in_use(&fleet.state, &name(KINDS[0])) {
+            let most = nodes.saturating_sub(u32::from(spare)).max(before[&rack].1);
+            prop_assert!(in_use <= most, "{:?}: {} of {} hosts in use, {} spare", rack, in_use, nodes, spare);
         }
     }
 
@@ -213,7 +235,7 @@ proptest! {
         let mut first: Option<LogTime> = None;
         for cluster in ["c0", "c1"] {
             let outlook = Outlook::new(&fleet.state, &name("eu"), &name(cluster), ends.iter().copied());
-            let start = outlook.earliest(&fleet.state, &spec, &fleet.terms(&holds, &spec));
+            let start = outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(100_000));
             if let Some(start) = start {
                 first = Some(first.map_or(start.at, |at| at.min(start.at)));
                 prop_assert_eq!(start.nodes.iter().map(|(_, n)| n).sum::<u32>(), spec.worker_count());
@@ -243,12 +265,11 @@ proptest! {
         let none = Holds::new();
         let ends: Vec<(LogTime, JobId)> = all_ends(&fleet.state);
         let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c0"), ends.iter().copied());
-        let Some(start) = outlook.earliest(&fleet.state, &first, &fleet.terms(&none, &first)) else {
+        let Some(start) = outlook.earliest(&first, &fleet.terms(&none, &first), &mut Budget::new(100_000)) else {
             return Ok(());
         };
-        let mut holds = Holds::new();
-        outlook.reserve(&start, None);
-        outlook.hold(&start, &mut holds);
+        outlook.reserve(JobId(1), &start, None);
+        let holds = outlook.holds();
         // Another gang starts now, for ever; the one before still fits when its time comes.
         let terms = Terms { run_ms: u64::MAX / 2, ..fleet.terms(&holds, &second) };
         let mut forecast = Forecast::new(&fleet.state);
@@ -328,12 +349,13 @@ fn a_large_fleet_costs_few_visits() {
     let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c1"), all_ends(&fleet.state));
     println!("{:?} to make an outlook", begun.elapsed());
     let begun = std::time::Instant::now();
-    let start = outlook.earliest(&fleet.state, &waits, &fleet.terms(&holds, &waits)).expect("all of it ends");
+    let start = outlook
+        .earliest(&waits, &fleet.terms(&holds, &waits), &mut Budget::new(100_000))
+        .expect("all of it ends");
     println!("{:?} to find {}", begun.elapsed(), start.at);
     let begun = std::time::Instant::now();
-    outlook.reserve(&start, None);
-    let mut reserved = Holds::new();
-    outlook.hold(&start, &mut reserved);
+    outlook.reserve(JobId(1), &start, None);
+    let reserved = outlook.holds();
     println!("{:?} to reserve", begun.elapsed());
     assert_eq!(start.nodes.len(), 9_000);
     assert_eq!(reserved.get(start.nodes[0].0).len(), 1);

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use muster_journal::WorkerSlot;
 use muster_planner::{
-    Budget, Explanation, Hold, Holds, Outlook, Plan, Terms, Verdict, could_ever, explain, plan,
+    Budget, Explanation, Hold, Holds, Lane, Outlook, Plan, Terms, Verdict, could_ever, explain, plan,
 };
 use muster_state::PoolKey;
 use muster_types::policy::{Dataset, PolicyDraft, Price, Transfer, Window, WindowPurpose, WindowScope};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, DeviceSet, JobId, JobSpec, Level,
-    LogTime, Spread,
+    LogTime, Name, Spread,
 };
 
 use crate::support::{Fleet, GIB, group, job_draft, name, node_draft};
@@ -24,6 +24,8 @@ struct Stage {
     holds: Holds,
     /// Quota by type.
     room: BTreeMap<String, u64>,
+    own: BTreeMap<String, u64>,
+    lanes: Vec<Lane>,
     jobs: BTreeMap<String, JobId>,
 }
 
@@ -66,6 +68,8 @@ fn play(text: &str) -> String {
         policy: PolicyDraft::default(),
         holds: Holds::new(),
         room: BTreeMap::new(),
+        own: BTreeMap::new(),
+        lanes: Vec::new(),
         jobs: BTreeMap::new(),
     };
     let mut out = String::new();
@@ -198,6 +202,31 @@ impl Stage {
             "room" => {
                 let words = Words::of(rest);
                 self.room = words.named.iter().map(|(k, v)| (k.to_string(), v.parse().unwrap())).collect();
+                String::new()
+            }
+            // `own eu/c1=3`: how much of the owner's work is where.
+            "own" => {
+                let words = Words::of(rest);
+                self.own = words.named.iter().map(|(k, v)| (k.to_string(), v.parse().unwrap())).collect();
+                String::new()
+            }
+            // `lane h100=4,8@2h`: four devices now, eight in two hours.
+            "lane" => {
+                let words = Words::of(rest);
+                let steps = |text: &str| {
+                    text.split(',')
+                        .map(|step| {
+                            let (devices, at) = step.split_once('@').unwrap_or((step, "0h"));
+                            (LogTime(time(at)), devices.parse::<u64>().unwrap() * 1_000)
+                        })
+                        .collect()
+                };
+                let lane = |(kind, text): &(&str, &str)| Lane {
+                    region: name("eu"),
+                    kind: name(kind),
+                    steps: steps(text),
+                };
+                self.lanes = words.named.iter().map(lane).collect();
                 String::new()
             }
             "use" => self.occupy(rest),
@@ -389,7 +418,12 @@ impl Stage {
             let kind = key.kind.as_ref().map_or("", |kind| kind.as_str());
             self.room.get(kind).map_or(u64::MAX, |devices| devices * 1_000)
         };
-        answer(&Terms { room_milli: &room_milli, ..self.fleet.terms(&self.holds, spec) })
+        let own_work = |region: &Name, cluster: &Name| {
+            let here = self.own.get(&format!("{region}/{cluster}")).copied().unwrap_or(0);
+            (here, self.own.values().sum())
+        };
+        let terms = self.fleet.terms(&self.holds, spec);
+        answer(&Terms { room_milli: &room_milli, lanes: &self.lanes, own_work: &own_work, ..terms })
     }
 
     fn planned(&self, spec: &JobSpec) -> Result<Plan, String> {
@@ -460,15 +494,15 @@ impl Stage {
         for (node, holds) in self.holds.nodes() {
             assert!(!holds.is_empty(), "{node:?} has holds");
         }
-        let found = self.with_terms(spec, |terms| outlook.earliest(&self.fleet.state, spec, terms));
+        let found = self.with_terms(spec, |terms| outlook.earliest(spec, terms, &mut Budget::new(100_000)));
         let Some(start) = found else { return "never by what is expected".to_string() };
         let mut out = format!("at {} on", show_time(start.at.0));
         for (node, workers) in &start.nodes {
             write!(out, " {} x{workers}", self.fleet.state.node(*node).unwrap().spec.name).unwrap();
         }
         if reserve {
-            outlook.reserve(&start, None);
-            outlook.hold(&start, &mut self.holds);
+            outlook.reserve(JobId(1), &start, None);
+            outlook.add_holds(&mut self.holds, |_| true);
             for (node, _) in &start.nodes {
                 for hold in self.holds.get(*node) {
                     let node = &self.fleet.state.node(*node).unwrap().spec.name;

@@ -114,8 +114,10 @@ impl Fleet {
             now: self.time,
             run_ms: spec.expected_run_ms.unwrap_or(3_600_000),
             room_milli: &|_| u64::MAX,
+            lanes: &[],
             holds,
             policy: &self.state.policy().policy,
+            own_work: &|_, _| (0, 0),
             elastic: spec.is_elastic(),
             valuation: None,
         }

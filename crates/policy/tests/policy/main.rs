@@ -8,3 +8,4 @@ mod calibration;
 mod random;
 mod script;
 mod support;
+mod tree;

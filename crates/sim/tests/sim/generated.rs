@@ -6,7 +6,7 @@ use std::io::Read as _;
 
 use flate2::Crc;
 use flate2::read::GzDecoder;
-use muster_sim::generate::{Like, Options, Shape, Trace, generate, write};
+use muster_sim::generate::{Like, Options, Shape, Trace, crowd, generate, write};
 use muster_sim::trace::{Jobs, SubmitOrder, read_failures, read_nodes};
 
 use crate::support::{Files, PLAIN};
@@ -21,6 +21,7 @@ const PINNED: &[(Shape, u32)] = &[
     (Shape::KueueLarge, 0x5c4d_23c2),
     (Shape::KueueTas, 0x5d77_0019),
     (Shape::KaiScale, 0x9221_fe69),
+    (Shape::Crowd, 0xdd3b_4609),
     (Shape::Mix, 0x1ef0_2143),
     (Shape::Failures, 0xcb95_2d38),
 ];
@@ -52,7 +53,7 @@ fn the_same_seed_gives_the_same_bytes() {
 
 #[test]
 fn another_seed_gives_another_trace() {
-    for shape in [Shape::Mix, Shape::Failures] {
+    for shape in [Shape::Crowd, Shape::Mix, Shape::Failures] {
         assert_ne!(generate(&options(shape, 1)).unwrap(), generate(&options(shape, 2)).unwrap());
     }
 }
@@ -98,6 +99,20 @@ fn shapes_have_the_sizes_of_what_they_are_named_after() {
     assert_eq!(scale.nodes.len(), 500);
     assert!(scale.jobs.iter().any(|job| job.replicas == 512));
     assert_eq!(scale.jobs.iter().filter(|job| job.submit_s == 0).count(), 4_000);
+}
+
+/// Whole hosts are made free among small jobs: as soon as those have run for the minimum time and anything
+/// happens. Victims taken by what each of them loses, wherever it is, left nobody a whole host for hours.
+#[test]
+fn a_whole_host_is_made_free_in_a_crowd() {
+    let trace = crowd(40, 1);
+    let jobs = trace.jobs.iter().cloned().map(Ok);
+    let report =
+        muster_sim::queue::queue(&trace.nodes, jobs, &[], PLAIN, &muster_sim::stopped, &mut |_| {}).unwrap();
+    let whole = report.queueing_by_size.iter().find(|class| class.devices == "5-8").unwrap();
+    assert_eq!((whole.waits.count, report.finished), (4, 40 * 48 + 4));
+    assert!(whole.waits.max_s <= 600.0, "{:?}", whole.waits);
+    assert!(report.preemptions <= 4 * 8, "{} stopped", report.preemptions);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod generated;
 mod packing;
+mod policies;
 mod queueing;
 mod real;
 #[allow(dead_code)]

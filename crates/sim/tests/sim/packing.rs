@@ -2,7 +2,7 @@
 
 use muster_sim::pack::{PackError, Report, Unplaced, pack};
 use muster_sim::trace::{Jobs, Order, SubmitOrder, read_nodes};
-use muster_sim::{Preset, stopped};
+use muster_sim::{EPOCH_MS, ReplayPolicy, stopped};
 
 use crate::support::{Files, JOBS_HEADER, NODES_HEADER, jobs, nodes};
 
@@ -11,7 +11,7 @@ fn fill(nodes: &str, jobs: &str, order: &[&str]) -> Result<Report, PackError> {
     let nodes = read_nodes(&files.path("nodes.csv")).unwrap();
     let jobs = Jobs::read(&files.path("jobs.csv"), SubmitOrder::Any).unwrap();
     let order = Order::open(&files.path("order.txt"), &jobs).unwrap();
-    pack(&nodes, &jobs, order, Preset::Default, &stopped)
+    pack(&nodes, &jobs, order, &ReplayPolicy::default(), EPOCH_MS, &stopped)
 }
 
 /// Two nodes of two devices each.
@@ -33,7 +33,7 @@ fn two_nodes_are_filled_as_worked_out_by_hand() {
         assert_eq!(curve[arrived], allocated, "at {arrived} %");
     }
     assert_eq!((report.jobs, report.placed), (3, 2));
-    assert_eq!(report.unplaced, Unplaced { no_room: 1, never_fit: 0 });
+    assert_eq!(report.unplaced, Unplaced { no_room: 1, never_fit: 0, ..Unplaced::default() });
     assert_eq!((report.allocated_percent_at_100, report.allocated_percent_at_130), (Some(75.0), Some(75.0)));
     assert_eq!((report.capacity_milli, report.arrived_milli, report.allocated_milli), (4_000, 5_000, 3_000));
 }
@@ -44,10 +44,10 @@ fn what_was_refused_is_tried_once_and_leaves_nothing_behind() {
     // Three devices on one node: never. With the whole fleet for the gang 175 % would have arrived.
     let report = fill(&two_nodes(), &jobs, &["too-large", "gang", "one"]).unwrap();
     assert_eq!((report.jobs, report.placed), (1, 0));
-    assert_eq!(report.unplaced, Unplaced { no_room: 0, never_fit: 1 });
+    assert_eq!(report.unplaced, Unplaced { no_room: 0, never_fit: 1, ..Unplaced::default() });
     assert_eq!(report.allocated_percent_at_130, Some(0.0), "passed over");
     let report = fill(&two_nodes(), &jobs, &["one", "one", "one", "one", "one"]).unwrap();
-    assert_eq!(report.unplaced, Unplaced { no_room: 1, never_fit: 0 });
+    assert_eq!(report.unplaced, Unplaced { no_room: 1, never_fit: 0, ..Unplaced::default() });
     assert_eq!((report.allocated_percent_at_100, report.allocated_percent[125]), (Some(100.0), 100.0));
     assert_eq!(report.allocated_percent_at_130, None, "no more than 125 % arrived");
 }
@@ -59,7 +59,10 @@ fn jobs_that_ask_for_no_device_or_nothing_at_all_are_placed_as_well() {
         "{JOBS_HEADER}\nidle,0,0,,1,0,0,0,\nbusy,0,0,,1,0,4000,1024,\nfree,0,0,,1,1000,,,\nfull,0,0,,1,0,4001,0,\n"
     );
     let report = fill(&nodes, &jobs, &["idle", "idle", "free", "full"]).unwrap();
-    assert_eq!((report.placed, report.unplaced), (3, Unplaced { no_room: 0, never_fit: 1 }));
+    assert_eq!(
+        (report.placed, report.unplaced),
+        (3, Unplaced { no_room: 0, never_fit: 1, ..Unplaced::default() })
+    );
     // What asks for all there is has no room beside another, and room alone.
     let report = fill(&nodes, &jobs, &["busy", "idle", "free"]).unwrap();
     assert_eq!((report.placed, report.unplaced.no_room), (1, 2));
@@ -82,7 +85,10 @@ fn shares_of_a_device_and_a_choice_of_types_are_asked_for_as_they_stand() {
     );
     // The halves share the A100, so most of a device is free on the H100 only, and no whole one of either.
     let report = fill(&nodes, &jobs, &["half", "half", "most", "whole", "any"]).unwrap();
-    assert_eq!((report.placed, report.unplaced), (4, Unplaced { no_room: 1, never_fit: 0 }));
+    assert_eq!(
+        (report.placed, report.unplaced),
+        (4, Unplaced { no_room: 1, never_fit: 0, ..Unplaced::default() })
+    );
     assert_eq!((report.allocated_milli, report.arrived_milli), (3_700, 4_700));
     // Of 4 devices 0.5, 1, 1.7, 2.7 and 4.7 have arrived.
     let at = |percent: usize| report.allocated_percent[percent];

@@ -99,14 +99,14 @@ fn jobs_that_do_not_run_are_named() {
     let named: Vec<&str> = report.never_fit.examples.iter().map(|example| example.job.as_str()).collect();
     assert_eq!((report.never_fit.count, &named[..]), (2, &["big", "odd"][..]));
     assert_eq!(report.without_duration.examples[0].job, "long");
-    let page = html::page(&report);
+    let page = html::page(std::slice::from_ref(&report));
     assert!(page.contains("<li>big: ") && page.contains("<li>odd: "), "{page}");
 }
 
 #[test]
 fn the_page_stands_alone_and_says_what_the_report_says() {
     let report = run(ONE_NODE, &["a 0 100 1 4000", "b 10 100 1 4000"], PLAIN);
-    let page = html::page(&report);
+    let page = html::page(std::slice::from_ref(&report));
     for part in ["<!doctype html>", "Queue length", "Waits by size", "Distribution", "by region and day"] {
         assert!(page.contains(part), "{part}");
     }
@@ -117,7 +117,7 @@ fn the_page_stands_alone_and_says_what_the_report_says() {
     }
     assert!(page.contains("prefers-color-scheme:dark"));
     // A trace without a single job has a page as well.
-    let none = html::page(&run(ONE_NODE, &[], PLAIN));
+    let none = html::page(&[run(ONE_NODE, &[], PLAIN)]);
     assert!(none.contains("</html>") && !none.contains("NaN"));
 }
 
@@ -161,7 +161,7 @@ proptest! {
             ("failures.csv", "node_id,failed_s,repaired_s\nn1,20,60\nn3,40,41\nn2,50,90\n"),
         ]);
         let options = Options { home_only, durations, ..PLAIN };
-        let report = replay(&files, options);
+        let report = replay(&files, options.clone());
         prop_assert_eq!(report.finished + report.never_fit.count, rows.len() as u64);
         prop_assert_eq!(report.unfinished.count, 0);
         prop_assert_eq!(report.placements, report.finished + report.preemptions + report.moves + report.evictions);

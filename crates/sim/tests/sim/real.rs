@@ -7,7 +7,7 @@ use std::time::Instant;
 use muster_sim::pack::pack;
 use muster_sim::queue::{Durations, Options, queue};
 use muster_sim::trace::{Jobs, Order, SubmitOrder, read_nodes};
-use muster_sim::{Preset, html};
+use muster_sim::{EPOCH_MS, Preset, ReplayPolicy, html};
 
 fn traces() -> Option<PathBuf> {
     let folder = env::var_os("MUSTER_TRACES").map(PathBuf::from);
@@ -25,7 +25,8 @@ fn a_fleet_is_filled_with_no_more_than_arrived_or_fits() {
     let jobs = Jobs::read(&folder.join("jobs_default.csv.gz"), SubmitOrder::Any).unwrap();
     let order = Order::open(&folder.join("orders/default.42.txt.gz"), &jobs).unwrap();
     let started = Instant::now();
-    let report = pack(&nodes, &jobs, order, Preset::Default, &|| started.elapsed()).unwrap();
+    let report =
+        pack(&nodes, &jobs, order, &ReplayPolicy::default(), EPOCH_MS, &|| started.elapsed()).unwrap();
     println!(
         "allocated at 100 %: {:?}, at 130 %: {:?}, {} placements/s, {} s of the scheduler, {:?} in all",
         report.allocated_percent_at_100,
@@ -57,7 +58,7 @@ fn every_job_of_a_month_ends_once() {
     cases.extend(Preset::ALL.iter().map(|preset| (*preset, true, part)));
     for (preset, home_only, count) in cases {
         let jobs = Jobs::open(&folder.join("jobs_dev.csv.gz"), SubmitOrder::Ascending).unwrap().take(count);
-        let options = Options { preset, durations: Durations::Predicted, home_only };
+        let options = Options { durations: Durations::Predicted, home_only, ..Options::under(preset) };
         let started = Instant::now();
         let report = queue(&nodes, jobs, &[], options, &|| started.elapsed(), &mut |_| {}).unwrap();
         println!(
@@ -82,6 +83,6 @@ fn every_job_of_a_month_ends_once() {
             let mut days = region.by_day_percent.iter().flatten();
             assert!(days.all(|percent| *percent <= 100.0), "{}", region.region);
         }
-        assert!(html::page(&report).contains("</html>"));
+        assert!(html::page(std::slice::from_ref(&report)).contains("</html>"));
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use muster_sim::queue::{Durations, Options, Report, queue};
 use muster_sim::trace::{Jobs, SubmitOrder, read_failures, read_nodes};
-use muster_sim::{Preset, stopped};
+use muster_sim::{EPOCH_MS, Preset, ReplayPolicy, stopped};
 use tempfile::TempDir;
 
 /// A folder with files in it.
@@ -55,7 +55,12 @@ pub fn jobs(rows: &[&str]) -> String {
     text
 }
 
-pub const PLAIN: Options = Options { preset: Preset::Default, durations: Durations::True, home_only: false };
+pub const PLAIN: Options = Options {
+    policy: ReplayPolicy::Preset(Preset::Default),
+    start_ms: EPOCH_MS,
+    durations: Durations::True,
+    home_only: false,
+};
 
 /// Replays `nodes.csv` and `jobs.csv`, with `failures.csv` where there is one.
 pub fn replay(files: &Files, options: Options) -> Report {

@@ -103,7 +103,7 @@ fn a_burst_is_open_for_a_minute_and_lasts_as_long_as_a_member() {
     let mut state = founded();
     let like = || spec("t", "sweep-1", 1);
     let key = BurstKey::of(&like());
-    let open = |state: &State, at: u64| state.open_burst(key, LogTime(at));
+    let open = |state: &State, at: u64| state.open_burst(key, true, LogTime(at));
     assert_eq!(open(&state, NOW), None);
     let first = submit(&mut state, NOW, &[(like(), None, 1)]).unwrap()[0];
     assert_eq!(open(&state, NOW + BURST_GAP_MS), Some(first));
@@ -134,4 +134,29 @@ fn a_burst_moves_as_one() {
     assert_eq!(push(&mut state, NOW, &moved(vec![(member, 1)])), Err(GuardError::JobUnknown));
     assert_eq!(push(&mut state, NOW, &moved(vec![(b, 1), (a, 1)])), Err(GuardError::Limit), "ascending");
     assert_eq!(push(&mut state, NOW, &moved(vec![])), Err(GuardError::Limit));
+}
+
+#[test]
+fn a_burst_of_an_older_log_stands_in_the_lane_of_its_first_job() {
+    let mut state = founded();
+    let like = |name: &str, preemptible| {
+        let mut draft = spec("t", name, 1).into_draft();
+        draft.preemptible = preemptible;
+        draft.check().unwrap()
+    };
+    let fixed = submit(&mut state, NOW, &[(like("s0", false), None, 10)]).unwrap()[0];
+    let key = BurstKey::of(&like("s1", true));
+    assert_eq!(state.open_burst(key, true, LogTime(NOW)), None, "they wait for different things");
+    assert_eq!(state.open_burst(key, false, LogTime(NOW)), Some(fixed));
+    let movable = submit(&mut state, NOW, &[(like("s1", true), Some(fixed), 10)]).unwrap()[0];
+    submit(&mut state, NOW, &[(like("s2", false), Some(fixed), 10)]).unwrap();
+    assert_eq!((state.first_in_line(fixed), state.classes_in_line()), (Some(fixed), 1));
+    push(&mut state, NOW, &Decision::TurnsChanged { bursts: vec![(fixed, 20)] }).unwrap();
+    let other = submit(&mut state, NOW, &[(like("other", true), None, 15)]).unwrap()[0];
+    assert_eq!(state.classes_in_line(), 2, "another lane");
+    cancel(&mut state, NOW, fixed);
+    assert_eq!((state.first_in_line(fixed), state.classes_in_line()), (Some(movable), 1));
+    assert_eq!(state.in_line_behind(None, 10).0, [other, fixed], "a burst goes by its first job");
+    cancel(&mut state, NOW, movable);
+    assert_eq!(state.classes_in_line(), 2);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use muster_state::Side;
 use muster_state::quota::{QuotaLimit, QuotaUsage, Standing};
 use muster_types::Name;
 use muster_types::policy::{Policy, PolicyDraft, Quota, TenantPolicy};
@@ -185,7 +186,33 @@ fn sound(raw: &[(usize, Vec<RawQuota>)]) -> Policy {
             }
         }
     }
-    draft.check().unwrap()
+    // One tenant that works is not in the policy: here it stands on the first level by itself.
+    draft.check().unwrap().without_rules()
+}
+
+/// Tenants that the policy does not name use the quota of one tenant together.
+#[test]
+fn unlisted_tenants_share_one_quota() {
+    let quota = |nominal_milli| Quota {
+        kind: kind(),
+        region: None,
+        nominal_milli,
+        borrowing_limit_milli: Some(0),
+        lending_limit_milli: None,
+    };
+    let mut draft = PolicyDraft::default();
+    for (tenant, nominal_milli) in [("lab", 12), ("unlisted", 4)] {
+        let quotas = vec![quota(nominal_milli)];
+        draft.tenants.insert(name(tenant), TenantPolicy { quotas, ..TenantPolicy::default() });
+    }
+    let mut usage = QuotaUsage::new(&draft.check().unwrap());
+    let (capacity, eu) = (|_: &Name, _: Option<&Name>| 16, name("eu"));
+    usage.add(&name("ann"), &kind(), &eu, 3);
+    assert!(usage.admits(capacity, &name("bob"), &kind(), &eu, 1).is_ok());
+    let refused = usage.admits(capacity, &name("bob"), &kind(), &eu, 2).unwrap_err();
+    assert_eq!((refused.tenant, refused.used_milli, refused.limit_milli), (Some(name("unlisted")), 3, 4));
+    assert!(usage.admits(capacity, &name("lab"), &kind(), &eu, 12).is_ok());
+    assert_eq!(usage.used_milli(&name("unlisted"), &kind(), None), 3);
 }
 
 fn uses() -> impl Strategy<Value = Vec<Use>> {
@@ -335,7 +362,7 @@ proptest! {
             }
             let may: Vec<usize> = (0..current.len())
                 .filter(|&use_| {
-                    usage.may_reclaim(&own, &name(TENANTS[current[use_].0]), &kind(), &place, milli)
+                    may_reclaim(&usage, &own, &name(TENANTS[current[use_].0]), &place, milli)
                 })
                 .collect();
             prop_assert!(!may.is_empty(), "{own} is refused {milli} and may take nothing back");
@@ -420,6 +447,18 @@ fn the_numbers_of_one_small_fleet() {
     says("lab 12", "ops", "5 + 0, then LentReserve of fleet: 12 + 3 of 20");
 }
 
+/// Whether a claimant may have use of a victim ended for a use of its own: where they meet in the tree, the victim's side
+/// borrows, and the claimant's side has nominal quota for its use. What a tenant with others below it uses itself is
+/// borrowed from those. After each victim's use is removed, ask again.
+fn may_reclaim(usage: &QuotaUsage, claimant: &Name, victim: &Name, region: &Name, milli: u64) -> bool {
+    let Some((our @ Side::Subtree(_), their)) = usage.sides(claimant, victim) else { return false };
+    let borrows = match &their {
+        Side::Subtree(their) => usage.standing(their, &kind(), region) != Standing::WithinNominal,
+        Side::Own(_) => true,
+    };
+    borrows && usage.keeps_within(&our, claimant, &kind(), region, milli)
+}
+
 #[test]
 fn what_is_borrowed_may_be_taken_back_by_whom_it_was_promised_to() {
     let world = lab();
@@ -431,7 +470,7 @@ fn what_is_borrowed_may_be_taken_back_by_whom_it_was_promised_to() {
         usage
     };
     let may = |usage: &QuotaUsage, claimant: &str, victim: &str, milli: u64| {
-        usage.may_reclaim(&name(claimant), &name(victim), &kind(), &name("eu"), milli)
+        may_reclaim(usage, &name(claimant), &name(victim), &name("eu"), milli)
     };
     let full = usage(&[("guest", 10), ("vision", 10)]);
     // guest has no quota, so all of it is borrowed; lab and ops have.

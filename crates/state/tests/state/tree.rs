@@ -35,6 +35,21 @@ fn same(map: &Map<u16, u32>, model: &BTreeMap<u16, u32>) {
     assert_eq!((map.first(), map.last()), (model.first_key_value(), model.last_key_value()));
 }
 
+/// What one end has finished the other does not begin again, also where the end lies between two leaves.
+#[test]
+fn a_range_that_is_over_stays_over() {
+    let mut set = Set::default();
+    for member in 0..=255u8 {
+        set.insert(member);
+    }
+    for end in 0..=255u8 {
+        let mut range = set.range(..=end);
+        assert!(range.by_ref().count() == usize::from(end) + 1 && range.next_back().is_none(), "{end}");
+        let mut range = set.range(end..);
+        assert!(range.by_ref().rev().count() == 256 - usize::from(end) && range.next().is_none(), "{end}");
+    }
+}
+
 proptest! {
     #[test]
     fn it_is_the_standard_map(changes in prop::collection::vec(change(), 0..1_500)) {

@@ -61,10 +61,22 @@ proptest! {
     }
 
     #[test]
-    fn a_job_knows_the_record_that_made_it(index in 0u64..1 << 54, ordinal in 0usize..1_024) {
+    fn a_job_knows_the_record_that_made_it(index in 0u64..1 << 40, ordinal in 0usize..1_024, generation: u32) {
         let id = JobId::derive(LogIndex(index), ordinal);
         prop_assert_eq!(id.submitted_at(), LogIndex(index));
         prop_assert_eq!(id.0 % JobId::PER_RECORD, ordinal as u64);
+        prop_assert_eq!(JobId::derive_in(generation, LogIndex(index), ordinal).submitted_at(), LogIndex(index));
+    }
+
+    #[test]
+    fn no_two_generations_give_one_id(
+        (a, b) in (0u32..1 << 14, 0u32..1 << 14),
+        (first, second) in (0u64..1 << 40, 0u64..1 << 40),
+        (m, n) in (0usize..1_024, 0usize..1_024),
+    ) {
+        // Before its founding a cluster has no generation and no jobs.
+        let ids = (JobId::derive_in(a + 1, LogIndex(first), m), JobId::derive_in(b + 1, LogIndex(second), n));
+        prop_assert_eq!(ids.0.cmp(&ids.1), (a, first, m).cmp(&(b, second, n)));
     }
 
     #[test]

@@ -2,10 +2,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::LogTime;
 use muster_types::policy::{
-    DataMove, Dataset, Order, Policy, PolicyDraft, Price, Quota, TENANT_DEPTH_MAX, TenantPolicy, Transfer,
-    Window, WindowPurpose, WindowScope,
+    DataMove, Dataset, Order, Policy, PolicyDraft, Price, Quota, Rights, TENANT_DEPTH_MAX, TenantPolicy,
+    TenantRights, Transfer, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{Accelerators, Name, NodeDraft, Violation};
+use muster_types::{Accelerators, Name, NodeDraft, PriorityTier, Violation};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error, MapDeserializer};
@@ -79,7 +79,12 @@ fn the_default_is_one_flat_world() {
     assert!(preemption.enabled && preemption.reclaim_borrowed && preemption.defragment);
     assert_eq!((preemption.minimum_run_ms, preemption.defragment_wait_ms), (120_000, 1_800_000));
     assert_eq!(policy.weight_milli(&name("anyone")), 1_000);
-    assert_eq!(policy.ancestry(&name("anyone")).count(), 1);
+    let anyone = name("anyone");
+    let up: Vec<&str> = policy.ancestry(&anyone).map(|tenant| tenant.as_str()).collect();
+    assert_eq!(up, ["anyone", "unlisted"]);
+    assert_eq!(policy.rights(&anyone), Rights::LEAST);
+    let before = PolicyDraft::before_format_5().check().unwrap().without_rules();
+    assert_eq!((before.ancestry(&anyone).count(), before.rights(&anyone)), (1, Rights::ALL));
 }
 
 #[test]
@@ -146,7 +151,7 @@ fn the_tree_has_known_parents_no_cycles_and_few_levels() {
     let plain = |parent: &str| tenant(parent, &[]);
     assert_eq!(
         found(tenants(&[("a", plain("b"))])),
-        ["tenants.a.parent: must be a tenant of the policy, got b"]
+        ["tenants.a.parent: must be a tenant that the policy lists, got b: list b as well"]
     );
     // c leads into a cycle, and is not a member; each cycle is told once, from its smallest name on.
     assert_eq!(
@@ -365,7 +370,11 @@ fn the_ancestry_goes_up_and_ends() {
     let c = name("c");
     let up: Vec<&str> = policy.ancestry(&c).map(|tenant| tenant.as_str()).collect();
     assert_eq!(up, ["c", "b", "a"]);
-    assert_eq!((policy.parent(&name("b")), policy.parent(&name("x"))), (some("a").as_ref(), None));
+    assert_eq!(
+        (policy.parent(&name("b")), policy.parent(&name("x"))),
+        (some("a").as_ref(), some("unlisted").as_ref())
+    );
+    assert_eq!(policy.parent(&name("unlisted")), None);
     assert_eq!(policy.weight_milli(&name("b")), 2_500);
 }
 
@@ -383,4 +392,32 @@ fn what_is_read_is_checked_and_what_is_left_out_is_the_default() {
         read("usage_half_life_ms", 0).unwrap_err().starts_with("order.usage_half_life_ms: must be between")
     );
     assert!(read("half_life", 1).unwrap_err().contains("unknown field `half_life`"));
+}
+
+/// What one record cannot say the other does; together they are the policy again.
+#[test]
+fn rights_are_inherited_and_return_from_their_record() {
+    let rights = TenantRights { tier_max: Some(PriorityTier::Critical), ..TenantRights::default() };
+    let less = TenantRights { tier_max: Some(PriorityTier::Batch), deadlines: Some(true), ..rights };
+    let mut draft = tenants(&[
+        ("a", TenantPolicy { rights, ..tenant("", &[]) }),
+        ("b", TenantPolicy { rights: less, ..tenant("a", &[]) }),
+        ("c", tenant("b", &[])),
+        ("unlisted", TenantPolicy { rights: TenantRights::ALL, ..TenantPolicy::default() }),
+    ]);
+    draft.preemption.backoff_ms = 7;
+    draft.backfill.end_overrunners = false;
+    let policy = draft.clone().check().unwrap();
+    let of = |text: &str| policy.rights(&name(text));
+    assert_eq!((of("a").tier_max, of("a").deadlines), (PriorityTier::Critical, false));
+    assert_eq!((of("c").tier_max, of("c").deadlines), (PriorityTier::Batch, true));
+    assert_eq!(of("anyone"), Rights::ALL);
+    let recorded = policy.as_recorded();
+    assert_ne!(recorded, policy);
+    assert_eq!(recorded.with_rules(&draft.rules()), Some(policy.clone()));
+    // Rights of a tenant that the policy does not have belong to another policy.
+    let other = tenants(&[("a", tenant("", &[]))]).check().unwrap();
+    assert_eq!(other.with_rules(&draft.rules()), None);
+    violates(|p| p.preemption.stopping_deadline_ms = 59_999, &["preemption.stopping_deadline_ms"]);
+    violates(|p| p.preemption.starting_deadline_ms = 0, &["preemption.starting_deadline_ms"]);
 }

@@ -9,6 +9,7 @@
 //! **Invariant:** no message makes a conversion panic or allocate more than a constant times its own
 //! size (arrays excepted, whose size is bounded first).
 
+mod admission;
 mod contract;
 mod demand;
 mod feature;
@@ -23,6 +24,10 @@ mod value;
 
 use muster_types::Violation;
 
+pub use admission::{
+    admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
+    node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
+};
 pub use contract::{contract_to_proto, notice_to_proto};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
 pub use feature::{features_from_proto, features_of_leader, features_to_proto};

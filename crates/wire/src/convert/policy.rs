@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, Quota, TenantPolicy, Transfer, Window, WindowPurpose, WindowScope,
+    self, BackfillPolicy, Dataset, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
+    WindowPurpose, WindowScope,
 };
-use muster_types::{LogTime, Name, Violation, fleet::checked_name, limits};
+use muster_types::{LogTime, Name, PriorityTier, Violation, fleet::checked_name, limits};
 
 use super::{Found, below, bound, shown};
 use crate::v1;
@@ -116,10 +117,39 @@ fn tenants(
                 weight => weight,
             },
             quotas,
+            rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
+            limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
+                pending_jobs: limits.pending_jobs,
+                unfinished_jobs: limits.unfinished_jobs,
+            }),
         };
         tenants.insert(name, tenant);
     }
     tenants
+}
+
+fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRights {
+    let mut one_of = |field: &str, text: &str, known: bool, names: &str| {
+        if !text.is_empty() && !known {
+            let rule = format!("must be one of {names}, got {}", shown(text));
+            found.push(Violation::new(below(at, field), rule));
+        }
+    };
+    let tier_max = PriorityTier::parse(&message.tier_max);
+    let tiers = PriorityTier::ALL.map(PriorityTier::as_str).join(", ");
+    one_of("tier_max", &message.tier_max, tier_max.is_some(), &tiers);
+    let non_preemptible = NonPreemptible::parse(&message.non_preemptible);
+    let names = NonPreemptible::ALL.map(NonPreemptible::as_str).join(", ");
+    one_of("non_preemptible", &message.non_preemptible, non_preemptible.is_some(), &names);
+    TenantRights { tier_max, non_preemptible, deadlines: message.deadlines }
+}
+
+fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
+    (*rights != TenantRights::default()).then(|| v1::TenantRights {
+        tier_max: rights.tier_max.map_or("", PriorityTier::as_str).to_owned(),
+        non_preemptible: rights.non_preemptible.map_or("", NonPreemptible::as_str).to_owned(),
+        deadlines: rights.deadlines,
+    })
 }
 
 fn quota(at: &str, message: &v1::Quota, stand_in: Option<Name>, found: &mut Found) -> Option<Quota> {
@@ -165,6 +195,7 @@ fn backfill(message: v1::BackfillPolicy) -> BackfillPolicy {
         depth_max: message.depth_max.unwrap_or(usual.depth_max),
         reserve_after_ms: message.reserve_after_ms.unwrap_or(usual.reserve_after_ms),
         reserve_after_runs_milli: message.reserve_after_runs_milli.unwrap_or(usual.reserve_after_runs_milli),
+        end_overrunners: message.end_overrunners.unwrap_or(usual.end_overrunners),
     }
 }
 
@@ -177,6 +208,9 @@ fn preemption(message: v1::PreemptionPolicy) -> PreemptionPolicy {
         victims_max: message.victims_max.unwrap_or(usual.victims_max),
         defragment: message.defragment.unwrap_or(usual.defragment),
         defragment_wait_ms: message.defragment_wait_ms.unwrap_or(usual.defragment_wait_ms),
+        backoff_ms: message.backoff_ms.unwrap_or(usual.backoff_ms),
+        stopping_deadline_ms: message.stopping_deadline_ms.unwrap_or(usual.stopping_deadline_ms),
+        starting_deadline_ms: message.starting_deadline_ms.unwrap_or(usual.starting_deadline_ms),
     }
 }
 
@@ -336,6 +370,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             depth_max: Some(backfill.depth_max),
             reserve_after_ms: Some(backfill.reserve_after_ms),
             reserve_after_runs_milli: Some(backfill.reserve_after_runs_milli),
+            end_overrunners: Some(backfill.end_overrunners),
         }),
         preemption: Some(v1::PreemptionPolicy {
             enabled: Some(preemption.enabled),
@@ -344,6 +379,9 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             victims_max: Some(preemption.victims_max),
             defragment: Some(preemption.defragment),
             defragment_wait_ms: Some(preemption.defragment_wait_ms),
+            backoff_ms: Some(preemption.backoff_ms),
+            stopping_deadline_ms: Some(preemption.stopping_deadline_ms),
+            starting_deadline_ms: Some(preemption.starting_deadline_ms),
         }),
         weights: Some(v1::PlacementWeights {
             packing: Some(weights.packing.into()),
@@ -377,6 +415,11 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         parent: text(&tenant.parent),
         weight_milli: tenant.weight_milli,
         quotas: quotas.collect(),
+        rights: rights_to_proto(&tenant.rights),
+        limits: (tenant.limits != TenantLimits::default()).then_some(v1::TenantLimits {
+            pending_jobs: tenant.limits.pending_jobs,
+            unfinished_jobs: tenant.limits.unfinished_jobs,
+        }),
     }
 }
 

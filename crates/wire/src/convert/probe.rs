@@ -12,7 +12,7 @@ pub const PROBE_LINKS_MAX: usize = 2_048;
 /// The links that an agent measured. `at` is the path of the field.
 ///
 /// # Errors
-/// When there are too many, or a text is too long.
+/// When there are too many, or a text is too long. The load of the hosts is not taken from them.
 pub fn probe_links_from_proto(at: &str, messages: &[v1::ProbeLink]) -> Result<Vec<Link>, Vec<Violation>> {
     if messages.len() > PROBE_LINKS_MAX {
         return Err(vec![Violation::limit(at, messages.len() as u64, 0, PROBE_LINKS_MAX as u64)]);
@@ -29,7 +29,7 @@ pub fn probe_links_from_proto(at: &str, messages: &[v1::ProbeLink]) -> Result<Ve
         } else {
             LinkOutcome::Failed(message.failure.clone())
         };
-        links.push(Link { from: message.from, to: message.to, outcome });
+        links.push(Link { from: message.from, to: message.to, outcome, load_milli: 0 });
     }
     Ok(links)
 }
@@ -41,7 +41,8 @@ pub fn probe_link_to_proto(link: &Link) -> v1::ProbeLink {
         LinkOutcome::Measured { rate, round_trip_us } => (*rate, *round_trip_us, String::new()),
         LinkOutcome::Failed(why) => (0, 0, why.clone()),
     };
-    v1::ProbeLink { from: link.from, to: link.to, bytes_per_s, round_trip_us, failure }
+    let load_milli = link.load_milli.into();
+    v1::ProbeLink { from: link.from, to: link.to, bytes_per_s, round_trip_us, failure, load_milli }
 }
 
 /// The ring as one node saw it.
@@ -62,11 +63,11 @@ pub fn probe_ring_to_proto(ring: &Ring) -> v1::ProbeRing {
 #[must_use]
 pub fn probe_finding_to_proto(finding: &Finding, names: &[String]) -> v1::ProbeFinding {
     let name = |host: u32| names.get(host as usize).cloned().unwrap_or_default();
-    let other = finding.link.map(|(from, to)| if from == finding.host { to } else { from });
     v1::ProbeFinding {
         node_name: name(finding.host),
-        other_node_name: other.map(name).unwrap_or_default(),
+        other_node_name: finding.other.map(name).unwrap_or_default(),
         text: finding.text.clone(),
+        at_fault: finding.is_blamed,
     }
 }
 
@@ -77,8 +78,13 @@ mod tests {
     #[test]
     fn links_come_back_and_too_much_is_refused() {
         let links = [
-            Link { from: 1, to: 2, outcome: LinkOutcome::Measured { rate: 7, round_trip_us: 8 } },
-            Link { from: 2, to: 1, outcome: LinkOutcome::Failed("no route".into()) },
+            Link {
+                from: 1,
+                to: 2,
+                outcome: LinkOutcome::Measured { rate: 7, round_trip_us: 8 },
+                load_milli: 0,
+            },
+            Link { from: 2, to: 1, outcome: LinkOutcome::Failed("no route".into()), load_milli: 0 },
         ];
         let messages: Vec<v1::ProbeLink> = links.iter().map(probe_link_to_proto).collect();
         assert_eq!(probe_links_from_proto("links", &messages).unwrap(), links);

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy,
-    Price, Quota, TenantPolicy, Transfer, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, Dataset, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
+    WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
@@ -818,7 +819,16 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
         let tenant = |(name, (weight_milli, quota, below)): (Name, (u32, Option<Quota>, bool))| {
             let parent = first.clone().filter(|first| below && *first != name);
             let quotas = quota.filter(|_| Some(&name) != first.as_ref()).into_iter().collect();
-            (name, TenantPolicy { parent, weight_milli, quotas })
+            let rights = TenantRights {
+                tier_max: (weight_milli % 3 == 0).then_some(PriorityTier::Production),
+                non_preemptible: (weight_milli % 5 == 0).then_some(NonPreemptible::WithinNominal),
+                deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
+            };
+            let limits = TenantLimits {
+                pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
+                unfinished_jobs: (weight_milli % 11 == 0).then_some(0),
+            };
+            (name, TenantPolicy { parent, weight_milli, quotas, rights, limits })
         };
         tenants.into_iter().map(tenant).collect()
     })
@@ -855,10 +865,12 @@ prop_compose! {
             backfill: BackfillPolicy {
                 reservations_max: numbers.1, depth_max: numbers.2,
                 reserve_after_ms: times.1, reserve_after_runs_milli: numbers.0,
+                end_overrunners: flags.0,
             },
             preemption: PreemptionPolicy {
                 enabled: flags.1, reclaim_borrowed: flags.2, minimum_run_ms: times.0,
                 victims_max: numbers.3, defragment: flags.3, defragment_wait_ms: times.1,
+                backoff_ms: times.0, stopping_deadline_ms: 60_000 + times.0, starting_deadline_ms: 60_000 + times.1,
             },
             weights: PlacementWeights { packing, throughput, cost, data, topology, spread },
             ..PolicyDraft::default()
@@ -914,6 +926,12 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
+        rights: Some(v1::TenantRights {
+            tier_max: "urgent".into(),
+            non_preemptible: "sometimes".into(),
+            deadlines: None,
+        }),
+        limits: None,
     };
     let window = v1::Window {
         name: "w".into(),
@@ -959,6 +977,8 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             "policy.tenants.a.parent",
             "policy.tenants.a.quotas[1].type",
             "policy.tenants.a.quotas[2]",
+            "policy.tenants.a.rights.non_preemptible",
+            "policy.tenants.a.rights.tier_max",
             "policy.tenants.a.weight_milli",
             "policy.transfers[0].bytes_per_second",
             "policy.transfers[0].from",

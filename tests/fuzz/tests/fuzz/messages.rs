@@ -135,10 +135,9 @@ fn no_details_of_a_status_make_a_client_panic() {
 #[test]
 fn nothing_that_an_agent_says_of_its_host_makes_it_panic() {
     use v1::session_request::Message as Said;
-    let link =
-        v1::ProbeLink { from: 0, to: 1, bytes_per_s: 1 << 30, round_trip_us: 9, failure: String::new() };
+    let link = v1::ProbeLink { from: 0, to: 1, bytes_per_s: 1 << 30, round_trip_us: 9, ..Default::default() };
     let ring = v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 900, correct: true };
-    let measured = v1::ProbeMeasured { probe_id: 3, links: vec![link; 2], ring: Some(ring) };
+    let measured = v1::ProbeMeasured { probe_id: 3, links: vec![link; 2], ring: Some(ring), load_milli: 700 };
     let report = v1::PreflightReport { step: Some(v1::preflight_report::Step::Measured(measured)) };
     let seen =
         v1::HealthObservation { finding: "xid-79".into(), device: Some(0), count: 1, ..Default::default() };

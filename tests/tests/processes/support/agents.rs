@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use tokio::process::Child;
 
-use super::{Cluster, eventually, marked, signal, spawn_below};
+use super::{Cluster, eventually, marked, muster, signal, spawn_program};
 
 /// Accelerators of a host, and as many CPUs twice over.
 const DEVICES: u32 = 4;
@@ -24,6 +24,8 @@ struct Agent {
 pub struct Agents {
     client: Client,
     agents: BTreeMap<String, Agent>,
+    /// Started from now on from this build of the program, and not from that of the test.
+    program: Option<PathBuf>,
 }
 
 impl Agents {
@@ -42,22 +44,35 @@ impl Agents {
         settings: impl Fn(&str, Ipv4Addr) -> String,
     ) -> Agents {
         let hosts: Vec<(&str, &str)> = names.iter().map(|name| (*name, "region-1")).collect();
-        Agents::start_hosts(cluster, &hosts, endpoints, settings).await
+        Agents::start_hosts(cluster, &hosts, None, endpoints, settings).await
+    }
+
+    /// The same from another build of the program.
+    pub async fn start_of(program: &Path, cluster: &Cluster, names: &[&str]) -> Agents {
+        let (endpoints, program) = (cluster.shown_endpoints(), Some(program.to_owned()));
+        let hosts: Vec<(&str, &str)> = names.iter().map(|name| (*name, "region-1")).collect();
+        Agents::start_hosts(cluster, &hosts, program, |_| endpoints.clone(), |_, _| String::new()).await
+    }
+
+    /// From now on agents are started from this build of the program; without one, from that of the test.
+    pub fn set_program(&mut self, program: Option<&Path>) {
+        self.program = program.map(Path::to_owned);
     }
 
     /// Starts agents on these hosts, each in its region.
     pub async fn start_in(cluster: &Cluster, hosts: &[(&str, &str)]) -> Agents {
         let endpoints = cluster.shown_endpoints();
-        Agents::start_hosts(cluster, hosts, |_| endpoints.clone(), |_, _| String::new()).await
+        Agents::start_hosts(cluster, hosts, None, |_| endpoints.clone(), |_, _| String::new()).await
     }
 
     async fn start_hosts(
         cluster: &Cluster,
         hosts: &[(&str, &str)],
+        program: Option<PathBuf>,
         endpoints: impl Fn(&str) -> Vec<String>,
         settings: impl Fn(&str, Ipv4Addr) -> String,
     ) -> Agents {
-        let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new() };
+        let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new(), program };
         for (place, (name, region)) in hosts.iter().enumerate() {
             let home = cluster.scratch.path().join(format!("agent-{name}"));
             std::fs::create_dir_all(&home).expect("a folder can be made");
@@ -98,11 +113,14 @@ impl Agents {
 
     /// The same below another command.
     pub fn start_agent_below(&mut self, wrapper: &[&str], name: &str) {
+        let program = self.program.clone();
         let agent = self.agent(name);
         assert!(agent.child.is_none(), "agent {name} runs already");
         let config = agent.home.join("agent.toml");
         let config = config.to_str().expect("the test's folder is text");
-        agent.child = Some(spawn_below(wrapper, &agent.home, &["agent", "--config", config]));
+        let program = program.as_deref().unwrap_or(muster());
+        let args = ["agent", "--config", config];
+        agent.child = Some(spawn_program(program, wrapper, &agent.home, &args));
     }
 
     /// Their names.

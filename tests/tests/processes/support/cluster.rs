@@ -7,19 +7,27 @@ use muster_wire::v1;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Child;
 
-use super::{Scratch, eventually, signal, spawn_below};
+use super::{Scratch, eventually, muster, signal, spawn_program};
 
 /// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold.
 const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n";
 
 /// A free port of a loopback address.
 pub fn free_address(address: Ipv4Addr) -> SocketAddr {
-    let listener = TcpListener::bind((address, 0)).unwrap_or_else(|e| panic!("a port of {address}: {e}"));
-    listener.local_addr().expect("a listener has an address")
+    let [only] = free_addresses(address);
+    only
+}
+
+/// Free ports of a loopback address, each another one: all of them are held until the last is known.
+pub fn free_addresses<const N: usize>(address: Ipv4Addr) -> [SocketAddr; N] {
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| {
+        TcpListener::bind((address, 0)).unwrap_or_else(|e| panic!("a port of {address}: {e}"))
+    });
+    listeners.each_ref().map(|listener| listener.local_addr().expect("a listener has an address"))
 }
 
 /// What a replica is started with.
@@ -62,6 +70,8 @@ pub struct Cluster {
     /// More lines of each configuration.
     pub settings: String,
     children: BTreeMap<usize, Child>,
+    /// Replicas that are started from another build of the program.
+    programs: BTreeMap<usize, PathBuf>,
     /// What the test itself shows to the replicas.
     security: Security,
     // Last, so that it is dropped after the processes.
@@ -86,7 +96,7 @@ impl Cluster {
                 let address = Ipv4Addr::new(127, block[0], block[1], at as u8 + 1);
                 let home = scratch.path().join(format!("replica-{}", at + 1));
                 std::fs::create_dir_all(&home).expect("a folder can be made");
-                let (client, peer) = (free_address(address), free_address(address));
+                let [client, peer] = free_addresses(address);
                 ReplicaFiles { id: at as u64 + 1, client, peer, shown: (client, peer), home }
             })
             .collect();
@@ -97,6 +107,7 @@ impl Cluster {
             founders,
             settings: settings.to_owned(),
             children: BTreeMap::new(),
+            programs: BTreeMap::new(),
             security: Security::Plaintext,
             scratch,
         };
@@ -192,8 +203,17 @@ impl Cluster {
         let config = files.config();
         let config = config.to_str().expect("the test's folder is text");
         let args = [&["server", "--config", config], more].concat();
-        let old = self.children.insert(at, spawn_below(wrapper, &files.home, &args));
+        let program = self.programs.get(&at).map_or(muster(), PathBuf::as_path);
+        let old = self.children.insert(at, spawn_program(program, wrapper, &files.home, &args));
         assert!(old.is_none(), "replica {at} runs already");
+    }
+
+    /// From now on a replica is started from this build of the program; without one, from that of the test.
+    pub fn set_program(&mut self, at: usize, program: Option<&Path>) {
+        match program {
+            Some(program) => self.programs.insert(at, program.to_owned()),
+            None => self.programs.remove(&at),
+        };
     }
 
     /// Starts a replica for the first time.

@@ -25,11 +25,16 @@ pub struct Load {
 impl Load {
     /// Starts the clients. They know where every replica is, or will be.
     pub fn start(cluster: &Cluster) -> Load {
+        Load::start_every(PERIOD, cluster)
+    }
+
+    /// The same with another time between two submissions of one client, where what they submit runs.
+    pub fn start_every(period: Duration, cluster: &Cluster) -> Load {
         let answered = watch::Sender::new(0);
         let stop = watch::Sender::new(false);
         let mut clients = JoinSet::new();
         for who in 0..CLIENTS {
-            clients.spawn(submit(cluster.client(), who, answered.clone(), stop.subscribe()));
+            clients.spawn(submit(cluster.client(), (who, period), answered.clone(), stop.subscribe()));
         }
         Load { answered, stop, clients, client: cluster.client() }
     }
@@ -62,7 +67,12 @@ impl Load {
     }
 }
 
-async fn submit(client: Client, who: u32, answered: watch::Sender<u64>, mut stop: watch::Receiver<bool>) {
+async fn submit(
+    client: Client,
+    (who, period): (u32, Duration),
+    answered: watch::Sender<u64>,
+    mut stop: watch::Receiver<bool>,
+) {
     for number in 0u32.. {
         let name = format!("load-{who}-{number}");
         let request = v1::SubmitJobRequest { spec: Some(job(&name, &["true"])), ..Default::default() };
@@ -70,7 +80,7 @@ async fn submit(client: Client, who: u32, answered: watch::Sender<u64>, mut stop
         answer.unwrap_or_else(|error| panic!("submitting {name}: {error:?}"));
         answered.send_modify(|count| *count += 1);
         tokio::select! {
-            () = tokio::time::sleep(PERIOD) => {}
+            () = tokio::time::sleep(period) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
     }

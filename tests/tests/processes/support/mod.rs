@@ -9,6 +9,7 @@ mod cluster;
 mod jobs;
 mod load;
 mod network;
+mod previous;
 mod process;
 mod session;
 
@@ -18,7 +19,10 @@ pub use cluster::{Cluster, free_address};
 pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, wait_for_job, work};
 pub use load::Load;
 pub use network::Network;
-pub use process::{Ran, Scratch, marked, muster, run_to_end, signal, spawn, spawn_below};
+pub use previous::previous_release;
+pub use process::{
+    Ran, Scratch, marked, muster, run_program_to_end, run_to_end, signal, spawn, spawn_program,
+};
 pub use session::{node, register, registration, session, session_end};
 
 use std::io::Write;

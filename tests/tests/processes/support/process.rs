@@ -140,9 +140,14 @@ pub fn spawn(home: &Path, args: &[&str]) -> Child {
 
 /// The same below another command, which is given the program and its arguments.
 pub fn spawn_below(wrapper: &[&str], home: &Path, args: &[&str]) -> Child {
+    spawn_program(muster(), wrapper, home, args)
+}
+
+/// The same of another build of the program.
+pub fn spawn_program(program: &Path, wrapper: &[&str], home: &Path, args: &[&str]) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(home.join("log"));
     let log = log.expect("a log can be opened");
-    let program = muster().to_str().expect("the program's path is text");
+    let program = program.to_str().expect("the program's path is text");
     let words = [wrapper, &[program], args].concat();
     Command::new(words[0])
         .args(&words[1..])
@@ -186,7 +191,12 @@ impl Ran {
 
 /// Runs a command of `muster` to its end. One that does not end is killed, and the test fails.
 pub async fn run_to_end(args: &[&str], stdin: &str) -> Ran {
-    let mut child = Command::new(muster())
+    run_program_to_end(muster(), args, stdin).await
+}
+
+/// The same of another build of the program.
+pub async fn run_program_to_end(program: &Path, args: &[&str], stdin: &str) -> Ran {
+    let mut child = Command::new(program)
         .args(args)
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")

@@ -178,8 +178,14 @@ pub async fn judged(
         }
     };
     let run = run(record, &scenario, &parameters(log.as_deref()));
-    let evidence =
-        Evidence { scenario: &scenario, run: &run, history: &history, log: log.as_deref(), intervals: None };
+    let evidence = Evidence {
+        scenario: &scenario,
+        run: &run,
+        history: &history,
+        log: log.as_deref(),
+        intervals: None,
+        troubles: &[],
+    };
     let verdict = judge(evidence);
     Ok(Judged { scenario, run, history, verdict })
 }

@@ -129,7 +129,7 @@ fn log_index(freshness: Option<v1::Freshness>) -> u64 {
 }
 
 fn strange(what: &str) -> Outcome {
-    Outcome::Unknown { error: format!("the answer has no {what}") }
+    Outcome::Malformed { what: format!("the answer has no {what}") }
 }
 
 async fn submit(shared: Arc<Shared>, client: Client) {

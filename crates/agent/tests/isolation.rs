@@ -1,0 +1,190 @@
+//! What keeps a worker from its host: namespaces that end with its shim, a user of its own without privileges, folders
+//! and devices that are not its own. With root and without; what a machine cannot do is said and skipped.
+
+// A panic is a test's report, in its helpers too.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use muster_wire::v1::exit_status::Kind;
+use muster_wire::v1::session_response::Message as Response;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use support::*;
+
+const JOB: &str = "job-9";
+const UID: u32 = 271_828;
+
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+/// Whether namespaces can be made here, as this user.
+fn has_namespaces() -> bool {
+    let root = if nix::unistd::geteuid().is_root() { "--mount" } else { "--map-root-user" };
+    let made = std::process::Command::new("unshare")
+        .args([root, "--mount", "--pid", "--fork", "--mount-proc", "true"])
+        .output();
+    let made = made.is_ok_and(|ran| ran.status.success());
+    if !made {
+        say("skipped: no namespaces can be made here");
+    }
+    made
+}
+
+fn is_root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        say("skipped: users of workers need root");
+    }
+    root
+}
+
+async fn host(leader: &Leader, workers: serde_json::Value) -> Host {
+    let mut host = Host::new(leader);
+    host.workers = workers;
+    // For users of workers, on the way to their folders.
+    std::fs::set_permissions(host.dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    host
+}
+
+/// What a worker said, once it has ended.
+async fn said(leader: &mut Leader, host: &Host, token: u64, script: &str) -> (Kind, String) {
+    leader.send(Response::Start(start(JOB, token, &[script], &[])));
+    let end = leader.exit_of(token, 0).await;
+    // Behind the headers of its pieces stands what it said.
+    let output = std::fs::read(host.task(JOB, token, 0).join("output")).unwrap_or_default();
+    (end, String::from_utf8_lossy(&output).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_sees_its_own_processes_alone_and_dies_with_its_shim() {
+    if !has_namespaces() {
+        return;
+    }
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = host(&leader, serde_json::json!({"isolation": "required"})).await;
+    let mut agent = host.agent();
+    let register = leader.registered().await;
+    assert_eq!(register.node.unwrap().labels["isolation.pid"], "namespace");
+    // Nothing of the host, no way to signal or to stop the first process, and its own end told as it is.
+    let script = "echo pids $(ls /proc | grep -c '^[0-9]'); kill -9 1; kill -STOP 1; kill -9 -1; exit 7";
+    let (end, text) = said(&mut leader, &host, 7, script).await;
+    assert_eq!(end, Kind::Code(7), "{text}");
+    let count: u32 = text.split("pids ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    assert!(count <= 6, "{text}");
+
+    // One that shares nothing with its shim, not even the mark in its environment, and one below.
+    let life = host.file("life");
+    nix::unistd::mkfifo(&life, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let deaf = format!("trap \"\" TERM; exec 3> {}; sleep 600 & wait; sleep 600", life.display());
+    let script = format!("env -i PATH=$PATH setsid sh -c '{deaf}' & sleep 600");
+    leader.send(Response::Start(start(JOB, 8, &[&script], &[])));
+    leader.running(8, 0).await;
+    let mut life = within_patience("the worker", move || std::fs::File::open(life).unwrap()).await;
+    agent.kill();
+    let text = std::fs::read_to_string(host.task(JOB, 8, 0).join("running")).unwrap();
+    let running: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
+    let shim = i32::try_from(running["shim_pid"].as_i64().unwrap()).unwrap();
+    let worker = i32::try_from(running["worker_pid"].as_i64().unwrap()).unwrap();
+    assert!(alive(worker));
+    kill(Pid::from_raw(shim), Signal::SIGKILL).unwrap();
+    let read =
+        within_patience("the worker's end", move || std::io::Read::read(&mut life, &mut [0u8; 1]).unwrap());
+    assert_eq!(read.await, 0);
+    let _agent = host.agent();
+    leader.registered().await;
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert!(!alive(worker));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_has_a_user_of_its_own_and_no_privileges() {
+    if !is_root() || !has_namespaces() {
+        return;
+    }
+    let mut leader = Leader::start(Manner::patient()).await;
+    let workers = serde_json::json!({"isolation": "required", "uid_range": {"first": UID, "count": 1}});
+    let host = host(&leader, workers).await;
+    let _agent = host.agent();
+    let register = leader.registered().await;
+    assert_eq!(register.node.unwrap().labels["isolation.user"], "own");
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(outside.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let script = format!(
+        "echo user $(id -u) groups $(id -G) end; grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs)' /proc/self/status; \
+         echo home $HOME; pwd; echo mine > file && echo wrote; echo x > /tmp/here && echo tmp; ls {} 2>&1; \
+         touch /dev/shm/x && echo shm; cat $MUSTER_RANK_MAP > /dev/null && echo map; \
+         for path in ../spec ../lock ../running ../control ../output {state}/lease {state}/holder {state}/jobs/log; do \
+         head -c 1 $path > /dev/null 2>&1 && echo READ $path; echo x 2> /dev/null > $path && echo WROTE $path; done; \
+         ls .. {state} {state}/tasks > /dev/null 2>&1 && echo LISTED; umount /proc 2> /dev/null && echo UMOUNTED; \
+         mount -t tmpfs x /mnt 2> /dev/null && echo MOUNTED; exit 3",
+        outside.path().display(),
+        state = host.state().display()
+    );
+    let (end, text) = said(&mut leader, &host, 7, &script).await;
+    assert_eq!(end, Kind::Code(3), "{text}");
+    assert!(text.contains(&format!("user {UID} groups {UID} end")), "{text}");
+    assert!(
+        text.contains("CapEff:\t0000000000000000") && text.contains("CapBnd:\t0000000000000000"),
+        "{text}"
+    );
+    assert!(text.contains("NoNewPrivs:\t1"), "{text}");
+    for good in ["wrote", "tmp\n", "shm\n", "map\n", "cannot access"] {
+        assert!(text.contains(good), "{good}: {text}");
+    }
+    let work = host.task(JOB, 7, 0).join("work");
+    assert!(text.contains(&format!("home {}", work.display())), "{text}");
+    for bad in ["READ ", "WROTE ", "LISTED", "UMOUNTED", "MOUNTED"] {
+        assert!(!text.contains(bad), "{bad}: {text}");
+    }
+    assert!(!std::path::Path::new("/tmp/here").exists());
+    let shared =
+        |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().ends_with(&format!("_{JOB}_1.7"));
+    assert_eq!(std::fs::read_dir("/dev/shm").unwrap().flatten().filter(shared).count(), 0);
+
+    // Why a program could not be executed is told though its user may not write there.
+    let mut order = start(JOB, 8, &[""], &[]);
+    order.workers[0].command = vec!["/no/such/program".to_owned()];
+    leader.send(Response::Start(order));
+    let Kind::LaunchFailed(why) = leader.exit_of(8, 0).await else { panic!("it was launched") };
+    assert!(why.contains("execute /no/such/program"), "{why}");
+    // Another tenant has the same number here: nothing is started.
+    let mut order = start("job-10", 9, &["true"], &[]);
+    order.tenant = "other".to_owned();
+    leader.send(Response::Start(order));
+    let Kind::LaunchFailed(why) = leader.exit_of(9, 0).await else { panic!("it was launched") };
+    assert!(why.contains("workers.uids"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_without_root_has_namespaces_of_its_user() {
+    if !is_root() || !has_namespaces() {
+        return;
+    }
+    let mut leader = Leader::start(Manner::patient()).await;
+    let mut host = host(&leader, serde_json::json!({"isolation": "auto"})).await;
+    std::os::unix::fs::chown(host.dir.path(), Some(UID), Some(UID)).unwrap();
+    host.user = Some(UID);
+    let _agent = host.agent();
+    let register = leader.registered().await;
+    let labels = register.node.unwrap().labels;
+    if labels["isolation.pid"] == "none" {
+        return say("skipped: no namespaces can be made here without root");
+    }
+    assert_eq!(labels["isolation.user"], "none");
+    let script = "echo user $(id -u) end; grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; kill -9 1; \
+                  umount /proc 2> /dev/null && echo UMOUNTED; echo x > file && echo wrote; exit 4";
+    let (end, text) = said(&mut leader, &host, 7, script).await;
+    assert_eq!(end, Kind::Code(4), "{text}");
+    assert!(text.contains(&format!("user {UID} end")) && text.contains("wrote"), "{text}");
+    assert!(text.contains("CapEff:\t0000000000000000") && text.contains("NoNewPrivs:\t1"), "{text}");
+    assert!(!text.contains("UMOUNTED"), "{text}");
+    // It is stopped as any other.
+    leader.send(Response::Start(start(JOB, 8, &["sleep 600 & wait"], &[])));
+    leader.running(8, 0).await;
+    leader.send(stop(JOB, 8, 60_000));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Signal(15));
+}

@@ -1,0 +1,189 @@
+//! What tenants see of each other's jobs: that they are there, and nothing that is private.
+
+use muster_transport::Role;
+use muster_wire::v1;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use prost::Message as _;
+use tonic::transport::Channel;
+
+use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
+
+/// In the environment, the command, the directories and the ends of one job, and nowhere else.
+const SECRET: &str = "hunter2";
+
+/// A job of `speech` that is full of secrets, on `h1`; its id.
+async fn secretive(world: &World) -> String {
+    use muster_decider::{Answer, Command};
+    let register = Command::Register {
+        spec: host("h1"),
+        holder: muster_types::HolderId(1),
+        other_session_is_over: false,
+    };
+    world.engine.execute(register).await.expect("a host comes");
+    let mut spec = submission("speech", 0).spec.expect("it has one");
+    spec.groups[0].command = vec!["/opt/train".to_owned(), format!("--key={SECRET}")];
+    spec.groups[0].environment = [("HF_TOKEN".to_owned(), SECRET.to_owned())].into();
+    spec.checkpoint_directory = format!("/data/{SECRET}/saved");
+    spec.working_directory = format!("/home/{SECRET}");
+    let jobs = muster_wire::convert::submissions_from_proto("spec", Some(spec)).expect("it is a job").into();
+    let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+    let answer = world.engine.execute(submit).await.expect("it fits");
+    let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
+    jobs[0].to_string()
+}
+
+/// Everything that the calls about jobs answer, as bytes; a watch up to its first change behind the present.
+async fn shown(channel: Channel, id: &str, change: impl Future<Output = ()>) -> Vec<(&'static str, Vec<u8>)> {
+    let mut jobs = JobServiceClient::new(channel);
+    let get = v1::GetJobRequest { job_id: id.to_owned(), ..Default::default() };
+    let got = guarded("a job", jobs.get_job(get)).await.expect("everybody may look").into_inner();
+    let listed = guarded("a list", jobs.list_jobs(v1::ListJobsRequest::default())).await;
+    let explain = v1::ExplainJobRequest { job_id: id.to_owned(), ..Default::default() };
+    let explained = guarded("an explanation", jobs.explain_job(explain)).await.expect("everybody may ask");
+    let watched = guarded("a watch", jobs.watch_jobs(v1::WatchJobsRequest::default())).await;
+    let mut watch = watched.expect("everybody may watch").into_inner();
+    let mut seen = Vec::new();
+    let mut is_present = true;
+    let mut change = Some(change);
+    loop {
+        let message = guarded("a message", watch.message()).await.expect("it goes on").expect("it goes on");
+        seen.extend(message.encode_to_vec());
+        match message.event {
+            Some(v1::watch_jobs_response::Event::SyncEnd(_)) => {
+                is_present = false;
+                change.take().expect("it is complete once").await;
+            }
+            Some(v1::watch_jobs_response::Event::Changed(_)) if !is_present => break,
+            _ => {}
+        }
+    }
+    vec![
+        ("get", got.encode_to_vec()),
+        ("list", listed.expect("everybody may list").into_inner().encode_to_vec()),
+        ("explain", explained.into_inner().encode_to_vec()),
+        ("watch", seen),
+    ]
+}
+
+fn tells(bytes: &[u8]) -> bool {
+    bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
+}
+
+/// Changes the job once more: another checkpoint, as it were.
+async fn touch(world: &World, number: u128) {
+    use muster_decider::Command;
+    let jobs = muster_wire::convert::submissions_from_proto("spec", submission("speech", 0).spec);
+    let jobs = jobs.expect("it is a job").into();
+    let submit = Command::Submit { request: muster_types::RequestId(number), jobs };
+    world.engine.execute(submit).await.expect("it fits");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_private_to_a_job_is_shown_to_its_tenant_and_to_operators_alone() {
+    let world = World::with_tenants().await;
+    let id = secretive(&world).await;
+    let others = [of_tenant("vision", "ada"), of_tenant("video", "eve"), Role::Client(short("viewer"))];
+    for (number, role) in others.into_iter().enumerate() {
+        let seen = shown(world.channel(role).await, &id, touch(&world, 100 + number as u128)).await;
+        for (call, bytes) in seen {
+            assert!(!tells(&bytes), "{role} is shown the secret by {call}");
+        }
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        let get = v1::GetJobRequest { job_id: id.clone(), ..Default::default() };
+        let job = guarded("a job", jobs.get_job(get)).await.expect("everybody may look").into_inner().job;
+        let job = job.expect("it is there");
+        let group = &job.spec.as_ref().expect("it has one").groups[0];
+        assert!(job.redacted && group.command == ["redacted"] && group.workers == 1, "{role}: {job:?}");
+    }
+    let own = [of_tenant("speech", "bob"), Role::AllTenants(short("gateway")), Role::Admin(short("root"))];
+    for (number, role) in own.into_iter().enumerate() {
+        for (call, bytes) in shown(world.channel(role).await, &id, touch(&world, 200 + number as u128)).await
+        {
+            assert_eq!(tells(&bytes), matches!(call, "get" | "watch"), "{role}: {call}");
+        }
+    }
+}
+
+/// A change is rendered once for all who see it whole, and once for all others; never the one for the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_different_tenants_share_no_rendering() {
+    let world = World::with_tenants().await;
+    let mut watches = Vec::new();
+    for role in [of_tenant("speech", "bob"), of_tenant("vision", "ada"), of_tenant("speech", "eve")] {
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        let watch = guarded("a watch", jobs.watch_jobs(v1::WatchJobsRequest::default())).await;
+        watches.push((role, watch.expect("everybody may watch").into_inner()));
+    }
+    secretive(&world).await;
+    for (role, watch) in &mut watches {
+        let is_own = *role != of_tenant("vision", "ada");
+        let job = guarded("the job", async {
+            loop {
+                let message = watch.message().await.expect("it goes on").expect("it goes on");
+                if let Some(v1::watch_jobs_response::Event::Changed(job)) = message.event {
+                    return job;
+                }
+            }
+        })
+        .await;
+        assert_eq!(tells(&job.encode_to_vec()), is_own, "{role}");
+        assert_eq!(job.redacted, !is_own, "{role}");
+    }
+}
+
+/// What one caller begins and does not finish takes memory from nobody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
+    use crate::{ApiConfig, CallLimits};
+    use tonic::codegen::Bytes;
+    let calls = CallLimits {
+        message_room_bytes: 64 << 20,
+        message_room_each_bytes: 16 << 20,
+        message_timeout_ms: 2_000,
+        ..CallLimits::DEFAULT
+    };
+    let world = World::start(ApiConfig { calls, ..ApiConfig::DEFAULT }).await;
+    let refused = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut calls = Vec::new();
+    for user in ["ada", "eve"] {
+        let channel = world.channel(of_tenant("vision", user)).await;
+        for _ in 0..16 {
+            // The length of a message of nearly four MiB, one byte of it, and then nothing.
+            let head = [&[0][..], &(4_000_000_u32).to_be_bytes(), &[8]].concat();
+            let frames = futures::stream::once(std::future::ready(Ok::<_, tonic::Status>(
+                http_body::Frame::data(Bytes::from(head)),
+            )));
+            let body = http_body_util::StreamBody::new(futures::StreamExt::chain(
+                frames,
+                futures::stream::pending(),
+            ));
+            let request =
+                http::Request::post(format!("https://{}/muster.v1.JobService/SubmitJob", world.address))
+                    .header("content-type", "application/grpc")
+                    .body(tonic::body::Body::new(body))
+                    .expect("a request");
+            let (mut channel, refused) = (channel.clone(), std::sync::Arc::clone(&refused));
+            calls.push(tokio::spawn(async move {
+                use tonic::codegen::Service as _;
+                std::future::poll_fn(|context| channel.poll_ready(context)).await.expect("it stands");
+                let answer = channel.call(request).await.expect("it is answered");
+                let status = tonic::Status::from_header_map(answer.headers()).expect("it is refused");
+                if status.code() == tonic::Code::ResourceExhausted {
+                    refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+                status.code()
+            }));
+        }
+    }
+    // Somebody else is served meanwhile.
+    let mut jobs = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
+    let large = v1::ListJobsRequest { name_prefix: "n".repeat(3 << 20), ..Default::default() };
+    guarded("a list", jobs.list_jobs(large)).await.expect("there is room for others");
+    let mut codes = Vec::new();
+    for call in calls {
+        codes.push(guarded("an answer", call).await.expect("it does not panic"));
+    }
+    let refused = refused.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(refused, 28, "four fit into the share of one tenant, whoever sends them: {codes:?}");
+    assert!(codes.iter().filter(|code| **code == tonic::Code::DeadlineExceeded).count() == 4, "{codes:?}");
+}

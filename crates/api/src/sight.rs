@@ -1,0 +1,207 @@
+//! What of a job a caller is shown.
+//!
+//! That a job is there, what it asks for and where it runs, every user of the cluster may see: who waits wants to know
+//! for what. What its workers are started with, where they save their work and what they said when they failed is
+//! shown to its tenant, to those above that, and to operators: environments hold keys.
+//!
+//! **Invariant:** every way to read a job or a record about one goes through here.
+
+use muster_journal::Decision;
+use muster_state::State;
+use muster_transport::{Principal, Role, ShortName};
+use muster_types::{JobId, Name};
+use muster_wire::v1;
+use serde_json::Value;
+
+/// In the place of what is not shown.
+pub(crate) const REDACTED: &str = "redacted";
+
+/// Of a job's spec, in a record: what its workers are started with, and where they read and write.
+const PRIVATE: [&str; 4] = ["command", "environment", "checkpoint_directory", "working_directory"];
+/// Of any record about a job: how its workers failed, which may name the program or a path.
+const SAID: [&str; 2] = ["detail", "launch_failed"];
+
+/// Whose jobs a caller is shown whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    All,
+    /// Those of a tenant and of those below it.
+    Below(ShortName),
+    Nobodys,
+}
+
+impl Sight {
+    pub(crate) fn of(principal: &Principal) -> Sight {
+        match principal.role() {
+            // A listener without certificates is one machine's own.
+            None | Some(Role::Admin(_) | Role::AllTenants(_)) => Sight::All,
+            Some(Role::TenantClient { tenant, .. }) => Sight::Below(tenant),
+            Some(Role::Client(_) | Role::Agent(_) | Role::AgentGroup(_) | Role::Replica(_)) => Sight::Nobodys,
+        }
+    }
+
+    /// Whether it sees the jobs of a tenant whole, by the policy of this state.
+    pub(crate) fn sees(self, view: &State, tenant: &Name) -> bool {
+        match self {
+            Sight::All => true,
+            Sight::Below(own) => {
+                view.policy().policy.ancestry(tenant).any(|above| above.as_str() == own.as_str())
+            }
+            Sight::Nobodys => false,
+        }
+    }
+
+    /// Whether it sees a job whole. Of one that is not kept any more nobody knows whose it was.
+    fn sees_job(self, view: &State, job: JobId) -> bool {
+        self == Sight::All || view.spec(job).is_some_and(|spec| self.sees(view, &spec.tenant))
+    }
+
+    /// A job's message as it is shown.
+    pub(crate) fn job(self, view: &State, tenant: &Name, job: v1::Job) -> v1::Job {
+        if self.sees(view, tenant) { job } else { redacted(job) }
+    }
+
+    /// What became of a job's attempts, as it is shown.
+    pub(crate) fn recovery(
+        self,
+        view: &State,
+        job: JobId,
+        recovery: Option<v1::Recovery>,
+    ) -> Option<v1::Recovery> {
+        if self.sees_job(view, job) { recovery } else { recovery.map(redacted_recovery) }
+    }
+
+    /// Takes out of a record's content what is not shown; whether that was anything.
+    pub(crate) fn redact(self, view: &State, decision: &Decision, content: &mut Value) -> bool {
+        if self == Sight::All {
+            return false;
+        }
+        match decision {
+            Decision::JobsSubmitted { specs, .. } => {
+                let shown = content.get_mut("specs").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(specs).filter(|(_, spec)| !self.sees(view, &spec.tenant));
+                hidden.map(|(content, _)| blank(content, &PRIVATE)).count() > 0
+            }
+            Decision::WorkersReported { job, .. }
+            | Decision::GangStopRequested { job, .. }
+            | Decision::JobFinished { job, .. }
+            | Decision::AttemptFailed { job, .. }
+                if !self.sees_job(view, *job) =>
+            {
+                blank(content, &SAID);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Puts a word in the place of every field of these names, wherever it is.
+fn blank(content: &mut Value, names: &[&str]) {
+    match content {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if names.contains(&name.as_str()) {
+                    if !value.is_null() {
+                        *value = Value::String(REDACTED.to_owned());
+                    }
+                } else {
+                    blank(value, names);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| blank(item, names)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn word() -> String {
+    REDACTED.to_owned()
+}
+
+fn hide(text: &mut String) {
+    if !text.is_empty() {
+        *text = word();
+    }
+}
+
+fn redacted(mut job: v1::Job) -> v1::Job {
+    job.redacted = true;
+    if let Some(spec) = &mut job.spec {
+        redact_spec(spec);
+    }
+    if let Some(placement) = &mut job.placement {
+        for exit in placement.workers.iter_mut().filter_map(|worker| worker.exit.as_mut()) {
+            if let Some(v1::exit_status::Kind::LaunchFailed(text)) = &mut exit.kind {
+                hide(text);
+            }
+        }
+    }
+    // A sentence about how it failed says what its workers said.
+    let tells = job.status_reason.contains("FAIL")
+        || matches!(job.status_reason.as_str(), "RETRY_BACKOFF" | "REQUEUED" | "STOPPING_FAULT");
+    if tells {
+        hide(&mut job.status_detail);
+    }
+    job.recovery = job.recovery.map(redacted_recovery);
+    job
+}
+
+fn redact_spec(spec: &mut v1::JobSpec) {
+    for group in &mut spec.groups {
+        group.command = vec![word()];
+        if !group.environment.is_empty() {
+            group.environment = [(word(), word())].into();
+        }
+    }
+    hide(&mut spec.checkpoint_directory);
+    hide(&mut spec.working_directory);
+}
+
+fn redacted_recovery(mut recovery: v1::Recovery) -> v1::Recovery {
+    if let Some(last) = &mut recovery.last_failure {
+        hide(&mut last.detail);
+    }
+    recovery
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_archive::content;
+    use muster_journal::{Outcome, RequestKey};
+    use muster_types::RequestId;
+    use std::sync::Arc;
+
+    fn spec(tenant: &str) -> Arc<muster_types::JobSpec> {
+        let mut spec = crate::access_tests::submission(tenant, 0).spec.expect("it has one");
+        spec.groups[0].environment = [("KEY".to_owned(), "hunter2".to_owned())].into();
+        spec.groups[0].command = vec!["hunter2".to_owned()];
+        let jobs = muster_wire::convert::submissions_from_proto("spec", Some(spec)).expect("it is a job");
+        Arc::new(jobs[0].spec.clone())
+    }
+
+    #[test]
+    fn a_record_is_shown_without_what_is_private_to_others() {
+        let view = State::default();
+        let request = RequestKey { id: RequestId(1), fingerprint: 1 };
+        let specs = vec![spec("speech"), spec("vision")];
+        let submitted = Decision::JobsSubmitted { request, specs, estimates: Vec::new() };
+        let finished = Decision::JobFinished {
+            job: JobId(9),
+            outcome: Outcome::Failed { detail: "rank 0: cannot run /home/hunter2".to_owned() },
+        };
+        let times = |sight: Sight, decision: &Decision| {
+            let mut shown = content(decision);
+            let redacted = sight.redact(&view, decision, &mut shown);
+            (shown.to_string().matches("hunter2").count(), redacted)
+        };
+        assert_eq!(times(Sight::All, &submitted), (4, false));
+        assert_eq!(times(Sight::Nobodys, &submitted), (0, true));
+        assert_eq!(times(Sight::Below(ShortName::new("speech").expect("a name")), &submitted), (2, true));
+        assert_eq!(times(Sight::All, &finished), (1, false));
+        assert_eq!(times(Sight::Nobodys, &finished), (0, true));
+        let created = Decision::LeaderStarted;
+        assert_eq!(times(Sight::Nobodys, &created), (0, false));
+    }
+}

@@ -1,0 +1,79 @@
+//! What is stored is compressed; what earlier releases stored as it was is read on.
+
+use muster_archive::Archive;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::{CLUSTER, Log, files, open, store};
+
+/// An archive that a release wrote which compressed nothing, of the same log as [`Log::of_steps`] makes.
+fn uncompressed() -> tempfile::TempDir {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/archive/testdata/uncompressed");
+    let dir = tempfile::tempdir().unwrap();
+    for file in files(&from) {
+        let to: PathBuf = dir.path().join(file.strip_prefix(&from).unwrap());
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(file, to).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn uncompressed_segments_are_read_and_compressed_ones_follow_them() {
+    let dir = uncompressed();
+    let mut log = Log::of_steps(12);
+    let archive = open(dir.path());
+    let report = archive.verify(|_| true);
+    assert!(report.is_whole(), "{report:?}");
+    assert_eq!(report.replayed, Some((log.state.log_index(), log.state.digest())));
+    assert_eq!(report.bases_good, 2);
+    // This release goes on behind them.
+    let written = log.rounds.len();
+    log.submit(40);
+    log.digest();
+    archive.append(CLUSTER, &log.rounds[written..], 0).unwrap();
+    archive.put_base(CLUSTER, archive.end().unwrap(), &log.state).unwrap();
+    let report = open(dir.path()).verify(|_| true);
+    assert!(report.is_whole(), "{report:?}");
+    assert_eq!(report.replayed, Some((log.state.log_index(), log.state.digest())));
+    assert_eq!(report.bases_good, 3);
+    let versions: Vec<u8> = files(dir.path()).iter().map(|file| fs::read(file).unwrap()[4]).collect();
+    assert_eq!(versions, [1, 1, 2, 1, 1, 1, 1, 2]);
+}
+
+#[test]
+fn segments_and_bases_become_smaller() {
+    let mut log = Log::founded();
+    for _ in 0..20 {
+        log.submit(50);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let archive = open(dir.path());
+    archive.append(CLUSTER, &log.rounds, 0).unwrap();
+    archive.put_base(CLUSTER, archive.end().unwrap(), &log.state).unwrap();
+    let plain: usize = log.rounds.iter().map(|round| round.payload.len()).sum();
+    let stats = archive.stats().unwrap();
+    assert!(stats.segments.stored_bytes * 4 < plain as u64, "{stats:?} of {plain}");
+    assert!(stats.segments.plain_bytes > plain as u64);
+    assert!(stats.bases.stored_bytes * 3 < stats.bases.plain_bytes, "{stats:?}");
+    let size = |kind: &str| fs::metadata(&files(&dir.path().join(kind))[0]).unwrap().len();
+    assert_eq!(stats.segments.stored_bytes, size("segments"));
+    assert_eq!(stats.bases.stored_bytes, size("bases"));
+}
+
+/// A segment of another version than this release knows is no damage: whoever mends leaves it alone.
+#[test]
+fn a_newer_segment_is_not_set_aside() {
+    let dir = uncompressed();
+    let newest = files(&dir.path().join("segments")).pop().unwrap();
+    let mut bytes = fs::read(&newest).unwrap();
+    bytes[4] = 9;
+    // All of the header but its checksum.
+    let header = 73;
+    let checksum = crc32fast::hash(&bytes[..header]);
+    bytes[header..header + 4].copy_from_slice(&checksum.to_le_bytes());
+    fs::write(&newest, bytes).unwrap();
+    let error = Archive::open_and_mend(store(dir.path()), Some(CLUSTER)).err().unwrap();
+    assert!(matches!(error, muster_archive::ArchiveError::Newer { found: 9, .. }), "{error}");
+    assert!(newest.exists());
+}

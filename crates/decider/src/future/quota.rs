@@ -1,0 +1,306 @@
+//! Quota as time goes by: what will be left of it for a tenant when what runs ends and what is reserved
+//! begins, and what reservations keep of it.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use muster_planner::{Budget, Holds, Lane};
+use muster_state::quota::{QuotaUsage, Standing};
+use muster_state::{JobRow, State};
+use muster_types::{JobId, JobSpec, LogTime, Name};
+
+use super::{Future, Place, Reservation, releases};
+
+/// The quota of a reservation.
+#[derive(Clone, Debug)]
+pub(super) struct KeptQuota {
+    tenant: Name,
+    region: Name,
+    /// Thousandths of devices that it takes, by type.
+    charge: Vec<(Name, u64)>,
+    /// What everybody is expected to use when it starts, itself included.
+    usage: QuotaUsage,
+    /// The same without it, if it would borrow then: nobody's nominal quota is kept for that.
+    without: Option<QuotaUsage>,
+}
+
+impl KeptQuota {
+    /// Whether it takes what others are promised.
+    pub(super) fn borrows(&self) -> bool {
+        self.without.is_some()
+    }
+
+    /// Whose it is.
+    pub(super) fn tenant(&self) -> &Name {
+        &self.tenant
+    }
+
+    fn change(&mut self, tenant: &Name, region: &Name, charge: &[(Name, u64)], change: Change) {
+        for (kind, milli) in charge {
+            change(&mut self.usage, tenant, kind, region, *milli);
+            if let Some(without) = &mut self.without {
+                change(without, tenant, kind, region, *milli);
+            }
+        }
+    }
+}
+
+/// Gangs of other types that are passed over for one visit.
+const ENDS_PER_VISIT: u64 = 16;
+
+/// [`QuotaUsage::add`] or [`QuotaUsage::remove`].
+type Change = fn(&mut QuotaUsage, &Name, &Name, &Name, u64);
+
+impl Future {
+    /// Leaves a tenant what it may use of quota beside a reservation.
+    pub(super) fn keep_quota(
+        &self,
+        state: &State,
+        tenant: &Name,
+        reservation: &Reservation,
+        holds: &mut Holds,
+    ) {
+        let Some(quota) = &reservation.quota else { return };
+        let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+        let from = if reservation.is_closed() { self.now } else { reservation.start.at };
+        let mut seen: BTreeSet<(&Name, &Name)> = BTreeSet::new();
+        for (key, _) in state.pools() {
+            let Some(kind) =
+                key.kind.as_ref().filter(|kind| quota.charge.iter().any(|(taken, _)| taken == *kind))
+            else {
+                continue;
+            };
+            if !seen.insert((kind, &key.region)) {
+                continue;
+            }
+            let beside = quota.usage.room(capacity, tenant, kind, &key.region).total_milli();
+            let nominal =
+                |without: &QuotaUsage| without.room(capacity, tenant, kind, &key.region).nominal_milli;
+            let room = quota.without.as_ref().map_or(beside, |without| beside.max(nominal(without)));
+            holds.keep_quota(from, kind, &key.region, room);
+        }
+    }
+
+    /// What a gang may use of every type that it accepts, as time goes by; nothing where there are no quotas.
+    pub(super) fn lanes(&mut self, state: &State, spec: &JobSpec, budget: &mut Budget) -> Vec<Lane> {
+        let mut found: Vec<Lane> = Vec::new();
+        if !state.has_quotas() {
+            return found;
+        }
+        for (kind, region) in flavours(state, spec) {
+            let steps = self.steps(state, spec, (kind, region), budget);
+            found.push(Lane { region: region.clone(), kind: kind.clone(), steps });
+        }
+        found
+    }
+
+    /// What there is for a gang from each time on, until there is enough for good.
+    fn steps(
+        &mut self,
+        state: &State,
+        spec: &JobSpec,
+        (kind, region): (&Name, &Name),
+        budget: &mut Budget,
+    ) -> Vec<(LogTime, u64)> {
+        self.make_ends(state, budget);
+        let mut usage = state.quota_usage().clone();
+        let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+        let room = |usage: &QuotaUsage| usage.room(capacity, &spec.tenant, kind, region).total_milli();
+        let need = spec.device_milli();
+        let mut takes = self.quota_events(kind);
+        takes.sort_unstable_by_key(|(at, takes, reservation)| (*at, *takes, reservation.job));
+        let mut takes = takes.into_iter().peekable();
+        let mut ends = self.ends.iter().flatten().copied().peekable();
+        let mut steps = alloc::vec![(self.now, room(&usage))];
+        let mut looked_at = 0;
+        loop {
+            let last = steps.last().map_or(0, |(_, milli)| *milli);
+            if last >= need && takes.peek().is_none() {
+                break;
+            }
+            let next = [ends.peek().map(|(at, _)| *at), takes.peek().map(|(at, ..)| *at)];
+            let Some(at) = next.into_iter().flatten().min() else { break };
+            let mut is_changed = false;
+            while let Some((_, job)) = ends.next_if(|(end, _)| *end <= at) {
+                looked_at += 1;
+                is_changed |= end_use(state, &mut usage, job, kind, budget);
+            }
+            while let Some((_, takes, reservation)) = takes.next_if(|(time, ..)| *time <= at) {
+                let Some(quota) = &reservation.quota else { continue };
+                let change: Change = if takes { QuotaUsage::add } else { QuotaUsage::remove };
+                for (kind, milli) in &quota.charge {
+                    change(&mut usage, &quota.tenant, kind, &quota.region, *milli);
+                }
+                is_changed = true;
+            }
+            if is_changed {
+                let milli = room(&usage);
+                if milli != last {
+                    steps.push((at, milli));
+                }
+            }
+        }
+        budget.take(looked_at / ENDS_PER_VISIT);
+        steps
+    }
+
+    /// When reservations take quota of a type, and when they give it back.
+    fn quota_events(&self, kind: &Name) -> Vec<(LogTime, bool, &Reservation)> {
+        let mut events = Vec::new();
+        for reservation in &self.reservations {
+            let takes = |quota: &KeptQuota| quota.charge.iter().any(|(taken, _)| taken == kind);
+            if reservation.quota.as_ref().is_some_and(takes) {
+                events.push((reservation.start.at.max(self.now), true, reservation));
+                events.extend(reservation.until.map(|until| (until.max(self.now), false, reservation)));
+            }
+        }
+        events
+    }
+
+    /// What is expected to be in use when a reservation begins.
+    pub(super) fn quota_then(
+        &mut self,
+        state: &State,
+        reservation: &Reservation,
+        budget: &mut Budget,
+    ) -> Option<KeptQuota> {
+        if !state.has_quotas() {
+            return None;
+        }
+        let spec = state.spec(reservation.job)?;
+        let charge = charge(state, spec, reservation);
+        if charge.is_empty() {
+            return None;
+        }
+        self.make_ends(state, budget);
+        let mut usage = state.quota_usage().clone();
+        let at = reservation.start.at;
+        for (_, job) in self.ends.iter().flatten().take_while(|(end, _)| *end <= at) {
+            for (kind, _) in &charge {
+                end_use(state, &mut usage, *job, kind, budget);
+            }
+        }
+        for other in self.reservations.iter().filter(|other| other.start.at <= at) {
+            let Some(quota) = other.quota.as_ref().filter(|_| other.until.is_none_or(|until| until > at))
+            else {
+                continue;
+            };
+            for (kind, milli) in &quota.charge {
+                usage.add(&quota.tenant, kind, &quota.region, *milli);
+            }
+        }
+        let without = usage.clone();
+        let (tenant, region) = (spec.tenant.clone(), reservation.place.0.clone());
+        let mut borrows = false;
+        for (kind, milli) in &charge {
+            usage.add(&tenant, kind, &region, *milli);
+            borrows |= matches!(usage.standing(&tenant, kind, &region), Standing::Borrowing { .. });
+        }
+        Some(KeptQuota { tenant, region, charge, usage, without: borrows.then_some(without) })
+    }
+
+    /// A reservation is made or given up: those that begin later count it or do not.
+    pub(super) fn count_quota(&mut self, own: &Reservation, change: Change) {
+        let Some(quota) = &own.quota else { return };
+        let counts = |other: &&mut Reservation| {
+            other.start.at >= own.start.at && own.until.is_none_or(|until| until > other.start.at)
+        };
+        for other in self.reservations.iter_mut().filter(counts) {
+            if let Some(other) = &mut other.quota {
+                other.change(&quota.tenant, &quota.region, &quota.charge, change);
+            }
+        }
+    }
+
+    /// A gang was placed that may still run when reservations begin.
+    pub(super) fn count_placed(&mut self, row: &JobRow, tenant: &Name) {
+        let late = self.now.plus_ms(row.estimate.run_high_ms);
+        let Some((region, charge)) = row.charge() else { return };
+        for reservation in self.reservations.iter_mut().filter(|other| other.start.at < late) {
+            if let Some(quota) = &mut reservation.quota {
+                quota.change(tenant, region, &charge.devices_milli, QuotaUsage::add);
+            }
+        }
+    }
+
+    fn make_ends(&mut self, state: &State, budget: &mut Budget) {
+        if self.ends.is_some() {
+            return;
+        }
+        let mut clusters: Vec<Place> = Vec::new();
+        for (key, _) in state.pools() {
+            if clusters.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster) {
+                clusters.push((key.region.clone(), key.cluster.clone()));
+            }
+        }
+        let (now, pace) = (self.now, self.pace);
+        let mut ends: Vec<(LogTime, JobId)> =
+            clusters.iter().flat_map(|place| releases(state, place, now, pace)).collect();
+        ends.sort_unstable();
+        budget.take(ends.len() as u64);
+        self.ends = Some(ends);
+    }
+}
+
+/// A gang gives back what it uses of a type; whether it used any.
+fn end_use(state: &State, usage: &mut QuotaUsage, job: JobId, kind: &Name, budget: &mut Budget) -> bool {
+    let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return false };
+    let Some((region, charge)) = row.charge() else { return false };
+    let mut any = false;
+    for (_, milli) in charge.devices_milli.iter().filter(|(used, _)| used == kind) {
+        budget.take(1);
+        usage.remove(&spec.tenant, kind, region, *milli);
+        any = true;
+    }
+    any
+}
+
+/// Thousandths of devices that a gang takes at the start of its reservation, by type.
+fn charge(state: &State, spec: &JobSpec, reservation: &Reservation) -> Vec<(Name, u64)> {
+    let mut found: Vec<(Name, u64)> = Vec::new();
+    for group in &spec.groups {
+        let Some(request) = &group.request.accelerators else { continue };
+        let kinds = reservation.start.nodes.iter().filter_map(|(node, _)| {
+            let accelerators = state.node(*node)?.spec.accelerators.as_ref()?;
+            request.accepts(&accelerators.kind).then(|| accelerators.kind.clone())
+        });
+        let Some(kind) = kinds.into_iter().next() else { continue };
+        let milli = u64::from(group.workers_min) * group.request.device_milli();
+        match found.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, sum)) => *sum += milli,
+            None => found.push((kind, milli)),
+        }
+    }
+    found
+}
+
+/// Types and regions that a job accepts and the fleet has, each once.
+fn flavours<'a>(state: &'a State, spec: &JobSpec) -> BTreeSet<(&'a Name, &'a Name)> {
+    let accepts = |kind: &Name| {
+        let mut requests = spec.groups.iter().filter_map(|group| group.request.accelerators.as_ref());
+        requests.any(|request| request.accepts(kind))
+    };
+    let allowed = |region: &Name| spec.regions.is_empty() || spec.regions.contains(region);
+    let pools = state.pools().filter_map(|(key, _)| Some((key.kind.as_ref()?, &key.region)));
+    pools.filter(|(kind, region)| accepts(kind) && allowed(region)).collect()
+}
+
+/// Whether a job would be within nominal where its tenant and another one part, at the cost of lower tiers of its own
+/// tenant if need be. What others borrow of that makes no difference: it can be taken back.
+pub(super) fn is_promised_beside(state: &State, spec: &JobSpec, other: &Name) -> bool {
+    let need = spec.device_milli();
+    let keeps = |usage: &QuotaUsage| {
+        let Some((our, _)) = usage.sides(&spec.tenant, other) else { return false };
+        let keeps = |(kind, region)| usage.keeps_within(&our, &spec.tenant, kind, region, need);
+        need > 0 && flavours(state, spec).into_iter().any(keeps)
+    };
+    let is_lower = |job: &JobId| state.spec(*job).is_some_and(|other| other.tier < spec.tier);
+    keeps(state.quota_usage()) || keeps(&state.usage_without(state.charged_of(&spec.tenant).filter(is_lower)))
+}
+
+/// Whether the limits of its tenant, and of those above, would let a job start now, were there devices enough.
+pub(super) fn has_quota_now(state: &State, spec: &JobSpec) -> bool {
+    let capacity = |_: &Name, _: Option<&Name>| u64::MAX;
+    let room = |(kind, region)| state.quota_usage().room(capacity, &spec.tenant, kind, region);
+    let need = spec.device_milli();
+    need == 0 || flavours(state, spec).into_iter().any(|flavour| room(flavour).total_milli() >= need)
+}

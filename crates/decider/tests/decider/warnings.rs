@@ -1,0 +1,256 @@
+//! What is said of a policy before it is set: each warning on a fleet where it is due, and not on one where it is not.
+
+use muster_decider::{
+    Command, POLICY_WARNINGS_MAX, PolicyWarning, Speculation, handle, policy_warnings, schedule,
+};
+use muster_planner::Budget;
+use muster_types::policy::{
+    NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+};
+use muster_types::{JobDraft, LogTime, PriorityTier, Submission};
+
+use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
+
+/// Two hosts of eight devices in eu, one in us, and whatever jobs are given.
+fn cluster(jobs: Vec<JobDraft>) -> Speculation {
+    let (mut speculation, mut replica) = founded();
+    for (n, (node, region)) in [("e1", "eu"), ("e2", "eu"), ("u1", "us")].into_iter().enumerate() {
+        let spec = node_spec(node, region, "c1", Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(n as u128 + 1), other_session_is_over: false };
+        handle(&mut speculation, &command).unwrap();
+    }
+    if !jobs.is_empty() {
+        let jobs = jobs.into_iter().map(|job| job.check().unwrap().into()).collect();
+        handle(&mut speculation, &Command::Submit { request: request(7), jobs }).unwrap();
+    }
+    crate::support::commit(&mut speculation, &mut replica);
+    speculation
+}
+
+fn quota(
+    kind: &str,
+    region: Option<&str>,
+    nominal: u64,
+    borrowing: Option<u64>,
+    lending: Option<u64>,
+) -> Quota {
+    Quota {
+        kind: name(kind),
+        region: region.map(name),
+        nominal_milli: nominal * 1_000,
+        borrowing_limit_milli: borrowing.map(|devices| devices * 1_000),
+        lending_limit_milli: lending.map(|devices| devices * 1_000),
+    }
+}
+
+fn tenants(tenants: Vec<(&str, TenantPolicy)>) -> PolicyDraft {
+    PolicyDraft {
+        tenants: tenants.into_iter().map(|(tenant, policy)| (name(tenant), policy)).collect(),
+        ..PolicyDraft::default()
+    }
+}
+
+fn with(quotas: Vec<Quota>) -> TenantPolicy {
+    TenantPolicy { quotas, ..TenantPolicy::default() }
+}
+
+fn warned(speculation: &Speculation, draft: PolicyDraft) -> Vec<PolicyWarning> {
+    policy_warnings(speculation.state(), &draft.check().unwrap()).listed
+}
+
+/// Code, field and a part of the text of each warning, in order.
+fn assert_warned(speculation: &Speculation, draft: PolicyDraft, expected: &[(&str, &str, &str)]) {
+    let found = warned(speculation, draft);
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (warning, (code, field, part)) in found.iter().zip(expected) {
+        assert_eq!((warning.code.as_str(), warning.field.as_str()), (*code, *field), "{found:#?}");
+        assert!(warning.text.contains(part), "{part:?} in {:?}", warning.text);
+    }
+}
+
+#[test]
+fn a_policy_that_suits_the_fleet_is_not_warned_of() {
+    let speculation = cluster(vec![]);
+    assert_warned(&speculation, PolicyDraft::default(), &[]);
+    let half = || with(vec![quota("h100", None, 12, None, None)]);
+    assert_warned(&speculation, tenants(vec![("research", half()), ("serving", half())]), &[]);
+}
+
+#[test]
+fn types_and_regions_that_nobody_has_are_named() {
+    let quotas = vec![quota("a100", None, 4, None, None), quota("h100", Some("ap"), 4, None, None)];
+    let mut draft = tenants(vec![("research", with(quotas))]);
+    draft.prices = vec![Price { kind: name("l4"), region: None, micro_dollars_per_device_hour: 1 }];
+    draft.spare_hosts_per_rack.insert(name("b200"), 1);
+    let expected = [
+        ("UNKNOWN_TYPE", "prices[0]", "type l4; the fleet has h100"),
+        ("UNKNOWN_TYPE", "spare_hosts_per_rack.b200", "type b200"),
+        ("UNKNOWN_TYPE", "tenants.research.quotas[0]", "type a100"),
+        ("UNKNOWN_REGION", "tenants.research.quotas[1]", "region ap; the fleet is in eu, us"),
+    ];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn more_than_the_fleet_has_cannot_be_guaranteed() {
+    let here = |devices| with(vec![quota("h100", Some("us"), devices, None, None)]);
+    let draft = tenants(vec![("research", here(5)), ("serving", here(6))]);
+    let text = "11 devices of type h100 in region us are guaranteed to research, serving, and there are 8";
+    let field = "tenants.research.quotas[0].nominal_milli";
+    assert_warned(&cluster(vec![]), draft, &[("NOMINAL_ABOVE_FLEET", field, text)]);
+    // What a tenant below another has is part of what that one has.
+    let mut child = here(6);
+    child.parent = Some(name("serving"));
+    assert_warned(&cluster(vec![]), tenants(vec![("serving", here(8)), ("team", child)]), &[]);
+}
+
+#[test]
+fn tenants_that_can_use_nothing_are_named() {
+    // Nobody lends, and all of it is promised.
+    let closed = with(vec![quota("h100", None, 24, None, Some(0))]);
+    let draft = tenants(vec![("owner", closed), ("guest", TenantPolicy::default())]);
+    let expected = [
+        ("TENANT_WITHOUT_DEVICES", "", "does not list"),
+        ("TENANT_WITHOUT_DEVICES", "tenants.guest", "tenant guest can use no device"),
+    ];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn rights_that_surprise_are_named() {
+    let rights = |tier_max, non_preemptible| TenantRights { tier_max, non_preemptible, deadlines: None };
+    let mut low = with(vec![quota("h100", None, 4, Some(0), None)]);
+    low.rights = rights(Some(PriorityTier::Batch), None);
+    let holds =
+        TenantPolicy { rights: rights(None, Some(NonPreemptible::Always)), ..TenantPolicy::default() };
+    let mut draft = tenants(vec![("low", low), ("holds", holds)]);
+    draft.preemption.reclaim_borrowed = false;
+    let expected = [
+        ("ORDINARY_JOBS_REFUSED", "tenants.low.rights.tier_max", "up to batch"),
+        ("BORROWS_FOR_GOOD", "tenants.holds.rights.non_preemptible", "within_nominal"),
+        ("NOTHING_TAKEN_BACK", "preemption.reclaim_borrowed", "come back only"),
+    ];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn a_minute_weight_is_no_share() {
+    let weigh = |weight_milli| TenantPolicy { weight_milli, ..TenantPolicy::default() };
+    let draft = tenants(vec![("large", weigh(1_000)), ("small", weigh(10)), ("fair", weigh(11))]);
+    let expected = [("MINUTE_WEIGHT", "tenants.small.weight_milli", "1 device for 100 of large")];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn what_waits_now_is_looked_at() {
+    let wants =
+        |job: &str, workers| job_draft(job, vec![group("main", workers, Some(accelerators("h100", 8)))]);
+    let jobs = vec![
+        JobDraft { tier: PriorityTier::Production, ..wants("urgent", 1) },
+        JobDraft { preemptible: false, ..wants("fixed", 1) },
+        wants("large", 2),
+    ];
+    let speculation = cluster(jobs);
+    let draft = tenants(vec![("research", with(vec![quota("h100", None, 4, Some(4), None)]))]);
+    let expected = [
+        ("GANG_ABOVE_QUOTA", "tenants.research", "1 waiting jobs of tenant research, such as large"),
+        ("WAITING_WITHOUT_RIGHT", "tenants.research", "such as fixed, need the right nonPreemptible"),
+        ("WAITING_WITHOUT_RIGHT", "tenants.research", "such as urgent, need the right tierMax"),
+    ];
+    assert_warned(&speculation, draft, &expected);
+    let other = tenants(vec![("serving", with(vec![quota("h100", None, 8, None, None)]))]);
+    let found = warned(&speculation, other);
+    assert!(
+        found.iter().any(|w| w.code.as_str() == "UNLISTED_TENANTS" && w.text.ends_with(": research")),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn windows_that_change_nothing_are_named() {
+    let window = |window: &str, until: u64, node: &str, purpose| Window {
+        name: name(window),
+        from: LogTime(1),
+        until: LogTime(until),
+        scope: WindowScope { node: Some(name(node)), ..WindowScope::default() },
+        purpose,
+    };
+    let far = 10_000_000;
+    let draft = PolicyDraft {
+        windows: vec![
+            window("past", 2, "e1", WindowPurpose::Maintenance),
+            window("nowhere", far, "x9", WindowPurpose::Maintenance),
+            window("whose", far, "e1", WindowPurpose::ReservedFor { tenant: name("nobody") }),
+            window("fine", far, "e1", WindowPurpose::Maintenance),
+        ],
+        ..PolicyDraft::default()
+    };
+    let expected = [
+        ("WINDOW_WITHOUT_NODES", "windows[1].scope", "window nowhere"),
+        ("WINDOW_FOR_UNKNOWN_TENANT", "windows[2]", "tenant nobody"),
+        ("WINDOW_OVER", "windows[0]", "window past"),
+    ];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn warnings_are_bounded() {
+    let many = (0..100).map(|n| {
+        let text: &'static str = Box::leak(format!("t{n:03}").into_boxed_str());
+        (text, with(vec![quota("a100", None, 1, None, None)]))
+    });
+    let policy = tenants(many.collect()).check().unwrap();
+    let warnings = policy_warnings(cluster(vec![]).state(), &policy);
+    assert_eq!((warnings.listed.len(), warnings.left_out), (POLICY_WARNINGS_MAX, 100 - POLICY_WARNINGS_MAX));
+}
+
+#[test]
+fn what_changes_for_those_that_run_is_said() {
+    let mut fixed = job_draft("fixed", vec![group("g", 1, Some(accelerators("h100", 8)))]);
+    fixed.tenant = name("research");
+    fixed.preemptible = false;
+    let mut speculation = cluster(vec![]);
+    let rights = |right| TenantRights { non_preemptible: Some(right), ..TenantRights::default() };
+    let research = |nominal, right| {
+        let quotas = vec![quota("h100", None, nominal, None, None)];
+        tenants(vec![("research", TenantPolicy { rights: rights(right), ..with(quotas) })])
+    };
+    let set = |draft: PolicyDraft| Command::SetPolicy {
+        request: request(8),
+        policy: Box::new(draft.check().unwrap()),
+        expected_version: None,
+    };
+    let before = || research(8, NonPreemptible::WithinNominal);
+    handle(&mut speculation, &set(before())).unwrap();
+    let jobs = [Submission::from(fixed.check().unwrap())].into();
+    handle(&mut speculation, &Command::Submit { request: request(9), jobs }).unwrap();
+    schedule(&mut speculation, &mut Budget::new(10_000));
+    assert_warned(&speculation, before(), &[]);
+    assert_warned(
+        &speculation,
+        research(4, NonPreemptible::Never),
+        &[
+            (
+                "GUARANTEE_BELOW_USE",
+                "tenants.research",
+                "uses 8 devices of type h100 in all regions and would be guaranteed 4, and no longer 8",
+            ),
+            ("RUNNING_WITHOUT_RIGHT", "tenants.research", "1 running jobs of tenant research, such as fixed"),
+        ],
+    );
+    let mut draft = before();
+    let now = speculation.now();
+    draft.windows = vec![Window {
+        name: name("repairs"),
+        from: LogTime(0),
+        until: now.plus_ms(60_000),
+        scope: WindowScope { cluster: Some(name("c1")), ..WindowScope::default() },
+        purpose: WindowPurpose::Maintenance,
+    }];
+    let said = "window repairs is open already: 1 job that runs there would be stopped at once";
+    assert_warned(&speculation, draft, &[("WINDOW_STOPS_JOBS", "windows[0]", said)]);
+    // A tenant that is left out is guaranteed nothing, and its jobs have the rights of everybody.
+    let found = warned(&speculation, tenants(vec![("serving", TenantPolicy::default())]));
+    let codes: Vec<&str> = found.iter().map(|warning| warning.code.as_str()).collect();
+    assert_eq!(codes, ["GUARANTEE_BELOW_USE", "RUNNING_WITHOUT_RIGHT", "UNLISTED_TENANTS"], "{found:#?}");
+}

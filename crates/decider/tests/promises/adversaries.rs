@@ -1,0 +1,86 @@
+//! Tenants that try to get more than they are promised, each in one way.
+
+use muster_types::PriorityTier;
+
+use crate::random::Random;
+use crate::world::{HOUR, JobPlan, MINUTE, SECOND, World};
+
+/// What somebody without any promise may try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trick {
+    /// A name of its own for every job.
+    Rename,
+    /// The highest tier there is.
+    MisnameTier,
+    /// Work that says it may not be stopped.
+    NotPreemptible,
+    /// Gangs of every size, so that no two ask for the same.
+    Resize,
+    /// Jobs that say they take a second.
+    LieAboutRunTime,
+    /// Deadlines that are about to pass.
+    Deadline,
+    /// Submitted, cancelled, and submitted once more.
+    Resubmit,
+}
+
+impl Trick {
+    pub const ALL: [Trick; 7] = [
+        Trick::Rename,
+        Trick::MisnameTier,
+        Trick::NotPreemptible,
+        Trick::Resize,
+        Trick::LieAboutRunTime,
+        Trick::Deadline,
+        Trick::Resubmit,
+    ];
+}
+
+/// Fills a fleet of so many devices for as long as the world lasts, and a queue behind it.
+pub fn flood(
+    world: &mut World,
+    random: &mut Random,
+    tenant: &str,
+    kind: &'static str,
+    devices: u64,
+    per_host: u64,
+    tricks: &[Trick],
+) {
+    let mut work_left = devices * world.horizon_ms * 3 / 2;
+    let mut n = 0;
+    while work_left > 0 {
+        n += 1;
+        let name = format!("{tenant}-{n}");
+        let sizes = [1, 1, 1, 2, 4, per_host];
+        let size = sizes[random.below(sizes.len() as u64) as usize].min(per_host);
+        let run_ms = 20 * MINUTE + random.below(4 * HOUR);
+        let at_ms = if random.once_in(2) { 0 } else { random.below(world.horizon_ms / 2) };
+        let mut job = JobPlan::new(at_ms, &name, tenant, kind).gang(1, size as u16);
+        job = job.runs(run_ms, random.once_in(2));
+        job.grace_ms = 5 * SECOND + random.below(30 * SECOND);
+        job.checkpointed = random.once_in(3);
+        if random.once_in(8) {
+            // It could go on with less.
+            job = job.gang(4, (per_host / 4).max(1) as u16);
+            job.workers_min = 1;
+        }
+        if let Some(trick) = random.pick(tricks) {
+            match trick {
+                Trick::Rename => job.tenant = format!("{tenant}-alias-{n}"),
+                Trick::MisnameTier => job.tier = PriorityTier::Critical,
+                Trick::NotPreemptible => job.preemptible = false,
+                Trick::Resize => job.cpu_milli = 10 + random.below(1_000),
+                Trick::LieAboutRunTime => job.expected_ms = Some(SECOND),
+                Trick::Deadline => job.deadline_ms = Some(at_ms + 5 * MINUTE),
+                Trick::Resubmit => {
+                    let mut gone = job.clone();
+                    gone.name = format!("{name}-gone");
+                    gone.cancel_at_ms = Some(at_ms + random.below(30 * MINUTE));
+                    world.submit(gone);
+                }
+            }
+        }
+        work_left = work_left.saturating_sub(job.device_count() * job.run_ms);
+        world.submit(job);
+    }
+}

@@ -1,0 +1,207 @@
+//! G2, G6 and G7 while everything changes under gangs that wait, run and have reserved: the policy, the leader, hosts and
+//! the leader's clock. Nobody is stopped by who has no right to, the state stays sound, no record is refused, and once
+//! there is peace everybody runs to the end.
+
+use muster_types::policy::{
+    NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+};
+use muster_types::{LogTime, PriorityTier};
+
+use crate::drive::{Drive, EPOCH};
+use crate::measure::{Evictions, Observer};
+use crate::random::Random;
+use crate::seeds;
+use crate::world::{Act, HOUR, JobPlan, MINUTE, SECOND, World, hosts, name, tenant};
+
+const HOSTS: usize = 4;
+const DEVICES: u16 = 8;
+
+/// How long there is unrest, and by when everybody is to be done.
+const UNREST_MS: u64 = 3 * HOUR;
+const END_MS: u64 = 30 * HOUR;
+
+/// Looks at the state after every so many passes.
+const LOOK_AFTER_PASSES: u64 = 16;
+
+/// The policy in times of peace: two labs share the fleet, one has two teams, and there are guests.
+fn peace(random: &mut Random) -> PolicyDraft {
+    let mut policy = PolicyDraft::default();
+    let half = HOSTS as u64 * u64::from(DEVICES) / 2;
+    policy.preemption.minimum_run_ms = (1 + random.below(3)) * MINUTE;
+    policy.order.order = if random.once_in(2) { Order::Submission } else { Order::Predicted };
+    let rights = TenantRights {
+        tier_max: Some(PriorityTier::Critical),
+        non_preemptible: Some(NonPreemptible::WithinNominal),
+        deadlines: Some(true),
+    };
+    for (lab, parent, nominal) in [
+        ("lab-a", None, half),
+        ("lab-b", None, half),
+        ("a-1", Some("lab-a"), half / 2),
+        ("a-2", Some("lab-a"), half / 2),
+    ] {
+        policy.tenants.insert(name(lab), TenantPolicy { rights, ..tenant(parent, "h100", nominal) });
+    }
+    policy.tenants.insert(name("guest"), TenantPolicy { rights, ..TenantPolicy::default() });
+    policy
+}
+
+/// The same policy but for one or two things.
+fn changed(random: &mut Random, peace: &PolicyDraft, now: LogTime) -> PolicyDraft {
+    let mut policy = peace.clone();
+    for _ in 0..1 + random.below(2) {
+        match random.below(10) {
+            0 => policy.tenants.values_mut().for_each(|tenant| tenant.quotas.clear()),
+            1 => {
+                for tenant in policy.tenants.values_mut() {
+                    tenant.quotas.iter_mut().for_each(|quota| quota.nominal_milli /= 2);
+                }
+            }
+            2 => {
+                policy.tenants.remove(&name("a-2"));
+            }
+            3 => {
+                for tenant in policy.tenants.values_mut() {
+                    tenant.quotas.iter_mut().for_each(|quota| quota.borrowing_limit_milli = Some(0));
+                }
+            }
+            4 => {
+                for tenant in policy.tenants.values_mut() {
+                    tenant.quotas.iter_mut().for_each(|quota| quota.lending_limit_milli = Some(0));
+                }
+            }
+            5 => policy.tenants.values_mut().for_each(|tenant| tenant.rights = TenantRights::default()),
+            6 => policy.preemption.reclaim_borrowed = false,
+            7 => policy.backfill.reservations_max = random.below(2) as u32,
+            8 => (policy.backfill.reserve_after_ms, policy.backfill.reserve_after_runs_milli) = (0, 0),
+            _ => {
+                let purpose = if random.once_in(2) {
+                    WindowPurpose::Maintenance
+                } else {
+                    WindowPurpose::ReservedFor { tenant: name("lab-b") }
+                };
+                let from = now.plus_ms(random.below(30) * MINUTE);
+                policy.windows.push(Window {
+                    name: name(&format!("w{}", policy.windows.len())),
+                    from,
+                    until: from.plus_ms(HOUR),
+                    scope: WindowScope {
+                        node: Some(name(&format!("h100-{}", random.below(HOSTS as u64)))),
+                        ..WindowScope::default()
+                    },
+                    purpose,
+                });
+            }
+        }
+    }
+    policy
+}
+
+fn world(seed: u64) -> World {
+    let mut random = Random::new(seed ^ 0x0bad);
+    let peace = peace(&mut random);
+    let mut world = World::new(seed, hosts("h100", HOSTS, DEVICES), peace.clone());
+    world.horizon_ms = END_MS;
+    world.tick_ms = MINUTE;
+    let tenants = ["lab-a", "lab-b", "a-1", "a-2", "guest", "stranger"];
+    for n in 0..50 {
+        let whose = tenants[random.below(tenants.len() as u64) as usize];
+        let (workers, devices) =
+            [(1, 1), (1, 1), (1, 2), (1, 4), (2, 4), (1, 8), (2, 8), (3, 8)][random.below(8) as usize];
+        let at = random.below(UNREST_MS);
+        let mut job = JobPlan::new(at, &format!("{whose}-{n}"), whose, "h100").gang(workers, devices);
+        job = job.runs(5 * MINUTE + random.below(HOUR), random.once_in(2));
+        job.grace_ms = SECOND + random.below(2 * MINUTE);
+        job.checkpointed = random.once_in(2);
+        // What must not be stopped never borrows: without nominal quota for it, it would wait for ever.
+        let nominal = match whose {
+            "lab-b" => HOSTS as u64 * u64::from(DEVICES) / 2,
+            "a-1" | "a-2" => HOSTS as u64 * u64::from(DEVICES) / 4,
+            _ => 0,
+        };
+        job.preemptible = job.device_count() > nominal || !random.once_in(3);
+        job.tier = PriorityTier::ALL[random.below(PriorityTier::ALL.len() as u64) as usize];
+        if workers > 1 && random.once_in(3) {
+            job.workers_min = 1;
+        }
+        world.submit(job);
+    }
+    acts(&mut world, &mut random, &peace);
+    world.sorted()
+}
+
+/// Unrest, and peace at the end of it.
+fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
+    let mut jumped = 0;
+    let mut at = 10 * MINUTE;
+    while at < UNREST_MS {
+        let node = random.below(HOSTS as u64) as usize;
+        let act = match random.below(12) {
+            0..=4 => {
+                let now = EPOCH.plus_ms(at + jumped);
+                Act::SetPolicy { policy: Box::new(changed(random, peace, now)) }
+            }
+            5 => Act::SetPolicy { policy: Box::new(peace.clone()) },
+            6 => Act::ChangeLeader,
+            7 => {
+                let ms = HOUR + random.below(12 * HOUR);
+                jumped += ms;
+                Act::Jump { ms }
+            }
+            8 | 9 => {
+                world.acts.push((at + 5 * MINUTE + random.below(30 * MINUTE), Act::Return { node }));
+                Act::Lose { node }
+            }
+            _ => {
+                world.acts.push((at + 5 * MINUTE + random.below(HOUR), Act::EndDrain { node }));
+                Act::Drain { node, deadline_ms: random.once_in(2).then_some(10 * MINUTE) }
+            }
+        };
+        world.acts.push((at, act));
+        at += random.below(25 * MINUTE);
+    }
+    let end = UNREST_MS + 2 * HOUR;
+    world.acts.push((end, Act::SetPolicy { policy: Box::new(peace.clone()) }));
+    world.acts.sort_by_key(|(at, _)| *at);
+}
+
+/// Holds the state against its own rules now and then.
+#[derive(Default)]
+struct Sound {
+    passes: u64,
+}
+
+impl Observer for Sound {
+    fn passed(&mut self, drive: &Drive<'_>) {
+        self.passes += 1;
+        if self.passes.is_multiple_of(LOOK_AFTER_PASSES) {
+            drive.replica.verify().unwrap_or_else(|broken| panic!("{broken:?}; {}", drive.tail()));
+        }
+    }
+}
+
+#[test]
+fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends() {
+    let (mut evictions, mut admitted) = (0, 0);
+    for seed in 0..seeds(2) {
+        let world = world(seed);
+        let mut seen = (Evictions::default(), Sound::default());
+        let drive = Drive::run(&world, &mut seen);
+        assert_eq!(seen.0.wrong.first(), None, "seed {seed}: {} are wrong", seen.0.wrong.len());
+        let left: Vec<String> = drive
+            .open
+            .iter()
+            .map(|place| {
+                let job = drive.records[*place].id.expect("who is open was admitted");
+                let phase = drive.replica.job(job).map(|row| row.phase.clone());
+                let why = muster_decider::explain_job(&drive.replica, drive.log_time(), job);
+                let why = why.map_or(String::new(), |why| why.to_string());
+                format!("{:?}: {phase:?}; {why}", drive.world.jobs[*place])
+            })
+            .collect();
+        assert!(left.is_empty(), "seed {seed}: {} are not over: {}; {}", left.len(), left[0], drive.tail());
+        evictions += seen.0.count;
+        admitted += drive.records.iter().filter(|record| record.id.is_some()).count();
+    }
+    assert!(evictions > 0 && admitted > 0, "worlds have evictions: {evictions} of {admitted} jobs");
+}

@@ -1,0 +1,81 @@
+//! Every command that the documents show is one that this program takes, and every job file one that it reads.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser as _;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// README and the pages of the guide.
+fn pages() -> Vec<PathBuf> {
+    let guide = std::fs::read_dir(root().join("ops/guide")).expect("there is a guide").flatten();
+    let mut pages: Vec<PathBuf> = guide.map(|entry| entry.path()).collect();
+    pages.push(root().join("README.md"));
+    assert!(pages.len() > 4, "{pages:?}");
+    pages
+}
+
+/// The blocks of code in a page, each with its language.
+fn blocks(text: &str) -> Vec<(&str, &str)> {
+    let parts = text.split("\n```").skip(1).step_by(2);
+    parts.filter_map(|part| part.split_once('\n')).collect()
+}
+
+/// The words of a command line without comments, or none for what is no command of ours.
+fn words(line: &str) -> Option<Vec<String>> {
+    let line = line.trim().trim_start_matches("$ ");
+    let command = line.split(" #").next().unwrap_or_default().trim();
+    let command = command.replace(['[', ']'], "");
+    let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    (words.first().is_some_and(|first| first == "muster")).then(|| {
+        // `show|set`: the first of several.
+        for word in &mut words {
+            *word = word.split('|').next().unwrap_or_default().to_owned();
+        }
+        words
+    })
+}
+
+#[test]
+fn commands_of_the_documents_are_commands() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).expect("a page is text");
+        for (_, block) in blocks(&text) {
+            for words in block.lines().filter_map(words) {
+                checked += 1;
+                let parsed = crate::Arguments::try_parse_from(&words);
+                if let Ok(crate::Arguments { command: crate::Command::Unknown(_), .. }) = parsed {
+                    panic!("{}: {}: there is no such command", page.display(), words.join(" "));
+                }
+                if let Err(error) = parsed {
+                    use clap::error::ErrorKind::{DisplayHelp, MissingRequiredArgument, MissingSubcommand};
+                    // A line that names a command without its arguments names it all the same.
+                    let is_named = [DisplayHelp, MissingRequiredArgument, MissingSubcommand];
+                    let is_help = is_named.contains(&error.kind())
+                        || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+                    assert!(is_help, "{}: {}: {error}", page.display(), words.join(" "));
+                }
+            }
+        }
+    }
+    assert!(checked > 30, "{checked} commands");
+}
+
+#[test]
+fn job_files_of_the_documents_are_job_files() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).expect("a page is text");
+        for (language, block) in blocks(&text) {
+            if language.trim() == "yaml" && block.contains("kind: Job") {
+                checked += 1;
+                let read = crate::manifest::parse(block.as_bytes(), 0);
+                assert!(read.is_ok(), "{}: {:?}", page.display(), read.err());
+            }
+        }
+    }
+    assert!(checked > 0, "no job file is shown");
+}

@@ -1,0 +1,225 @@
+//! The policy in the state: guard and fold of the records that set it, and the times that its rules ask about.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use muster_journal::{RearrangeCause, RequestKey, StopCause};
+use muster_types::policy::{NonPreemptible, Policy, PolicyRules, Rights, TenantLimits};
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
+
+use crate::apply::{Effect, State};
+use crate::guard::{GuardError, require};
+use crate::rows::{JobTimes, Phase, PolicyRow, RequestAnswer};
+
+/// What a tenant lacks for a job of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingRight {
+    /// To name the job's tier.
+    Tier {
+        /// The highest that it may name.
+        most: PriorityTier,
+    },
+    /// To say that policy must not stop it.
+    NonPreemptible,
+}
+
+impl MissingRight {
+    /// What a job needs beyond these rights.
+    #[must_use]
+    pub fn of(rights: Rights, spec: &JobSpec) -> Option<MissingRight> {
+        if spec.tier > rights.tier_max {
+            return Some(MissingRight::Tier { most: rights.tier_max });
+        }
+        let is_refused = !spec.preemptible && rights.non_preemptible == NonPreemptible::Never;
+        is_refused.then_some(MissingRight::NonPreemptible)
+    }
+}
+
+/// A limit of a tenant that some submitted jobs would break.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExceededLimit {
+    /// Whose.
+    pub tenant: Name,
+    /// Its name in a policy.
+    pub limit: &'static str,
+    /// How many jobs it may have.
+    pub most: u32,
+    /// How many it has.
+    pub held: u64,
+}
+
+/// The first format in which tenants have rights, and the guard keeps what they are promised.
+pub(crate) const RULES_FORMAT: u16 = 5;
+
+impl State {
+    /// Whether the format in force knows rights of tenants, and its guard keeps what they are promised.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.meta.format >= RULES_FORMAT
+    }
+
+    /// The id of the `ordinal`-th job that the record at `index` submits. Since format 5, no other generation of the cluster
+    /// gives it, so that what a recovery lost is never taken for what came after it.
+    ///
+    /// # Panics
+    /// When the ordinal is out of bounds: the guard has checked the batch before.
+    #[must_use]
+    pub fn job_id(&self, index: LogIndex, ordinal: usize) -> JobId {
+        if self.has_rules() {
+            JobId::derive_in(self.generation(), index, ordinal)
+        } else {
+            JobId::derive(index, ordinal)
+        }
+    }
+
+    /// The first of some submitted jobs that asks for more than the policy lets its tenant, by its place among them,
+    /// and what it asks for.
+    #[must_use]
+    pub fn missing_right<'a>(
+        &self,
+        specs: impl IntoIterator<Item = &'a JobSpec>,
+    ) -> Option<(usize, MissingRight)> {
+        let policy = &self.policy.policy;
+        // The members of an array stand side by side: the tree is asked once for all of them.
+        let mut known: Option<(&Name, Rights)> = None;
+        for (place, spec) in specs.into_iter().enumerate() {
+            let rights = match known {
+                Some((tenant, rights)) if *tenant == spec.tenant => rights,
+                _ => policy.rights(&spec.tenant),
+            };
+            known = Some((&spec.tenant, rights));
+            if let Some(missing) = MissingRight::of(rights, spec) {
+                return Some((place, missing));
+            }
+        }
+        None
+    }
+
+    /// The first limit of a tenant that these jobs would break together.
+    #[must_use]
+    pub fn exceeded_limit<'a>(&self, specs: impl IntoIterator<Item = &'a JobSpec>) -> Option<ExceededLimit> {
+        let policy = &self.policy.policy;
+        if !policy.has_rules()
+            || policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default())
+        {
+            return None;
+        }
+        let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
+        for spec in specs {
+            *new.entry(&spec.tenant).or_default() += 1;
+        }
+        new.into_iter().find_map(|(tenant, new)| {
+            let load = self.queue(tenant).map(|queue| queue.load).unwrap_or_default();
+            let limits = policy.limits(tenant);
+            let checked = [
+                ("pendingJobs", limits.pending_jobs, load.pending_jobs),
+                ("unfinishedJobs", limits.unfinished_jobs, load.pending_jobs + load.active_jobs),
+            ];
+            checked.into_iter().find_map(|(limit, most, held)| {
+                let most = most.filter(|most| held + new > u64::from(*most))?;
+                Some(ExceededLimit { tenant: tenant.clone(), limit, most, held })
+            })
+        })
+    }
+
+    /// Directly behind the policy that it belongs to, and sound together with that.
+    pub(crate) fn check_policy_rules(&self, rules: &PolicyRules) -> Result<(), GuardError> {
+        require(self.policy.version == self.meta.log_index, GuardError::NothingToDo)?;
+        require(self.policy.policy.with_rules(rules).is_some(), GuardError::Limit)
+    }
+
+    /// The version is the record's own index. Until its rules are set nobody is asked for rights.
+    pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::PolicySet);
+        self.policy.version = self.meta.log_index;
+        self.policy.set_at = self.meta.log_time;
+        self.policy_rules.remove(&());
+        self.take_policy(policy.without_rules())
+    }
+
+    pub(crate) fn fold_policy_rules(&mut self, rules: &PolicyRules) -> Vec<Effect> {
+        let policy = self.policy.policy.with_rules(rules).expect("the guard has seen the rules");
+        self.policy_rules.insert((), rules.clone());
+        self.take_policy(policy)
+    }
+
+    /// A cluster for which nobody has set a policy yet gets the one of the new format with it. One that somebody has
+    /// set stays as it is: no upgrade takes rights away.
+    pub(crate) fn fold_format(&mut self, format: u16) -> Vec<Effect> {
+        let before = core::mem::replace(&mut self.meta.format, format);
+        let mut effects = vec![Effect::ClusterChanged];
+        if before < RULES_FORMAT
+            && format >= RULES_FORMAT
+            && self.policy.version == PolicyRow::default().version
+        {
+            let policy = Policy::default();
+            self.policy_rules.insert((), policy.rules());
+            effects.extend(self.take_policy(policy));
+        }
+        effects
+    }
+
+    /// What is in use counts against the new policy from now on.
+    fn take_policy(&mut self, policy: Policy) -> Vec<Effect> {
+        self.policy.policy = Arc::new(policy);
+        let mut indexes = self.indexes.clone();
+        self.count_quotas(&mut indexes);
+        self.indexes = indexes;
+        self.rehome_usage();
+        vec![Effect::PolicyChanged]
+    }
+
+    /// A restored policy, as its own record and the one behind it say; none when the two do not go together.
+    pub(crate) fn complete_policy(&mut self) -> Option<()> {
+        let policy = match self.policy_rules.get(&()) {
+            Some(rules) => self.policy.policy.with_rules(rules)?,
+            None => self.policy.policy.without_rules(),
+        };
+        self.policy.policy = Arc::new(policy);
+        Some(())
+    }
+
+    /// The workers of a gang were told to stop.
+    pub(crate) fn note_stopping(&mut self, job: JobId) {
+        let now = self.meta.log_time;
+        self.change_times(job, |times| times.stopping_since = Some(now));
+    }
+
+    /// Nothing of a gang that was being stopped runs any more. To be called while its row still says why it stopped.
+    pub(crate) fn note_stopped(&mut self, job: JobId) {
+        let now = self.meta.log_time;
+        let cause = self.jobs.get(&job).map(|row| row.phase.clone());
+        let preempted =
+            matches!(cause, Some(Phase::Stopping(StopCause::Rearranged(RearrangeCause::Preempted { .. }))));
+        self.change_times(job, |times| {
+            times.stopping_since = None;
+            if preempted {
+                times.preempted_at = Some(now);
+            }
+        });
+    }
+
+    /// By when the workers of a gang that is being stopped should have been killed: once its grace is over.
+    pub(crate) fn kill_time(&self, job: JobId, times: &JobTimes) -> Option<LogTime> {
+        Some(times.stopping_since?.plus_ms(self.stop_grace_ms(job)))
+    }
+
+    pub(crate) fn change_times(&mut self, job: JobId, change: impl FnOnce(&mut JobTimes)) {
+        if !self.has_rules() {
+            return;
+        }
+        let before = self.times(job);
+        let mut times = before;
+        change(&mut times);
+        if before.stopping_since != times.stopping_since {
+            self.kill_time(job, &before).inspect(|at| _ = self.indexes.killed_by.remove(&(*at, job)));
+            self.kill_time(job, &times).inspect(|at| self.indexes.killed_by.insert((*at, job)));
+        }
+        if times.is_blank() {
+            self.times.remove(&job);
+        } else if times != before {
+            self.times.insert(job, times);
+        }
+    }
+}

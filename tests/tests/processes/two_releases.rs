@@ -1,0 +1,228 @@
+//! A rolling upgrade from the release before, with its own programs: replicas, agents and clients.
+
+use muster_client::{Client, Read};
+use muster_example::intervals;
+use muster_wire::v1::{self, JobPhase};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::support::{
+    Agents, Cluster, Load, accelerators, all_jobs, eventually, heavy, is_finished, job, previous_release,
+    run_program_to_end, say, wait_for_job, work,
+};
+
+/// The newest record format of this release.
+const NEWEST: u32 = muster_journal::FORMAT_MAX as u32;
+/// Between two submissions: the jobs run, on a machine that has replicas and agents besides.
+const PERIOD: Duration = Duration::from_millis(400);
+/// How long a gang runs that sees the whole upgrade.
+const LONG_MS: u64 = 30_000;
+/// So much later than the test is over.
+const NOT_BEFORE: Duration = Duration::from_secs(24 * 3_600);
+const HOSTS: [&str; 2] = ["h1", "h2"];
+
+/// The command line of the release before, submitting all the time.
+struct OlderClient {
+    stop: watch::Sender<bool>,
+    ids: JoinHandle<Vec<String>>,
+}
+
+impl OlderClient {
+    fn start(program: &Path, cluster: &Cluster) -> OlderClient {
+        let (stop, mut stopped) = watch::channel(false);
+        let (program, endpoints) = (program.to_owned(), cluster.endpoints().join(","));
+        let file = cluster.scratch.path().join("older.yaml");
+        let text = "apiVersion: muster.dev/v1\nkind: Job\nmetadata:\n  name: older\nspec:\n  command: [\"true\"]\n  cpu: 100m\n  memory: 1Mi\n";
+        std::fs::write(&file, text).expect("writing a job file");
+        let ids = tokio::spawn(async move {
+            let mut ids = Vec::new();
+            let file = file.to_str().expect("the test's folder is text");
+            while !*stopped.borrow() {
+                let name = format!("older-{}", ids.len());
+                let words = ["--endpoint", &endpoints, "--quiet", "submit", file, "--name", &name];
+                let ran = run_program_to_end(&program, &words, "").await;
+                assert_eq!(ran.code, Some(0), "the command of the release before: {ran:#?}");
+                ids.push(ran.out.trim().to_owned());
+                tokio::select! {
+                    () = tokio::time::sleep(PERIOD) => {}
+                    _ = stopped.changed() => {}
+                }
+            }
+            ids
+        });
+        OlderClient { stop, ids }
+    }
+
+    /// Ends it; the jobs that were acknowledged.
+    async fn finish(self) -> Vec<String> {
+        self.stop.send_replace(true);
+        self.ids.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+    }
+}
+
+/// What a submission can say in every part of its message, as both releases know it.
+fn full(name: &str) -> v1::JobSpec {
+    let mut spec = job(name, &["sleep", "0"]);
+    spec.tier = "batch".to_owned();
+    spec.regions = vec!["region-1".to_owned()];
+    spec.run_time_limit_ms = 60_000;
+    spec.stop_grace_ms = Some(1_234);
+    spec.failure_retries_max = 2;
+    spec.checkpoint_directory = "/checkpoints".to_owned();
+    spec.working_directory = "/work".to_owned();
+    let host = v1::LabelValues { values: vec!["h1".to_owned()] };
+    spec.node_selector.insert("host".to_owned(), host);
+    // Nothing of it ever runs.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is behind 1970");
+    spec.not_before_ms = (now + NOT_BEFORE).as_secs() * 1_000;
+    spec.tolerations = vec!["spot".to_owned()];
+    spec.expected_run_ms = 40_000;
+    let limits = [("node_fault".to_owned(), 7)].into();
+    let retry =
+        v1::RetryRules { limits, backoff_ms: Some(77), backoff_max_ms: Some(7_777), avoid_ms: Some(77_777) };
+    let checkpoint = v1::CheckpointRules { save_ms: 500, ..Default::default() };
+    spec.contract = Some(v1::JobContract {
+        launch: "torchrun".to_owned(),
+        retry: Some(retry),
+        checkpoint: Some(checkpoint),
+        spares: 1,
+        preflight: "off".to_owned(),
+        ..Default::default()
+    });
+    if let Some(group) = spec.groups.first_mut() {
+        group.workers = 2;
+        group.environment.insert("KEY".to_owned(), "value".to_owned());
+        group.accelerators = Some(accelerators("h100", 1));
+    }
+    spec
+}
+
+async fn submitted(client: &Client, spec: v1::JobSpec) -> String {
+    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    let answer = client.submit_job(request).await.expect("it is taken");
+    answer.job_ids.into_iter().next().expect("a job has an id")
+}
+
+async fn spec_of(client: &Client, id: &str) -> v1::JobSpec {
+    let request = v1::GetJobRequest { job_id: id.to_owned(), read: None };
+    let job = client.get_job(request).await.expect("it is there").job.expect("it is said");
+    job.spec.expect("a job has a spec")
+}
+
+/// A submission that one replica passes on to a leader of another release is what it would be there at once.
+async fn nothing_is_dropped_on_the_way(cluster: &Cluster, follower: usize, leader: usize) {
+    let name = format!("full-{follower}-{leader}");
+    let spec = full(&name);
+    let there = submitted(&cluster.client_of(leader), spec.clone()).await;
+    let passed_on = submitted(&cluster.client_of(follower), spec).await;
+    let client = cluster.client().reading(Read::linearizable());
+    let (there, passed_on) = (spec_of(&client, &there).await, spec_of(&client, &passed_on).await);
+    assert_eq!(there, passed_on, "replica {follower} passed on another submission to {leader}");
+    let group = passed_on.groups.first().expect("it has a group");
+    assert_eq!(group.environment.get("KEY").map(String::as_str), Some("value"), "{passed_on:#?}");
+}
+
+async fn lead(cluster: &Cluster, at: usize) {
+    let id = cluster.replicas[at].id.to_string();
+    eventually(&format!("replica {at} does not take over"), || async {
+        let ran = cluster.operate(&["cluster", "transfer", "--to", &id]).await;
+        (ran.code == Some(0) && cluster.leader().await == at).then_some(())
+    })
+    .await;
+}
+
+async fn succeeded_at_once(client: &Client, id: &str) {
+    let ended = wait_for_job(client, id, is_finished).await;
+    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 1, 0), "{ended:#?}");
+}
+
+/// Upgrades one replica after the other, and changes the leader at each step: to the new release, and back to
+/// the old one as long as there is one.
+async fn upgrade_replicas(cluster: &mut Cluster, load: &mut Load) {
+    for at in 0..3 {
+        cluster.stop(at).await;
+        load.progress().await;
+        cluster.set_program(at, None);
+        cluster.start_replica(at);
+        let seen = cluster.client().seen_log_index();
+        cluster.caught_up(at, seen).await;
+        load.progress().await;
+        lead(cluster, at).await;
+        load.progress().await;
+        if let Some(old) = (at + 1..3).next() {
+            nothing_is_dropped_on_the_way(cluster, old, at).await;
+            lead(cluster, old).await;
+            load.progress().await;
+            nothing_is_dropped_on_the_way(cluster, at, old).await;
+        }
+    }
+}
+
+async fn raise_the_format(cluster: &Cluster) {
+    let raised = format!("record format {NEWEST} is in force\n");
+    eventually("the format is not raised", || async {
+        let ran = cluster.operate(&["cluster", "upgrade"]).await;
+        (ran.code == Some(0) && ran.out == raised).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_release_before_takes_part_in_a_rolling_upgrade_to_this_one() {
+    let previous: PathBuf = match previous_release() {
+        Ok(previous) => previous,
+        Err(why) => return say(&format!("skipped: an upgrade from the release before: {why}")),
+    };
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::lay_out(3);
+    for at in 0..3 {
+        cluster.set_program(at, Some(&previous));
+        cluster.start_replica_first(at);
+    }
+    cluster.leader().await;
+    let mut agents = Agents::start_of(&previous, &cluster, &HOSTS).await;
+    let folder = cluster.scratch.path().join("evidence");
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    let client = cluster.client();
+    let through = submitted(&client, work("through", &folder, LONG_MS, 0, (2, 1))).await;
+    wait_for_job(&client, &through, |job| job.phase() == JobPhase::Running).await;
+    let mut load = Load::start_every(PERIOD, &cluster);
+    let older = OlderClient::start(&previous, &cluster);
+    load.progress().await;
+
+    upgrade_replicas(&mut cluster, &mut load).await;
+    raise_the_format(&cluster).await;
+    load.progress().await;
+    // Agents of the release before go on under the new format, and give way to new ones below their workers.
+    let after = submitted(&client, work("after", &folder, LONG_MS / 2, 0, (2, 1))).await;
+    wait_for_job(&client, &after, |job| job.phase() == JobPhase::Running).await;
+    agents.set_program(None);
+    for host in HOSTS {
+        agents.kill(host).await;
+        agents.start_agent(host);
+        agents.wait_status(host, v1::NodeStatus::Up).await;
+        load.progress().await;
+    }
+    let shared = submitted(&client, work("new", &folder, 10, 0, (2, 1))).await;
+    for id in [&through, &after, &shared] {
+        succeeded_at_once(&client, id).await;
+    }
+
+    let ids = older.finish().await;
+    let acknowledged = load.finish().await;
+    let there = all_jobs(&cluster.client().reading(Read::linearizable())).await;
+    let there: BTreeSet<&str> = there.iter().map(|job| job.id.as_str()).collect();
+    for id in &ids {
+        assert!(there.contains(id.as_str()), "{id} was acknowledged to a client of the release before");
+    }
+    let report = intervals::check(&intervals::read(&folder).expect("evidence can be read"));
+    assert!(report.overlaps.is_empty(), "{report}");
+    cluster.assert_digests_agree().await;
+    say(&format!(
+        "two releases: {acknowledged} submissions of this one and {} of the one before acknowledged, none lost",
+        ids.len()
+    ));
+}
