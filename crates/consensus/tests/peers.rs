@@ -160,8 +160,10 @@ async fn a_peer_of_before_a_recovery_is_refused_and_a_blank_replica_takes_the_ge
     assert_eq!(consensus.generation(), 1);
     let append =
         |generation| wire::AppendRequest { peer: of(generation), vote: leader, ..Default::default() };
-    client.append(futures::stream::iter([append(4)])).await.unwrap();
+    let mut answers = client.append(futures::stream::iter([append(4)])).await.unwrap().into_inner();
     assert_eq!(consensus.generation(), 4);
+    // Until the leader's vote is stored it is blank, and would take over a generation that is newer still.
+    answers.message().await.unwrap().expect("an answer to what was appended");
     // Now it is of that generation, and has a vote: neither an older nor a newer one is believed.
     for (generation, name) in [(3, "old-generation"), (5, "newer-generation")] {
         let refused = client.append(futures::stream::iter([append(generation)])).await.unwrap_err();

@@ -295,7 +295,13 @@ impl Future {
             borrowers.filter(|quota| quota.borrows()).map(KeptQuota::tenant).collect();
         let behind = borrowers.into_iter().filter(|other| is_promised_beside(state, spec, other));
         let behind: BTreeSet<Name> = behind.cloned().collect();
+        // Of two gangs of a tier that both have room kept, the one that was promised its start first goes before the
+        // other: each would keep the other out otherwise, for ever, once both have slipped.
+        let own = self.own.as_ref().filter(|own| own.job == job && own.is_kept);
+        let own = own.map(|own| (overdue.unwrap_or(LogTime(u64::MAX)), own.promised_at, job));
         let goes_before = |other: &Reservation| {
+            let theirs = (other.overdue_since.unwrap_or(LogTime(u64::MAX)), other.promised_at, other.job);
+            let is_owed_first = other.is_kept && own.is_some_and(|own| own < theirs);
             let quota = other.quota.as_ref().filter(|quota| quota.borrows());
             let gives_way = quota.is_some_and(|quota| behind.contains(quota.tenant()));
             let is_later =
@@ -305,7 +311,8 @@ impl Future {
                 let asked = state.spec(other.job).map(|other| other.device_milli());
                 asked.is_some_and(|asked| asked <= spec.device_milli())
             };
-            spec.tier > other.tier || gives_way || is_ahead || (spec.tier == other.tier && is_later)
+            let is_before_in_tier = is_later || is_owed_first;
+            spec.tier > other.tier || gives_way || is_ahead || (spec.tier == other.tier && is_before_in_tier)
         };
         if self.holds.is_none() && !self.reservations.iter().any(goes_before) {
             self.holds = Some(self.node_holds(&|_| true));

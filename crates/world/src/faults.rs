@@ -191,7 +191,6 @@ impl Faults {
             self.start_all().await;
         }
         let stops = chance(500);
-        let then = runtime::clock_of(leader);
         event("fault", format_args!("leader n{leader} paused, its clock too {stops}"));
         runtime::freeze(leader);
         let begun = elapsed_ms();
@@ -209,7 +208,7 @@ impl Faults {
         sleep_ms(below(3_000)).await;
         event("fault", format_args!("n{leader} goes on"));
         if stops {
-            runtime::thaw_at(leader, then)
+            runtime::thaw_without_time(leader)
         } else {
             runtime::thaw(leader)
         }

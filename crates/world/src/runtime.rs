@@ -71,7 +71,8 @@ struct World {
     ready: BTreeSet<u64>,
     timers: BTreeMap<(u64, u64), Waker>,
     next_timer: u64,
-    frozen: BTreeSet<Host>,
+    /// With what its clock said when it was.
+    frozen: BTreeMap<Host, u64>,
     /// Runnable tasks of frozen hosts.
     held: BTreeSet<u64>,
     rates: BTreeMap<Host, Rate>,
@@ -323,7 +324,10 @@ pub fn kill(host: Host) {
 
 /// Stops everything on a host until [`thaw`]; the clocks go on.
 pub fn freeze(host: Host) {
-    with(|world| world.frozen.insert(host));
+    with(|world| {
+        let since = local(world, host, world.now);
+        world.frozen.entry(host).or_insert(since);
+    });
 }
 
 /// Lets a host go on.
@@ -342,24 +346,20 @@ pub fn thaw(host: Host) {
     });
 }
 
-/// Lets a host go on as if no time had passed since `local`, which its clock said when it was frozen: a virtual machine
-/// whose hypervisor paused it and does not tell.
-pub fn thaw_at(host: Host, local: u64) {
+/// Lets a frozen host go on as if no time had passed since it was frozen: a virtual machine whose hypervisor paused it and
+/// does not tell. A clock never goes back: a host that was let go on meanwhile keeps its time.
+pub fn thaw_without_time(host: Host) {
     with(|world| {
+        let Some(local) = world.frozen.get(&host).copied() else { return };
         let ppm = world.rates.get(&host).map_or(0, |rate| rate.ppm);
         world.rates.insert(host, Rate { global: world.now, local, ppm });
     });
     thaw(host);
 }
 
-/// What a host's monotonic clock says, in nanoseconds.
-pub fn clock_of(host: Host) -> u64 {
-    with(|world| local(world, host, world.now))
-}
-
 /// Whether a host stands still.
 pub fn is_frozen(host: Host) -> bool {
-    with(|world| world.frozen.contains(&host))
+    with(|world| world.frozen.contains_key(&host))
 }
 
 enum Next {
@@ -382,7 +382,7 @@ fn next() -> Next {
         let Some(id) = world.ready.iter().nth(place as usize).copied() else { return Next::Again };
         world.ready.remove(&id);
         let Some(task) = world.tasks.get_mut(&id) else { return Next::Again };
-        if world.frozen.contains(&task.host) {
+        if world.frozen.contains_key(&task.host) {
             world.held.insert(id);
             return Next::Again;
         }

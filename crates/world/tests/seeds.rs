@@ -18,10 +18,6 @@ fn seeds() -> u64 {
     asked.unwrap_or(SEEDS)
 }
 
-/// Seeds whose finding is not mended yet, each counted as skipped. In the first three a few jobs wait for ever after the
-/// heal, though the nodes are up; in the last one the simulated clock of a paused replica goes back under openraft.
-const OPEN: [u64; 4] = [77, 142, 254, 328];
-
 /// Before any seed is believed.
 #[test]
 fn the_same_seed_twice_is_the_same_run_to_the_last_event() {
@@ -61,14 +57,6 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
     };
     let summary = swarm(extent, |report| println!("{}", report.replay_line()));
     for report in &summary.failed {
-        if OPEN.contains(&report.settings.seed) {
-            println!(
-                "\nskipped: {} still fails:\n  {}",
-                report.replay_line(),
-                report.violations.join("\n  ")
-            );
-            continue;
-        }
         failed.push(format!("{}\n  {}", report.replay_line(), report.violations.join("\n  ")));
     }
     println!(

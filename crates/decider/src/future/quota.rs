@@ -29,6 +29,24 @@ impl KeptQuota {
         self.without.is_some()
     }
 
+    /// What it leaves a tenant when it starts, in thousandths of devices.
+    fn left_for(
+        &self,
+        capacity: &impl Fn(&Name, Option<&Name>) -> u64,
+        tenant: &Name,
+        kind: &Name,
+        region: &Name,
+    ) -> u64 {
+        let beside = self.usage.room(capacity, tenant, kind, region).total_milli();
+        let nominal = |without: &QuotaUsage| without.room(capacity, tenant, kind, region).nominal_milli;
+        self.without.as_ref().map_or(beside, |without| beside.max(nominal(without)))
+    }
+
+    /// Whether it takes devices of a type.
+    fn takes(&self, kind: &Name) -> bool {
+        self.charge.iter().any(|(taken, _)| taken == kind)
+    }
+
     /// Whose it is.
     pub(super) fn tenant(&self) -> &Name {
         &self.tenant
@@ -64,19 +82,13 @@ impl Future {
         let from = if reservation.is_closed() { self.now } else { reservation.start.at };
         let mut seen: BTreeSet<(&Name, &Name)> = BTreeSet::new();
         for (key, _) in state.pools() {
-            let Some(kind) =
-                key.kind.as_ref().filter(|kind| quota.charge.iter().any(|(taken, _)| taken == *kind))
-            else {
+            let Some(kind) = key.kind.as_ref().filter(|kind| quota.takes(kind)) else {
                 continue;
             };
             if !seen.insert((kind, &key.region)) {
                 continue;
             }
-            let beside = quota.usage.room(capacity, tenant, kind, &key.region).total_milli();
-            let nominal =
-                |without: &QuotaUsage| without.room(capacity, tenant, kind, &key.region).nominal_milli;
-            let room = quota.without.as_ref().map_or(beside, |without| beside.max(nominal(without)));
-            holds.keep_quota(from, kind, &key.region, room);
+            holds.keep_quota(from, kind, &key.region, quota.left_for(&capacity, tenant, kind, &key.region));
         }
     }
 
@@ -104,13 +116,25 @@ impl Future {
         self.make_ends(state, budget);
         let mut usage = state.quota_usage().clone();
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-        let room = |usage: &QuotaUsage| usage.room(capacity, &spec.tenant, kind, region).total_milli();
         let need = spec.device_milli();
+        // A closed reservation keeps its quota from now on, as [`Future::keep_quota`] does: a start before it that took
+        // of that would be found at every turn, and never be had.
+        let closed = self.reservations.iter().filter(|other| other.is_closed());
+        let closed = closed.filter_map(|other| Some((other.start.at, other.quota.as_ref()?)));
+        let mut closed: Vec<(LogTime, u64)> = closed
+            .filter(|(at, quota)| *at > self.now && quota.takes(kind))
+            .map(|(at, quota)| (at, quota.left_for(&capacity, &spec.tenant, kind, region)))
+            .collect();
+        closed.sort_unstable();
+        let room = |usage: &QuotaUsage, closed: &[(LogTime, u64)]| {
+            let left = usage.room(capacity, &spec.tenant, kind, region).total_milli();
+            closed.iter().fold(left, |left, (_, most)| left.min(*most))
+        };
         let mut takes = self.quota_events(kind);
         takes.sort_unstable_by_key(|(at, takes, reservation)| (*at, *takes, reservation.job));
         let mut takes = takes.into_iter().peekable();
         let mut ends = self.ends.iter().flatten().copied().peekable();
-        let mut steps = alloc::vec![(self.now, room(&usage))];
+        let mut steps = alloc::vec![(self.now, room(&usage, &closed))];
         let mut looked_at = 0;
         loop {
             let last = steps.last().map_or(0, |(_, milli)| *milli);
@@ -119,7 +143,10 @@ impl Future {
             }
             let next = [ends.peek().map(|(at, _)| *at), takes.peek().map(|(at, ..)| *at)];
             let Some(at) = next.into_iter().flatten().min() else { break };
-            let mut is_changed = false;
+            // Its own start counts it from then on.
+            let begun = closed.partition_point(|(start, _)| *start <= at);
+            let mut is_changed = begun > 0;
+            closed.drain(..begun);
             while let Some((_, job)) = ends.next_if(|(end, _)| *end <= at) {
                 looked_at += 1;
                 is_changed |= end_use(state, &mut usage, job, kind, budget);
@@ -133,7 +160,7 @@ impl Future {
                 is_changed = true;
             }
             if is_changed {
-                let milli = room(&usage);
+                let milli = room(&usage, &closed);
                 if milli != last {
                     steps.push((at, milli));
                 }
@@ -147,8 +174,7 @@ impl Future {
     fn quota_events(&self, kind: &Name) -> Vec<(LogTime, bool, &Reservation)> {
         let mut events = Vec::new();
         for reservation in &self.reservations {
-            let takes = |quota: &KeptQuota| quota.charge.iter().any(|(taken, _)| taken == kind);
-            if reservation.quota.as_ref().is_some_and(takes) {
+            if reservation.quota.as_ref().is_some_and(|quota| quota.takes(kind)) {
                 events.push((reservation.start.at.max(self.now), true, reservation));
                 events.extend(reservation.until.map(|until| (until.max(self.now), false, reservation)));
             }
