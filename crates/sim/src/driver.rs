@@ -4,12 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, Founding, Pass, Speculation, explain_briefly, handle, schedule, tick};
+use muster_decider::{
+    Answer, Command, Founding, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule, tick,
+};
 use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
 use muster_state::{GangStanding, Leadership, NodeStatus, NominalCover, State};
 use muster_types::demand::THROUGHPUT_MILLI;
-use muster_types::policy::PolicyDraft;
+use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
     JobDraft, JobId, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
@@ -203,6 +205,18 @@ impl<'a> Driver<'a> {
             driver.register(driver.hosts.len() - 1).map_err(|violation| refused(vec![violation]))?;
         }
         Ok(driver)
+    }
+
+    /// What an operator should know of the policy before a job comes: the worst first.
+    pub(crate) fn policy_warnings(&self, policy: &Policy) -> Vec<String> {
+        let found = policy_warnings(self.speculation.state(), policy);
+        let more =
+            (found.left_out > 0).then(|| format!("and {} more warnings about the policy", found.left_out));
+        let listed = found.listed.iter().map(|warning| match warning.field.as_str() {
+            "" => warning.to_string(),
+            field => format!("{field}: {warning}"),
+        });
+        listed.chain(more).collect()
     }
 
     fn set_policy(&mut self, settings: PolicyDraft) {

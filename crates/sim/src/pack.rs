@@ -63,6 +63,8 @@ pub struct Report {
     pub scheduler_s: f64,
     /// The policy.
     pub policy: String,
+    /// What an operator should know of the policy on this fleet.
+    pub notes: Vec<String>,
     /// By tenant, by name.
     pub tenants: Vec<PackedTenant>,
     /// The score at 100 %, unless less arrived.
@@ -133,6 +135,7 @@ pub fn pack(
         says_why: policy.whole().is_some(),
         tenants: BTreeMap::new(),
     };
+    let notes = policy.whole().map_or(Vec::new(), |policy| fill.driver.policy_warnings(policy));
     let (mut arrived_milli, mut allocated_milli, mut count) = (0, 0, 0);
     let mut curve = Curve { capacity_milli, points: vec![0.0] };
     for place in order {
@@ -162,6 +165,7 @@ pub fn pack(
         unplaced: fill.unplaced,
         scheduler_s: seconds(fill.driver.time()),
         policy: policy.to_string(),
+        notes,
         tenants,
         allocated_percent_at_100: points.get(100).copied(),
         allocated_percent_at_130: points.get(ARRIVED_PERCENT_MAX).copied(),

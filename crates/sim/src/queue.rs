@@ -186,7 +186,7 @@ pub struct Report {
     pub unfinished_by_reason: Vec<ByReason>,
     /// By tenant, those that held most first.
     pub tenants: Vec<TenantReport>,
-    /// What of the policy the replay could not show.
+    /// What an operator should know of the policy, and what of it the replay could not show.
     pub notes: Vec<String>,
     /// Seconds in which some job waited or ran.
     pub present_s: f64,
@@ -284,8 +284,10 @@ pub fn queue(
         *capacity.entry(driver.region_of_node(place).clone()).or_default() +=
             u64::from(node.accel_count) * 1_000;
     }
+    let warnings = options.policy.whole().map_or(Vec::new(), |policy| driver.policy_warnings(policy));
     let mut replay = Replay {
         driver,
+        warnings,
         tally: Tally::new(capacity),
         tenants: Tenants::default(),
         wakes: Wakes::of(&options),
@@ -370,6 +372,8 @@ impl Wakes {
 
 struct Replay<'a> {
     driver: Driver<'a>,
+    /// What is worth knowing of the policy before a job comes.
+    warnings: Vec<String>,
     tally: Tally,
     tenants: Tenants,
     wakes: Wakes,
@@ -650,7 +654,7 @@ impl Replay<'_> {
     /// What of the policy the trace has nothing of, and what of the trace the policy does not name.
     fn notes(&self) -> Vec<String> {
         let Some(policy) = self.options.policy.whole() else { return Vec::new() };
-        let mut notes = Vec::new();
+        let mut notes = self.warnings.clone();
         let mut add = |names: Vec<&Name>, text: &str| {
             if !names.is_empty() {
                 let first: Vec<&str> = names.iter().take(EXAMPLES_MAX).map(|name| name.as_str()).collect();

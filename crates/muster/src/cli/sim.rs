@@ -322,6 +322,9 @@ fn print_pack(console: &Console, report: &pack::Report) -> Result<(), Failure> {
     for (code, count) in &report.unplaced.no_room_by_reason {
         console.line(&format!("{count} would have waited: {code}"))?;
     }
+    for note in &report.notes {
+        console.line(&format!("note: {note}"))?;
+    }
     console.line("")?;
     console.line("Allocated percent while so much has arrived:")?;
     let mut grid = Grid::new(vec!["ARRIVED", "+0", "+1", "+2", "+3", "+4", "+5", "+6", "+7", "+8", "+9"]);

@@ -163,11 +163,21 @@ fn windows_open_and_close_at_their_times_of_the_trace() {
     let later = Options { start_ms: at(24).0, ..under(draft) };
     let report = replay(&files, later);
     assert_eq!(report.queueing.max_s, 0.0);
+    assert!(report.notes[0].contains("WINDOW_OVER"), "{:?}", report.notes);
     assert!(
-        report.notes[0].contains("never open") && report.notes[0].contains("upkeep"),
+        report.notes[1].contains("never open") && report.notes[1].contains("upkeep"),
         "{:?}",
         report.notes
     );
+}
+
+#[test]
+fn a_quota_of_a_type_that_the_fleet_has_not_is_warned_of() {
+    let mut draft = policy(&[("owner", 4, NONE)]);
+    draft.tenants.get_mut(&name("owner")).unwrap().quotas[0].kind = name("h100");
+    let report = run(&["n1 c1 A100 4"], &["a 0 10 1 owner"], draft);
+    let field = "tenants.owner.quotas[0]: UNKNOWN_TYPE: no node has accelerators of type h100";
+    assert!(report.notes[0].starts_with(field), "{:?}", report.notes);
 }
 
 #[test]
