@@ -287,6 +287,13 @@ pub(super) const TABLES: &[Table] = &[
     },
     Table { scenario: "making-room", title: "What making room costs the scheduler", rows: &[], note: "" },
     Table { scenario: "passes", title: "Passes over many different requests", rows: &[], note: "" },
+    Table {
+        scenario: "year",
+        title: "A year, scaled down",
+        rows: &[],
+        note: "One year of a cluster with a million jobs a day, with jobs and nodes fewer by the same factor: what a leader keeps does not grow.",
+    },
+    Table { scenario: "memory", title: "Memory of a finished job", rows: &[], note: "" },
     pack(
         "pack-default",
         "Packing, trace default",
