@@ -165,6 +165,16 @@ const QUEUE: &[Row] = &[
     row("longest wait", "{/runs/0/queue_max_s} s", ""),
 ];
 
+/// Where every job stays in its home cluster. The aim was given up for the bound on every gang's wait.
+const QUEUE_HOME: &[Row] = &[
+    row("average wait", "{/runs/0/queue_avg_s} s", "14,000 s"),
+    row("p99 wait", "{/runs/0/queue_p99_s} s", ""),
+    row("longest wait", "{/runs/0/queue_max_s} s", ""),
+];
+
+const QUEUE_HOME_NOTE: &str = "The aim is missed: on a cluster that is full for days gangs are served nearly in the order of submission, so that none of \
+    them waits longer than it is promised. ops/decisions/2026-11-23-reservations-keep-their-nodes.md says what would change that.";
+
 const QUEUE_NOTE: &str = "41,446 jobs of ten clusters in 30 days on 1,600 devices, as one fleet. The trace's authors give 535 s on average \
     and 9,055 s at p99 for first come first served on one fleet, and 37,954 s and 485,392 s where every job stays in its home cluster.";
 
@@ -276,8 +286,8 @@ pub(super) const TABLES: &[Table] = &[
     Table {
         scenario: "queue-home",
         title: "Queueing, each job in its home cluster, run times learned",
-        rows: QUEUE,
-        note: "",
+        rows: QUEUE_HOME,
+        note: QUEUE_HOME_NOTE,
     },
     Table {
         scenario: "starvation",
