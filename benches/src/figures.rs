@@ -1,13 +1,10 @@
 //! Latencies as percentiles, and reports as JSON beside the description of the machine.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
-
-use crate::{machine, results};
 
 /// Longest latency that is told apart.
 const LATENCY_MAX_US: u64 = 120_000_000;
@@ -56,41 +53,6 @@ impl Latencies {
             "p999_ms": self.ms(0.999),
             "max_ms": self.max_ms(),
         })
-    }
-}
-
-/// Where the results of a scenario go besides the terminal.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Output {
-    /// Write everything as one JSON object below benches/results, named by date and scenario
-    #[arg(long)]
-    pub(crate) save: bool,
-    /// Write it to this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) save_to: Option<PathBuf>,
-    /// One JSON object as the last line
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl Output {
-    /// Writes a report where it was asked for.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub(crate) fn write(&self, scenario: &str, report: &Value) -> Result<()> {
-        let mut paths: Vec<PathBuf> = self.save_to.clone().into_iter().collect();
-        if self.save {
-            paths.push(results::folder().join(format!("{}-{scenario}.json", machine::today())));
-        }
-        let stamped = results::stamp(report);
-        for path in paths {
-            results::write(&path, &stamped)?;
-        }
-        if self.json {
-            println!("{report}");
-        }
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ mod figures;
 mod load;
 mod machine;
 mod muster;
+mod options;
 mod peer;
 mod place;
 mod results;

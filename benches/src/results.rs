@@ -16,6 +16,41 @@ use tables::{TABLES, Table};
 /// Longest output of a recorded command that is read, in bytes.
 const OUTPUT_BYTES_MAX: usize = 16 << 20;
 
+/// Where the results of a scenario go besides the terminal.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Output {
+    /// Write everything as one JSON object below benches/results, named by date and scenario
+    #[arg(long)]
+    pub(crate) save: bool,
+    /// Write it to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_to: Option<PathBuf>,
+    /// One JSON object as the last line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Output {
+    /// Writes a report where it was asked for.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(crate) fn write(&self, scenario: &str, report: &Value) -> Result<()> {
+        let mut paths: Vec<PathBuf> = self.save_to.clone().into_iter().collect();
+        if self.save {
+            paths.push(folder().join(format!("{}-{scenario}.json", machine::today())));
+        }
+        let stamped = stamp(report);
+        for path in paths {
+            write(&path, &stamped)?;
+        }
+        if self.json {
+            println!("{report}");
+        }
+        Ok(())
+    }
+}
+
 /// Where results are kept.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("results")

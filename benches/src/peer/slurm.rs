@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use crate::cluster::free_address;
 use crate::figures::{Latencies, rounded};
 use crate::load::Part;
+use crate::options::Common;
 use crate::peer::installed;
-use crate::scenario::Common;
 
 /// How to get it on Debian; its services need not run.
 const INSTALL: &str = "apt-get install slurmctld slurm-client munge libslurm-perl";

@@ -10,9 +10,10 @@ use muster_types::policy::PlacementWeights;
 use muster_types::{DeviceAmount, JobSpec, Level, LogTime, Name, NodeId, TopologyRule, WorkerRequest};
 
 use crate::Budget;
+use crate::candidate::Plan;
 use crate::ever::{Reach, holds_somewhere, workers_on_empty};
 use crate::fill::{Attempt, Scope, closed_windows};
-use crate::gang::{Plan, plans_by_site, try_plan};
+use crate::gang::{plans_by_site, try_plan};
 use crate::score::Score;
 use crate::sites::{self, Site};
 use crate::terms::{Holds, Terms};

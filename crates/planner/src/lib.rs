@@ -28,6 +28,7 @@
 
 extern crate alloc;
 
+mod candidate;
 mod domains;
 mod ever;
 mod explain;
@@ -42,9 +43,10 @@ mod slices;
 mod terms;
 mod valuation;
 
+pub use candidate::Plan;
 pub use ever::{Never, could_ever};
 pub use explain::{Checkpoints, ClusterReport, Explanation, NodeCounts, WaitReason, explain};
-pub use gang::{Plan, Verdict, plan};
+pub use gang::{Verdict, plan};
 pub use outlook::{Outlook, Start};
 pub use relief::{
     HARM_RANKS, HOSTS_ENOUGH, Harm, Relief, ReliefQuestion, ReliefVerdict, needs_one_host, relief,

@@ -6,8 +6,8 @@ use muster_state::{FreeKey, State};
 use muster_types::JobSpec;
 use muster_types::policy::PlacementWeights;
 
+use crate::candidate::{Candidate, Plan, finished, place};
 use crate::fill::Attempt;
-use crate::gang::{Candidate, Plan, finished, place};
 use crate::score::Values;
 use crate::sites::KeyedPool;
 use crate::terms::Terms;

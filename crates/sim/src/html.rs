@@ -80,7 +80,7 @@ fn side_by_side(body: &mut String, reports: &[Report]) {
         );
     }
     body.push_str("</tr>\n");
-    for row in crate::tenants::side_by_side(reports).into_iter().take(TENANTS_MAX) {
+    for row in crate::comparison::side_by_side(reports).into_iter().take(TENANTS_MAX) {
         put(body, format_args!("<tr><th scope=\"row\">{}</th>", escape(row.tenant)));
         for tenant in row.reports {
             let text = tenant.map_or("-".to_owned(), |tenant| {

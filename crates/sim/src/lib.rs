@@ -11,6 +11,7 @@
 //! apart from the times that the caller's clock measured.
 #![deny(missing_docs)]
 
+mod comparison;
 mod driver;
 pub mod generate;
 pub mod html;
@@ -25,8 +26,9 @@ mod tally;
 mod tenants;
 pub mod trace;
 
+pub use comparison::{TenantRow, side_by_side};
 pub use driver::{EPOCH_MS, FleetError};
 pub use policy::{Preset, ReplayPolicy, UnknownPreset};
 pub use stopwatch::{Clock, stopped};
 pub use summary::Quantiles;
-pub use tenants::{TenantReport, TenantRow, side_by_side};
+pub use tenants::TenantReport;

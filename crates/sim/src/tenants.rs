@@ -6,7 +6,6 @@ use muster_types::Name;
 use muster_types::policy::Policy;
 use serde::Serialize;
 
-use crate::queue::Report;
 use crate::summary::{Quantiles, device_hours};
 
 /// What came of one tenant's jobs.
@@ -34,32 +33,6 @@ pub struct TenantReport {
     pub stopped_by_policy: u64,
     /// Device-hours of the runs that were lost so.
     pub device_hours_lost: f64,
-}
-
-/// A tenant in each of several reports.
-#[derive(Clone, Debug)]
-pub struct TenantRow<'a> {
-    /// Which tenant.
-    pub tenant: &'a str,
-    /// What each report says of it, in their order.
-    pub reports: Vec<Option<&'a TenantReport>>,
-}
-
-/// The tenants of several reports, in the order of the first report that names them.
-#[must_use]
-pub fn side_by_side(reports: &[Report]) -> Vec<TenantRow<'_>> {
-    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut rows: Vec<TenantRow<'_>> = Vec::new();
-    for (place, report) in reports.iter().enumerate() {
-        for tenant in &report.tenants {
-            let row = *places.entry(&tenant.tenant).or_insert_with(|| {
-                rows.push(TenantRow { tenant: &tenant.tenant, reports: vec![None; reports.len()] });
-                rows.len() - 1
-            });
-            rows[row].reports[place] = Some(tenant);
-        }
-    }
-    rows
 }
 
 /// Counts of one tenant.

@@ -1,12 +1,11 @@
 //! Calling a replica.
 
 use crate::address::Scheme;
+use crate::name::Expect;
 use crate::security::{Security, Tls};
 use crate::validity::{As, Validity, over};
 use hyper_util::rt::TokioIo;
-use muster_types::ReplicaId;
 use rustls::pki_types::ServerName;
-use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,24 +19,6 @@ use tonic::codegen::{Service, http::Uri};
 
 /// How long a handshake may take; the caller's own patience may be shorter.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-
-/// Who has to answer. Only replicas are called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect {
-    /// Any replica of this process's own cluster.
-    AnyReplica,
-    /// This one and no other.
-    Replica(ReplicaId),
-}
-
-impl fmt::Display for Expect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Expect::AnyReplica => f.write_str("a replica"),
-            Expect::Replica(id) => write!(f, "replica/{}", id.0),
-        }
-    }
-}
 
 impl Security {
     /// Makes connections, for `Endpoint::connect_with_connector` and its lazy sister: verifies chain and

@@ -28,10 +28,10 @@ mod verify;
 
 pub use address::{AddressError, Scheme};
 pub use authority::{Authority, AuthorityReport, CertificateReport, Issued, IssuedLine, describe};
-pub use client::{Connector, Expect};
+pub use client::Connector;
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
-pub use name::{NameError, PeerName, Principal, Role, ShortName};
+pub use name::{Expect, NameError, PeerName, Principal, Role, ShortName};
 pub use sealed::{
     FRAME_BYTES_MAX, Greeted, SEALED_NAME_BYTES_MAX, SealedError, SealedReader, SealedWriter, Secret, dial,
     greet,

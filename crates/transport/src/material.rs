@@ -1,9 +1,8 @@
 //! Certificates in force: read from files, checked against one another, and made into configurations.
 
-use crate::client::Expect;
 use crate::error::TlsError;
 use crate::files::{Contents, TlsFiles};
-use crate::name::Role;
+use crate::name::{Expect, Role};
 use crate::verify::{Facts, OfClients, OfServer, Revoked, Trust, facts};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;

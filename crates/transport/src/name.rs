@@ -9,6 +9,24 @@ const NAME_TEXT_BYTES_MAX: usize = 192;
 /// Bytes of a [`ShortName`], as of every name in the cluster.
 const SHORT_BYTES_MAX: usize = 63;
 
+/// Who has to answer. Only replicas are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Any replica of this process's own cluster.
+    AnyReplica,
+    /// This one and no other.
+    Replica(ReplicaId),
+}
+
+impl fmt::Display for Expect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Expect::AnyReplica => f.write_str("a replica"),
+            Expect::Replica(id) => write!(f, "replica/{}", id.0),
+        }
+    }
+}
+
 /// A checked name of a node or a user, in place: a caller's name is copied with every request, and
 /// nothing is allocated for that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

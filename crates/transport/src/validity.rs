@@ -1,6 +1,6 @@
 //! For how long a connection's peer is trusted.
 
-use crate::client::Expect;
+use crate::name::Expect;
 use crate::security::{Tls, unix_now};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use std::pin::Pin;

@@ -2,9 +2,8 @@
 //!
 //! **Invariant:** a chain is verified before a name is read from it, and both before a byte is exchanged.
 
-use crate::client::Expect;
 use crate::error::TlsError;
-use crate::name::{PeerName, Role};
+use crate::name::{Expect, PeerName, Role};
 use arc_swap::ArcSwap;
 use muster_types::{CertificateSerial, ClusterId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -1,0 +1,131 @@
+//! A site that a gang may go to, and the plan that it comes to there.
+
+use alloc::vec::Vec;
+use muster_journal::WorkerSlot;
+use muster_state::State;
+use muster_types::{JobSpec, Name};
+
+use crate::fill::Attempt;
+use crate::score::{self, Score, Values};
+use crate::sites::Site;
+use crate::terms::Terms;
+use crate::{Budget, Spent};
+
+/// A proposal: not yet logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where.
+    pub region: Name,
+    /// The fleet cluster there.
+    pub cluster: Name,
+    /// By rank. Fewer than the job asks for only when it may have fewer.
+    pub workers: Vec<WorkerSlot>,
+    /// How good it is.
+    pub score: Score,
+}
+
+/// A site where the counters leave room, and how good it is apart from nearness.
+pub(crate) struct Candidate<'a> {
+    pub(crate) site: Site<'a>,
+    /// The most workers that counters and quota allow.
+    pub(crate) bound: u32,
+    pub(crate) values: Values,
+    /// The highest score that any placement there could have.
+    pub(crate) total_max: i64,
+    /// Its place by region, cluster and type.
+    pub(crate) order: usize,
+}
+
+/// The gang at one site, with as many workers as fit.
+pub(crate) fn place(
+    state: &State,
+    spec: &JobSpec,
+    terms: &Terms<'_>,
+    candidate: &Candidate<'_>,
+    cheapest: Option<u64>,
+    budget: &mut Budget,
+) -> Result<Option<Plan>, Spent> {
+    let site = &candidate.site;
+    let mut attempt = Attempt::new(state, spec, terms, site, budget);
+    let workers = if terms.elastic && spec.is_elastic() {
+        most_workers(&mut attempt, candidate.bound)?
+    } else {
+        attempt.arrange()?.then_some(candidate.bound)
+    };
+    let Some(workers) = workers else { return Ok(None) };
+    let mut values = candidate.values;
+    if workers != candidate.bound {
+        values = score::values(spec, terms, site, cheapest, workers);
+    }
+    Ok(Some(finished(attempt, values)))
+}
+
+/// What an attempt that has placed all workers came to.
+pub(crate) fn finished(mut attempt: Attempt<'_, '_>, mut values: Values) -> Plan {
+    let (slots, [blocks, racks, nodes]) = attempt.finish();
+    values.topology = score::nearness(blocks, racks, nodes);
+    if attempt.site.kind.is_none() {
+        let rows = slots.iter().map(|slot| attempt.row(slot.node));
+        let plain = rows.filter(|row| row.spec.accelerators.is_none()).count();
+        values.packing = score::on_plain_hosts(plain, slots.len());
+    }
+    let score = values.score(&attempt.terms.policy.weights);
+    let (region, cluster) = (attempt.site.region.clone(), attempt.site.cluster.clone());
+    Plan { region, cluster, workers: slots, score }
+}
+
+/// Places as many workers of an elastic gang as fit, at most `bound`; returns how many. Found by bisection
+/// from a guess: where more workers could fit although fewer do not (an even split), it may stay below.
+fn most_workers(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>, Spent> {
+    if attempt.spec.topology.is_free() {
+        // Every worker that fits anywhere is placed, whether or not they are all.
+        attempt.wanted = alloc::vec![bound];
+        attempt.arrange()?;
+        let placed = attempt.placed();
+        return Ok((placed >= attempt.spec.worker_count_min()).then_some(placed));
+    }
+    let unit = attempt.spec.topology.segment_workers.max(1);
+    let mut low = attempt.spec.worker_count_min().div_ceil(unit).max(1);
+    let mut fails = bound / unit + 1;
+    let mut works = None;
+    let mut next = bound / unit;
+    let mut last = 0;
+    let mut is_guess = true;
+    while low < fails {
+        let (placed, seen) = try_workers(attempt, next * unit)?;
+        last = next;
+        if placed {
+            works = Some(next);
+            low = next + 1;
+        } else {
+            fails = next;
+        }
+        if low >= fails {
+            break;
+        }
+        // What fitted of the whole gang is the first guess; if it is right, one more does not fit.
+        next = match (is_guess, placed) {
+            (true, false) if next == bound / unit => (seen / unit).clamp(low, fails - 1),
+            (true, true) => low,
+            _ => low.midpoint(fails - 1),
+        };
+        is_guess = last == bound / unit;
+    }
+    let Some(units) = works else { return Ok(None) };
+    if last != units {
+        try_workers(attempt, units * unit)?;
+    }
+    Ok(Some(units * unit))
+}
+
+/// Whether so many workers of the one group fit, and how many did.
+fn try_workers(attempt: &mut Attempt<'_, '_>, workers: u32) -> Result<(bool, u32), Spent> {
+    attempt.reset();
+    attempt.most_placed = 0;
+    attempt.wanted = alloc::vec![workers];
+    let placed = attempt.arrange()?;
+    if !placed {
+        attempt.reset();
+    }
+    Ok((placed, attempt.most_placed))
+}
