@@ -27,6 +27,9 @@ use crate::speculation::Speculation;
 /// Gangs that make room of which each is tried to be left out of the plan.
 const SPARED_ONE_BY_ONE_MAX: usize = 16;
 
+/// Gangs with a promise that are looked at for one claimant.
+const PROMISES_LOOKED_AT_MAX: usize = 256;
+
 /// Searches for one claimant: each goes round gangs that the ones before found not to do.
 const SEARCHES_MAX: usize = 4;
 
@@ -82,6 +85,21 @@ pub(crate) fn make_room(
             Ok(None) => {}
             Ok(Some(plan)) => {
                 future.keep_coming(&forecast, spec, &plan);
+                return Room::Coming;
+            }
+            Err(Spent) => return Room::OutOfBudget,
+        }
+        // Room that is promised to gangs which would be stopped for this one as soon as they had begun is as good.
+        match asking.take_over(&forecast, budget) {
+            Ok(None) => {}
+            Ok(Some(taken)) => {
+                future.keep_coming(&taken.forecast, spec, &taken.plan);
+                for (region, cluster) in taken.places {
+                    future.changed(&region, &cluster);
+                }
+                for job in taken.from {
+                    speculation.push(Decision::PromiseDropped { job });
+                }
                 return Room::Coming;
             }
             Err(Spent) => return Room::OutOfBudget,
@@ -226,6 +244,18 @@ pub(crate) struct LaterRoom {
     pub(crate) at: LogTime,
 }
 
+/// Room that is promised to others and that a claimant takes over.
+struct TakenOver {
+    /// Who gives it up.
+    from: Vec<JobId>,
+    /// The clusters that it is in.
+    places: BTreeSet<(Name, Name)>,
+    /// The state without that, and without what is stopping.
+    forecast: Forecast,
+    /// Where the claimant would go.
+    plan: Plan,
+}
+
 /// The budget ran out.
 pub(crate) struct Spent;
 
@@ -273,6 +303,43 @@ impl Asking<'_> {
         Ok(None)
     }
 
+    /// Room that is promised to gangs which go behind the claimant and hold nothing yet. Nobody loses any work by that;
+    /// left to begin, each would run for the policy's minimum before it could be stopped. `forecast` is the state
+    /// without what is stopping.
+    fn take_over(&self, forecast: &Forecast, budget: &mut Budget) -> Result<Option<TakenOver>, Spent> {
+        let mut behind: Vec<JobId> = Vec::new();
+        let mut all = forecast.clone();
+        for job in self.state.promised().take(PROMISES_LOOKED_AT_MAX) {
+            if !budget.visit() {
+                return Err(Spent);
+            }
+            if self.cover.may_take_over(all.quota_usage(), self.spec, job).is_some() {
+                all.drop_promise(job);
+                behind.push(job);
+            }
+        }
+        if behind.is_empty() {
+            return Ok(None);
+        }
+        let Some(mut plan) = self.plan_on(&all, budget)? else { return Ok(None) };
+        // Those keep it without whose room it can be planned as well.
+        let mut at = behind.len().min(SPARED_ONE_BY_ONE_MAX);
+        while at > 0 && behind.len() > 1 {
+            at -= 1;
+            let mut without = forecast.clone();
+            let others = behind.iter().enumerate().filter(|(other, _)| *other != at);
+            others.for_each(|(_, job)| without.drop_promise(*job));
+            if let Some(found) = self.plan_on(&without, budget)? {
+                behind.remove(at);
+                (plan, all) = (found, without);
+            }
+        }
+        let promise = |job: &JobId| self.state.job(*job)?.promise.as_ref();
+        let places = behind.iter().filter_map(promise);
+        let places = places.filter_map(|promise| place_of(self.state, &promise.slots)).collect();
+        Ok(Some(TakenOver { from: behind, places, forecast: all, plan }))
+    }
+
     /// The cheapest room that there will be without anything else having to happen.
     fn propose_later(&self, budget: &mut Budget) -> Result<Option<LaterRoom>, Spent> {
         let means = Means::StopLater;
@@ -292,10 +359,18 @@ impl Asking<'_> {
         Ok(None)
     }
 
+    /// How many may stop for the claimant. What is promised comes back from however many borrow it.
+    fn stops_max(&self) -> usize {
+        if headroom(self.state, self.spec).is_promised {
+            return limits::REARRANGED_STOPS_MAX;
+        }
+        let rules = &self.state.policy().policy.preemption;
+        (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX)
+    }
+
     /// Whether room can be made so, and what becomes of those who make it.
     fn try_way(&self, way: &[JobId], means: Means, budget: &mut Budget) -> Result<Proposal, Fault> {
-        let rules = &self.state.policy().policy.preemption;
-        if way.len() > (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX) {
+        if way.len() > self.stops_max() {
             return Err(Fault::Way);
         }
         let mut forecast = Forecast::new(self.state);

@@ -195,7 +195,8 @@ pub fn explain(drive: &Drive<'_>, book: &Book, place: usize) -> String {
     format!("the scheduler says {explained}; by the book these may be stopped: {}", victims.join(" "))
 }
 
-/// Whether a job and these others would all be within nominal at every tenant above it, beside all that runs.
+/// Whether a job and these others would all be within nominal at every tenant above it, beside all that runs and
+/// does not borrow from them.
 fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize]) -> bool {
     let plan = &drive.world.jobs[place];
     let (tenant, kind) = (name(&plan.tenant), name(plan.kind));
@@ -209,8 +210,8 @@ fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize
             })
             .map(wanted)
             .sum();
-        let side = Side::Subtree(node);
-        book.used(side, &kind) + beside + wanted(&place) <= book.nominal_of(side, &kind)
+        // What those beside it borrow of a quota above can be taken back from them.
+        book.unborrowed(node, &kind) + beside + wanted(&place) <= book.nominal_of(Side::Subtree(node), &kind)
     })
 }
 
