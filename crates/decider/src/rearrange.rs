@@ -57,8 +57,91 @@ struct Proposal {
     place: (Name, Name),
 }
 
-/// Finds room for a gang that waits among those that run, and has it made.
+/// Finds room for a gang that waits among those that run, and has it made; else among those that are about to.
 pub(crate) fn make_room(
+    speculation: &mut Speculation,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    claim: Claim,
+    future: &mut Future,
+    budget: &mut Budget,
+) -> Room {
+    let room = stop_others(speculation, (job, spec, row), claim, future, budget);
+    if !matches!(room, Room::NobodyToAsk | Room::NotEnough) {
+        return room;
+    }
+    match take_over(speculation.state(), speculation.now(), (job, spec, row), future, budget) {
+        Ok(None) => room,
+        Ok(Some(taken)) => {
+            for (region, cluster) in taken.places {
+                future.changed(&region, &cluster);
+            }
+            for job in taken.from {
+                speculation.push(Decision::PromiseDropped { job });
+            }
+            future.keep_coming(&taken.forecast, spec, &taken.plan);
+            Room::Coming
+        }
+        Err(Spent) => Room::OutOfBudget,
+    }
+}
+
+/// Room that is promised to gangs which go behind the claimant and hold nothing yet. Nobody loses any work by that; left
+/// to begin, each would run for the policy's minimum before it could be stopped.
+fn take_over(
+    state: &State,
+    now: LogTime,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    future: &mut Future,
+    budget: &mut Budget,
+) -> Result<Option<TakenOver>, Spent> {
+    let cover = NominalCover::of(state);
+    let mut from: Vec<JobId> = Vec::new();
+    for other in state.promised().take(PROMISES_LOOKED_AT_MAX) {
+        if !budget.visit() {
+            return Err(Spent);
+        }
+        if cover.may_take_over(state.quota_usage(), spec, other).is_some() {
+            from.push(other);
+        }
+    }
+    if from.is_empty() {
+        return Ok(None);
+    }
+    let without_stopping = future.without_stopping(state, budget).ok_or(Spent)?;
+    let holds = future.holds_for_job(state, job, spec, row);
+    let look = &Look::Everywhere;
+    let asking = Asking { state, cover: &cover, job, spec, row, holds: &holds, future, look, now };
+    let mut forecast = without_stopping.clone();
+    // Asked again as the list goes on: what was taken back so far may have been all of it.
+    from.retain(|other| {
+        let may = cover.may_take_over(forecast.quota_usage(), spec, *other).is_some();
+        if may {
+            forecast.drop_promise(*other);
+        }
+        may
+    });
+    let Some(mut plan) = asking.plan_on(&forecast, budget)? else { return Ok(None) };
+    // Those keep it without whose room it can be planned as well.
+    let mut at = from.len().min(SPARED_ONE_BY_ONE_MAX);
+    while at > 0 && from.len() > 1 {
+        at -= 1;
+        let mut without = without_stopping.clone();
+        for (_, other) in from.iter().enumerate().filter(|(place, _)| *place != at) {
+            without.drop_promise(*other);
+        }
+        if let Some(found) = asking.plan_on(&without, budget)? {
+            from.remove(at);
+            (plan, forecast) = (found, without);
+        }
+    }
+    budget.take(cover.take_counted());
+    let promises = from.iter().filter_map(|other| state.job(*other)?.promise.as_ref());
+    let places = promises.filter_map(|promise| place_of(state, &promise.slots)).collect();
+    Ok(Some(TakenOver { from, places, forecast, plan }))
+}
+
+/// Has those make room who run and go behind a gang.
+fn stop_others(
     speculation: &mut Speculation,
     (job, spec, row): (JobId, &JobSpec, &JobRow),
     claim: Claim,
@@ -85,21 +168,6 @@ pub(crate) fn make_room(
             Ok(None) => {}
             Ok(Some(plan)) => {
                 future.keep_coming(&forecast, spec, &plan);
-                return Room::Coming;
-            }
-            Err(Spent) => return Room::OutOfBudget,
-        }
-        // Room that is promised to gangs which would be stopped for this one as soon as they had begun is as good.
-        match asking.take_over(&forecast, budget) {
-            Ok(None) => {}
-            Ok(Some(taken)) => {
-                future.keep_coming(&taken.forecast, spec, &taken.plan);
-                for (region, cluster) in taken.places {
-                    future.changed(&region, &cluster);
-                }
-                for job in taken.from {
-                    speculation.push(Decision::PromiseDropped { job });
-                }
                 return Room::Coming;
             }
             Err(Spent) => return Room::OutOfBudget,
@@ -301,43 +369,6 @@ impl Asking<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// Room that is promised to gangs which go behind the claimant and hold nothing yet. Nobody loses any work by that;
-    /// left to begin, each would run for the policy's minimum before it could be stopped. `forecast` is the state
-    /// without what is stopping.
-    fn take_over(&self, forecast: &Forecast, budget: &mut Budget) -> Result<Option<TakenOver>, Spent> {
-        let mut behind: Vec<JobId> = Vec::new();
-        let mut all = forecast.clone();
-        for job in self.state.promised().take(PROMISES_LOOKED_AT_MAX) {
-            if !budget.visit() {
-                return Err(Spent);
-            }
-            if self.cover.may_take_over(all.quota_usage(), self.spec, job).is_some() {
-                all.drop_promise(job);
-                behind.push(job);
-            }
-        }
-        if behind.is_empty() {
-            return Ok(None);
-        }
-        let Some(mut plan) = self.plan_on(&all, budget)? else { return Ok(None) };
-        // Those keep it without whose room it can be planned as well.
-        let mut at = behind.len().min(SPARED_ONE_BY_ONE_MAX);
-        while at > 0 && behind.len() > 1 {
-            at -= 1;
-            let mut without = forecast.clone();
-            let others = behind.iter().enumerate().filter(|(other, _)| *other != at);
-            others.for_each(|(_, job)| without.drop_promise(*job));
-            if let Some(found) = self.plan_on(&without, budget)? {
-                behind.remove(at);
-                (plan, all) = (found, without);
-            }
-        }
-        let promise = |job: &JobId| self.state.job(*job)?.promise.as_ref();
-        let places = behind.iter().filter_map(promise);
-        let places = places.filter_map(|promise| place_of(self.state, &promise.slots)).collect();
-        Ok(Some(TakenOver { from: behind, places, forecast: all, plan }))
     }
 
     /// The cheapest room that there will be without anything else having to happen.

@@ -57,7 +57,7 @@ impl World {
     fn submit(&mut self, drafts: Vec<JobDraft>) {
         for drafts in drafts.chunks(limits::BATCH_JOBS_MAX) {
             let specs = drafts.iter().map(|draft| draft.clone().check().unwrap());
-            let jobs = Submission::plain(specs.collect());
+            let jobs = Submission::plain(specs);
             let request = self.request();
             self.carry_out(&Command::Submit { request, jobs });
         }
