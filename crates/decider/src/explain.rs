@@ -12,7 +12,7 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{JobRow, Phase, State, Turn};
+use muster_state::{Forecast, JobRow, Phase, State, Turn};
 use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
@@ -200,6 +200,10 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
+        None if found.is_none() && ahead.position.requests_before == 0 && comes(state, now, spec, row, &holds) => {
+            let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
+            (WaitReason::MakingRoom, text.to_string())
+        }
         None => {
             let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
             if found.is_none() {
@@ -281,6 +285,20 @@ fn could_be_within(state: &State, spec: &JobSpec) -> bool {
         }
     }
     !asks
+}
+
+/// Whether gangs that are stopping leave enough for a job.
+fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Holds) -> bool {
+    let mut forecast = Forecast::new(state);
+    let mut any = false;
+    for job in state.stopping() {
+        forecast.end(job);
+        any = true;
+    }
+    let mut budget = Budget::new(VISITS);
+    any && with_terms(&forecast, now, spec, row, holds, |terms| {
+        matches!(plan(&forecast, spec, terms, &mut budget), Verdict::Fits(_))
+    })
 }
 
 /// Whether the job would start now if it could be stopped.
@@ -476,7 +494,10 @@ impl Ahead {
             match pace {
                 // As in a real pass: only those with the right to it.
                 None => future.reserve(state, before, &spec, row, &mut budget),
-                Some(_) => future.expect_start(state, before, &spec, row, &mut budget),
+                Some(_) => {
+                    future.forget_who_gives_way(state, before, &spec, row);
+                    future.expect_start(state, before, &spec, row, &mut budget);
+                }
             };
             line.waits(state, &candidate);
         }

@@ -37,6 +37,8 @@ const SLIP_MS: u64 = 60_000;
 const HOP_MS: u64 = 600_000;
 /// Gangs remembered as having no start; beyond it everybody is tried again.
 const WITHOUT_START_MAX: usize = 4_096;
+/// How long a gang is expected to last that should have stopped by now.
+const STOPPED_LATE_MS: u64 = 1_000;
 /// Visits that it costs to end a gang in a forecast.
 const VISITS_PER_END: u64 = 8;
 
@@ -690,7 +692,10 @@ fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogT
     let mut found = Vec::new();
     for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        if let Some(end) = expected_end(row, spec, now) {
+        // What is being stopped runs no longer than its grace.
+        if let Some(end) = state.stopped_by(job) {
+            found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
+        } else if let Some(end) = expected_end(row, spec, now) {
             found.push((at_pace(row, end, now, pace), job));
         }
     }
