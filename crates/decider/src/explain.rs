@@ -200,7 +200,10 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
-        None if found.is_none() && ahead.position.requests_before == 0 && comes(state, now, spec, row, &holds) => {
+        None if found.is_none()
+            && ahead.position.requests_before == 0
+            && comes(state, now, spec, row, &holds) =>
+        {
             let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
             (WaitReason::MakingRoom, text.to_string())
         }
@@ -333,9 +336,8 @@ fn start(
     if is_next && row.released {
         return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
     }
-    let at = |pace: Pace| {
-        Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row)
-    };
+    let at =
+        |pace: Pace| Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
     let expected = at(Pace::Expected)?;
     Some(StartEstimate {
         q10: at(Pace::Early).unwrap_or(expected).min(expected),
@@ -506,13 +508,7 @@ impl Ahead {
         Ahead { future, position }
     }
 
-    fn start(
-        &mut self,
-        state: &State,
-        job: Option<JobId>,
-        spec: &JobSpec,
-        row: &JobRow,
-    ) -> Option<LogTime> {
+    fn start(&mut self, state: &State, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
         let mut budget = Budget::new(VISITS);
         self.future.forget_who_gives_way(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
         let start = self.future.earliest(state, spec, row, &mut budget).map(|(_, start)| start.at)?;

@@ -63,7 +63,8 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
         let limits = usage.room(|_, _| u64::MAX, &spec.tenant, kind, &key.region).total_milli();
         let nominal = usage.nominal_room_milli(&spec.tenant, kind, &key.region).unwrap_or(0);
         let whole_milli = usage.nominal_milli(&spec.tenant, kind, &key.region);
-        let mut left = Left { nominal_milli: nominal.min(limits), unlent_milli: nominal.min(all), whole_milli };
+        let mut left =
+            Left { nominal_milli: nominal.min(limits), unlent_milli: nominal.min(all), whole_milli };
         let of_kind = groups.iter().filter(|group| accepts(group, kind));
         let wanted = of_kind.map(|group| u64::from(group.workers) * group.request.device_milli()).max();
         let wants_more = |milli: u64| wanted.is_some_and(|wanted| milli < wanted);

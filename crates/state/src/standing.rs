@@ -164,10 +164,8 @@ impl<'a> NominalCover<'a> {
         let policy = &self.state.policy().policy;
         let rules = &policy.preemption;
         let by_tier = rules.enabled && spec.preemptible && spec.tier < claimant.tier;
-        let overran = has_overrun
-            && policy.backfill.end_overrunners
-            && spec.preemptible
-            && spec.tier <= claimant.tier;
+        let overran =
+            has_overrun && policy.backfill.end_overrunners && spec.preemptible && spec.tier <= claimant.tier;
         let without_quota = || if by_tier { Some(Ground::Tier) } else { overran.then_some(Ground::Overrun) };
         if spec.tenant == claimant.tenant || !self.state.has_quotas() {
             return without_quota();

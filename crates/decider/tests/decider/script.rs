@@ -853,7 +853,8 @@ impl World {
     }
 
     fn why(&self, job: &str) -> String {
-        let explained = explain_job(self.state(), self.now, self.job_id(job), self.speculation.kept_reservations());
+        let explained =
+            explain_job(self.state(), self.now, self.job_id(job), self.speculation.kept_reservations());
         let explained = explained.expect("a job");
         let mut text = format!("{explained}\n");
         if let Some(start) = explained.start {

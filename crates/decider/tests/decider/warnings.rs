@@ -125,11 +125,7 @@ fn tenants_that_may_only_borrow_what_others_are_promised_are_named() {
     assert_warned(&cluster(vec![]), draft, &expected);
     // What nobody is promised can be had by everybody.
     let part = with(vec![quota("h100", None, 23, None, None)]);
-    assert_warned(
-        &cluster(vec![]),
-        tenants(vec![("owner", part), ("guest", TenantPolicy::default())]),
-        &[],
-    );
+    assert_warned(&cluster(vec![]), tenants(vec![("owner", part), ("guest", TenantPolicy::default())]), &[]);
     // By region as well, where every region is given away.
     let here = |region, devices| quota("h100", Some(region), devices, None, None);
     let regions = with(vec![here("eu", 16), here("us", 8)]);

@@ -185,7 +185,8 @@ impl Observer for Guarantee {
 pub fn explain(drive: &Drive<'_>, book: &Book, place: usize) -> String {
     let job = drive.records[place].id.expect("who waits was admitted");
     let now = drive.log_time();
-    let explained = explain_job(&drive.replica, now, job, &Default::default()).map_or(String::new(), |e| e.to_string());
+    let explained =
+        explain_job(&drive.replica, now, job, &Default::default()).map_or(String::new(), |e| e.to_string());
     let plan = &drive.world.jobs[place];
     let spec = drive.replica.spec(job).expect("a spec");
     let may = |gang: &&crate::book::Gang| {
