@@ -138,7 +138,8 @@ fn no_room() -> Run {
     let begun = thread_time();
     let waits = fleet.submit(vec![job("no-room", "research", Ask::gang(10, 8))])[0];
     let happened = fleet.settle();
-    let explanation = explain_job(fleet.state(), fleet.speculation.now(), waits);
+    let explanation =
+        explain_job(fleet.state(), fleet.speculation.now(), waits, fleet.speculation.kept_reservations());
     let time = thread_time() - begun;
     Run { time, is_done: happened == Happened::default() && explanation.is_some() }
 }

@@ -121,7 +121,18 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         }
         plans.see(&spec, times);
         reasons.see(&spec, repeat(|| answers.insert(explain(state, &spec, &terms, None).code().to_owned())));
-        whole.see(&spec, repeat(|| explain_spec(state, fleet.speculation.now(), &spec, None)));
+        whole.see(
+            &spec,
+            repeat(|| {
+                explain_spec(
+                    state,
+                    fleet.speculation.now(),
+                    &spec,
+                    None,
+                    fleet.speculation.kept_reservations(),
+                )
+            }),
+        );
     }
     let what = |of: &str| format!("{of}, slowest of 8 jobs, {how_full} {HOSTS} hosts");
     let figure = |of: &str, found: &Slowest| {

@@ -21,6 +21,7 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
         name: blocker.name.to_string(),
         workers: blocker.workers,
         starts_at_ms: blocker.starts_at.0,
+        has_slipped: blocker.has_slipped,
     });
     v1::Explanation {
         reason: explanation.reason.code().to_owned(),

@@ -1,7 +1,7 @@
 //! Why a job waits, when it will start, and what would help: asked of a read view, on any replica.
 //!
 //! Nothing here decides: the same policy and planner that place jobs are asked what they would do, on a
-//! state that nobody changes. Estimates of starts are made by giving every gang that goes before the job
+//! state that nobody changes, beside what the leader keeps for others where that is known. Estimates of starts are made by giving every gang that goes before the job
 //! its room first, at the time it is expected to get it.
 
 use alloc::format;
@@ -12,12 +12,12 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{JobRow, Phase, State, Turn};
+use muster_state::{Forecast, JobRow, Phase, State, Turn};
 use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::borrowers::{Borrower, borrowers, clause};
-use crate::future::{Future, Pace};
+use crate::future::{Future, KeptReservations, Pace};
 use crate::planned::{narrowed, planned_spec};
 use crate::schedule::with_terms;
 
@@ -26,6 +26,9 @@ const AHEAD_MAX: usize = 256;
 
 /// Blockers that are listed.
 const BLOCKERS_MAX: usize = 8;
+
+/// The id of a job that nobody has submitted yet: behind all others.
+const NOT_SUBMITTED: JobId = JobId(u64::MAX);
 
 /// Work of one explanation.
 const VISITS: u64 = 4_000_000;
@@ -41,6 +44,9 @@ pub struct Blocker {
     pub workers: u32,
     /// When it is expected to start.
     pub starts_at: LogTime,
+    /// Whether that is later than was expected at first: then nobody else gets any more of the nodes that are kept for
+    /// it, however soon they would be gone. Known only on the leader.
+    pub has_slipped: bool,
 }
 
 /// A quota that has no room for the job.
@@ -111,15 +117,20 @@ impl fmt::Display for JobExplanation {
     }
 }
 
-/// Why a job waits; none when there is no such job or it does not wait.
+/// Why a job waits, with what the leader keeps for others; none when there is no such job or it does not wait.
 #[must_use]
-pub fn explain_job(state: &State, now: LogTime, job: JobId) -> Option<JobExplanation> {
+pub fn explain_job(
+    state: &State,
+    now: LogTime,
+    job: JobId,
+    kept: &KeptReservations,
+) -> Option<JobExplanation> {
     let row = state.job(job)?;
     let spec = state.spec(job)?;
     if row.phase != Phase::Pending {
         return None;
     }
-    Some(explain(state, now, Some(job), (spec, place_of(state, job)), row))
+    Some(explain(state, now, kept, Some(job), (spec, place_of(state, job)), row))
 }
 
 /// The data set that a job's checkpoints are in.
@@ -145,16 +156,24 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
     Some((places.reason, places.sentence))
 }
 
-/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one.
+/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, beside what the
+/// leader keeps for others.
 #[must_use]
-pub fn explain_spec(state: &State, now: LogTime, spec: &JobSpec, place: Option<&Name>) -> JobExplanation {
+pub fn explain_spec(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    place: Option<&Name>,
+    kept: &KeptReservations,
+) -> JobExplanation {
     let row = JobRow::submitted(now, estimate(state, spec, now), spec);
-    explain(state, now, None, (spec, place), &row)
+    explain(state, now, kept, None, (spec, place), &row)
 }
 
 fn explain(
     state: &State,
     now: LogTime,
+    kept: &KeptReservations,
     job: Option<JobId>,
     (own, place): (&JobSpec, Option<&Name>),
     row: &JobRow,
@@ -167,8 +186,8 @@ fn explain(
         let copies = &policy.policy.datasets.get(data_set)?.regions;
         Some(Checkpoints { data_set, copies, regions: &own.regions })
     });
-    let ahead = Ahead::of(state, now, job, spec, row, None);
-    let holds = ahead.future.holds_for(state, &spec.tenant);
+    let mut ahead = Ahead::of(state, now, kept, (job, spec, row), None);
+    let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
     let mut budget = Budget::new(VISITS);
     let places = with_terms(state, now, spec, row, &holds, |terms| {
         muster_planner::explain(state, spec, terms, checkpoints.as_ref())
@@ -181,6 +200,13 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
+        None if found.is_none()
+            && ahead.position.requests_before == 0
+            && comes(state, now, spec, row, &holds) =>
+        {
+            let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
+            (WaitReason::MakingRoom, text.to_string())
+        }
         None => {
             let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
             if found.is_none() {
@@ -202,13 +228,14 @@ fn explain(
             name: spec.name.clone(),
             workers: spec.worker_count(),
             starts_at: reservation.start.at,
+            has_slipped: reservation.is_closed(),
         })
     });
     let blockers = blockers.collect();
     let is_next = found.is_some() && ahead.position.requests_before == 0;
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
-    let start = may_borrow.then(|| start(state, now, job, spec, row, is_next)).flatten();
+    let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -263,6 +290,20 @@ fn could_be_within(state: &State, spec: &JobSpec) -> bool {
     !asks
 }
 
+/// Whether gangs that are stopping leave enough for a job.
+fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Holds) -> bool {
+    let mut forecast = Forecast::new(state);
+    let mut any = false;
+    for job in state.stopping() {
+        forecast.end(job);
+        any = true;
+    }
+    let mut budget = Budget::new(VISITS);
+    any && with_terms(&forecast, now, spec, row, holds, |terms| {
+        matches!(plan(&forecast, spec, terms, &mut budget), Verdict::Fits(_))
+    })
+}
+
 /// Whether the job would start now if it could be stopped.
 fn preemptible_would_fit(
     state: &State,
@@ -284,9 +325,8 @@ fn preemptible_would_fit(
 fn start(
     state: &State,
     now: LogTime,
-    job: Option<JobId>,
-    spec: &JobSpec,
-    row: &JobRow,
+    kept: &KeptReservations,
+    (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
     is_next: bool,
 ) -> Option<StartEstimate> {
     let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
@@ -296,7 +336,8 @@ fn start(
     if is_next && row.released {
         return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
     }
-    let at = |pace: Pace| Ahead::of(state, now, job, spec, row, Some(pace)).start(state, spec, row);
+    let at =
+        |pace: Pace| Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
     let expected = at(Pace::Expected)?;
     Some(StartEstimate {
         q10: at(Pace::Early).unwrap_or(expected).min(expected),
@@ -425,16 +466,16 @@ impl Ahead {
     fn of(
         state: &State,
         now: LogTime,
-        job: Option<JobId>,
-        spec: &JobSpec,
-        row: &JobRow,
+        kept: &KeptReservations,
+        (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
         pace: Option<Pace>,
     ) -> Ahead {
-        let mut future = Future::at_pace(now, pace.unwrap_or(Pace::Expected));
+        let mut future = Future::resume_at(now, kept.clone(), pace.unwrap_or(Pace::Expected));
         let mut line = Line::form(state, now);
         let mut budget = Budget::new(VISITS);
+        future.take_up(state, &mut budget);
         let within_nominal = headroom(state, spec).is_offered_nominal();
-        let own = Turn { turn: row.estimate.turn, job: job.unwrap_or(JobId(u64::MAX)) };
+        let own = Turn { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
         while let Some(candidate) = line.take_next(state) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {
@@ -445,24 +486,31 @@ impl Ahead {
                 break;
             }
             position.requests_before += 1;
-            let Some(row) = state.job(candidate.turn.job) else { break };
-            let Some(before) = planned_spec(state, candidate.turn.job) else {
+            let before = candidate.turn.job;
+            let Some(row) = state.job(before) else { break };
+            let Some(spec) = planned_spec(state, before) else {
                 line.waits(state, &candidate);
                 continue;
             };
+            future.turn_of(state, before, candidate.within_nominal, &mut budget);
             match pace {
                 // As in a real pass: only those with the right to it.
-                None => future.reserve(state, candidate.turn.job, &before, row, &mut budget),
-                Some(_) => future.expect_start(state, candidate.turn.job, &before, row, &mut budget),
+                None => future.reserve(state, before, &spec, row, &mut budget),
+                Some(_) => {
+                    future.forget_who_gives_way(state, before, &spec, row);
+                    future.expect_start(state, before, &spec, row, &mut budget);
+                }
             };
             line.waits(state, &candidate);
         }
+        future.turn_of(state, own.job, within_nominal, &mut budget);
         future.keep_what_is_owed(state, &mut budget);
         Ahead { future, position }
     }
 
-    fn start(&mut self, state: &State, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
+    fn start(&mut self, state: &State, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
         let mut budget = Budget::new(VISITS);
+        self.future.forget_who_gives_way(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
         let start = self.future.earliest(state, spec, row, &mut budget).map(|(_, start)| start.at)?;
         Some(start.max(spec.not_before.unwrap_or_default()))
     }

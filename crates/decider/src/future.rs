@@ -2,7 +2,7 @@
 //!
 //! A reservation is capacity promised to a future start: nodes, with what the gang takes of each, and quota. It
 //! is no record. The leader remembers it from pass to pass, so that it keeps its nodes; a new leader makes it
-//! anew from the state, and explanations do so on any replica.
+//! anew from the state, and so do explanations on the other replicas.
 //!
 //! Others may use its nodes if they are expected, at nine chances in ten, to be gone in time, until its start has
 //! slipped once: from then on nobody else gets any more of them. For a gang that is overdue, which is when it goes
@@ -37,6 +37,8 @@ const SLIP_MS: u64 = 60_000;
 const HOP_MS: u64 = 600_000;
 /// Gangs remembered as having no start; beyond it everybody is tried again.
 const WITHOUT_START_MAX: usize = 4_096;
+/// How long a gang is expected to last that should have stopped by now.
+const STOPPED_LATE_MS: u64 = 1_000;
 /// Visits that it costs to end a gang in a forecast.
 const VISITS_PER_END: u64 = 8;
 
@@ -69,8 +71,8 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Whether others get nothing more of its nodes, however soon they would be gone.
-    fn is_closed(&self) -> bool {
+    /// Whether others get nothing more of its nodes, however soon they would be gone: its start has slipped.
+    pub(crate) fn is_closed(&self) -> bool {
         self.has_slipped
     }
 }
@@ -87,8 +89,10 @@ pub(crate) enum Pace {
 }
 
 /// What the leader remembers of reservations between two passes. It is made anew by the passes of a new leader.
+/// Explanations that are given it know which nodes a reservation keeps, and which have slipped; without it they make
+/// reservations anew from the state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct KeptReservations {
+pub struct KeptReservations {
     reservations: Vec<Reservation>,
     /// Gangs for which no start was found since everybody who has the right to one was last tried.
     without_start: BTreeSet<JobId>,
@@ -163,8 +167,13 @@ impl Future {
 
     /// With what was kept at the end of the pass before.
     pub(crate) fn resume(now: LogTime, kept: KeptReservations) -> Future {
+        Future::resume_at(now, kept, Pace::Expected)
+    }
+
+    /// The same, if what runs ends at this pace.
+    pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
         let KeptReservations { reservations: remembered, without_start, lent } = kept;
-        Future { remembered, without_start, lent, holds: None, ..Future::of(now) }
+        Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
     /// What the next pass is to begin with.
@@ -288,18 +297,27 @@ impl Future {
 
     /// What is kept from a gang whose turn it is: what those have reserved whom it does not go before.
     pub(crate) fn holds_for_job(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> Holds {
+        let behind = self.who_gives_way(state, job, spec, row);
+        if self.holds.is_none() && behind.is_empty() {
+            self.holds = Some(self.node_holds(&|_| true));
+        }
+        self.holds_from(state, &spec.tenant, &|other| !behind.contains(&other.job))
+    }
+
+    /// Those whose reservations keep nothing from a gang.
+    fn who_gives_way(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> BTreeSet<JobId> {
         let overdue = self.overdue_since(state, job, spec, row);
         // By tenant that has reserved what it would borrow.
         let borrowers = self.reservations.iter().filter_map(|other| other.quota.as_ref());
         let borrowers: BTreeSet<&Name> =
             borrowers.filter(|quota| quota.borrows()).map(KeptQuota::tenant).collect();
         let behind = borrowers.into_iter().filter(|other| is_promised_beside(state, spec, other));
-        let behind: BTreeSet<Name> = behind.cloned().collect();
+        let behind: BTreeSet<&Name> = behind.collect();
         // Of two gangs of a tier that both have room kept, the one that was promised its start first goes before the
         // other: each would keep the other out otherwise, for ever, once both have slipped.
         let own = self.own.as_ref().filter(|own| own.job == job && own.is_kept);
         let own = own.map(|own| (overdue.unwrap_or(LogTime(u64::MAX)), own.promised_at, job));
-        let goes_before = |other: &Reservation| {
+        let goes_before = |other: &&Reservation| {
             let theirs = (other.overdue_since.unwrap_or(LogTime(u64::MAX)), other.promised_at, other.job);
             let is_owed_first = other.is_kept && own.is_some_and(|own| own < theirs);
             let quota = other.quota.as_ref().filter(|quota| quota.borrows());
@@ -314,10 +332,19 @@ impl Future {
             let is_before_in_tier = is_later || is_owed_first;
             spec.tier > other.tier || gives_way || is_ahead || (spec.tier == other.tier && is_before_in_tier)
         };
-        if self.holds.is_none() && !self.reservations.iter().any(goes_before) {
-            self.holds = Some(self.node_holds(&|_| true));
+        self.reservations.iter().filter(goes_before).map(|other| other.job).collect()
+    }
+
+    /// Gives up what those have reserved who have had no turn and whose reservations keep nothing from a gang, for
+    /// estimates of when it starts.
+    pub(crate) fn forget_who_gives_way(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) {
+        let own = self.own.take();
+        for other in self.who_gives_way(state, job, spec, row) {
+            if !self.had_turn.contains(&other) {
+                self.take_out(other);
+            }
         }
-        self.holds_from(state, &spec.tenant, &|other| !goes_before(other))
+        self.own = own;
     }
 
     fn node_holds(&self, concerns: &dyn Fn(&Reservation) -> bool) -> Holds {
@@ -595,6 +622,13 @@ impl Future {
     ) {
         let Some((place, start)) = self.earliest(state, spec, row, budget) else { return };
         let until = Some(start.at.plus_ms(row.estimate.run_ms));
+        // What is kept for it stays where it is, as in a pass.
+        let own = self.own.take_if(|own| own.job == job);
+        let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
+        if let Some(own) = own.filter(|own| self.stays(own, &start)) {
+            self.install(state, Reservation { until, ..own }, budget);
+            return;
+        }
         let reservation = Reservation {
             job,
             place,
@@ -603,7 +637,7 @@ impl Future {
             start,
             until,
             tier: spec.tier,
-            has_slipped: false,
+            has_slipped,
             overdue_since: None,
             is_kept: false,
             beside: Vec::new(),
@@ -658,7 +692,10 @@ fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogT
     let mut found = Vec::new();
     for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        if let Some(end) = expected_end(row, spec, now) {
+        // What is being stopped runs no longer than its grace.
+        if let Some(end) = state.stopped_by(job) {
+            found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
+        } else if let Some(end) = expected_end(row, spec, now) {
             found.push((at_pace(row, end, now, pace), job));
         }
     }

@@ -45,6 +45,7 @@ pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handl
 pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
+pub use future::KeptReservations;
 pub use goodput::{CheckpointAdvice, checkpoint_advice};
 pub use health::{DrainOrder, RepairOrder};
 pub use job::settle_all;

@@ -62,6 +62,8 @@ pub enum PolicyWarningCode {
     BorrowsForGood,
     /// Guaranteed devices come back only when whoever borrows them is done.
     NothingTakenBack,
+    /// A tenant is guaranteed nothing where everything is guaranteed to others.
+    NothingGuaranteed,
     /// A tenant's share is minute next to a sibling's.
     MinuteWeight,
     /// Tenants with jobs are not listed.
@@ -89,6 +91,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::WindowOver => "WINDOW_OVER",
             PolicyWarningCode::BorrowsForGood => "BORROWS_FOR_GOOD",
             PolicyWarningCode::NothingTakenBack => "NOTHING_TAKEN_BACK",
+            PolicyWarningCode::NothingGuaranteed => "NOTHING_GUARANTEED",
             PolicyWarningCode::MinuteWeight => "MINUTE_WEIGHT",
             PolicyWarningCode::UnlistedTenants => "UNLISTED_TENANTS",
         }
@@ -130,6 +133,7 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
         look.names();
         look.nominal_sums();
         look.tenants_without_devices();
+        look.nothing_guaranteed();
         look.windows();
     }
     look.rights();
@@ -321,6 +325,39 @@ impl<'a> Look<'a> {
         }
         for (field, text) in found {
             self.warn(PolicyWarningCode::TenantWithoutDevices, field, text);
+        }
+    }
+
+    /// Tenants that may only borrow, on a fleet of which every device is guaranteed to somebody else: they may wait for
+    /// as long as those use what is theirs.
+    fn nothing_guaranteed(&mut self) {
+        let policy = self.policy;
+        let unused = QuotaUsage::new(policy);
+        let promised = |(kind, region): &(Name, Name)| {
+            let of_region = unused.promised_to_all(kind, Some(region)).unwrap_or(0);
+            of_region >= self.fleet.milli(kind, Some(region))
+                || unused.promised_to_all(kind, None).unwrap_or(0) >= self.fleet.milli(kind, None)
+        };
+        if self.fleet.by_pool.is_empty() || !self.fleet.by_pool.keys().all(promised) {
+            return;
+        }
+        let parents: BTreeSet<&Name> = policy.tenants.values().filter_map(|t| t.parent.as_ref()).collect();
+        let mut found = Vec::new();
+        for tenant in policy.tenants.keys().filter(|name| !parents.contains(name)) {
+            let mut pools = self.fleet.by_pool.keys();
+            let is_promised = pools.any(|(kind, region)| unused.nominal_milli(tenant, kind, region) > 0);
+            let mut pools = self.fleet.by_pool.keys();
+            let may_borrow = pools.any(|(kind, region)| self.most_milli(&unused, tenant, kind, region) > 0);
+            if !is_promised && may_borrow {
+                let text = format!(
+                    "tenant {tenant} is guaranteed nothing, and every device is guaranteed to others: its jobs run only \
+                     on what those leave, are stopped when they take it back, and may never run"
+                );
+                found.push((format!("tenants.{tenant}"), text));
+            }
+        }
+        for (field, text) in found {
+            self.warn(PolicyWarningCode::NothingGuaranteed, field, text);
         }
     }
 

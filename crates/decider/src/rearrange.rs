@@ -27,6 +27,9 @@ use crate::speculation::Speculation;
 /// Gangs that make room of which each is tried to be left out of the plan.
 const SPARED_ONE_BY_ONE_MAX: usize = 16;
 
+/// Gangs with a promise that are looked at for one claimant.
+const PROMISES_LOOKED_AT_MAX: usize = 256;
+
 /// Searches for one claimant: each goes round gangs that the ones before found not to do.
 const SEARCHES_MAX: usize = 4;
 
@@ -54,8 +57,91 @@ struct Proposal {
     place: (Name, Name),
 }
 
-/// Finds room for a gang that waits among those that run, and has it made.
+/// Finds room for a gang that waits among those that run, and has it made; else among those that are about to.
 pub(crate) fn make_room(
+    speculation: &mut Speculation,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    claim: Claim,
+    future: &mut Future,
+    budget: &mut Budget,
+) -> Room {
+    let room = stop_others(speculation, (job, spec, row), claim, future, budget);
+    if !matches!(room, Room::NobodyToAsk | Room::NotEnough) {
+        return room;
+    }
+    match take_over(speculation.state(), speculation.now(), (job, spec, row), future, budget) {
+        Ok(None) => room,
+        Ok(Some(taken)) => {
+            for (region, cluster) in taken.places {
+                future.changed(&region, &cluster);
+            }
+            for job in taken.from {
+                speculation.push(Decision::PromiseDropped { job });
+            }
+            future.keep_coming(&taken.forecast, spec, &taken.plan);
+            Room::Coming
+        }
+        Err(Spent) => Room::OutOfBudget,
+    }
+}
+
+/// Room that is promised to gangs which go behind the claimant and hold nothing yet. Nobody loses any work by that; left
+/// to begin, each would run for the policy's minimum before it could be stopped.
+fn take_over(
+    state: &State,
+    now: LogTime,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    future: &mut Future,
+    budget: &mut Budget,
+) -> Result<Option<TakenOver>, Spent> {
+    let cover = NominalCover::of(state);
+    let mut from: Vec<JobId> = Vec::new();
+    for other in state.promised().take(PROMISES_LOOKED_AT_MAX) {
+        if !budget.visit() {
+            return Err(Spent);
+        }
+        if cover.may_take_over(state.quota_usage(), spec, other).is_some() {
+            from.push(other);
+        }
+    }
+    if from.is_empty() {
+        return Ok(None);
+    }
+    let without_stopping = future.without_stopping(state, budget).ok_or(Spent)?;
+    let holds = future.holds_for_job(state, job, spec, row);
+    let look = &Look::Everywhere;
+    let asking = Asking { state, cover: &cover, job, spec, row, holds: &holds, future, look, now };
+    let mut forecast = without_stopping.clone();
+    // Asked again as the list goes on: what was taken back so far may have been all of it.
+    from.retain(|other| {
+        let may = cover.may_take_over(forecast.quota_usage(), spec, *other).is_some();
+        if may {
+            forecast.drop_promise(*other);
+        }
+        may
+    });
+    let Some(mut plan) = asking.plan_on(&forecast, budget)? else { return Ok(None) };
+    // Those keep it without whose room it can be planned as well.
+    let mut at = from.len().min(SPARED_ONE_BY_ONE_MAX);
+    while at > 0 && from.len() > 1 {
+        at -= 1;
+        let mut without = without_stopping.clone();
+        for (_, other) in from.iter().enumerate().filter(|(place, _)| *place != at) {
+            without.drop_promise(*other);
+        }
+        if let Some(found) = asking.plan_on(&without, budget)? {
+            from.remove(at);
+            (plan, forecast) = (found, without);
+        }
+    }
+    budget.take(cover.take_counted());
+    let promises = from.iter().filter_map(|other| state.job(*other)?.promise.as_ref());
+    let places = promises.filter_map(|promise| place_of(state, &promise.slots)).collect();
+    Ok(Some(TakenOver { from, places, forecast, plan }))
+}
+
+/// Has those make room who run and go behind a gang.
+fn stop_others(
     speculation: &mut Speculation,
     (job, spec, row): (JobId, &JobSpec, &JobRow),
     claim: Claim,
@@ -226,6 +312,18 @@ pub(crate) struct LaterRoom {
     pub(crate) at: LogTime,
 }
 
+/// Room that is promised to others and that a claimant takes over.
+struct TakenOver {
+    /// Who gives it up.
+    from: Vec<JobId>,
+    /// The clusters that it is in.
+    places: BTreeSet<(Name, Name)>,
+    /// The state without that, and without what is stopping.
+    forecast: Forecast,
+    /// Where the claimant would go.
+    plan: Plan,
+}
+
 /// The budget ran out.
 pub(crate) struct Spent;
 
@@ -292,10 +390,18 @@ impl Asking<'_> {
         Ok(None)
     }
 
+    /// How many may stop for the claimant. What is promised comes back from however many borrow it.
+    fn stops_max(&self) -> usize {
+        if headroom(self.state, self.spec).is_promised {
+            return limits::REARRANGED_STOPS_MAX;
+        }
+        let rules = &self.state.policy().policy.preemption;
+        (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX)
+    }
+
     /// Whether room can be made so, and what becomes of those who make it.
     fn try_way(&self, way: &[JobId], means: Means, budget: &mut Budget) -> Result<Proposal, Fault> {
-        let rules = &self.state.policy().policy.preemption;
-        if way.len() > (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX) {
+        if way.len() > self.stops_max() {
             return Err(Fault::Way);
         }
         let mut forecast = Forecast::new(self.state);

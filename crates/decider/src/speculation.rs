@@ -387,6 +387,12 @@ impl Speculation {
         core::mem::take(&mut self.kept_reservations)
     }
 
+    /// What the last complete pass kept for later; nothing while a pass is interrupted.
+    #[must_use]
+    pub fn kept_reservations(&self) -> &KeptReservations {
+        &self.kept_reservations
+    }
+
     pub(crate) fn keep_reservations(&mut self, kept: KeptReservations) {
         self.kept_reservations = kept;
     }

@@ -429,13 +429,15 @@ impl Engine {
         muster_decider::check_submission(view, jobs, now)
     }
 
-    /// Why a pending job waits, by the state of `view`; none when it does not wait. Takes a moment of one
-    /// processor: apart from the threads that serve, and only so many at a time.
+    /// Why a pending job waits, by the state of `view`; none when it does not wait. While this replica leads it knows
+    /// what is kept for others; others make that anew from the state. Takes a moment of one processor: apart from the
+    /// threads that serve, and only so many at a time.
     ///
     /// # Errors
     /// When the replica stops.
     pub async fn explain_job(&self, view: Arc<State>, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
-        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job)).await
+        let kept = self.inner.shared.kept.load_full();
+        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job, &kept)).await
     }
 
     /// The reason and its sentence alone, for looking at one job.
@@ -455,8 +457,10 @@ impl Engine {
     /// # Errors
     /// When the replica stops.
     pub async fn explain_spec(&self, view: Arc<State>, job: Submission) -> Result<JobExplanation, Refusal> {
+        let kept = self.inner.shared.kept.load_full();
         let explain = move |view: &State, now| {
-            muster_decider::explain_spec(view, now, &job.spec, job.contract.checkpoint.place.as_ref())
+            let place = job.contract.checkpoint.place.as_ref();
+            muster_decider::explain_spec(view, now, &job.spec, place, &kept)
         };
         self.explaining(view, explain).await
     }

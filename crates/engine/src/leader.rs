@@ -9,7 +9,9 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Ground, LeadershipView, Proposal, ProposeError};
-use muster_decider::{Answer, Command, Founding, Speculation, TICK_STEPS, schedule, settle_all, split_round};
+use muster_decider::{
+    Answer, Command, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all, split_round,
+};
 use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
@@ -207,6 +209,7 @@ impl<G: Ground> DecisionLoop<G> {
         term.flushed_before = term.flushed.borrow().app_entries_flushed;
         term.begin();
         let end = term.run(leadership).await;
+        term.outer.shared.kept.store(Arc::default());
         for Handled { reply, .. } in term.attempt.take() {
             // Never proposed, so nothing was changed. The asker may have gone; then nobody is left to tell.
             let _ = reply.send(Err(not_leader()));
@@ -412,14 +415,20 @@ impl<G: Ground> Term<'_, G> {
         }
         let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
         let silent = self.outer.liveness.silent(now, silence, SILENT_MAX);
+        let mut is_complete = false;
         let planned = self.attempt.step(&mut self.speculation, |speculation| {
             speculation.set_silent(silent);
             let mut budget = Budget::new(VISITS_PER_ROUND);
-            schedule(speculation, &mut budget);
+            is_complete = matches!(schedule(speculation, &mut budget), Pass::Complete { .. });
         });
         match planned {
             // The pass was interrupted, or something that concerns those it had passed came in between.
-            Ok(()) => self.interrupted = self.speculation.wants_schedule(),
+            Ok(()) => {
+                self.interrupted = self.speculation.wants_schedule();
+                if is_complete {
+                    self.outer.shared.kept.store(Arc::new(self.speculation.kept_reservations().clone()));
+                }
+            }
             Err(why) => {
                 self.outer.faults.note_step(PLANNING, &why);
                 self.left_out.until(PLANNING, now + LEFT_OUT);

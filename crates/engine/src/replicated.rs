@@ -4,6 +4,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use muster_archive::Observer as _;
 use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
+use muster_decider::KeptReservations;
 use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
 use muster_state::{Applied, Effect, Leadership, State};
@@ -33,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) restored: Mutex<Option<Arc<Position>>>,
     /// What the records say of leaderships and of sessions under them.
     pub(crate) contacts: Mutex<Contacts>,
+    /// What the last pass of this replica's leadership keeps for later, for explanations; nothing while it does not lead.
+    pub(crate) kept: ArcSwap<KeptReservations>,
 }
 
 /// The first format whose records say under which leadership a node opened its session.
@@ -117,6 +120,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         position: ArcSwap::default(),
         restored: Mutex::new(None),
         contacts: Mutex::default(),
+        kept: ArcSwap::default(),
     });
     let events = EventMaker::behind(&state);
     let replicated = Replicated {

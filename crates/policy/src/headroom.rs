@@ -63,10 +63,16 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
         let limits = usage.room(|_, _| u64::MAX, &spec.tenant, kind, &key.region).total_milli();
         let nominal = usage.nominal_room_milli(&spec.tenant, kind, &key.region).unwrap_or(0);
         let whole_milli = usage.nominal_milli(&spec.tenant, kind, &key.region);
-        let left = Left { nominal_milli: nominal.min(limits), unlent_milli: nominal.min(all), whole_milli };
+        let mut left =
+            Left { nominal_milli: nominal.min(limits), unlent_milli: nominal.min(all), whole_milli };
         let of_kind = groups.iter().filter(|group| accepts(group, kind));
         let wanted = of_kind.map(|group| u64::from(group.workers) * group.request.device_milli()).max();
         let wants_more = |milli: u64| wanted.is_some_and(|wanted| milli < wanted);
+        // Those beside it may borrow of what a tenant above it is promised: that is as much its own to take back.
+        if wants_more(left.nominal_milli) && left.nominal_milli < whole_milli {
+            let promised = usage.promised_room_milli(&spec.tenant, kind, &key.region);
+            left.nominal_milli = left.nominal_milli.max(promised.unwrap_or(0));
+        }
         found.may_borrow |= all > left.unlent_milli && wants_more(left.unlent_milli);
         known.insert((&key.region, kind), left);
     }

@@ -430,12 +430,19 @@ impl State {
         self.indexes.not_before.iter().copied()
     }
 
-    /// Since when a job waits, or waited before it was placed last: since it was submitted, or since it was stopped; none
-    /// when there is no such job.
+    /// Since when a job waits, or waited before it was placed last: since it was submitted, since the last of those
+    /// jobs was over that it waited for, as far as they are still known, or since it was stopped; none when there is no
+    /// such job.
     #[must_use]
     pub fn waits_since(&self, job: JobId) -> Option<LogTime> {
         let row = self.jobs.get(&job)?;
-        Some(self.times(job).waits_since.unwrap_or(row.submitted_at))
+        let could_start = || {
+            let dependencies = self.specs.get(&job).map(|spec| spec.dependencies.as_slice());
+            let others = dependencies.unwrap_or_default().iter();
+            let ends = others.filter_map(|dependency| self.jobs.get(&dependency.job)?.finished_at);
+            ends.fold(row.submitted_at, LogTime::max)
+        };
+        Some(self.times(job).waits_since.unwrap_or_else(could_start))
     }
 
     /// The next of those times behind another.

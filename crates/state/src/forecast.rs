@@ -39,6 +39,20 @@ impl Forecast {
         }
     }
 
+    /// A gang that holds nothing yet gives up the room that is promised to it.
+    pub fn drop_promise(&mut self, job: JobId) {
+        let Some(row) = self.0.jobs.get(&job) else { return };
+        let Some(promise) = row.promise.clone().filter(|_| row.placement.is_none()) else { return };
+        let spec = self.0.specs.get(&job).expect("a job that has a promise has a spec").clone();
+        for (rank, slot) in promise.slots.iter().enumerate() {
+            let group = spec.group_of_slot(rank as u32).expect("a promised place has a group");
+            self.0.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
+        }
+        if let Some((region, charge)) = row_charge(&self.0, job) {
+            self.0.change_charge(&spec, Some((region, charge)), None);
+        }
+    }
+
     /// A gang takes devices that are free, beside what is promised.
     pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot]) {
         for (rank, slot) in workers.iter().enumerate() {

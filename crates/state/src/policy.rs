@@ -205,6 +205,13 @@ impl State {
         Some(times.stopping_since?.plus_ms(self.stop_grace_ms(job)))
     }
 
+    /// By when nothing of a gang that is being stopped should run any more; none for others, and before format 5.
+    #[must_use]
+    pub fn stopped_by(&self, job: JobId) -> Option<LogTime> {
+        let is_stopping = matches!(self.job(job)?.phase, Phase::Stopping(_));
+        is_stopping.then(|| self.kill_time(job, &self.times(job))).flatten()
+    }
+
     pub(crate) fn change_times(&mut self, job: JobId, change: impl FnOnce(&mut JobTimes)) {
         if !self.has_rules() {
             return;

@@ -520,6 +520,69 @@ impl QuotaUsage {
         self.sides_of(tenant, kind, region).iter().map(of_side).min()
     }
 
+    /// The same once others have given back what they borrow of it: on the sides above its own, what somebody below
+    /// them uses beyond its own nominal quota does not count.
+    #[must_use]
+    pub fn promised_room_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> Option<u64> {
+        let of_side = |side: &Side| {
+            let room = |flavour: &Flavour| match side {
+                Side::Subtree(node) if self.is_shared_out(side, kind, region) => {
+                    let nominal = self.nominal_of(side, &flavour.0, flavour.1.as_ref())?;
+                    Some(nominal.saturating_sub(self.unborrowed_milli(flavour, node)))
+                }
+                _ => self.nominal_room_of(side, tenant, flavour),
+            };
+            flavours(kind, region).iter().filter_map(room).min().unwrap_or(0)
+        };
+        self.sides_of(tenant, kind, region).iter().map(of_side).min()
+    }
+
+    /// What a tenant and those below it use in one flavour, or keep for themselves, less what any of them borrows of
+    /// the tenant's quota from those beside it. The tree is no deeper than policies let it be.
+    fn unborrowed_milli(&self, flavour: &Flavour, node: &Name) -> u64 {
+        let node = Some(node.clone());
+        let children = self.tree.children.get(&node).into_iter().flatten();
+        let promised = children.filter_map(|child| {
+            let promise = self.tree.promise(flavour, &Some(child.clone()))?;
+            Some((child, promise))
+        });
+        let mut below: Option<u64> = None;
+        for (child, promise) in promised {
+            let uses = self.unborrowed_milli(flavour, child).min(promise.nominal_milli);
+            below = Some(below.unwrap_or(0).saturating_add(uses.max(promise.reserve_milli)));
+        }
+        match (below, node) {
+            (Some(below), Some(node)) => {
+                let side = Side::Own(node);
+                let (kind, region) = (&flavour.0, flavour.1.as_ref());
+                let own = self.used_on(&side, kind, region);
+                below.saturating_add(own.min(self.nominal_of(&side, kind, region).unwrap_or(0)))
+            }
+            (_, node) => self.level(flavour, &node).committed_milli,
+        }
+    }
+
+    /// Whether anybody directly below a tenant is promised something of a type in a region or in all.
+    pub(crate) fn is_shared_out(&self, side: &Side, kind: &Name, region: &Name) -> bool {
+        let Side::Subtree(tenant) = side else { return false };
+        let mut children = self.tree.children.get(&Some(tenant.clone())).into_iter().flatten();
+        children.any(|child| {
+            let side = Side::Subtree(child.clone());
+            [Some(region), None].into_iter().any(|place| self.nominal_of(&side, kind, place).is_some())
+        })
+    }
+
+    /// The side directly below one that a tenant of it is on: none below a tenant's own work, and none where nobody is
+    /// below the tenant.
+    pub(crate) fn side_below(&self, side: &Side, tenant: &Name) -> Option<Side> {
+        let Side::Subtree(node) = side else { return None };
+        let below = self.tree.ancestry(tenant).take_while(|above| *above != node).last();
+        match below {
+            Some(below) => Some(Side::Subtree(below.clone())),
+            None => self.tree.children.contains_key(&Some(tenant.clone())).then(|| Side::Own(tenant.clone())),
+        }
+    }
+
     /// All that a tenant is promised of a type in a region, on its own side and on all above; zero where nobody beside
     /// any of them is promised anything.
     #[must_use]
@@ -553,6 +616,13 @@ impl QuotaUsage {
             absorbed = absorbed.saturating_add(reserve.saturating_sub(committed));
         }
         None
+    }
+
+    /// What the tenants of the first level are promised together of a type in a region or in all; none where nobody is.
+    #[must_use]
+    pub fn promised_to_all(&self, kind: &Name, region: Option<&Name>) -> Option<u64> {
+        let flavour = (kind.clone(), region.cloned());
+        self.tree.promise(&flavour, &None).map(|promise| promise.nominal_milli)
     }
 
     /// Whether a side is promised anything at all.

@@ -3,8 +3,10 @@
 //! A gang is *within nominal* on a side of the tenant tree as a whole, or it *borrows* there. A [`Side`] is a
 //! tenant with everyone below it, or what a tenant with others below it runs itself; the nominal quota of the
 //! latter is what the tenant has beyond the quotas of those below it. The gangs of a side are ranked: first those
-//! that policy must not stop, then higher tiers, then those placed earlier. In that order each gang is within
-//! nominal if it fits, beside those before it, into the nominal quota of every flavour that the side has one in.
+//! that policy must not stop, then those within nominal on the side directly below, then higher tiers, then those
+//! placed earlier. In that order each gang is within nominal if it fits, beside those before it, into the nominal
+//! quota of every flavour that the side has one in. So what a tenant is promised is never taken by others from
+//! above it while somebody beside it borrows.
 //! So the answer depends on what is placed and on the policy alone, and changes with them: when a gang ends, the
 //! next that fits is within nominal from then on.
 //!
@@ -76,8 +78,9 @@ pub struct NominalCover<'a> {
     known: RefCell<BTreeMap<Side, Arc<BTreeSet<JobId>>>>,
 }
 
-/// A gang's place in the order in which those of a side are counted.
-type Rank = (bool, Reverse<PriorityTier>, LogIndex, JobId);
+/// A gang's place in the order in which those of a side are counted: whether it may be stopped, whether it borrows on
+/// the side directly below, its tier, and when it was placed.
+type Rank = (bool, bool, Reverse<PriorityTier>, LogIndex, JobId);
 
 impl<'a> NominalCover<'a> {
     /// Nothing counted yet.
@@ -130,17 +133,39 @@ impl<'a> NominalCover<'a> {
         victim: JobId,
         now: LogTime,
     ) -> Option<Ground> {
-        let (row, spec) = (self.state.job(victim)?, self.state.spec(victim)?);
+        let row = self.state.job(victim)?;
         if row.cancel_requested || !matches!(row.phase, Phase::Starting | Phase::Running) {
             return None;
         }
+        self.ground(usage, claimant, victim, has_overrun(row, now))
+    }
+
+    /// Why a claimant may have the room that is promised to a gang which waits for it and holds nothing yet, with this
+    /// in use once those are gone that have been chosen before it: the same grounds as for stopping it once it had begun.
+    #[must_use]
+    pub fn may_take_over(&self, usage: &QuotaUsage, claimant: &JobSpec, holder: JobId) -> Option<Ground> {
+        let row = self.state.job(holder)?;
+        let waits = row.phase == Phase::Pending && row.placement.is_none() && row.promise.is_some();
+        if !waits || row.cancel_requested {
+            return None;
+        }
+        self.ground(usage, claimant, holder, false)
+    }
+
+    /// Why a claimant goes before a gang that is charged for devices.
+    fn ground(
+        &self,
+        usage: &QuotaUsage,
+        claimant: &JobSpec,
+        victim: JobId,
+        has_overrun: bool,
+    ) -> Option<Ground> {
+        let (row, spec) = (self.state.job(victim)?, self.state.spec(victim)?);
         let policy = &self.state.policy().policy;
         let rules = &policy.preemption;
         let by_tier = rules.enabled && spec.preemptible && spec.tier < claimant.tier;
-        let overran = policy.backfill.end_overrunners
-            && spec.preemptible
-            && spec.tier <= claimant.tier
-            && has_overrun(row, now);
+        let overran =
+            has_overrun && policy.backfill.end_overrunners && spec.preemptible && spec.tier <= claimant.tier;
         let without_quota = || if by_tier { Some(Ground::Tier) } else { overran.then_some(Ground::Overrun) };
         if spec.tenant == claimant.tenant || !self.state.has_quotas() {
             return without_quota();
@@ -191,8 +216,22 @@ impl<'a> NominalCover<'a> {
             return within;
         }
         let mut gangs: Vec<(Rank, &Name, &Charge)> = Vec::new();
+        // Where nobody below is promised anything of a type, nobody borrows it there.
+        let mut is_shared_out: BTreeMap<(&Name, &Name), bool> = BTreeMap::new();
         for tenant in self.state.charged_tenants(side) {
-            gangs.extend(self.state.charged_of(&tenant).filter_map(|job| self.ranked(job)));
+            let below = usage.side_below(side, &tenant).map(|below| self.side(&below));
+            for job in self.state.charged_of(&tenant) {
+                let Some((rank, region, charge)) = self.ranked(job) else { continue };
+                let borrows = below.as_ref().is_some_and(|within| !within.contains(&job)) && {
+                    let mut kinds = charge.devices_milli.iter().map(|(kind, _)| kind);
+                    kinds.any(|kind| {
+                        let known = is_shared_out.entry((kind, region));
+                        *known.or_insert_with(|| usage.is_shared_out(side, kind, region))
+                    })
+                };
+                let (is_preemptible, _, tier, since, job) = rank;
+                gangs.push(((is_preemptible, borrows, tier, since, job), region, charge));
+            }
         }
         self.counted.set(self.counted.get() + gangs.len() as u64);
         gangs.sort_unstable_by_key(|(rank, _, _)| *rank);
@@ -217,7 +256,7 @@ impl<'a> NominalCover<'a> {
             (None, Some(placement)) => placement.token.log_index,
             (None, None) => return None,
         };
-        Some(((spec.preemptible, Reverse(spec.tier), since, job), region, charge))
+        Some(((spec.preemptible, false, Reverse(spec.tier), since, job), region, charge))
     }
 }
 

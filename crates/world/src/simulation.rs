@@ -203,7 +203,10 @@ fn left(cluster: &Arc<Cluster>) -> String {
     let Some(leader) = cluster.leader() else { return "nobody leads".to_owned() };
     let state = leader.view.state();
     let open = state.jobs().iter().filter(|(_, row)| !matches!(row.phase, Phase::Finished(_)));
-    let why = |id| muster_decider::explain_job(&state, state.log_time(), id).map(|found| found.sentence);
+    let why = |id| {
+        muster_decider::explain_job(&state, state.log_time(), id, &Default::default())
+            .map(|found| found.sentence)
+    };
     let open: Vec<String> = open
         .take(4)
         .map(|(id, row)| format!("{id} {:?}: {}", row.phase, why(*id).unwrap_or_default()))

@@ -19,6 +19,7 @@ mod model;
 mod network;
 mod passes;
 mod random;
+mod reclaim;
 mod script;
 mod snapshot;
 mod support;

@@ -853,7 +853,9 @@ impl World {
     }
 
     fn why(&self, job: &str) -> String {
-        let explained = explain_job(self.state(), self.now, self.job_id(job)).expect("a job");
+        let explained =
+            explain_job(self.state(), self.now, self.job_id(job), self.speculation.kept_reservations());
+        let explained = explained.expect("a job");
         let mut text = format!("{explained}\n");
         if let Some(start) = explained.start {
             let after = |at: LogTime| format!("+{}m", at.since_ms(self.now) / 60_000);
@@ -867,7 +869,8 @@ impl World {
             .unwrap();
         }
         for blocker in &explained.blockers {
-            writeln!(text, "  room is kept for {}", blocker.name).unwrap();
+            let slipped = if blocker.has_slipped { ", whose start has slipped" } else { "" };
+            writeln!(text, "  room is kept for {}{slipped}", blocker.name).unwrap();
         }
         for quota in &explained.quotas {
             let tenant = quota.blocked_by.tenant.as_ref().map_or("the fleet", |name| name.as_str());

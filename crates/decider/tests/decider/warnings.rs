@@ -117,6 +117,26 @@ fn tenants_that_can_use_nothing_are_named() {
 }
 
 #[test]
+fn tenants_that_may_only_borrow_what_others_are_promised_are_named() {
+    let owner = with(vec![quota("h100", None, 24, None, None)]);
+    let team = TenantPolicy { parent: Some(name("owner")), ..TenantPolicy::default() };
+    let draft = tenants(vec![("owner", owner.clone()), ("team", team), ("guest", TenantPolicy::default())]);
+    let expected = [("NOTHING_GUARANTEED", "tenants.guest", "may never run")];
+    assert_warned(&cluster(vec![]), draft, &expected);
+    // What nobody is promised can be had by everybody.
+    let part = with(vec![quota("h100", None, 23, None, None)]);
+    assert_warned(&cluster(vec![]), tenants(vec![("owner", part), ("guest", TenantPolicy::default())]), &[]);
+    // By region as well, where every region is given away.
+    let here = |region, devices| quota("h100", Some(region), devices, None, None);
+    let regions = with(vec![here("eu", 16), here("us", 8)]);
+    assert_warned(
+        &cluster(vec![]),
+        tenants(vec![("owner", regions), ("guest", TenantPolicy::default())]),
+        &expected,
+    );
+}
+
+#[test]
 fn rights_that_surprise_are_named() {
     let rights = |tier_max, non_preemptible| TenantRights { tier_max, non_preemptible, deadlines: None };
     let mut low = with(vec![quota("h100", None, 4, Some(0), None)]);

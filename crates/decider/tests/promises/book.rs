@@ -3,10 +3,10 @@
 //! Written from what policy promises, by the simplest means there are: every question goes through all gangs
 //! again. Worlds have one region, and a gang has one type of device.
 //!
-//! Gangs of a tenant and of all tenants below it are ranked: those that may not be preempted first, then higher
-//! tiers, then who was placed earlier. In this order each is *within nominal* at that tenant if it still fits
-//! into the tenant's nominal quota beside those that did. What a tenant with others below it uses itself stands
-//! beside them as a child of its own, whose nominal quota is what theirs leave.
+//! Gangs of a tenant and of all tenants below it are ranked: those that may not be preempted first, then those within
+//! nominal one level below, then higher tiers, then who was placed earlier. In this order each is *within nominal* at
+//! that tenant if it still fits into the tenant's nominal quota beside those that did. What a tenant with others below
+//! it uses itself stands beside them as a child of its own, whose nominal quota is what theirs leave.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,14 +131,21 @@ impl Book {
             Side::Subtree(tenant) => (tenant.clone(), true, kind.clone()),
             Side::Own(tenant) => (tenant.clone(), false, kind.clone()),
         };
-        let mut known = self.known.borrow_mut();
-        Rc::clone(known.entry(key).or_insert_with(|| Rc::new(self.rank(side, kind))))
+        if let Some(known) = self.known.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let found = Rc::new(self.rank(side, kind));
+        self.known.borrow_mut().insert(key, Rc::clone(&found));
+        found
     }
 
     fn rank(&self, side: Side<'_>, kind: &Name) -> BTreeSet<JobId> {
         let mut ranked: Vec<&Gang> =
             self.gangs.iter().filter(|gang| gang.kind == *kind && self.is_on(side, &gang.tenant)).collect();
-        ranked.sort_by_key(|gang| (gang.preemptible, core::cmp::Reverse(gang.tier), gang.since, gang.job));
+        ranked.sort_by_key(|gang| {
+            let borrows = self.borrows_below(side, kind, gang);
+            (gang.preemptible, borrows, core::cmp::Reverse(gang.tier), gang.since, gang.job)
+        });
         let mut left = self.nominal_of(side, kind);
         let mut found = BTreeSet::new();
         for gang in ranked {
@@ -148,6 +155,35 @@ impl Book {
             }
         }
         found
+    }
+
+    /// Whether a gang borrows one level below a tenant from somebody who is promised something there.
+    fn borrows_below(&self, side: Side<'_>, kind: &Name, gang: &Gang) -> bool {
+        let Side::Subtree(tenant) = side else { return false };
+        if !self.children(tenant).into_iter().any(|child| self.nominal(child, kind).is_some()) {
+            return false;
+        }
+        let path = self.path(&gang.tenant);
+        let at = path.iter().position(|node| *node == tenant).expect("it is of this side");
+        let below = match at.checked_sub(1) {
+            Some(below) => Side::Subtree(path[below]),
+            None => Side::Own(tenant),
+        };
+        !self.within(below, kind).contains(&gang.job)
+    }
+
+    /// What a tenant and those below it use, without what any of those borrows of the tenant's quota from others of
+    /// them.
+    pub fn unborrowed(&self, tenant: &Name, kind: &Name) -> u64 {
+        let children = self.children(tenant);
+        if !children.iter().any(|child| self.nominal(child, kind).is_some()) {
+            return self.used(Side::Subtree(tenant), kind);
+        }
+        let nominal = |child: &Name| self.nominal(child, kind).unwrap_or(0);
+        let below: u64 =
+            children.into_iter().map(|child| self.unborrowed(child, kind).min(nominal(child))).sum();
+        let own = Side::Own(tenant);
+        below + self.used(own, kind).min(self.nominal_of(own, kind))
     }
 
     /// Where two tenants part: the side of each below the lowest tenant they have in common; none when they

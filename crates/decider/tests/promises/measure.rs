@@ -185,7 +185,8 @@ impl Observer for Guarantee {
 pub fn explain(drive: &Drive<'_>, book: &Book, place: usize) -> String {
     let job = drive.records[place].id.expect("who waits was admitted");
     let now = drive.log_time();
-    let explained = explain_job(&drive.replica, now, job).map_or(String::new(), |e| e.to_string());
+    let explained =
+        explain_job(&drive.replica, now, job, &Default::default()).map_or(String::new(), |e| e.to_string());
     let plan = &drive.world.jobs[place];
     let spec = drive.replica.spec(job).expect("a spec");
     let may = |gang: &&crate::book::Gang| {
@@ -195,7 +196,8 @@ pub fn explain(drive: &Drive<'_>, book: &Book, place: usize) -> String {
     format!("the scheduler says {explained}; by the book these may be stopped: {}", victims.join(" "))
 }
 
-/// Whether a job and these others would all be within nominal at every tenant above it, beside all that runs.
+/// Whether a job and these others would all be within nominal at every tenant above it, beside all that runs and
+/// does not borrow from them.
 fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize]) -> bool {
     let plan = &drive.world.jobs[place];
     let (tenant, kind) = (name(&plan.tenant), name(plan.kind));
@@ -209,8 +211,8 @@ fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize
             })
             .map(wanted)
             .sum();
-        let side = Side::Subtree(node);
-        book.used(side, &kind) + beside + wanted(&place) <= book.nominal_of(side, &kind)
+        // What those beside it borrow of a quota above can be taken back from them.
+        book.unborrowed(node, &kind) + beside + wanted(&place) <= book.nominal_of(Side::Subtree(node), &kind)
     })
 }
 

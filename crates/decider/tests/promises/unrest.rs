@@ -194,7 +194,8 @@ fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends(
             .map(|place| {
                 let job = drive.records[*place].id.expect("who is open was admitted");
                 let phase = drive.replica.job(job).map(|row| row.phase.clone());
-                let why = muster_decider::explain_job(&drive.replica, drive.log_time(), job);
+                let why =
+                    muster_decider::explain_job(&drive.replica, drive.log_time(), job, &Default::default());
                 let why = why.map_or(String::new(), |why| why.to_string());
                 format!("{:?}: {phase:?}; {why}", drive.world.jobs[*place])
             })

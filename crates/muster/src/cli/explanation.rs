@@ -210,6 +210,8 @@ struct Blocker {
     workers: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     starts_at: Option<String>,
+    /// Whether that is later than was expected at first.
+    slipped: bool,
 }
 
 #[derive(Serialize)]
@@ -262,6 +264,7 @@ impl Explanation {
             name: b.name,
             workers: b.workers,
             starts_at: time(b.starts_at_ms),
+            slipped: b.has_slipped,
         };
         Explanation {
             job,
@@ -498,7 +501,10 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
                 Some(at) => format!("starts {at}"),
                 None => "start not known".to_owned(),
             };
-            tree.line(1, &format!("{} {}, {} workers, {at}", blocker.job_id, blocker.name, blocker.workers));
+            let slipped = if blocker.has_slipped { ", its start has slipped" } else { "" };
+            let text =
+                format!("{} {}, {} workers, {at}{slipped}", blocker.job_id, blocker.name, blocker.workers);
+            tree.line(1, &text);
         });
     }
     if !explanation.borrowers.is_empty() {

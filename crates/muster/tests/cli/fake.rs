@@ -388,6 +388,7 @@ fn explanation(workers: u32) -> v1::Explanation {
             name: "big".into(),
             workers: 64,
             starts_at_ms: 4_102_444_800_000,
+            has_slipped: true,
         }],
         start: Some(v1::StartEstimate {
             q10_ms: 4_102_444_800_000,

@@ -337,7 +337,7 @@ fn a_plan_fits_a_terminal_and_has_every_number() {
         "\n  and 4 more; -o json shows all of them\n",
         "\n  score 550000: topology 500 x 900, packing 400 x 250\n",
         "\n  even odds by            2100-01-01T01:00:00Z (in ",
-        "\nroom is kept for\n  job-3e1 big, 64 workers, starts 2100-01-01T00:00:00Z",
+        "\nroom is kept for\n  job-3e1 big, 64 workers, starts 2100-01-01T00:00:00Z, its start has slipped",
         "\n  h100 in eu-north: wants 4.5, 4 left, 0.5 short: nominal quota and borrowing\n",
         "\nCLUSTER              TYPE  FREE  OF  KEPT  FIT  DOMAIN  HOLDS\n",
         "\neu-north/eu-north-1  h100  24    96  16    3    3       yes\n",

@@ -1,0 +1,110 @@
+//! What is promised comes back from however many borrow it.
+
+use muster_decider::{Answer, Command, Speculation, handle, schedule};
+use muster_journal::{Decision, RankUpdate};
+use muster_planner::Budget;
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::{JobDraft, Submission, limits};
+
+use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
+
+/// One-device jobs on so many hosts are more than policy lets one gang have stopped by default.
+const HOSTS: u32 = 150;
+const DEVICES: u16 = 8;
+
+struct World {
+    speculation: Speculation,
+    requests: u128,
+}
+
+impl World {
+    /// A fleet on which an owner is promised everything, and has nothing yet.
+    fn new() -> World {
+        let (speculation, _) = founded();
+        let mut world = World { speculation, requests: 0 };
+        let mut policy = PolicyDraft::default();
+        let quota = Quota {
+            kind: name("h100"),
+            region: None,
+            nominal_milli: u64::from(HOSTS) * u64::from(DEVICES) * 1_000,
+            borrowing_limit_milli: None,
+            lending_limit_milli: None,
+        };
+        assert!(quota.nominal_milli > u64::from(policy.preemption.victims_max) * 1_000);
+        policy.tenants.insert(name("owner"), TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() });
+        policy.tenants.insert(name("guest"), TenantPolicy::default());
+        let policy = Box::new(policy.check().unwrap());
+        let request = world.request();
+        world.carry_out(&Command::SetPolicy { request, policy, expected_version: None });
+        for n in 0..HOSTS {
+            let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", DEVICES)));
+            world.carry_out(&Command::Register { spec, holder: holder(1), other_session_is_over: false });
+        }
+        world
+    }
+
+    fn request(&mut self) -> muster_types::RequestId {
+        self.requests += 1;
+        request(self.requests)
+    }
+
+    fn carry_out(&mut self, command: &Command) -> Answer {
+        let answer = handle(&mut self.speculation, command).unwrap();
+        self.speculation.take_round();
+        answer
+    }
+
+    fn submit(&mut self, drafts: Vec<JobDraft>) {
+        for drafts in drafts.chunks(limits::BATCH_JOBS_MAX) {
+            let specs = drafts.iter().map(|draft| draft.clone().check().unwrap());
+            let jobs = Submission::plain(specs);
+            let request = self.request();
+            self.carry_out(&Command::Submit { request, jobs });
+        }
+    }
+
+    /// What passes decide until nobody is to be looked at again.
+    fn decide(&mut self) -> Vec<Decision> {
+        let mut found = Vec::new();
+        while self.speculation.wants_schedule() {
+            schedule(&mut self.speculation, &mut Budget::new(2_000_000));
+            found.extend(self.speculation.take_round().into_iter().flat_map(|round| round.decisions));
+        }
+        found
+    }
+}
+
+#[test]
+fn what_is_promised_comes_back_from_however_many_borrow_it() {
+    let mut world = World::new();
+    let guests = u32::from(DEVICES) * HOSTS;
+    let lent = (0..guests).map(|_| {
+        let mut draft = job_draft("lent", vec![group("main", 1, Some(accelerators("h100", 1)))]);
+        draft.tenant = name("guest");
+        draft
+    });
+    world.submit(lent.collect());
+    for decision in world.decide() {
+        let Decision::GangPlaced { job, workers } = decision else { continue };
+        let token = world.speculation.state().job(job).unwrap().placement.as_ref().unwrap().token;
+        let (node, incarnation) = (workers[0].node, workers[0].incarnation);
+        let updates = vec![(0, RankUpdate::Running)];
+        world.carry_out(&Command::Report { node, incarnation, job, token, updates });
+    }
+    assert_eq!(world.speculation.state().active_count(), guests as usize, "the fleet is full of guests");
+    let minimum_run_ms = world.speculation.state().policy().policy.preemption.minimum_run_ms;
+    let now = world.speculation.now().plus_ms(minimum_run_ms + 1);
+    world.speculation.set_now(now);
+    let mut own = job_draft("own", vec![group("main", HOSTS, Some(accelerators("h100", DEVICES)))]);
+    own.tenant = name("owner");
+    world.submit(vec![own]);
+    let stopped: usize = world
+        .decide()
+        .iter()
+        .map(|decision| match decision {
+            Decision::Rearranged { stops, .. } => stops.len(),
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(stopped, guests as usize);
+}
