@@ -20,6 +20,7 @@ pub mod log_store;
 pub mod machine;
 pub mod network;
 pub mod operator;
+pub mod pace;
 pub mod peers;
 pub mod raft_runtime;
 pub mod replica;
