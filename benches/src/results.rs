@@ -51,6 +51,9 @@ impl Output {
     }
 }
 
+/// Field of a result without a commit: the one that it came into the repository with.
+const KEPT_WITH: &str = "kept_with";
+
 /// Where results are kept.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
@@ -199,10 +202,38 @@ fn newest(folder: &Path) -> Result<Map<String, Value>> {
         let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let Some(scenario) = name.get(11..) else { bail!("{}: no date and scenario", path.display()) };
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        let value = serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+        let mut value: Value =
+            serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+        if value.get("commit").is_none()
+            && let Some(fields) = value.as_object_mut()
+        {
+            fields.extend(first_kept(&path).map(|commit| (KEPT_WITH.to_owned(), json!(commit))));
+        }
         newest.insert(scenario.to_owned(), value);
     }
     Ok(newest)
+}
+
+/// The commit that a file came into the repository with. What it was measured on is that one's parent or older.
+fn first_kept(path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    git(&["log", "--diff-filter=A", "--max-count=1", "--format=%h", "--abbrev=10", "--", path])
+        .filter(|commit| !commit.is_empty())
+}
+
+/// Of which code a result is, and how old that is.
+fn age(result: &Value, commits_since: &impl Fn(&str) -> Option<u64>) -> String {
+    let text = |field: &str| result.get(field).and_then(Value::as_str);
+    let (commit, which, least) = match (text("commit"), text(KEPT_WITH)) {
+        (Some(commit), _) => (commit, format!("Commit {commit}"), ""),
+        (None, Some(kept)) => (kept, format!("Commit not written down, before {kept}"), "at least "),
+        (None, None) => return "Commit unknown (how much has changed since is not known)".to_owned(),
+    };
+    match commits_since(commit) {
+        Some(0) if least.is_empty() => format!("{which} (the product's code has not changed since)"),
+        Some(commits) => format!("{which} ({least}{commits} commits to the product's code since)"),
+        None => format!("{which} (how much has changed since is not known)"),
+    }
 }
 
 /// How many commits changed the product's code after this one. `None` when git does not know the commit.
@@ -236,16 +267,14 @@ fn write_table(
 ) {
     let text =
         |pointer: &str| result.pointer(pointer).and_then(Value::as_str).unwrap_or("unknown").to_owned();
-    let commit = text("/commit");
-    let age = match commits_since(&commit) {
-        Some(0) => "the product's code has not changed since".to_owned(),
-        Some(commits) => format!("{commits} commits to the product's code since"),
-        None => "how much has changed since is not known".to_owned(),
+    let command = match result.get("command").and_then(Value::as_str) {
+        Some(command) => command.to_owned(),
+        None => format!("muster-bench, scenario {}; its options were not written down", table.scenario),
     };
+    let age = age(result, commits_since);
     let _ = writeln!(
         page,
-        "`{}`\n\nCommit {commit} ({age}), {}, {} x {}, {} GiB, load average {} before and {} after.\n",
-        text("/command"),
+        "`{command}`\n\n{age}, {}, {} x {}, {} GiB, load average {} before and {} after.\n",
         text("/machine/date"),
         result.pointer("/machine/cpus").unwrap_or(&Value::Null),
         text("/machine/model"),
@@ -371,11 +400,20 @@ mod tests {
     #[test]
     fn a_page_says_how_old_each_result_is() {
         let mut results = Map::new();
-        let machine = json!({ "date": "2026-01-31", "cpus": 2 });
-        results.insert("failover".to_owned(), json!({ "commit": "abc", "command": "c", "machine": machine }));
+        let machine = json!({ "date": "2026-01-31", "cpus": 2, "model": "m", "load_average": "1" });
+        let stamped = json!({ "commit": "abc", "command": "c", "machine": machine });
+        results.insert("failover".to_owned(), stamped);
         let page = page(&results, |commit| (commit == "abc").then_some(3));
         assert!(page.contains("Commit abc (3 commits to the product's code since), 2026-01-31"), "{page}");
         assert!(page.contains("Not measured."), "{page}");
+        results.insert(
+            "failover".to_owned(),
+            json!({ (KEPT_WITH): "abc", "machine": machine, "load_average_after": "1" }),
+        );
+        let page = super::page(&results, |commit| (commit == "abc").then_some(3));
+        let says = "Commit not written down, before abc (at least 3 commits to the product's code since), 2026-01-31";
+        assert!(page.contains(says), "{page}");
+        assert!(!page.contains("unknown"), "{page}");
     }
 
     #[test]

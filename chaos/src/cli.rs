@@ -351,7 +351,30 @@ fn version(program: &Path) -> Result<String> {
     let said = std::process::Command::new(program).arg("--version").output();
     let said = said.with_context(|| format!("running {}", program.display()))?;
     ensure!(said.status.success(), "{} does not say its version", program.display());
-    Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    let version = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+    Ok(match commit() {
+        Some(commit) => format!("{version}, from a checkout of {commit}"),
+        None => version,
+    })
+}
+
+/// The commit of the checkout that this program was built in, with `-dirty` where files differ from it. None where it was
+/// built outside any.
+fn commit() -> Option<String> {
+    let described = std::process::Command::new("git")
+        .args([
+            "-C",
+            env!("CARGO_MANIFEST_DIR"),
+            "describe",
+            "--always",
+            "--abbrev=10",
+            "--dirty",
+            "--exclude=*",
+        ])
+        .output()
+        .ok()?;
+    let commit = String::from_utf8_lossy(&described.stdout).trim().to_owned();
+    (described.status.success() && !commit.is_empty()).then_some(commit)
 }
 
 /// SIGINT and SIGTERM end drills in order, undoing what was done.

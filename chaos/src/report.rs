@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use muster_drill::judge::Verdict;
 use muster_drill::report::{Summary, text};
+use muster_types::LogTime;
 
 use crate::run::evidence::{Collected, Unfinished};
 
@@ -20,7 +21,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
     // Writing to a string cannot fail.
     let _ = write!(
         page,
-        "{} runs of {} drills came to a verdict; {} broke off, {} drills were skipped. Machine: {}; load average {load} when this was written. Release: {}.\n\n\
+        "{} runs of {} drills came to a verdict{}; {} broke off, {} drills were skipped. Machine: {}; load average {load} when this was written. Release: {}.\n\n\
          Replicas 2, 2 and 1 in three regions with round trips of 30, 80 and 140 ms, two hosts with accelerators in each, \
          all with certificates; replicas, agents, workers, clients and the network between them share this machine's \
          processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
@@ -31,6 +32,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
          ```\n{command}\n```\n\n",
         runs.len(),
         summary.rows.len(),
+        days(runs.iter().map(|(run, _)| run.run.fault_unix_ms)),
         left.iter().filter(|run| !run.is_skipped).count(),
         left.iter().filter(|run| run.is_skipped).count(),
         said(|run| &run.run.place),
@@ -40,6 +42,17 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
     unfinished(left, &mut page);
     troubles(runs, &mut page);
     page
+}
+
+/// The days of these times, for people; empty where there are none.
+fn days(times_ms: impl Iterator<Item = u64>) -> String {
+    let days: BTreeSet<String> =
+        times_ms.map(|ms| LogTime(ms).to_string().chars().take(10).collect()).collect();
+    match (days.first(), days.last()) {
+        (Some(first), Some(last)) if first == last => format!(" on {first}"),
+        (Some(first), Some(last)) => format!(" from {first} to {last}"),
+        _ => String::new(),
+    }
 }
 
 /// What drills and seeds notice of rules that are broken on purpose, as `muster-chaos bugs` has written it down.
@@ -77,5 +90,18 @@ fn unfinished(left: &[Unfinished], page: &mut String) {
     for Unfinished { scenario, is_skipped, why } in left {
         let word = if *is_skipped { "skipped" } else { "broke off" };
         let _ = writeln!(page, "- {} {word}: {}", text::markdown(scenario), text::markdown(why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_of_which_days_its_runs_are() {
+        let day = 24 * 3_600 * 1_000;
+        assert_eq!(days([20_000 * day].into_iter()), " on 2024-10-04");
+        assert_eq!(days([20_001 * day, 20_000 * day + 7].into_iter()), " from 2024-10-04 to 2024-10-05");
+        assert_eq!(days(std::iter::empty()), "");
     }
 }

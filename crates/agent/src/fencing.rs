@@ -10,31 +10,13 @@
 
 use crate::durable::{DurableError, read_record};
 use crate::fence_log::FenceLog;
+use crate::rules::FenceTable;
+pub use crate::rules::{Fence, Standing};
 use muster_types::{FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// What is remembered of a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fence {
-    /// The newest token seen.
-    pub token: FencingToken,
-    /// Ranks of the start order with this token; empty when only a stop was seen.
-    pub ranks: BTreeSet<u32>,
-}
-
-/// What a token is against what was seen before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Newer than all: may be launched.
-    Newer,
-    /// The one that is already persisted: never launched a second time.
-    Same,
-    /// Below it.
-    Older,
-}
 
 /// Bytes of records from which on the file is written anew, when they are also twice what it has to hold.
 const LOG_BYTES_REWRITTEN: u64 = 1 << 20;
@@ -55,9 +37,7 @@ pub struct Fences {
     log: FenceLog,
     /// Bytes of the log when it was last written anew.
     rewritten_bytes: u64,
-    jobs: BTreeMap<JobId, Fence>,
-    floor: FencingToken,
-    jobs_max: usize,
+    table: FenceTable,
 }
 
 /// What kept fences from being read.
@@ -87,24 +67,24 @@ impl Fences {
         std::fs::create_dir_all(folder).map_err(fail)?;
         let path = folder.join("log");
         let opened = FenceLog::open::<Entry>(&path).map_err(FencingError::Record)?;
-        let (log, jobs, floor) = match opened {
+        let mut table = FenceTable::new(jobs_max);
+        let log = match opened {
             Some((log, entries)) => {
-                let (mut jobs, mut floor) = (BTreeMap::new(), FencingToken::default());
                 for entry in entries {
                     match entry {
-                        Entry::Fence(job, fence) => drop(jobs.insert(job, fence)),
-                        Entry::Floor(token) => {
-                            floor = token;
-                            jobs.retain(|_, fence: &mut Fence| fence.token > token);
-                        }
+                        Entry::Fence(job, fence) => table.restore(job, fence),
+                        Entry::Floor(token) => table.restore_floor(token),
                     }
                 }
-                (log, jobs, floor)
+                log
             }
             None => {
                 let (jobs, floor) = earlier(folder)?;
-                let log = FenceLog::replace(&path, entries(&jobs, floor)).map_err(FencingError::Record)?;
-                (log, jobs, floor)
+                table.restore_floor(floor);
+                for (job, fence) in jobs {
+                    table.restore(job, fence);
+                }
+                FenceLog::replace(&path, entries(&table)).map_err(FencingError::Record)?
             }
         };
         // In the one file by now; what cannot be removed is never looked at again.
@@ -112,25 +92,19 @@ impl Fences {
             let _ = std::fs::remove_dir_all(folder.join(job.to_string()));
         }
         let rewritten_bytes = log.bytes();
-        Ok(Fences { path, log, rewritten_bytes, jobs, floor, jobs_max: jobs_max.max(1) })
+        Ok(Fences { path, log, rewritten_bytes, table })
     }
 
     /// What `token` is for `job`.
     #[must_use]
     pub fn standing(&self, job: JobId, token: FencingToken) -> Standing {
-        match self.jobs.get(&job) {
-            Some(fence) if token == fence.token => Standing::Same,
-            Some(fence) if token < fence.token => Standing::Older,
-            Some(_) => Standing::Newer,
-            None if token <= self.floor => Standing::Older,
-            None => Standing::Newer,
-        }
+        self.table.standing(job, token)
     }
 
     /// What is remembered of a job.
     #[must_use]
     pub fn of(&self, job: JobId) -> Option<&Fence> {
-        self.jobs.get(&job)
+        self.table.of(job)
     }
 
     /// Persists a newer token with its ranks; an older or equal one changes nothing.
@@ -148,43 +122,28 @@ impl Fences {
         }
         let fence = Fence { token, ranks };
         self.log.append(&Entry::Fence(job, fence.clone()))?;
-        self.jobs.insert(job, fence);
+        self.table.raise(job, fence);
         self.prune(job)
     }
 
     /// Folds the lowest tokens into the floor, and keeps the file small.
     fn prune(&mut self, keep: JobId) -> Result<(), DurableError> {
-        // An eighth of slack, so that the sort is paid once in a while.
-        if self.jobs.len() <= self.jobs_max + self.jobs_max / 8 {
-            let outdated = self.log.bytes() > LOG_BYTES_REWRITTEN.max(2 * self.rewritten_bytes);
-            return if outdated { self.rewrite() } else { Ok(()) };
-        }
-        let mut by_token: Vec<(FencingToken, JobId)> =
-            self.jobs.iter().filter(|(job, _)| **job != keep).map(|(job, f)| (f.token, *job)).collect();
-        by_token.sort_unstable();
-        let surplus = self.jobs.len() - self.jobs_max;
-        let out = &by_token[..surplus.min(by_token.len())];
-        if let Some((highest, _)) = out.last() {
-            self.floor = self.floor.max(*highest);
-        }
-        for (_, job) in out {
-            self.jobs.remove(job);
-        }
-        self.rewrite()
+        let outdated = self.log.bytes() > LOG_BYTES_REWRITTEN.max(2 * self.rewritten_bytes);
+        if self.table.fold(keep) || outdated { self.rewrite() } else { Ok(()) }
     }
 
     /// Writes the file anew, with nothing in it that does not count.
     fn rewrite(&mut self) -> Result<(), DurableError> {
-        self.log = FenceLog::replace(&self.path, entries(&self.jobs, self.floor))?;
+        self.log = FenceLog::replace(&self.path, entries(&self.table))?;
         self.rewritten_bytes = self.log.bytes();
         Ok(())
     }
 }
 
 /// What the file has to say: the floor first, for it takes back what is below it.
-fn entries(jobs: &BTreeMap<JobId, Fence>, floor: FencingToken) -> impl Iterator<Item = Entry> {
-    let fences = jobs.iter().map(|(job, fence)| Entry::Fence(*job, fence.clone()));
-    std::iter::once(Entry::Floor(floor)).chain(fences)
+fn entries(table: &FenceTable) -> impl Iterator<Item = Entry> {
+    let fences = table.jobs().iter().map(|(job, fence)| Entry::Fence(*job, fence.clone()));
+    std::iter::once(Entry::Floor(table.floor())).chain(fences)
 }
 
 /// Folders of single jobs, as they were kept before there was one file.
@@ -291,7 +250,7 @@ mod tests {
             fences.raise(JobId(job), token(100 + job), BTreeSet::new()).unwrap();
         }
         let fences = Fences::open(dir.path(), 8).unwrap();
-        assert!(fences.jobs.len() <= 9);
+        assert!(fences.table.jobs().len() <= 9);
         for job in 1..=30 {
             assert_ne!(fences.standing(JobId(job), token(100 + job)), Standing::Newer, "job {job}");
         }

@@ -12,7 +12,8 @@
 //! only moves forward within an epoch; a missing, torn or foreign file reads as no lease.
 
 use crate::clock::BootTime;
-use muster_planted::{Rule, breaks};
+pub use crate::rules::Renewal;
+use crate::rules::{LeaseTerm, renewed};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -39,6 +40,12 @@ pub struct LeaseSlot {
 }
 
 impl LeaseSlot {
+    /// What it says of the lease.
+    #[must_use]
+    pub fn term(&self) -> LeaseTerm {
+        LeaseTerm { epoch: self.epoch, deadline: self.deadline }
+    }
+
     fn encode(&self) -> [u8; SLOT_BYTES] {
         let mut bytes = [0u8; SLOT_BYTES];
         let words = [MAGIC, self.sequence, self.epoch, self.deadline.0, self.grace_ms];
@@ -111,17 +118,6 @@ pub fn read_path(path: &Path) -> Result<LeaseSlot, LeaseError> {
     read_slot(&File::open(path).map_err(LeaseError::Read)?)
 }
 
-/// What a renewal did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewal {
-    /// The deadline moved, in the same epoch.
-    Extended,
-    /// It would not have moved the deadline forward.
-    Stale,
-    /// The lease had lapsed; a new epoch began and whatever ran before is being stopped.
-    Restarted,
-}
-
 /// The agent's end of the lease: the only writer of the file.
 #[derive(Debug)]
 pub struct Lease {
@@ -167,28 +163,15 @@ impl Lease {
         grace: Duration,
         now: BootTime,
     ) -> Result<Renewal, LeaseError> {
-        let ttl = if breaks(Rule::AgentIgnoresLease) { ttl + Duration::from_secs(3_600) } else { ttl };
-        let deadline = sent.after(ttl);
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        let (sequence, standing) = match self.current {
-            Some(slot) => (slot.sequence, Some(slot).filter(|s| now < s.deadline)),
-            None => (0, None),
-        };
-        let (epoch, renewal) = match standing {
-            Some(slot) if deadline <= slot.deadline => return Ok(Renewal::Stale),
-            Some(slot) => (slot.epoch, Renewal::Extended),
-            // An answer so late that it is over before it begins.
-            None if deadline <= now => return Ok(Renewal::Stale),
-            None => {
-                let before = self.current.map_or(0, |slot| slot.epoch).max(self.epoch_floor);
-                (before.saturating_add(1), Renewal::Restarted)
-            }
+        let term = self.current.map(|slot| slot.term());
+        let (renewal, Some(term)) = renewed(term, self.epoch_floor, sent, ttl, now) else {
+            return Ok(Renewal::Stale);
         };
         let next = LeaseSlot {
-            sequence: sequence.saturating_add(1),
-            epoch,
-            deadline,
-            grace_ms,
+            sequence: self.current.map_or(0, |slot| slot.sequence).saturating_add(1),
+            epoch: term.epoch,
+            deadline: term.deadline,
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             holder: self.holder,
         };
         let at = (next.sequence % 2) * SLOT_BYTES as u64;
@@ -200,7 +183,7 @@ impl Lease {
     /// The lease, while it stands.
     #[must_use]
     pub fn standing(&self, now: BootTime) -> Option<LeaseSlot> {
-        self.current.filter(|slot| now < slot.deadline)
+        self.current.filter(|slot| slot.term().stands(now))
     }
 }
 

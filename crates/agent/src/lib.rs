@@ -35,6 +35,7 @@ pub mod probe;
 pub mod process;
 pub mod processes;
 mod ready;
+pub mod rules;
 mod secrets;
 mod session;
 mod shim;

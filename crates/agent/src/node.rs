@@ -18,6 +18,7 @@ use crate::limits;
 use crate::notes::{self, Notes};
 use crate::order::{self, DeviceLoad, Placement, WorkerKey, state_message};
 use crate::probe::{self, Plan, Prober};
+use crate::rules::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
 use crate::socket::{Note, Said};
 use crate::uploads;
 use muster_types::limits::REPORT_RANKS_MAX;
@@ -151,18 +152,6 @@ impl Worker {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    /// For the leader's word.
-    Confirmation,
-    /// For an end here.
-    End,
-    /// For a renewal.
-    Lease,
-    /// For the verdict on the gang's network.
-    Preflight,
-}
-
 #[derive(Debug)]
 struct Pending {
     placement: Arc<Placement>,
@@ -178,14 +167,6 @@ struct Pending {
 struct InFlight {
     sequence: u64,
     versions: Vec<(WorkerKey, u32)>,
-}
-
-/// What the loop would do with a placement now.
-#[derive(Debug, PartialEq, Eq)]
-enum Fit {
-    Go { epoch: u64 },
-    Wait(Wait),
-    Refuse(String),
 }
 
 /// The loop's state.
@@ -425,27 +406,24 @@ impl<E: Executor> Node<E> {
     fn on_start(&mut self, placement: Placement) {
         let (job, token) = (placement.job, placement.token);
         let standing = locked(&self.fences).standing(job, token);
-        match standing {
-            Standing::Older => {
-                // Its leader is behind, or it is below the floor and needs a new token.
-                tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
+        match admit(&mut self.pending, limits::PENDING_PLACEMENTS_MAX, standing, job, token) {
+            Admission::Known(standing) => {
+                if standing == Standing::Older {
+                    // Its leader is behind, or it is below the floor and needs a new token.
+                    tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
+                }
                 return self.say_again(&placement);
             }
-            Standing::Same => return self.say_again(&placement),
-            Standing::Newer => {}
-        }
-        if self.pending.contains_key(&(job, token)) {
-            return;
-        }
-        let newest = self.pending.range((job, FencingToken::default())..).next_back();
-        if newest.is_some_and(|((other, newer), _)| *other == job && *newer > token) {
-            tracing::warn!(%job, %token, "a start order older than a waiting one is dropped");
-            return;
-        }
-        self.pending.retain(|(other, older), _| *other != job || *older > token);
-        if self.pending.len() >= limits::PENDING_PLACEMENTS_MAX {
-            tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
-            return;
+            Admission::Waiting => return,
+            Admission::Outdated => {
+                tracing::warn!(%job, %token, "a start order older than a waiting one is dropped");
+                return;
+            }
+            Admission::Full => {
+                tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
+                return;
+            }
+            Admission::New => {}
         }
         let (wait, since) = (Wait::Confirmation, Instant::now());
         let pending = Pending { placement: Arc::new(placement), wait, checked: false, since };
@@ -605,32 +583,17 @@ impl<E: Executor> Node<E> {
         }
         let now = BootTime::now();
         let grace = self.session.as_ref().map_or(Duration::ZERO, |s| s.stop_grace);
-        let Some(lease) = locked(&self.lease).standing(now) else { return Fit::Wait(Wait::Lease) };
-        if now.until(lease.deadline) <= grace {
-            return Fit::Wait(Wait::Lease);
-        }
-        self.room_for(placement, &load, lease.epoch)
-    }
-
-    /// Whether the devices have room for this beside what holds them: whole devices for nobody else, shares up to
-    /// the whole of theirs.
-    fn room_for(&self, placement: &Placement, load: &DeviceLoad, epoch: u64) -> Fit {
-        let (mut staying, mut all, mut has_older) = (DeviceLoad::NONE, DeviceLoad::NONE, false);
-        for (key, worker) in self.workers.iter().filter(|(_, worker)| !worker.has_ended()) {
-            let older = key.job == placement.job && key.token < placement.token;
-            // A worker of a lapsed epoch is being stopped by its shim.
-            let dying = worker.stop.is_some() || worker.epoch != epoch;
-            has_older |= older;
-            all.add(worker.devices, worker.device_milli);
-            if dying || older {
-                continue;
-            }
-            staying.add(worker.devices, worker.device_milli);
-            if load.overfull(&staying).is_some() {
-                return Fit::Refuse(format!("devices are held by {key}, which was not told to stop"));
-            }
-        }
-        if has_older || load.overfull(&all).is_some() { Fit::Wait(Wait::End) } else { Fit::Go { epoch } }
+        let lease = locked(&self.lease).standing(now).map(|slot| slot.term());
+        let Some(epoch) = epoch_for_start(lease, now, grace) else { return Fit::Wait(Wait::Lease) };
+        let live = self.workers.iter().filter(|(_, worker)| !worker.has_ended());
+        let held = live.map(|(key, worker)| Held {
+            key: *key,
+            devices: worker.devices,
+            device_milli: worker.device_milli,
+            epoch: worker.epoch,
+            is_stopping: worker.stop.is_some(),
+        });
+        room_for(held, placement.job, placement.token, &load, epoch)
     }
 
     async fn launch(&mut self, placement: Arc<Placement>, epoch: u64) {
@@ -698,7 +661,7 @@ impl<E: Executor> Node<E> {
         let pending = self.pending.get(&(job, token)).map(|p| Arc::clone(&p.placement));
         let never: BTreeSet<u32> = pending.iter().flat_map(|p| p.ranks()).collect();
         let mut ranks = never.clone();
-        self.pending.retain(|(other, older), _| *other != job || *older > token);
+        withdraw(&mut self.pending, job, token);
         if let Some(fence) = locked(&self.fences).of(job).filter(|fence| fence.token == token) {
             ranks.extend(&fence.ranks);
         }

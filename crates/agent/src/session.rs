@@ -13,6 +13,7 @@ use crate::lease::{Lease, Renewal};
 use crate::limits;
 use crate::node::{Event, SessionHandle, order_of};
 use crate::order::grace;
+use crate::rules::Beats;
 use crate::state_dir::{StateDir, StateDirError};
 use muster_client::Endpoints;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};
@@ -20,7 +21,6 @@ use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::session_request::Message as Request;
 use muster_wire::v1::session_response::Message as Response;
 use muster_wire::{convert, v1};
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -97,7 +97,7 @@ impl Terms {
 
     /// Without an acknowledgement for this long, another replica is tried while the lease still stands.
     fn silence_max(&self) -> Duration {
-        (self.ttl / 2).max(self.interval * 2)
+        Beats::silence_max(self.ttl, self.interval)
     }
 }
 
@@ -273,32 +273,26 @@ async fn beat(
 ) -> Result<std::convert::Infallible, SessionError> {
     let mut interval = tokio::time::interval(terms.interval);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut sequence = 0u64;
-    // Times of what is not acknowledged, oldest first; one per interval of the allowed silence at most.
-    let mut sent: VecDeque<(u64, BootTime)> = VecDeque::new();
+    // One per interval of the allowed silence at most.
+    let mut unanswered = Beats::default();
     loop {
         tokio::select! {
             biased;
             ack = acked.recv() => {
                 let Some(ack) = ack else { return Err(SessionError::Ended) };
-                let mut at = None;
-                while let Some((number, time)) = sent.front().copied().filter(|(n, _)| *n <= ack) {
-                    sent.pop_front();
-                    at = (number == ack).then_some(time);
-                }
-                if let Some(at) = at {
+                if let Some(at) = unanswered.acknowledged(ack) {
                     renew(&lease, &events, at, terms);
                 }
             }
             _ = interval.tick() => {
                 let now = BootTime::now();
-                if sent.front().is_some_and(|(_, oldest)| oldest.until(now) > terms.silence_max()) {
+                if unanswered.is_silent(now, terms.silence_max()) {
                     return Err(SessionError::Silent(terms.silence_max()));
                 }
-                sequence += 1;
+                let sequence = unanswered.next_sequence();
                 let beat = Request::Heartbeat(v1::Heartbeat { sequence });
                 match beats.try_send(request(beat)) {
-                    Ok(()) => sent.push_back((sequence, now)),
+                    Ok(()) => unanswered.sent(sequence, now),
                     Err(mpsc::error::TrySendError::Closed(_)) => return Err(SessionError::Ended),
                     // The network takes nothing; the silence will be noticed by those already out.
                     Err(mpsc::error::TrySendError::Full(_)) => {}

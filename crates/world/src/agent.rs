@@ -3,14 +3,23 @@
 //! Agent and workers live on two hosts of the simulation, with one clock: an agent can die or stand still
 //! while its workers go on, and the guard of each worker stops it when the lease runs out, agent or not. What
 //! an agent would have on disk (fences) and in memory of the machine (lease, workers) outlives it as there.
+//!
+//! What is decided about leases, tokens and starts is the product's (`muster_agent::rules`): when a lease stands and in which
+//! epoch, until when a worker may run, what becomes of a start order, when devices are free, when a leader is silent.
+//! Sessions, reports and processes are written here a second time.
 
 use crate::checks::WorkerKey;
 use crate::cluster::{Cluster, FIRST_AGENT, FIRST_MACHINE, lock};
 use crate::link::{End, connect};
 use crate::replica::ToAgent;
-use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn, spawn_on};
+use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn_on};
+use muster_agent::clock::BootTime;
+use muster_agent::order::{self, DeviceLoad};
+use muster_agent::rules::{
+    Admission, Beats, Fence, FenceTable, Fit, Held, LeaseTerm, Wait, admit, deadline_of, epoch_for_start,
+    renewed, room_for, withdraw,
+};
 use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, WorkerReport};
-use muster_planted::Rule;
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
 use muster_types::{
     Accelerators, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId,
@@ -19,14 +28,16 @@ use muster_types::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 /// Devices of each machine.
 pub const DEVICES: u16 = 4;
 /// The one type there is.
 pub const KIND: &str = "h100";
-/// Heartbeats that may go unanswered before an agent looks for another leader.
-const HEARTBEATS_MISSED_MAX: usize = 3;
+/// Fences that are kept one by one: few, so that those below the floor come about.
+const FENCES_MAX: usize = 24;
+/// Placements that may wait to be started.
+const WAITING_MAX: usize = 64;
 /// How long an agent waits for a session to begin.
 const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Checkpoints waiting to be noted.
@@ -44,20 +55,25 @@ struct Worker {
     stop: Arc<Notify>,
     /// From being asked to stop to being made to.
     notice_ms: u64,
+    is_stopping: bool,
     devices: DeviceSet,
+    /// The epoch of the lease that it was started in.
+    epoch: u64,
+    /// When it ends by itself, by the machine's clock.
+    ends_at: u64,
 }
 
-#[derive(Default)]
 struct Inner {
     holder: u128,
-    fences: BTreeMap<JobId, FencingToken>,
-    /// Epoch and deadline, by the machine's clock.
-    lease: Option<(u64, u64)>,
-    epochs: u64,
+    fences: FenceTable,
+    lease: Option<LeaseTerm>,
+    /// The highest epoch that any worker belonged to.
+    epoch_floor: u64,
     workers: BTreeMap<WorkerKey, Worker>,
-    starting: BTreeSet<(JobId, FencingToken)>,
-    /// Placements of which nothing is here and nothing will be.
-    none_here: BTreeSet<(JobId, FencingToken)>,
+    /// How many have ended.
+    ended: u64,
+    /// What became of workers that are not here; without a rank, of a whole placement.
+    elsewhere: BTreeMap<(JobId, FencingToken, Option<u32>), ExitStatus>,
     /// Checkpoints that the leader is to be told of.
     notes: VecDeque<(JobId, FencingToken)>,
     boot: u64,
@@ -68,6 +84,26 @@ struct Inner {
     /// Rises with every change of these; and which the leader was told of in this session.
     health: u64,
     health_told: Option<u64>,
+}
+
+impl Inner {
+    fn new(holder: u128) -> Inner {
+        Inner {
+            holder,
+            fences: FenceTable::new(FENCES_MAX),
+            lease: None,
+            epoch_floor: 0,
+            workers: BTreeMap::new(),
+            ended: 0,
+            elsewhere: BTreeMap::new(),
+            notes: VecDeque::new(),
+            boot: 0,
+            ills: Vec::new(),
+            repaired: None,
+            health: 0,
+            health_told: None,
+        }
+    }
 }
 
 /// One machine.
@@ -107,7 +143,7 @@ impl Machine {
             agent: FIRST_AGENT + place,
             machine: FIRST_MACHINE + place,
             spec: spec(place),
-            inner: Mutex::new(Inner { holder: u128::from(place) << 64, ..Inner::default() }),
+            inner: Mutex::new(Inner::new(u128::from(place) << 64)),
             news: Notify::new(),
         }
     }
@@ -123,9 +159,13 @@ impl Machine {
     pub fn kill_agent(&self) {
         event("agent", format_args!("{} dies", self.agent));
         runtime::kill(self.agent);
-        let mut inner = lock(&self.inner);
-        inner.starting.clear();
-        inner.none_here.clear();
+        lock(&self.inner).elsewhere.clear();
+    }
+
+    /// When the last of its workers ends by itself, by the machine's clock; none where none runs.
+    pub fn busy_until(&self) -> Option<u64> {
+        let inner = lock(&self.inner);
+        inner.workers.values().filter(|worker| worker.exit.is_none()).map(|worker| worker.ends_at).max()
     }
 
     /// The machine loses power and comes back: nothing runs, the disk is as it was, and it is another boot.
@@ -215,18 +255,13 @@ impl Machine {
     }
 
     /// The leader acknowledged what was sent at `sent`.
-    fn renew(&self, sent: u64, parameters: Parameters) {
-        let (now, deadline) = (local_ns(), sent + parameters.lease_ttl_ms * 1_000_000);
+    fn renew(&self, sent: BootTime, parameters: Parameters) {
+        let ttl = Duration::from_millis(parameters.lease_ttl_ms);
         let mut inner = lock(&self.inner);
-        match inner.lease {
-            Some((_, until)) if now < until && deadline <= until => {}
-            Some((epoch, until)) if now < until => inner.lease = Some((epoch, deadline)),
-            _ if deadline <= now => {}
-            // What ran under the lease that lapsed is being stopped.
-            _ => {
-                inner.epochs += 1;
-                inner.lease = Some((inner.epochs, deadline));
-            }
+        let (_, lease) = renewed(inner.lease, inner.epoch_floor, sent, ttl, now());
+        if let Some(lease) = lease {
+            inner.lease = Some(lease);
+            inner.epoch_floor = inner.epoch_floor.max(lease.epoch);
         }
     }
 
@@ -238,12 +273,6 @@ impl Machine {
         }
         drop(inner);
         self.news.notify_one();
-    }
-
-    /// The epoch that a worker may be started in now.
-    fn live_epoch(&self) -> Option<u64> {
-        let now = local_ns();
-        lock(&self.inner).lease.filter(|(_, deadline)| now < *deadline).map(|(epoch, _)| epoch)
     }
 
     fn reports(&self, all: bool) -> Vec<WorkerReport> {
@@ -258,31 +287,33 @@ impl Machine {
             rank: Some(*rank),
             exit: worker.exit.clone(),
         };
-        let none = inner.none_here.iter().map(|(job, token)| WorkerReport {
+        let elsewhere = inner.elsewhere.iter().map(|((job, token, rank), exit)| WorkerReport {
             job: *job,
             token: *token,
-            rank: None,
-            exit: Some(ExitStatus::NotStarted),
+            rank: *rank,
+            exit: Some(exit.clone()),
         });
-        due.map(of_worker).chain(none).collect()
+        due.map(of_worker).chain(elsewhere).collect()
     }
 
     fn reported(&self, reports: &[WorkerReport]) {
         let mut inner = lock(&self.inner);
         for report in reports {
-            match report.rank {
-                None => _ = inner.none_here.remove(&(report.job, report.token)),
-                Some(rank) => {
-                    let key = (report.job, report.token, rank);
-                    if report.exit.is_some() {
-                        inner.workers.remove(&key);
-                    } else if let Some(worker) = inner.workers.get_mut(&key) {
-                        worker.told = Told::Running;
-                    }
-                }
+            inner.elsewhere.remove(&(report.job, report.token, report.rank));
+            let Some(rank) = report.rank else { continue };
+            let key = (report.job, report.token, rank);
+            if report.exit.is_some() {
+                inner.workers.remove(&key);
+            } else if let Some(worker) = inner.workers.get_mut(&key) {
+                worker.told = Told::Running;
             }
         }
     }
+}
+
+/// The present host's clock, as the agent reads it.
+fn now() -> BootTime {
+    BootTime(local_ns())
 }
 
 /// A worker that runs so long saves its work half way.
@@ -291,8 +322,12 @@ const LONG_MS: u64 = 1_500;
 /// How long a worker runs, and how it ends: the same for every rank and attempt.
 fn fate(job: JobId) -> (u64, i32) {
     let hash = muster_journal::hash(&job);
-    // Some outlast a lease, so that one that does not hold is seen.
-    let long_ms = if hash.is_multiple_of(8) { 7_000 } else { 0 };
+    // Some outlast a lease, and some an election and a lease, so that one that does not hold is seen.
+    let long_ms = match hash % 16 {
+        0 => 7_000,
+        1 => 18_000,
+        _ => 0,
+    };
     (200 + hash % 2_300 + long_ms, i32::from(hash.is_multiple_of(23)))
 }
 
@@ -304,16 +339,14 @@ struct Guard {
     epoch: u64,
     stop: Arc<Notify>,
     grace_ns: u64,
+    /// When the worker ends by itself, by the machine's clock.
+    end: u64,
 }
 
 impl Guard {
-    /// When everything of this epoch is to be stopped.
+    /// When everything of this epoch is to be stopped; long ago where it is over.
     fn deadline(&self) -> u64 {
-        if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
-            return u64::MAX;
-        }
-        let lease = lock(&self.machine.inner).lease;
-        lease.filter(|(epoch, _)| *epoch == self.epoch).map_or(0, |(_, deadline)| deadline)
+        deadline_of(lock(&self.machine.inner).lease, self.epoch).map_or(0, |deadline| deadline.0)
     }
 
     /// Told to stop, it saves its work and ends within its notice, and never outlives its lease.
@@ -329,7 +362,7 @@ impl Guard {
 
     async fn run(self) {
         let (run_ms, code) = fate(self.key.0);
-        let end = local_ns() + run_ms * 1_000_000;
+        let end = self.end;
         let half = end - run_ms * 500_000;
         let mut saved = self.key.2 != 0 || run_ms < LONG_MS;
         let exit = loop {
@@ -359,9 +392,12 @@ impl Guard {
             }
         };
         self.cluster.checks.process_ended(self.key);
-        if let Some(worker) = lock(&self.machine.inner).workers.get_mut(&self.key) {
+        let mut inner = lock(&self.machine.inner);
+        inner.ended += 1;
+        if let Some(worker) = inner.workers.get_mut(&self.key) {
             worker.exit = Some(exit);
         }
+        drop(inner);
         self.machine.news.notify_one();
     }
 }
@@ -377,16 +413,17 @@ struct Live {
     link: End<Inbound, ToAgent>,
     parameters: Parameters,
     sequence: u64,
-    /// When each heartbeat that is not answered was sent, by the machine's clock.
-    beats: BTreeMap<u64, u64>,
+    beats: Beats,
     /// What is being reported.
     reporting: Option<(u64, Vec<WorkerReport>)>,
     /// Which checkpoint is being noted.
     noting: Option<(u64, JobId, FencingToken)>,
     /// Which report of its health is under way.
     ailing: Option<(u64, u64)>,
-    /// Starts whose token is being confirmed.
-    confirming: BTreeMap<(JobId, FencingToken), StartOrder>,
+    /// Starts that are not decided, and what they wait for.
+    waiting: BTreeMap<(JobId, FencingToken), (StartOrder, Wait)>,
+    /// How many workers had ended when starts that wait for one were looked at.
+    ended: u64,
     node: NodeId,
 }
 
@@ -394,6 +431,38 @@ impl Live {
     fn next(&mut self) -> u64 {
         self.sequence += 1;
         self.sequence
+    }
+
+    /// Longest silence of a leader.
+    fn silence_max(&self) -> Duration {
+        let ttl = Duration::from_millis(self.parameters.lease_ttl_ms);
+        Beats::silence_max(ttl, Duration::from_millis(self.parameters.heartbeat_interval_ms))
+    }
+
+    /// Asks anew for every start that waited for this; whether the link takes it.
+    fn reconfirm(&mut self, waited: Wait) -> bool {
+        let mut goes = true;
+        for ((job, token), (_, wait)) in self.waiting.iter_mut().filter(|(_, (_, wait))| *wait == waited) {
+            *wait = Wait::Confirmation;
+            goes &= self.link.send(Inbound::ConfirmStart { job: *job, token: *token });
+        }
+        goes
+    }
+}
+
+/// Ranks of a placement that are on a node.
+fn ranks_on(order: &StartOrder, node: NodeId) -> impl Iterator<Item = (u32, DeviceSet)> {
+    let slots = (0u32..).zip(&order.placement.slots);
+    slots.filter(move |(_, slot)| slot.node == node).map(|(rank, slot)| (rank, slot.devices))
+}
+
+fn held_of((key, worker): (&WorkerKey, &Worker)) -> Held {
+    Held {
+        key: order::WorkerKey { job: key.0, token: key.1, rank: key.2 },
+        devices: worker.devices,
+        device_milli: order::DEVICE_MILLI,
+        epoch: worker.epoch,
+        is_stopping: worker.is_stopping,
     }
 }
 
@@ -405,7 +474,7 @@ impl Agent {
                 Some(hint) => hint,
                 None => pick(&self.cluster.replica_hosts()).unwrap_or(1),
             };
-            let sent = local_ns();
+            let sent = now();
             let mut link = self.dial(replica);
             match runtime::timeout(OPEN_PATIENCE, link.next()).await {
                 Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {
@@ -449,58 +518,41 @@ impl Agent {
     }
 
     async fn session(&self, link: End<Inbound, ToAgent>, node: NodeId, parameters: Parameters) {
-        let mut live = Live {
+        let live = Live {
             link,
             parameters,
             sequence: 0,
-            beats: BTreeMap::new(),
+            beats: Beats::default(),
             reporting: None,
             noting: None,
             ailing: None,
-            confirming: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            ended: lock(&self.machine.inner).ended,
             node,
         };
         lock(&self.machine.inner).health_told = None;
-        self.serve(&mut live).await;
-        // Nobody answers for what was on its way to be started.
-        let starting = lock(&self.machine.inner).starting.clone();
-        for (job, token) in starting {
-            self.give_up(job, token);
-        }
+        self.serve(live).await;
     }
 
-    async fn serve(&self, live: &mut Live) {
-        let (persisted, mut fenced) = mpsc::unbounded_channel();
+    async fn serve(&self, mut live: Live) {
         let interval = live.parameters.heartbeat_interval_ms * 1_000_000;
         let mut beat = local_ns() + interval;
         loop {
-            if !self.tell(live) {
+            if !self.look_again(&mut live) || !self.tell(&mut live) {
                 return;
             }
             tokio::select! {
                 biased;
                 message = live.link.next() => match message {
-                    Some(ToAgent::Said(message)) => self.hear(live, message, &persisted),
+                    Some(ToAgent::Said(message)) => if !self.hear(&mut live, message).await { return },
                     Some(ToAgent::Refused(_)) | None => return,
                 },
-                Some(order) = fenced.recv() => {
-                    let order: StartOrder = order;
-                    let (job, token) = (order.job, order.placement.token);
-                    if self.cluster.settings.bug == Some(Rule::AgentIgnoresLease) {
-                        self.launch(live.node, &order, self.machine.live_epoch().unwrap_or(0), live.parameters);
-                    } else {
-                        live.confirming.insert((job, token), order);
-                        if !live.link.send(Inbound::ConfirmStart { job, token }) {
-                            return;
-                        }
-                    }
-                }
                 () = Sleep::until(beat) => {
-                    if live.beats.len() > HEARTBEATS_MISSED_MAX {
+                    if live.beats.is_silent(now(), live.silence_max()) {
                         return;
                     }
-                    let sequence = live.next();
-                    live.beats.insert(sequence, local_ns());
+                    let sequence = live.beats.next_sequence();
+                    live.beats.sent(sequence, now());
                     if !live.link.send(Inbound::Heartbeat { sequence }) {
                         return;
                     }
@@ -509,6 +561,12 @@ impl Agent {
                 () = self.machine.news.notified() => {}
             }
         }
+    }
+
+    /// Asks anew for starts that waited for an end, once there was one; whether the link takes it.
+    fn look_again(&self, live: &mut Live) -> bool {
+        let ended = lock(&self.machine.inner).ended;
+        ended == std::mem::replace(&mut live.ended, ended) || live.reconfirm(Wait::End)
     }
 
     /// Says what there is to say; one report, one note and one word of its health at a time.
@@ -538,12 +596,13 @@ impl Agent {
         goes
     }
 
-    fn hear(&self, live: &mut Live, message: Outbound, persisted: &mpsc::UnboundedSender<StartOrder>) {
+    /// Does what a message asks for; whether the session goes on.
+    async fn hear(&self, live: &mut Live, message: Outbound) -> bool {
         match message {
             Outbound::HeartbeatAck { sequence } => {
-                if let Some(sent) = live.beats.remove(&sequence) {
-                    live.beats.retain(|earlier, _| *earlier > sequence);
+                if let Some(sent) = live.beats.acknowledged(sequence) {
                     self.machine.renew(sent, live.parameters);
+                    return live.reconfirm(Wait::Lease);
                 }
             }
             Outbound::ReportAck { sequence } => {
@@ -569,118 +628,190 @@ impl Agent {
                 }
             }
             Outbound::StartConfirmed { job, token, current } => {
-                let Some(order) = live.confirming.remove(&(job, token)) else { return };
-                match (current, self.machine.live_epoch()) {
-                    (true, Some(epoch)) => self.launch(live.node, &order, epoch, live.parameters),
-                    _ => self.give_up(job, token),
-                }
+                self.confirmed(live, (job, token), current).await;
             }
-            Outbound::Order(Order::Stop(stop)) => self.stop(stop),
-            Outbound::Order(Order::Start(start)) => self.fence(start, persisted.clone()),
+            Outbound::Order(Order::Stop(stop)) => self.stop(live, stop).await,
+            Outbound::Order(Order::Start(start)) => return self.start(live, start),
             Outbound::Repair(repair) => self.machine.repair(&repair),
             Outbound::Registered { .. } | Outbound::ReadLogs(_) | Outbound::Probe(_) => {}
         }
+        true
     }
 
-    /// Persists the token; whoever finds it persisted before never launches it a second time.
-    fn fence(&self, order: StartOrder, persisted: mpsc::UnboundedSender<StartOrder>) {
+    /// A start order: the leader is asked whether it still holds; whether the link takes it.
+    fn start(&self, live: &mut Live, order: StartOrder) -> bool {
         let (job, token) = (order.job, order.placement.token);
-        let fresh = {
-            let mut inner = lock(&self.machine.inner);
-            let fence = inner.fences.get(&job).copied().unwrap_or_default();
-            if token < fence || inner.starting.contains(&(job, token)) {
-                return;
+        let standing = lock(&self.machine.inner).fences.standing(job, token);
+        match admit(&mut live.waiting, WAITING_MAX, standing, job, token) {
+            Admission::New => {
+                live.waiting.insert((job, token), (order, Wait::Confirmation));
+                live.link.send(Inbound::ConfirmStart { job, token })
             }
-            let fresh = token > fence;
-            inner.fences.insert(job, token);
-            if fresh {
-                inner.starting.insert((job, token));
+            Admission::Known(_) => {
+                self.say_again(live.node, &order);
+                true
             }
-            fresh
-        };
-        if !fresh {
-            return self.give_up(job, token);
+            Admission::Waiting | Admission::Outdated | Admission::Full => true,
         }
-        let this = self.clone();
-        spawn(async move {
-            sleep_ms(1 + below(4)).await;
-            // The session that asked for it is over: nobody can confirm it any more.
-            if persisted.send(order).is_err() {
-                this.give_up(job, token);
+    }
+
+    /// The order is known: says what became of each of its workers. One that is not here will not start.
+    fn say_again(&self, node: NodeId, order: &StartOrder) {
+        let (job, token) = (order.job, order.placement.token);
+        let mut inner = lock(&self.machine.inner);
+        for (rank, _) in ranks_on(order, node) {
+            match inner.workers.get_mut(&(job, token, rank)) {
+                Some(worker) => worker.told = Told::Nothing,
+                None => _ = inner.elsewhere.insert((job, token, Some(rank)), ExitStatus::Vanished),
             }
+        }
+        drop(inner);
+        self.machine.news.notify_one();
+    }
+
+    /// The leader's word about a start that waits for it.
+    async fn confirmed(&self, live: &mut Live, id: (JobId, FencingToken), current: bool) {
+        let Some((order, wait)) = live.waiting.get_mut(&id).filter(|(_, wait)| *wait == Wait::Confirmation)
+        else {
+            return;
+        };
+        if current {
+            self.stop_older(order);
+            let grace = Duration::from_millis(live.parameters.lease_stop_grace_ms());
+            match self.fit(live.node, order, grace) {
+                Fit::Wait(waits) => *wait = waits,
+                Fit::Go { epoch } => {
+                    let (order, _) = live.waiting.remove(&id).expect("it was just there");
+                    self.launch(live.node, &order, epoch, live.parameters).await;
+                }
+                Fit::Refuse(why) => {
+                    let (order, _) = live.waiting.remove(&id).expect("it was just there");
+                    self.refuse(live.node, &order, &why).await;
+                }
+            }
+        } else {
+            live.waiting.remove(&id);
+        }
+    }
+
+    /// A newer placement of a job is the end of its older ones.
+    fn stop_older(&self, order: &StartOrder) {
+        let mut inner = lock(&self.machine.inner);
+        let older = inner.workers.iter_mut().filter(|((job, token, _), worker)| {
+            *job == order.job
+                && *token < order.placement.token
+                && worker.exit.is_none()
+                && !worker.is_stopping
         });
+        for (_, worker) in older {
+            (worker.is_stopping, worker.notice_ms) = (true, order.spec.stop_grace_ms);
+            worker.stop.notify_one();
+        }
+    }
+
+    fn fit(&self, node: NodeId, order: &StartOrder, grace: Duration) -> Fit {
+        let inner = lock(&self.machine.inner);
+        let mut load = DeviceLoad::NONE;
+        for (_, devices) in ranks_on(order, node) {
+            load.add(devices, order::DEVICE_MILLI);
+        }
+        let lease = inner.lease.filter(|lease| lease.stands(now()));
+        let Some(epoch) = epoch_for_start(lease, now(), grace) else { return Fit::Wait(Wait::Lease) };
+        let live = inner.workers.iter().filter(|(_, worker)| worker.exit.is_none());
+        room_for(live.map(held_of), order.job, order.placement.token, &load, epoch)
+    }
+
+    /// Makes a token durable: from then on nothing up to it is launched.
+    async fn raise(&self, job: JobId, token: FencingToken, ranks: BTreeSet<u32>) {
+        sleep_ms(1 + below(4)).await;
+        let mut inner = lock(&self.machine.inner);
+        inner.fences.raise(job, Fence { token, ranks });
+        inner.fences.fold(job);
+    }
+
+    async fn refuse(&self, node: NodeId, order: &StartOrder, why: &str) {
+        let (job, token) = (order.job, order.placement.token);
+        let ranks: BTreeSet<u32> = ranks_on(order, node).map(|(rank, _)| rank).collect();
+        event("refuse", format_args!("{job} {token} on {}: {why}", self.machine.agent));
+        self.raise(job, token, ranks.clone()).await;
+        let mut inner = lock(&self.machine.inner);
+        for rank in ranks {
+            inner.elsewhere.insert((job, token, Some(rank)), ExitStatus::LaunchFailed(why.to_owned()));
+        }
+        drop(inner);
+        self.machine.news.notify_one();
     }
 
     /// Stops what there is of a job up to a token; nothing older starts any more.
-    fn stop(&self, stop: StopOrder) {
-        let mut inner = lock(&self.machine.inner);
-        let fence = inner.fences.entry(stop.job).or_default();
-        *fence = (*fence).max(stop.token);
-        inner.starting.retain(|(job, token)| *job != stop.job || *token > stop.token);
-        let mut found = false;
-        for ((job, token, _), worker) in &mut inner.workers {
-            if *job == stop.job && *token <= stop.token {
-                worker.notice_ms = stop.grace_ms;
-                worker.stop.notify_one();
-                found |= *token == stop.token;
-            }
-        }
-        if !found {
-            inner.none_here.insert((stop.job, stop.token));
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-
-    fn give_up(&self, job: JobId, token: FencingToken) {
-        let mut inner = lock(&self.machine.inner);
-        inner.starting.remove(&(job, token));
-        if !inner.workers.keys().any(|(other, of, _)| (*other, *of) == (job, token)) {
-            inner.none_here.insert((job, token));
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-
-    /// All ranks that are here, unless a stop came in between.
-    fn launch(&self, node: NodeId, order: &StartOrder, epoch: u64, parameters: Parameters) {
-        let (job, token) = (order.job, order.placement.token);
-        let mut guards = Vec::new();
+    async fn stop(&self, live: &mut Live, stop: StopOrder) {
+        let (job, token) = (stop.job, stop.token);
+        let order = live.waiting.get(&(job, token)).map(|(order, _)| order);
+        let never: BTreeSet<u32> =
+            order.into_iter().flat_map(|order| ranks_on(order, live.node)).map(|(rank, _)| rank).collect();
+        withdraw(&mut live.waiting, job, token);
+        let (mut ranks, mut here) = (never.clone(), BTreeSet::new());
         {
             let mut inner = lock(&self.machine.inner);
-            if !inner.starting.remove(&(job, token)) {
-                return;
+            if let Some(fence) = inner.fences.of(job).filter(|fence| fence.token == token) {
+                ranks.extend(&fence.ranks);
             }
-            for (rank, slot) in order.placement.slots.iter().enumerate() {
-                if slot.node != node {
+            let held = inner.workers.range_mut((job, FencingToken::default(), 0)..=(job, token, u32::MAX));
+            for (key, worker) in held {
+                if key.1 == token {
+                    here.insert(key.2);
+                }
+                if worker.exit.is_some() {
+                    worker.told = Told::Nothing;
                     continue;
                 }
-                let key = (job, token, rank as u32);
-                let stop = Arc::new(Notify::new());
-                let worker = Worker {
-                    exit: None,
-                    told: Told::Nothing,
-                    stop: Arc::clone(&stop),
-                    notice_ms: 0,
-                    devices: slot.devices,
-                };
-                inner.workers.insert(key, worker);
-                let grace_ns =
-                    parameters.lease_stop_grace_ms().min(order.spec.stop_grace_ms.max(1)) * 1_000_000;
-                guards.push(Guard {
-                    machine: Arc::clone(&self.machine),
-                    cluster: Arc::clone(&self.cluster),
-                    key,
-                    epoch,
-                    stop,
-                    grace_ns,
-                });
+                (worker.is_stopping, worker.notice_ms) = (true, stop.grace_ms);
+                worker.stop.notify_one();
             }
         }
-        for guard in guards {
-            let devices =
-                lock(&self.machine.inner).workers.get(&guard.key).map_or(DeviceSet::EMPTY, |w| w.devices);
-            self.cluster.checks.process_started(guard.key, self.machine.machine, devices);
+        self.raise(job, token, ranks.clone()).await;
+        let mut inner = lock(&self.machine.inner);
+        if ranks.is_empty() && here.is_empty() {
+            inner.elsewhere.insert((job, token, None), ExitStatus::NotStarted);
+        }
+        for rank in ranks.difference(&here) {
+            let exit = if never.contains(rank) { ExitStatus::NotStarted } else { ExitStatus::Vanished };
+            inner.elsewhere.insert((job, token, Some(*rank)), exit);
+        }
+        drop(inner);
+        self.machine.news.notify_one();
+    }
+
+    /// Persists the token, and starts all ranks that are here.
+    async fn launch(&self, node: NodeId, order: &StartOrder, epoch: u64, parameters: Parameters) {
+        let (job, token) = (order.job, order.placement.token);
+        self.raise(job, token, ranks_on(order, node).map(|(rank, _)| rank).collect()).await;
+        let grace_ns = parameters.lease_stop_grace_ms().min(order.spec.stop_grace_ms.max(1)) * 1_000_000;
+        let end = local_ns() + fate(job).0 * 1_000_000;
+        for (rank, devices) in ranks_on(order, node) {
+            let key = (job, token, rank);
+            let mut inner = lock(&self.machine.inner);
+            if deadline_of(inner.lease, epoch).is_none_or(|deadline| deadline <= now()) {
+                // Its guard finds no lease, and starts nothing.
+                let exit = ExitStatus::LaunchFailed("the lease had run out before the launch".to_owned());
+                inner.elsewhere.insert((job, token, Some(rank)), exit);
+                continue;
+            }
+            let stop = Arc::new(Notify::new());
+            let worker = Worker {
+                exit: None,
+                told: Told::Nothing,
+                stop: Arc::clone(&stop),
+                notice_ms: 0,
+                is_stopping: false,
+                devices,
+                epoch,
+                ends_at: end,
+            };
+            inner.workers.insert(key, worker);
+            drop(inner);
+            let (machine, cluster) = (Arc::clone(&self.machine), Arc::clone(&self.cluster));
+            let guard = Guard { machine, cluster, key, epoch, stop, grace_ns, end };
+            self.cluster.checks.process_started(key, self.machine.machine, devices);
             spawn_on(self.machine.machine, guard.run());
         }
         self.machine.news.notify_one();

@@ -2,9 +2,10 @@
 //!
 //! **Invariant:** nothing here changes what the cluster does.
 
-use crate::runtime::{Host, event, now_ns};
+use crate::pace::{Pace, Stamp};
+use crate::runtime::{self, Host, event, now_ns};
 use muster_engine::{Change, Event, WatchPosition};
-use muster_journal::{StopCause, hash};
+use muster_journal::{FORMAT_MAX, StopCause, decode_round, hash};
 use muster_state::{NodeStatus, Phase, State};
 use muster_store::{Entry, EntryPayload, LogId, Vote};
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId};
@@ -15,6 +16,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const VIOLATIONS_MAX: usize = 20;
 /// Every so many entries the state's own invariants are checked from the ground up.
 const VERIFY_EVERY: u64 = 64;
+/// Clocks that agree are so far apart at most, with what passes between a look at them and an entry.
+const CLOCKS_APART_MS_MAX: u64 = 30_000 + 5_000;
+/// A round that is appended so soon after its leader stood still may have been stamped before.
+const STAMPED_BEFORE_MS_MAX: u64 = 1_000;
 
 /// Term and replica of a leader, and an index.
 type Id = (u64, u64, u64);
@@ -54,6 +59,7 @@ struct Truth {
     processes: BTreeMap<WorkerKey, Process>,
     tokens: BTreeMap<JobId, FencingToken>,
     hard_quota: Option<(Name, u64)>,
+    pace: Pace,
     counts: Counts,
 }
 
@@ -84,6 +90,8 @@ pub struct Counts {
     pub thawed_leaders: u64,
     /// Times that every replica lost power at once.
     pub power_cuts: u64,
+    /// Machines that were cut off until their nodes were lost, while their workers would have gone on.
+    pub lost_machines: u64,
 }
 
 /// Everything that is checked. Every call may find a violation.
@@ -166,6 +174,31 @@ impl Checks {
             return;
         }
         truth.log.insert(id, (content, after));
+    }
+
+    /// Log time: a round that its own leader appends, before `hosts` know of it.
+    pub fn stamped(&self, host: Host, entry: &Entry, hosts: &[Host]) {
+        let EntryPayload::Normal(payload) = &entry.payload else { return };
+        let leader = entry.log_id.committed_leader_id();
+        let now_ms = runtime::local_ns() / 1_000_000;
+        let thawed_ms = runtime::thawed_at(host).map(|at_ns| at_ns / 1_000_000 + STAMPED_BEFORE_MS_MAX);
+        if leader.node_id != u64::from(host) || thawed_ms.is_some_and(|until_ms| now_ms < until_ms) {
+            return;
+        }
+        let mut truth = self.lock();
+        let Ok(round) = decode_round(&payload.0, FORMAT_MAX) else {
+            return truth.fail(format!("n{host} appends a round that cannot be read"));
+        };
+        let agrees = |other: &Host| {
+            let (now, before) = runtime::wall_ms_of(*other);
+            let apart_ms = now.abs_diff(round.log_time.0).min(before.abs_diff(round.log_time.0));
+            *other != host && apart_ms <= CLOCKS_APART_MS_MAX
+        };
+        let is_borne_out = hosts.iter().any(agrees);
+        let stamp = Stamp { local_ms: now_ms, log_time: round.log_time, is_borne_out };
+        if let Some(wrong) = truth.pace.stamped((leader.term, leader.node_id), stamp) {
+            truth.fail(format!("n{host} in term {}: {wrong}", leader.term));
+        }
     }
 
     /// Election safety: one start of one replica leads under a leadership.

@@ -7,8 +7,10 @@ use crate::agent::Machine;
 use crate::cluster::{Cluster, lock};
 use crate::operator::Operator;
 use crate::runtime::{
-    self, Host, below, chance, elapsed_ms, event, now_ns, pick, set_rate, sleep_ms, spawn, spawn_on,
+    self, Host, below, chance, elapsed_ms, event, local_ns_of, now_ns, pick, set_rate, sleep_ms, spawn,
+    spawn_on,
 };
+use muster_state::NodeStatus;
 use muster_types::ReplicaId;
 use muster_types::health::Finding;
 use std::sync::Arc;
@@ -21,6 +23,14 @@ const KILLED_MS_MAX: u64 = 6_000;
 const DEAF_MS_MAX: u64 = 12_000;
 /// From a disk that went bad.
 const BAD_DISK_MS_MAX: u64 = 10_000;
+/// How long a worker is waited for that outlasts a fault.
+const BUSY_MS_MAX: u64 = 6_000;
+/// From the moment at which an agent is cut off: its lease, the margin, and what passes until its gangs run elsewhere.
+const LOST_MS_MAX: u64 = 7_000;
+/// The same where a leader is cut off with it: an election comes first.
+const LOST_WITH_LEADER_MS_MAX: u64 = 14_000;
+/// From a node's loss until its gangs run elsewhere.
+const ELSEWHERE_MS: u64 = 1_500;
 /// A flush takes about a second.
 const SLOW_FACTOR: u64 = 1_200;
 /// Clocks run apart by at most so many millionths: what the margin of a lease allows for two of them.
@@ -107,7 +117,7 @@ impl Faults {
 
     async fn one(&self) {
         let host = self.leader_or_any();
-        match below(29) {
+        match below(31) {
             0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
             0..=4 => self.start_all().await,
             5 => self.cut_one_way(host, true),
@@ -131,6 +141,8 @@ impl Faults {
             23 => self.spoil_leaders_disk().await,
             24 => self.answer_after_thaw().await,
             25 => self.cut_power_of_all().await,
+            26 => self.lose_machine().await,
+            27 => self.lose_machine_with_leader().await,
             _ => {
                 event("heal", format_args!("network"));
                 lock(&self.cluster.network).heal();
@@ -287,6 +299,84 @@ impl Faults {
                     network.cut(machine.agent, replica);
                     network.cut(replica, machine.agent);
                 }
+            }
+        }
+    }
+
+    /// A machine with a worker that runs for so much longer; waits a while for one.
+    async fn busy_machine(&self, left_ms: u64) -> Option<Arc<Machine>> {
+        let begun = elapsed_ms();
+        while elapsed_ms() < begun + BUSY_MS_MAX {
+            let is_busy = |machine: &&Arc<Machine>| {
+                let until = machine.busy_until().unwrap_or(0);
+                until > local_ns_of(machine.agent) + left_ms * 1_000_000
+            };
+            if let Some(machine) = self.cluster.machines.iter().find(is_busy) {
+                return Some(Arc::clone(machine));
+            }
+            sleep_ms(100).await;
+        }
+        None
+    }
+
+    /// An agent reaches nobody while its workers go on, until its node is lost and its gangs run elsewhere: the lease alone
+    /// ends those here.
+    async fn lose_machine(&self) {
+        if self.calm().await.is_none() {
+            return;
+        }
+        let Some(machine) = self.busy_machine(LOST_MS_MAX).await else { return };
+        event("fault", format_args!("agent {} cut off from all", machine.agent));
+        self.cut_agent(&machine, &self.cluster.replica_hosts());
+        self.until_lost(&machine, None, LOST_MS_MAX).await;
+        lock(&self.cluster.network).heal();
+    }
+
+    /// A leader is cut off from its peers with an agent that reaches it alone, until another leads, the agent's node is lost
+    /// there, and its gangs run elsewhere: the old leader may renew no lease.
+    async fn lose_machine_with_leader(&self) {
+        let Some(leader) = self.calm().await else { return };
+        let Some(machine) = self.busy_machine(LOST_WITH_LEADER_MS_MAX).await else { return };
+        event("fault", format_args!("leader n{leader} cut off with agent {}", machine.agent));
+        let others = self.others(leader);
+        {
+            let mut network = lock(&self.cluster.network);
+            for other in &others {
+                network.cut(*other, leader);
+                network.cut(leader, *other);
+            }
+        }
+        self.cut_agent(&machine, &others);
+        for other in self.cluster.machines.iter().filter(|other| other.agent != machine.agent) {
+            self.cut_agent(other, &[leader]);
+        }
+        self.until_lost(&machine, Some(leader), LOST_WITH_LEADER_MS_MAX).await;
+        lock(&self.cluster.network).heal();
+    }
+
+    fn cut_agent(&self, machine: &Machine, replicas: &[Host]) {
+        let mut network = lock(&self.cluster.network);
+        for replica in replicas {
+            network.cut(machine.agent, *replica);
+            network.cut(*replica, machine.agent);
+        }
+    }
+
+    /// Until a replica beside `cut_off` has applied that the machine's node is lost, and a moment more; or for so long.
+    async fn until_lost(&self, machine: &Machine, cut_off: Option<Host>, within_ms: u64) {
+        let begun = elapsed_ms();
+        while elapsed_ms() < begun + within_ms {
+            sleep_ms(100).await;
+            let mut others =
+                self.cluster.replicas().into_iter().filter(|replica| Some(replica.host) != cut_off);
+            let knows = others.any(|replica| {
+                let state = replica.view.state();
+                let mut nodes = state.nodes().iter();
+                nodes.any(|(_, row)| row.spec.name == machine.spec.name && row.status != NodeStatus::Up)
+            });
+            if knows {
+                self.cluster.checks.count(|counts| counts.lost_machines += 1);
+                return sleep_ms(ELSEWHERE_MS).await;
             }
         }
     }

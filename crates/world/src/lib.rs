@@ -2,8 +2,9 @@
 //!
 //! What decides is the product's: openraft with the product's settings, all of `muster-consensus` with both ends
 //! of the calls between replicas, all of `muster-engine` with its loops, the decider, the planner, the state, the
-//! journal. What carries it is simulated: executor and clock, network, disks. Log store, state machine adapter,
-//! agents and clients are written here a second time. gRPC, TLS, encoding to bytes, the store's files and threads,
+//! journal, and what an agent decides about leases, tokens and starts (`muster_agent::rules`). What carries it is
+//! simulated: executor and clock, network, disks. Log store, state machine adapter, clients, and what of an agent is not
+//! decisions are written here a second time. gRPC, TLS, encoding to bytes, the store's files and threads,
 //! the archive and the agents' shims are not here: tests over real processes have them.
 //!
 //! **Invariant:** the same seed is the same run, to the last event.
@@ -20,6 +21,7 @@ pub mod log_store;
 pub mod machine;
 pub mod network;
 pub mod operator;
+pub mod pace;
 pub mod peers;
 pub mod raft_runtime;
 pub mod replica;

@@ -376,6 +376,7 @@ impl RaftLogStorage<SimConfig> for SimLog {
     {
         let mut bytes = Vec::new();
         let mut app_entries = 0;
+        let hosts = self.cluster.replica_hosts();
         for entry in entries {
             let mut inner = self.lock();
             let envelope = encode_entry(&entry, inner.chain);
@@ -383,6 +384,13 @@ impl RaftLogStorage<SimConfig> for SimLog {
             bytes.extend(frame(KIND_ENTRY, &envelope));
             app_entries += u64::from(matches!(entry.payload, EntryPayload::Normal(_)));
             self.cluster.checks.appended(self.host, &entry, inner.last());
+            // Whoever lost its own entries has them back from others, and did not stamp them now.
+            let leads = inner
+                .vote
+                .is_some_and(|vote| vote.committed && vote.leader_id == *entry.log_id.committed_leader_id());
+            if leads {
+                self.cluster.checks.stamped(self.host, &entry, &hosts);
+            }
             inner.entries.insert(entry.log_id.index(), entry);
         }
         self.queue(bytes, app_entries, Done::Flushed(callback));

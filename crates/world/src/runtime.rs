@@ -76,8 +76,10 @@ struct World {
     /// Runnable tasks of frozen hosts.
     held: BTreeSet<u64>,
     rates: BTreeMap<Host, Rate>,
-    /// How far wall clocks are off, in milliseconds.
-    wall_offsets: BTreeMap<Host, i64>,
+    /// How far wall clocks are off, in milliseconds: now, and before that was changed last.
+    wall_offsets: BTreeMap<Host, (i64, i64)>,
+    /// What the clock of a host that stood still said when it went on.
+    thawed: BTreeMap<Host, u64>,
     current: Host,
     hash: u64,
     events: u64,
@@ -161,6 +163,11 @@ pub fn local_ns() -> u64 {
     with(|world| local(world, world.current, world.now))
 }
 
+/// The time of a host's monotonic clock, in nanoseconds.
+pub fn local_ns_of(host: Host) -> u64 {
+    with(|world| local(world, host, world.now))
+}
+
 fn local(world: &World, host: Host, global: u64) -> u64 {
     world.rates.get(&host).map_or(global, |rate| rate.local(global))
 }
@@ -180,15 +187,29 @@ pub fn set_rate(host: Host, ppm: i64) {
 
 /// Sets a host's wall clock off.
 pub fn set_wall_offset(host: Host, ms: i64) {
-    with(|world| world.wall_offsets.insert(host, ms));
+    with(|world| {
+        let (before, _) = world.wall_offsets.get(&host).copied().unwrap_or_default();
+        world.wall_offsets.insert(host, (ms, before))
+    });
 }
 
 /// What the present host's wall clock says, in milliseconds since 1970.
 pub fn wall_ms() -> u64 {
+    wall_ms_of(current_host()).0
+}
+
+/// What a host's wall clock says, and what it would say had it not been set the last time.
+pub fn wall_ms_of(host: Host) -> (u64, u64) {
     with(|world| {
-        let offset = world.wall_offsets.get(&world.current).copied().unwrap_or(0);
-        (EPOCH_MS + (world.now - BEGIN_NS) / 1_000_000).saturating_add_signed(offset)
+        let (offset, before) = world.wall_offsets.get(&host).copied().unwrap_or_default();
+        let right = EPOCH_MS + (world.now - BEGIN_NS) / 1_000_000;
+        (right.saturating_add_signed(offset), right.saturating_add_signed(before))
     })
+}
+
+/// What a host's monotonic clock said when it last went on after it had stood still; none where it never did.
+pub fn thawed_at(host: Host) -> Option<u64> {
+    with(|world| world.thawed.get(&host).copied())
 }
 
 /// Adds to the trace. What is said is part of the run's digest.
@@ -333,7 +354,10 @@ pub fn freeze(host: Host) {
 /// Lets a host go on.
 pub fn thaw(host: Host) {
     with(|world| {
-        world.frozen.remove(&host);
+        if world.frozen.remove(&host).is_some() {
+            let now = local(world, host, world.now);
+            world.thawed.insert(host, now);
+        }
         let (tasks, held) = (&world.tasks, &mut world.held);
         let free: Vec<u64> =
             held.iter().copied().filter(|id| tasks.get(id).is_none_or(|t| t.host == host)).collect();

@@ -86,6 +86,8 @@ pub struct Summary {
     pub thawed_leaders: u64,
     /// Times that every replica lost power at once, of all.
     pub power_cuts: u64,
+    /// Machines that were cut off until their nodes were lost, of all.
+    pub lost_machines: u64,
     /// Checkpoints acknowledged, of all.
     pub checkpoints: u64,
 }
@@ -121,6 +123,7 @@ impl Summary {
         self.replaced_leaders += report.counts.replaced_leaders;
         self.thawed_leaders += report.counts.thawed_leaders;
         self.power_cuts += report.counts.power_cuts;
+        self.lost_machines += report.counts.lost_machines;
         self.checkpoints += report.counts.checkpoints;
         if !report.violations.is_empty() {
             self.failed.push(report);

@@ -1,8 +1,8 @@
 //! Rules broken on purpose, one at a time: the judge has to notice each, in a seed that is clean when nothing is broken.
 //!
 //! Without the feature `planted-bugs` only those rules are broken that the simulation keeps in the place of the product;
-//! `cargo test -p muster-world --features planted-bugs --test planted` breaks all of them, and each has a test. For three
-//! rules no seed is known in which the judge notices: their tests say `skipped` unless a search is asked for.
+//! `cargo test -p muster-world --features planted-bugs --test planted` breaks all of them, and each has a test. Where what
+//! runs changes, a known seed may not show its rule any more: then others are tried, and the test says which one does.
 
 use muster_planted::Rule;
 use muster_world::settings::breakable;
@@ -13,13 +13,8 @@ const CHAOS_MS: u64 = 20_000;
 /// Seeds within which the judge has to notice, behind those that are known to show it.
 const SEEDS_MAX: u64 = 40;
 
-/// Looks for the seed in which the judge notices; `known` are tried first. Where no seed is known the search takes long
-/// and may find none: it is made when `MUSTER_PLANTED_SEARCH` asks for it, and else counted as skipped.
+/// Looks for the seed in which the judge notices; `known` are tried first.
 fn noticed(rule: Rule, known: &[u64], words: &[&str]) {
-    if known.is_empty() && std::env::var_os("MUSTER_PLANTED_SEARCH").is_none() {
-        println!("\nskipped: {rule} is broken in no known seed (MUSTER_PLANTED_SEARCH=1 looks for one)");
-        return;
-    }
     let others = (1..=SEEDS_MAX).filter(|seed| !known.contains(seed));
     let caught = catch(rule, known.iter().copied().chain(others), CHAOS_MS, words);
     let caught = caught.unwrap_or_else(|control| {
@@ -43,9 +38,7 @@ macro_rules! rules {
         #[test]
         fn every_rule_that_this_build_can_break_has_a_test() {
             let tested = [$($(#[$condition])* Rule::$rule),*];
-            // What takes many seeds is looked for in the build for that alone.
-            let left_out = |rule: &Rule| !muster_planted::IS_ON && *rule == Rule::AgentIgnoresLease;
-            for rule in breakable().into_iter().filter(|rule| !left_out(rule)) {
+            for rule in breakable() {
                 assert!(tested.contains(&rule), "{rule} has no test here");
             }
         }
@@ -56,12 +49,12 @@ rules! {
     a_vote_after_a_loss_is_noticed: VoteAfterLoss, [1], [];
     an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [4], ["lost:", "acknowledged", "applied", "committed", "log matching"];
     #[cfg(feature = "planted-bugs")]
-    an_agent_that_ignores_its_lease_is_noticed: AgentIgnoresLease, [], [];
+    an_agent_that_ignores_its_lease_is_noticed: AgentIgnoresLease, [3], ["two incarnations", "a device of machine"];
     a_retry_under_a_new_id_is_noticed: RetryUnderNewId, [1], [];
-    #[cfg(feature = "planted-bugs")] a_heartbeat_without_a_quorum_is_noticed: HeartbeatWithoutQuorum, [], [];
+    #[cfg(feature = "planted-bugs")] a_heartbeat_without_a_quorum_is_noticed: HeartbeatWithoutQuorum, [5], ["two incarnations", "a device of machine"];
     #[cfg(feature = "planted-bugs")] a_skipped_guard_is_noticed: SkipGuard, [1], [];
     #[cfg(feature = "planted-bugs")] a_leader_restored_without_an_election_is_noticed: LeaderRestore, [1], [];
-    #[cfg(feature = "planted-bugs")] log_time_by_the_wall_clock_alone_is_noticed: WallClockOnly, [], [];
+    #[cfg(feature = "planted-bugs")] log_time_by_the_wall_clock_alone_is_noticed: WallClockOnly, [2], ["log time"];
     #[cfg(feature = "planted-bugs")] a_read_without_a_quorum_is_noticed: ReadWithoutQuorum, [1], [];
     #[cfg(feature = "planted-bugs")] an_answer_before_apply_is_noticed: AnswerBeforeApply, [2], [];
     #[cfg(feature = "planted-bugs")] a_deaf_leader_that_speaks_is_noticed: DeafLeaderSpeaks, [4], [];

@@ -79,5 +79,6 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
     if summary.runs >= SEEDS {
         assert!(summary.with_install > 0 && summary.with_replacement > 0, "the rare paths were walked");
         assert!(summary.thawed_leaders > 0 && summary.power_cuts > 0, "the rare faults came");
+        assert!(summary.lost_machines > 0, "machines were lost with workers that outlast a lease");
     }
 }

@@ -11,6 +11,7 @@ use crate::lease::{LeaseSlot, read_path};
 use crate::limits;
 use crate::memory;
 use crate::processes;
+use crate::rules::deadline_of;
 use crate::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
 use muster_types::ExitStatus;
 use nix::errno::Errno;
@@ -83,11 +84,10 @@ impl LeaseWatch {
         let patience = Duration::from_millis(self.last.grace_ms / 2);
         let patience = patience.clamp(limits::LEASE_READ_MAX.0, limits::LEASE_READ_MAX.1);
         let Ok(Some(slot)) = self.answer.recv_timeout(patience) else { return false };
-        if slot.holder != self.holder || slot.epoch != self.epoch {
-            return false;
-        }
+        let term = (slot.holder == self.holder).then(|| slot.term());
+        let Some(deadline) = deadline_of(term, self.epoch) else { return false };
         self.last = slot;
-        BootTime::now() < slot.deadline
+        BootTime::now() < deadline
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::text;
-use crate::judge::{Kind, Rule, Verdict};
+use crate::judge::{Checked, Kind, Rule, Verdict};
 use crate::scenario::{Again, Scenario};
 
 /// A bar over many runs.
@@ -93,6 +93,22 @@ impl SummaryRow {
 pub struct Summary {
     /// In the order of their names.
     pub rows: Vec<SummaryRow>,
+    /// How much was looked at in all runs, by the names of [`Checked`]'s fields. What is 0 was held against nothing: the
+    /// rules about it could not be broken.
+    #[serde(default)]
+    pub looked_at: BTreeMap<String, u64>,
+}
+
+/// Adds up what the judge looked at.
+fn looked_at<'a>(all: impl Iterator<Item = &'a Checked>) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for checked in all {
+        let fields = serde_json::to_value(checked).expect("numbers by name are JSON");
+        for (name, count) in fields.as_object().into_iter().flatten() {
+            *sums.entry(name.clone()).or_default() += count.as_u64().unwrap_or_default();
+        }
+    }
+    sums
 }
 
 impl Summary {
@@ -100,10 +116,13 @@ impl Summary {
     #[must_use]
     pub fn of<'a>(runs: impl IntoIterator<Item = (&'a Scenario, &'a Verdict)>) -> Summary {
         let mut by_name: BTreeMap<&str, (&Scenario, Vec<&Verdict>)> = BTreeMap::new();
+        let mut checked = Vec::new();
         for (scenario, verdict) in runs {
+            checked.push(&verdict.checked);
             by_name.entry(&scenario.name).or_insert((scenario, Vec::new())).1.push(verdict);
         }
-        Summary { rows: by_name.into_values().map(|(scenario, verdicts)| row(scenario, &verdicts)).collect() }
+        let rows = by_name.into_values().map(|(scenario, verdicts)| row(scenario, &verdicts)).collect();
+        Summary { rows, looked_at: looked_at(checked.into_iter()) }
     }
 
     /// As a table of Markdown.
@@ -141,7 +160,26 @@ impl Summary {
                 row.broken.iter().map(|(rule, runs)| format!("{rule} in {runs} of {}", row.runs)).collect();
             let _ = writeln!(out, "- {}: {}", text::markdown(&row.drill), text::markdown(&rules.join(", ")));
         }
+        self.write_looked_at(&mut out);
         out
+    }
+
+    fn write_looked_at(&self, out: &mut String) {
+        let words = |name: &String| name.replace('_', " ");
+        let (never, some): (Vec<_>, Vec<_>) = self.looked_at.iter().partition(|(_, count)| **count == 0);
+        if !some.is_empty() {
+            let some: Vec<String> =
+                some.iter().map(|(name, count)| format!("{} {count}", words(name))).collect();
+            let _ = writeln!(out, "\nLooked at in all runs: {}.", some.join(", "));
+        }
+        if !never.is_empty() {
+            let never: Vec<String> = never.iter().map(|(name, _)| words(name)).collect();
+            let _ = writeln!(
+                out,
+                "\n**Never looked at, so that no rule about it could be broken:** {}.",
+                never.join(", ")
+            );
+        }
     }
 
     /// For programs.

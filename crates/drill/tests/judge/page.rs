@@ -96,3 +96,16 @@ fn a_summary_holds_medians_against_bars() {
     assert!(!summary.rows[0].is_met() && summary.markdown().contains("**no**"));
     assert!(Summary::of([]).rows.is_empty());
 }
+
+#[test]
+fn a_summary_says_what_was_never_looked_at() {
+    let run = sample(3, 100);
+    let mut verdict = verdict_of(&run);
+    verdict.checked.session_reads = 0;
+    let summary = Summary::of([(&run.scenario, &verdict), (&run.scenario, &verdict)]);
+    assert_eq!(summary.looked_at["contents"], 2 * verdict.checked.contents);
+    let page = summary.markdown();
+    let (some, never) = page.split_once("Never looked at").expect("something was not");
+    assert!(never.contains("session reads") && !some.contains("session reads"), "{page}");
+    assert!(some.contains(&format!("contents {}", 2 * verdict.checked.contents)), "{page}");
+}
