@@ -358,7 +358,13 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    None
+    let (most, placed) = state.running_limit_reached(&spec.tenant)?;
+    let text = format!(
+        "tenant {} has {placed} jobs placed and may have {most} (`limits.runningJobs` in the policy); it is placed once one \
+         of them is over",
+        spec.tenant
+    );
+    Some((WaitReason::TenantLimit, text))
 }
 
 /// How long a job waits that failed, and how it did.
@@ -446,7 +452,9 @@ impl Ahead {
             }
             position.requests_before += 1;
             let Some(row) = state.job(candidate.turn.job) else { break };
-            let Some(before) = planned_spec(state, candidate.turn.job) else {
+            let at_limit = |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some();
+            let before = planned_spec(state, candidate.turn.job).filter(|before| !at_limit(before));
+            let Some(before) = before else {
                 line.waits(state, &candidate);
                 continue;
             };
