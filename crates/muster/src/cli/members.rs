@@ -16,7 +16,7 @@ use muster_wire::v1;
 use tokio::time::Instant;
 
 use super::Global;
-use super::consent::Consent;
+use super::consent::{Consent, Rehearsal};
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::view::{ClusterFormat, ClusterLeader, Document, Members};
@@ -78,6 +78,7 @@ Refused when the voters that are left and answer would not be a majority of the 
 Examples:
   muster cluster replace 3 --with 4 --region eu-west --peer r4:7500 --client r4:7400
   muster cluster replace 3 --with 3 --region eu-west --peer new:7500 --client new:7400
+  muster cluster replace 3 --with 4 --region eu-west --peer r4:7500 --client r4:7400 --dry-run
 
 Adds the new one, waits until it has caught up, and swaps the two in one change. Start it on its host
 with `muster server --config server.toml --join`; one that keeps its id with `--rebuild`.
@@ -122,12 +123,15 @@ Examples:
 Examples:
   muster cluster upgrade             the highest that every replica reads
   muster cluster upgrade --to 2
+  muster cluster upgrade --dry-run   which format is in force, and which one would be
 
 There is no way back: a release that does not read the format cannot join any more.")]
     Upgrade {
         /// Which format
         #[arg(long, value_name = "FORMAT", value_parser = clap::value_parser!(u32).range(1..=65_535))]
         to: Option<u32>,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
 }
 
@@ -175,6 +179,8 @@ pub struct ReplaceArgs {
     with: u64,
     #[command(flatten)]
     address: AddressArgs,
+    #[command(flatten)]
+    consent: Consent,
     /// Do it even if the voters that answer are no majority then: nothing could be decided any more
     #[arg(long)]
     force: bool,
@@ -230,6 +236,14 @@ pub async fn run(
         }
         ChangeCommand::Replace(args) => {
             let (id, gone_id, force) = (args.with, args.gone, args.force);
+            let instead = |mut voters: BTreeSet<u64>| {
+                voters.remove(&gone_id);
+                voters.insert(id);
+                voters
+            };
+            if !args.consent.to_voters(client, console, instead).await? {
+                return Ok(Exit::Ok);
+            }
             let replacement = Some(args.address.of(id));
             let request = v1::ReplaceReplicaRequest { gone_id, replacement, force };
             wait.until_caught_up(id, || client.replace_replica(request.clone())).await?
@@ -243,7 +257,9 @@ pub async fn run(
             client.change_voters(request).await?
         }
         ChangeCommand::Transfer { to, away_from } => return transfer(client, console, to, away_from).await,
-        ChangeCommand::Upgrade { to } => return upgrade(client, console, to).await,
+        ChangeCommand::Upgrade { to, rehearsal } => {
+            return upgrade(client, console, to, rehearsal).await;
+        }
     };
     show(console, answer)?;
     Ok(Exit::Ok)
@@ -272,7 +288,23 @@ async fn transfer(
     Ok(Exit::Ok)
 }
 
-async fn upgrade(client: &Client, console: &Console, to: Option<u32>) -> Result<Exit, Failure> {
+async fn upgrade(
+    client: &Client,
+    console: &Console,
+    to: Option<u32>,
+    rehearsal: Rehearsal,
+) -> Result<Exit, Failure> {
+    if rehearsal.is_asked_for() {
+        let status = client.get_status(v1::GetStatusRequest::default()).await?;
+        let readable = status.replicas.iter().map(|replica| replica.format_max).min().unwrap_or(0);
+        let then = to.unwrap_or(readable);
+        let refused = if then > readable { "; it would be refused" } else { "" };
+        console.line(&format!(
+            "record format {} is in force, every replica reads up to {readable}, and {then} would be in force for good{refused}",
+            status.format
+        ))?;
+        return Ok(Exit::Ok);
+    }
     let answer = client.raise_format(v1::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
     let format = answer.format;
     match console.format {
