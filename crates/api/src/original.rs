@@ -8,7 +8,6 @@
 //! **Invariant:** what is passed on in the place of a message is what this very call was asked with, by the same method.
 //! **Invariant:** nothing is kept by a leader, nor of calls that were passed on already, nor of streams.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tonic::body::Body;
@@ -106,6 +105,7 @@ mod tests {
     use muster_wire::v1::job_service_client::JobServiceClient;
     use prost::Message as _;
     use std::convert::Infallible;
+    use std::pin::Pin;
     use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
     use tower_layer::Layer as _;
 

@@ -305,7 +305,8 @@ async fn a_damaged_segment_in_the_middle_is_named_and_fetched_from_another_repli
     let name = damaged.file_name().and_then(|name| name.to_str()).expect("a name is text");
     let ran = run_to_end(&["--endpoint", &endpoint, "log", "show", "1"], "").await;
     assert!(ran.code != Some(0) && ran.err.contains(name), "{ran:#?}");
-    let at_gone: u64 = gone.file_name().and_then(|name| name.to_str()?.split('-').next()?.parse().ok()).unwrap_or(0);
+    let at_gone: u64 =
+        gone.file_name().and_then(|name| name.to_str()?.split('-').next()?.parse().ok()).unwrap_or(0);
     let ran = run_to_end(&["--endpoint", &endpoint, "log", "show", &at_gone.to_string()], "").await;
     assert!(ran.code != Some(0) || std::fs::read(gone).is_ok(), "{ran:#?}");
     eventually("it is not mended", || async {

@@ -296,13 +296,7 @@ async fn upgrade(
 ) -> Result<Exit, Failure> {
     if rehearsal.is_asked_for() {
         let status = client.get_status(v1::GetStatusRequest::default()).await?;
-        let readable = status.replicas.iter().map(|replica| replica.format_max).min().unwrap_or(0);
-        let then = to.unwrap_or(readable);
-        let refused = if then > readable { "; it would be refused" } else { "" };
-        console.line(&format!(
-            "record format {} is in force, every replica reads up to {readable}, and {then} would be in force for good{refused}",
-            status.format
-        ))?;
+        console.line(&would_be_in_force(&status, to))?;
         return Ok(Exit::Ok);
     }
     let answer = client.raise_format(v1::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
@@ -316,6 +310,26 @@ async fn upgrade(
         Format::Table | Format::Wide => console.line(&format!("record format {format} is in force"))?,
     }
     Ok(Exit::Ok)
+}
+
+/// What raising the format would do, as far as the replica that was asked knows: only the leader hears what others read.
+fn would_be_in_force(status: &v1::GetStatusResponse, to: Option<u32>) -> String {
+    let read: Option<Vec<u32>> =
+        status.replicas.iter().map(|r| Some(r.health.as_ref()?.format_max)).collect();
+    let readable = read.and_then(|read| read.into_iter().min());
+    let then = match (to, readable) {
+        (Some(format), Some(max)) if format > max => {
+            format!("{format} would be refused: a replica reads up to {max}")
+        }
+        (Some(format), Some(_)) | (None, Some(format)) => format!("{format} would be in force for good"),
+        (Some(format), None) => {
+            format!("{format} would be in force for good if every replica reads it, which the leader knows")
+        }
+        (None, None) => {
+            "the highest that every replica reads, which the leader knows, would be for good".to_owned()
+        }
+    };
+    format!("record format {} is in force, and {then}", status.format)
 }
 
 fn show(console: &Console, answer: v1::MembershipResponse) -> Result<(), Failure> {
@@ -473,5 +487,25 @@ mod tests {
         for bad in ["", "0", "r", "r0", "four", "-1", "rr1"] {
             assert!(replica_id(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_raising_the_format_would_do_is_said_as_far_as_it_is_known() {
+        let replica = |format_max: Option<u32>| v1::Replica {
+            health: format_max.map(|format_max| v1::ReplicaHealth { format_max, ..Default::default() }),
+            ..Default::default()
+        };
+        let said = |read: [Option<u32>; 2], to| {
+            let replicas = read.map(replica).into();
+            let status = v1::GetStatusResponse { format: 4, replicas, ..Default::default() };
+            would_be_in_force(&status, to)
+        };
+        let known = [Some(6), Some(5)];
+        assert_eq!(said(known, None), "record format 4 is in force, and 5 would be in force for good");
+        assert!(said(known, Some(5)).ends_with("5 would be in force for good"));
+        assert!(said(known, Some(6)).ends_with("6 would be refused: a replica reads up to 5"));
+        // A follower does not know what the others read.
+        assert!(said([Some(6), None], Some(6)).contains("if every replica reads it, which the leader knows"));
+        assert!(said([Some(6), None], None).contains("which the leader knows"));
     }
 }
