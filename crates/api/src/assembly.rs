@@ -18,10 +18,11 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
 
+use crate::original::Original;
 use crate::shares::{Account, Pool, Share};
 
 /// Bytes before each message: whether it is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// Shares that stay taken until the call is answered: what a whole message was made into takes as much.
 pub(crate) type Taken = Arc<Mutex<Vec<Share>>>;
@@ -38,6 +39,8 @@ pub(crate) struct Terms {
     pub(crate) is_single: bool,
     /// Where shares go that are held until the answer; none gives them back with each message.
     pub(crate) taken: Option<Taken>,
+    /// Where the message itself is kept, if it may have to be passed on.
+    pub(crate) original: Option<Original>,
     pub(crate) retry_after_ms: u64,
 }
 
@@ -87,6 +90,9 @@ impl Assembled {
 
     /// Follows the messages in some bytes.
     fn follow(&mut self, mut bytes: &[u8]) -> Result<(), Status> {
+        if let Some(original) = &self.terms.original {
+            original.push(bytes);
+        }
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let read = usize::try_from(self.missing).unwrap_or(usize::MAX).min(bytes.len());
@@ -198,6 +204,7 @@ mod tests {
             timeout: Duration::from_millis(50),
             is_single: true,
             taken,
+            original: None,
             retry_after_ms: 100,
         }
     }

@@ -14,6 +14,7 @@ use tonic::{Code, Request, Status};
 
 use crate::access::Class;
 use crate::guard::Admitted;
+use crate::original::{self, Onward};
 use crate::server::ApiConfig;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
@@ -59,7 +60,7 @@ pub(crate) enum Route {
 /// The leader, when it is another replica.
 #[derive(Clone)]
 pub(crate) struct Remote {
-    pub(crate) channel: Channel,
+    pub(crate) channel: Onward,
     /// Who it is; for [`Router::superseded`].
     pub(crate) leader: ReplicaId,
 }
@@ -259,7 +260,7 @@ impl Router {
         Instant::now() + (asked - (asked / 10).min(ANSWER_RESERVE_MAX))
     }
 
-    /// A request to be passed on.
+    /// A request to be passed on. Of a call with one message, that message goes as it came.
     pub(crate) fn onward<T>(message: T, caller: Caller) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert(FORWARDED, tonic::metadata::MetadataValue::from_static("1"));
@@ -269,6 +270,7 @@ impl Router {
             request.metadata_mut().insert(ON_BEHALF, name);
         }
         request.set_timeout(caller.deadline.saturating_duration_since(Instant::now()));
+        original::attach(&mut request);
         request
     }
 
@@ -298,7 +300,7 @@ impl Router {
             if let Some((replica, endpoint)) = leader.filter(|_| !is_cut_off)
                 && let Some(channel) = self.channel((replica, endpoint, caller.nodes))
             {
-                return Ok(Route::Remote(Remote { channel, leader: replica }));
+                return Ok(Route::Remote(Remote { channel: Onward(channel), leader: replica }));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.engine().is_stopping() {
@@ -378,7 +380,7 @@ impl Router {
         &self,
         caller: Caller,
         mut local: impl FnMut() -> L,
-        mut remote: impl FnMut(Channel) -> R,
+        mut remote: impl FnMut(Onward) -> R,
     ) -> Result<T, Status>
     where
         L: Future<Output = Result<T, Refusal>>,

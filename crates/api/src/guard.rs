@@ -24,6 +24,7 @@ use tower_layer::Layer;
 use crate::access::{Class, rule_of};
 use crate::assembly::{Assembled, Taken, Terms};
 use crate::forward::{FORWARDED, ON_BEHALF};
+use crate::original::Original;
 use crate::shares::{Account, Pool};
 
 /// What one caller may have open at a time.
@@ -149,7 +150,11 @@ struct Guard {
     room: Pool,
     open: Arc<Open>,
     traffic: Traffic,
+    leads: Leads,
 }
+
+/// Whether this replica leads.
+pub(crate) type Leads = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Calls about a drill, by which a replica that refuses everything else is made to take it again.
 const DRILL_CALLS: &str = "/muster.v1.DrillService/";
@@ -231,7 +236,12 @@ impl Guard {
     }
 
     /// The request with a body that is read under this caller's terms.
-    fn assembled(&self, request: http::Request<Body>, taken: Option<Taken>) -> http::Request<Body> {
+    fn assembled(
+        &self,
+        request: http::Request<Body>,
+        taken: Option<Taken>,
+        original: Option<Original>,
+    ) -> http::Request<Body> {
         let principal = request.extensions().get::<Admitted>().map(|admitted| admitted.principal);
         let terms = Terms {
             pool: self.room.clone(),
@@ -240,9 +250,18 @@ impl Guard {
             timeout: Duration::from_millis(self.limits.message_timeout_ms),
             is_single: !CLIENT_STREAMS.contains(&request.uri().path()),
             taken,
+            original,
             retry_after_ms: self.limits.retry_after_ms,
         };
         request.map(|body| Body::new(Assembled::new(body, terms)))
+    }
+
+    /// Where the message of a call is kept that this replica may have to pass on.
+    fn original(&self, request: &http::Request<Body>, class: Class) -> Option<Original> {
+        let may_be_passed_on =
+            class == Class::Call && !request.headers().contains_key(FORWARDED) && !(self.leads)();
+        let bytes_max = usize::try_from(self.message_bytes_max).unwrap_or(usize::MAX);
+        may_be_passed_on.then(|| Original::new(request.uri().path(), bytes_max))
     }
 
     fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
@@ -313,12 +332,17 @@ fn response_in_our_words(response: http::Response<Body>) -> http::Response<Body>
 pub(crate) struct GuardLayer(Arc<Guard>);
 
 impl GuardLayer {
-    pub(crate) fn new(limits: CallLimits, message_bytes_max: usize, traffic: Traffic) -> GuardLayer {
+    pub(crate) fn new(
+        limits: CallLimits,
+        message_bytes_max: usize,
+        traffic: Traffic,
+        leads: Leads,
+    ) -> GuardLayer {
         let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
         let room = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
-        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open: Arc::default(), traffic }))
+        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open: Arc::default(), traffic, leads }))
     }
 }
 
@@ -358,11 +382,16 @@ where
         };
         // What a call was asked with is given back when it is answered; what a stream carries, message by message.
         let taken = (permit.class == Class::Call).then(Taken::default);
-        let request = self.guard.assembled(request, taken.clone());
+        let original = self.guard.original(&request, permit.class);
+        let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
         Box::pin(async move {
             let _taken = taken;
-            let response = response_in_our_words(answered.await?);
+            let answered = match original {
+                Some(original) => original.beside(answered).await,
+                None => answered.await,
+            };
+            let response = response_in_our_words(answered?);
             match permit.class {
                 // The whole answer is there; one that comes out of a replica gone silent is not heard.
                 Class::Call => match traffic.admit() {

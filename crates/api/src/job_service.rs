@@ -21,11 +21,11 @@ use muster_wire::v1::job_service_server::JobService;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::original::Onward;
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
@@ -136,7 +136,7 @@ impl Jobs {
         caller: Caller,
         request: muster_types::RequestId,
         jobs: &Arc<[Submission]>,
-        onward: impl Fn(Channel) -> BoxFuture<'static, Result<Submitted, Status>>,
+        onward: impl Fn(Onward) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
@@ -201,7 +201,7 @@ fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::JobSpec> {
     jobs.iter().filter(first).map(submission_to_proto)
 }
 
-fn onward_client(channel: Channel) -> JobServiceClient<Channel> {
+fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
     JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 

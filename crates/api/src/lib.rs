@@ -30,6 +30,7 @@ mod guard;
 mod job_service;
 mod log_service;
 mod node_service;
+mod original;
 mod policy_service;
 mod queue_service;
 mod read;

@@ -24,11 +24,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
+use crate::original::Onward;
 use crate::read::invalid;
 use crate::shares::{Tallies, Tally};
 
@@ -136,7 +136,7 @@ impl NodeService for Nodes {
     }
 }
 
-fn onward_client(channel: Channel) -> NodeServiceClient<Channel> {
+fn onward_client(channel: Onward) -> NodeServiceClient<Onward> {
     NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 

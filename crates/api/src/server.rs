@@ -11,6 +11,7 @@ use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use muster_wire::v1::queue_service_server::QueueServiceServer;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
@@ -125,6 +126,8 @@ pub async fn serve(
     let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));
     let traffic = engine.consensus().traffic().clone();
     let drills = Drills::new(traffic.clone(), config.drill_refusal_max);
+    let leading = engine.clone();
+    let leads = Arc::new(move || leading.is_leader());
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
     let (health, health_service) = tonic_health::server::health_reporter();
     for service in [
@@ -146,7 +149,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
-        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic))
+        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)

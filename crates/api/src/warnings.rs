@@ -76,13 +76,8 @@ pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
         );
         all.push(warn("NETWORK_SLOW", None, text));
     }
-    if let [first, ..] = sight.facts.archive_damaged.as_slice() {
-        let (own, count) = (sight.status.replica, sight.facts.archive_damaged.len());
-        let text = format!(
-            "{count} damaged segments of the archive of {own} were set aside ({first}); what they had comes from the log or \
-             from another replica, and `muster log verify` shows what is missing"
-        );
-        all.push(warn("ARCHIVE_DAMAGED", Some(own), text));
+    if let Some(text) = archive_damage(sight.status.replica, sight.facts) {
+        all.push(warn("ARCHIVE_DAMAGED", Some(sight.status.replica), text));
     }
     if let Some(reason) = &sight.facts.archive_failing {
         let own = sight.status.replica;
@@ -110,6 +105,32 @@ pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
         all.push(warn("CERTIFICATE_EXPIRES", Some(sight.status.replica), text));
     }
     all
+}
+
+/// What is damaged in this replica's archive, and what became of it.
+fn archive_damage(own: ReplicaId, facts: &LocalFacts) -> Option<String> {
+    let mut parts = Vec::new();
+    if let [first, ..] = facts.archive_unmended.as_slice() {
+        parts.push(format!(
+            "{} objects of the archive of {own} are damaged or gone ({first}); what they had is asked of the other replicas, \
+             and `muster log verify` shows what is missing",
+            facts.archive_unmended.len()
+        ));
+    }
+    if let [first, ..] = facts.archive_damaged.as_slice() {
+        parts.push(format!(
+            "{} damaged segments of the archive of {own} were set aside ({first}); what they had comes from the log or from \
+             another replica, and `muster log verify` shows what is missing",
+            facts.archive_damaged.len()
+        ));
+    }
+    if facts.archive_mended > 0 {
+        parts.push(format!(
+            "{} damaged objects of the archive of {own} were made anew and kept in its folder `damaged`: look at its disk",
+            facts.archive_mended
+        ));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 fn drill(own: ReplicaId, drill: &Held, all: &mut Vec<v1::ClusterWarning>) {
@@ -391,6 +412,17 @@ mod tests {
         };
         assert!(said(LEADERSHIPS_MAX).is_empty(), "as many as an upgrade makes");
         assert_eq!(said(LEADERSHIPS_MAX + 1), ["LEADER_FLAPPING"]);
+    }
+
+    #[test]
+    fn damage_of_an_archive_is_named_and_so_is_what_became_of_it() {
+        let own = ReplicaId(2);
+        assert_eq!(archive_damage(own, &LocalFacts::default()), None);
+        let unmended = vec!["segments/1".to_owned(), "bases/7".to_owned()];
+        let facts = LocalFacts { archive_unmended: unmended, archive_mended: 3, ..LocalFacts::default() };
+        let said = archive_damage(own, &facts).expect("there is something to say");
+        assert!(said.contains("2 objects") && said.contains("(segments/1)"), "{said}");
+        assert!(said.contains("3 damaged objects") && said.contains("made anew"), "{said}");
     }
 
     #[test]

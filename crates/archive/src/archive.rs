@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use crate::base::{self, BaseReader};
 use crate::catalog::{BASES, BaseName, Catalog, SEGMENTS, SegmentName, Stretch, Summary};
 use crate::error::ArchiveError;
+use crate::mend::Suspects;
 use crate::object::ObjectStore;
 use crate::record::{ArchivedRound, Place, Record, Records};
 use crate::replay::Replay;
@@ -25,6 +26,7 @@ pub struct Archive {
     end: Mutex<Option<SegmentEnd>>,
     /// Segments at the end that were set aside when it was opened.
     damaged: Vec<String>,
+    pub(crate) suspects: Suspects,
 }
 
 /// Consecutive rounds of one segment.
@@ -79,6 +81,7 @@ impl Archive {
             catalog: RwLock::new(catalog),
             end: Mutex::new(None),
             damaged,
+            suspects: Suspects::default(),
         };
         let mut newest = archive.catalog().newest();
         while let Some(name) = newest {
@@ -96,6 +99,7 @@ impl Archive {
                     );
                     let aside = archive.store.set_aside(&object);
                     aside.map_err(|source| ArchiveError::store("setting aside", &object, source))?;
+                    archive.suspects.forget(&object);
                     archive.damaged.push(object);
                     archive.catalog_mut().remove_segment(&name);
                     newest = archive.catalog().newest();
@@ -150,10 +154,16 @@ impl Archive {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).map(|end| end.place)
     }
 
-    /// Its newest base.
+    pub(crate) fn newest_end(&self) -> Option<SegmentEnd> {
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its newest base that is not known to be damaged.
     #[must_use]
     pub fn newest_base(&self) -> Option<BaseName> {
-        self.catalog().bases.last().copied()
+        let catalog = self.catalog();
+        let mut newest_first = catalog.bases.iter().rev();
+        newest_first.find(|base| !self.suspects.contains(&base.object())).copied()
     }
 
     /// Bytes of the segments that end behind a record.
@@ -298,24 +308,28 @@ impl Archive {
         Err(ArchiveError::Foreign { object: object.to_owned(), found, expected })
     }
 
-    /// Reads a segment, and holds it against its name.
+    /// Reads a segment, and holds it against its name. One that is damaged is noted.
     pub(crate) fn segment(&self, name: &SegmentName) -> Result<Segment, ArchiveError> {
         let object = name.object();
-        let failed = |source| ArchiveError::store("reading", &object, source);
-        let size = self.store.size(&object).map_err(failed)?;
+        self.read_segment(name, &object).inspect_err(|error| self.suspects.note(&object, error))
+    }
+
+    fn read_segment(&self, name: &SegmentName, object: &str) -> Result<Segment, ArchiveError> {
+        let failed = |source| ArchiveError::store("reading", object, source);
+        let size = self.store.size(object).map_err(failed)?;
         if size > SEGMENT_BYTES_MAX {
             return Err(ArchiveError::damaged(
-                &object,
+                object,
                 format!("it has {size} bytes; no segment has as many"),
             ));
         }
-        let bytes: Bytes = self.store.get(&object, 0, size as usize).map_err(failed)?;
-        let segment = Segment::parse(&object, &bytes)?;
+        let bytes: Bytes = self.store.get(object, 0, size as usize).map_err(failed)?;
+        let segment = Segment::parse(object, &bytes)?;
         let own = SegmentName::of(&segment.header.from, &segment.end.place, name.bytes);
         if own != *name {
-            return Err(ArchiveError::damaged(&object, "its name is not the one of its content"));
+            return Err(ArchiveError::damaged(object, "its name is not the one of its content"));
         }
-        self.check_cluster(&object, segment.header.cluster)?;
+        self.check_cluster(object, segment.header.cluster)?;
         Ok(segment)
     }
 
@@ -389,16 +403,24 @@ impl Archive {
         catalog.bases.iter().rev().find(fits).copied()
     }
 
-    /// The state of a base.
+    /// The state of a base. One that is damaged is noted.
     pub(crate) fn restore(&self, name: &BaseName) -> Result<Replay, ArchiveError> {
+        self.read_base(name).inspect_err(|error| self.suspects.note(&name.object(), error))
+    }
+
+    fn read_base(&self, name: &BaseName) -> Result<Replay, ArchiveError> {
         let reader = BaseReader::open(self.store.as_ref(), name)?;
         self.check_cluster(&name.object(), reader.header.cluster)?;
         let (state, header) = reader.restore()?;
         Ok(Replay::from_state(state, header.place.next_raft))
     }
 
-    /// Holds a base's checksums, without making a state of it.
+    /// Holds a base's checksums, without making a state of it. One that is damaged is noted.
     pub(crate) fn check_base(&self, name: &BaseName) -> Result<u64, ArchiveError> {
+        self.digest_of(name).inspect_err(|error| self.suspects.note(&name.object(), error))
+    }
+
+    fn digest_of(&self, name: &BaseName) -> Result<u64, ArchiveError> {
         let reader = BaseReader::open(self.store.as_ref(), name)?;
         self.check_cluster(&name.object(), reader.header.cluster)?;
         Ok(reader.check()?.digest)

@@ -226,6 +226,13 @@ impl Catalog {
         self.arrange();
     }
 
+    /// An object of this name was written anew, or for the first time.
+    pub(crate) fn replace_segment(&mut self, name: SegmentName) {
+        self.segments.retain(|segment| segment.object() != name.object());
+        self.segments.push(name);
+        self.arrange();
+    }
+
     /// An object is no longer there.
     pub(crate) fn remove_object(&mut self, object: &str) {
         self.segments.retain(|segment| segment.object() != object);

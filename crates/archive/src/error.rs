@@ -96,6 +96,14 @@ pub enum ArchiveError {
         #[source]
         source: RestoreError,
     },
+    /// What others have is not what was written here.
+    #[error("{object:?} cannot be made anew from these rounds: {detail}")]
+    Differs {
+        /// Which object.
+        object: String,
+        /// In what they differ.
+        detail: String,
+    },
     /// Nobody waits for the replay any more.
     #[error("the replay was given up")]
     GivenUp,
@@ -126,6 +134,8 @@ impl ArchiveError {
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             ArchiveError::Damaged { .. } => true,
+            // A newer release wrote it: it is as it was written.
+            ArchiveError::Base { source, .. } => !matches!(source, RestoreError::FormatNewer { .. }),
             ArchiveError::Store { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
             _ => false,
         }

@@ -15,6 +15,7 @@
 //! **Invariant:** no byte that is read is believed before its checksum held; damage names its object.
 //! **Invariant:** segments form a chain: a missing, foreign or exchanged one is a gap that is said.
 //! **Invariant:** nothing is removed but what another store has, and the floor says where.
+//! **Invariant:** what is damaged is replaced only by what is proved to be the same, and kept aside.
 #![deny(missing_docs)]
 
 mod archive;
@@ -23,6 +24,7 @@ mod catalog;
 mod codec;
 mod error;
 mod export;
+mod mend;
 mod object;
 mod pack;
 mod record;
@@ -37,6 +39,7 @@ pub use archive::{Archive, Rounds, Slice};
 pub use catalog::{BaseName, Gap, SegmentName, Summary};
 pub use error::ArchiveError;
 pub use export::{CSV_HEADER, csv_line, json_line};
+pub use mend::Lack;
 pub use object::{DirectoryStore, JoinedStores, ObjectInfo, ObjectStore, object_name_is_valid};
 pub use record::{ArchivedRound, Place, Record, Records};
 pub use render::{content, summary};

@@ -155,10 +155,19 @@ impl Archive {
         due
     }
 
-    /// Whether a state behind these records can be made without them.
+    /// Whether a state behind these records can be made without them. The base is read whole: a damaged one would leave
+    /// what stays without a beginning. Blocks for as long as that takes.
     #[must_use]
     pub fn has_base_from(&self, through: LogIndex) -> bool {
-        self.newest_base().is_some_and(|base| base.log_index >= through)
+        while let Some(base) = self.newest_base().filter(|base| base.log_index >= through) {
+            match self.check_base(&base) {
+                Ok(_) => return true,
+                // It is noted, and not the newest any more.
+                Err(error) if error.is_damage() => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     /// Gives every segment that ends with `through` or before it, and every base before that, to another store, and removes them

@@ -21,7 +21,7 @@ use muster_types::{
 use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
 use crate::tick::{can_make_room, make_room};
-use crate::{admission, cluster, deadline, health, job, network, node};
+use crate::{admission, cluster, deadline, health, job, network, node, requests};
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -580,6 +580,7 @@ fn submit(
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
+    requests::take(speculation, specs.iter().map(|spec| &spec.tenant))?;
     if forgets {
         make_room(speculation, specs.len());
     }
@@ -629,6 +630,11 @@ fn cancel(speculation: &mut Speculation, request: RequestId, job: JobId) -> Resu
             Outcome::Failed { detail } => format!("{job} has already finished: it failed, {detail}"),
         };
         return Err(Refusal::new(RefusalCode::JobFinished, text));
+    }
+    // Whoever has to end many jobs is not held up; one job ends no sooner for being asked again and again.
+    if row.cancel_requested {
+        let tenant = speculation.state().spec(job).map(|spec| spec.tenant.clone());
+        requests::take(speculation, tenant.iter())?;
     }
     let at = speculation.push(Decision::JobCancelRequested { request: key, job });
     job::settle(speculation, job);

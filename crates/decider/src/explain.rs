@@ -399,7 +399,13 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    None
+    let (most, placed) = state.running_limit_reached(&spec.tenant)?;
+    let text = format!(
+        "tenant {} has {placed} jobs placed and may have {most} (`limits.runningJobs` in the policy); it is placed once one \
+         of them is over",
+        spec.tenant
+    );
+    Some((WaitReason::TenantLimit, text))
 }
 
 /// How long a job waits that failed, and how it did.
@@ -488,7 +494,8 @@ impl Ahead {
             position.requests_before += 1;
             let before = candidate.turn.job;
             let Some(row) = state.job(before) else { break };
-            let Some(spec) = planned_spec(state, before) else {
+            let at_limit = |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some();
+            let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);
                 continue;
             };

@@ -31,6 +31,7 @@ mod policy_warnings;
 mod quarantine;
 mod rearrange;
 mod recovery;
+mod requests;
 mod rotation;
 mod schedule;
 mod searches;

@@ -153,6 +153,8 @@ enum Outcome {
     Waits,
     /// It does not fit within nominal now, and may yet fit by borrowing.
     MayBorrow,
+    /// Its tenant has as many jobs placed as it may: nothing is kept for it, and nothing kept free.
+    AtLimit,
     OutOfBudget,
 }
 
@@ -185,6 +187,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
                 return (false, placed);
             }
             Outcome::MayBorrow => pass.line.borrows(speculation.state(), &candidate),
+            Outcome::AtLimit => pass.line.waits(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.wanted.add(speculation.state(), candidate.turn.job);
                 pass.line.waits(speculation.state(), &candidate);
@@ -207,6 +210,9 @@ fn offer(
     let row = state.job(job).expect("a job in line has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    if state.running_limit_reached(&spec.tenant).is_some() {
+        return Outcome::AtLimit;
+    }
     pass.future.turn_of(state, job, candidate.within_nominal, budget);
     let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };
     let offer = Offer { job, spec: &spec, row: &row, quota };

@@ -16,6 +16,7 @@ use muster_types::{
 };
 
 use crate::future::KeptReservations;
+use crate::requests::Requests;
 use crate::rotation::PassMemory;
 use crate::schedule::UnfinishedPass;
 use crate::searches::Searches;
@@ -120,6 +121,8 @@ pub struct Speculation {
     steady: Option<Steady>,
     /// Nodes of which a record of this leadership says that they opened a session.
     heard: BTreeSet<NodeId>,
+    /// How many requests each tenant has made of late.
+    requests: Requests,
 }
 
 impl Speculation {
@@ -159,6 +162,7 @@ impl Speculation {
             silent: Arc::default(),
             steady: None,
             heard: BTreeSet::new(),
+            requests: Requests::default(),
             state,
         };
         if speculation.state.leadership() != Some(leadership) {
@@ -402,6 +406,10 @@ impl Speculation {
     }
 
     /// How far the hosts of open windows have been looked at.
+    pub(crate) fn requests_mut(&mut self) -> &mut Requests {
+        &mut self.requests
+    }
+
     pub(crate) fn sweep(&self) -> &Sweep {
         &self.sweep
     }

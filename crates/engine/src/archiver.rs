@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::history::{History, Mark, generation_of, round};
+use crate::mending::Mender;
 
 /// Smallest number of stored segment bytes between two bases. Uncompressed rounds take several times as much.
 const BASE_EVERY_BYTES: u64 = 8 << 20;
@@ -144,7 +145,10 @@ pub(crate) fn spawn(history: Arc<History>, settings: HistorySettings) {
         let archiving = async {
             let archive = opened(&history, &settings).await;
             let offloads_at = Instant::now();
-            Archiver { history, archive, settings, rests_until: None, offloads_at }.run().await;
+            let mender = Mender::new(Arc::clone(&history), Arc::clone(&archive), settings.peers.clone());
+            let archiver = Archiver { history, archive, settings, rests_until: None, offloads_at };
+            // What is damaged never delays what is new.
+            tokio::join!(archiver.run(), mender.run());
         };
         tokio::select! {
             () = archiving => {}
@@ -413,7 +417,8 @@ impl Archiver {
         let now = self.history.shared.view.load().log_time();
         let Some(through) = self.archive.offload_due(retention.bounds, now) else { return Ok(()) };
         let Some(cluster) = self.archive.cluster() else { return Ok(()) };
-        if !self.archive.has_base_from(through) {
+        let archive = Arc::clone(&self.archive);
+        if !blocking(move || Ok(archive.has_base_from(through))).await? {
             // What stays has to begin with a state.
             self.put_present_state(cluster).await?;
         }
@@ -543,7 +548,7 @@ impl Archiver {
 }
 
 /// On a thread that may block.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
 ) -> Result<T, ArchiveError> {
     match tokio::task::spawn_blocking(work).await {

@@ -65,6 +65,10 @@ pub struct LocalFacts {
     pub certificate_days_left: Option<i64>,
     /// Objects of its archive that were set aside at its start, since they are damaged.
     pub archive_damaged: Vec<String>,
+    /// Objects of its archive that are damaged or gone and were not made anew so far.
+    pub archive_unmended: Vec<String>,
+    /// How many objects of its archive were made anew since its start.
+    pub archive_mended: u64,
     /// Why its archive cannot be opened or written at present; none when it can.
     pub archive_failing: Option<String>,
     /// Why old segments of its archive cannot be moved away at present; none when they can.

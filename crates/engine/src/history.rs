@@ -72,6 +72,10 @@ pub struct ArchiveStatus {
     pub offload_failing: Option<String>,
     /// Objects that were set aside at the start, since they are damaged.
     pub damaged: Vec<String>,
+    /// Objects that are damaged or gone and were not made anew so far.
+    pub unmended: Vec<String>,
+    /// How many objects were made anew since the start.
+    pub mended: u64,
 }
 
 /// Reads the records of the log, and remembers where they are.
@@ -112,6 +116,8 @@ impl History {
             failing: unopened.map(|unopened| unopened.reason.clone()),
             offload_failing: None,
             damaged: archive.map(|archive| archive.damaged().to_vec()).unwrap_or_default(),
+            unmended: Vec::new(),
+            mended: 0,
         };
         History {
             consensus,

@@ -31,6 +31,7 @@ mod leader;
 mod liveness;
 mod logs;
 mod members;
+mod mending;
 mod orders;
 mod own_rounds;
 mod past;

@@ -58,6 +58,8 @@ pub enum WaitReason {
     CheckpointNotReadable,
     /// It may not start before a time.
     NotBefore,
+    /// Its tenant has as many jobs placed as the policy lets it have.
+    TenantLimit,
     /// Its room is promised; gangs that run there are making it.
     MakingRoom,
     /// It fits; its turn has not come yet.
@@ -66,7 +68,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 19] = [
+    pub const ALL: [WaitReason; 20] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NoClusterLargeEnough,
         WaitReason::WaitingForNodes,
@@ -84,6 +86,7 @@ impl WaitReason {
         WaitReason::NotBefore,
         WaitReason::RetryBackoff,
         WaitReason::CheckpointNotReadable,
+        WaitReason::TenantLimit,
         WaitReason::MakingRoom,
         WaitReason::InLine,
     ];
@@ -109,6 +112,7 @@ impl WaitReason {
             WaitReason::NotBefore => "NOT_BEFORE",
             WaitReason::RetryBackoff => "RETRY_BACKOFF",
             WaitReason::CheckpointNotReadable => "CHECKPOINT_NOT_READABLE",
+            WaitReason::TenantLimit => "TENANT_LIMIT",
             WaitReason::MakingRoom => "MAKING_ROOM",
             WaitReason::InLine => "IN_LINE",
         }

@@ -123,6 +123,17 @@ impl State {
         })
     }
 
+    /// How many jobs of a tenant may be placed at a time and how many are, where it has as many as it may; a job that is
+    /// promised room counts.
+    #[must_use]
+    pub fn running_limit_reached(&self, tenant: &Name) -> Option<(u32, u64)> {
+        let most = self.policy.policy.limits(tenant).running_jobs?;
+        let is_its_own = |job: &JobId| self.spec(*job).is_some_and(|spec| spec.tenant == *tenant);
+        let promised = self.promised().filter(is_its_own).count() as u64;
+        let placed = self.indexes.loads.get(tenant).map_or(0, |load| load.active_jobs) + promised;
+        (placed >= u64::from(most)).then_some((most, placed))
+    }
+
     /// Directly behind the policy that it belongs to, and sound together with that.
     pub(crate) fn check_policy_rules(&self, rules: &PolicyRules) -> Result<(), GuardError> {
         require(self.policy.version == self.meta.log_index, GuardError::NothingToDo)?;

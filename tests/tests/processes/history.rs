@@ -262,3 +262,68 @@ async fn old_segments_are_moved_to_another_folder() {
     cluster.caught_up(0, last).await;
     cluster.assert_digests_agree().await;
 }
+
+/// A disk that damages history says so, and the history is whole again without anybody's doing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_segment_in_the_middle_is_named_and_fetched_from_another_replica() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    let early = submit(&cluster, 60, "early").await;
+    for at in 0..REPLICAS {
+        cluster.caught_up(at, early).await;
+        purged(&cluster, at).await;
+    }
+    // More than one segment that the log does not have any more.
+    let archive = cluster.replicas[0].data().join("archive");
+    let folder = archive.join("segments/0000000001");
+    let segments = || {
+        let files = std::fs::read_dir(&folder).expect("the archive has segments");
+        let mut files: Vec<_> = files.map(|file| file.expect("it is listed").path()).collect();
+        files.sort();
+        files
+    };
+    let last = eventually("there are too few segments", || async {
+        let last = submit(&cluster, 10, "more").await;
+        (segments().len() > 4).then_some(last)
+    })
+    .await;
+    let all = segments();
+    let (damaged, gone) = (&all[0], &all[2]);
+    let whole = [damaged, gone].map(|file| std::fs::read(file).expect("it can be read"));
+    let mut bad = whole[0].clone();
+    let middle = bad.len() / 2;
+    bad[middle] ^= 1;
+    std::fs::write(damaged, &bad).expect("it is damaged");
+    std::fs::remove_file(gone).expect("it is removed");
+
+    // Whoever meets the damage first is told which object it is.
+    let endpoint = cluster.replicas[0].endpoint();
+    let name = damaged.file_name().and_then(|name| name.to_str()).expect("a name is text");
+    let ran = run_to_end(&["--endpoint", &endpoint, "log", "show", "1"], "").await;
+    assert!(ran.code != Some(0) && ran.err.contains(name), "{ran:#?}");
+    let at_gone: u64 =
+        gone.file_name().and_then(|name| name.to_str()?.split('-').next()?.parse().ok()).unwrap_or(0);
+    let ran = run_to_end(&["--endpoint", &endpoint, "log", "show", &at_gone.to_string()], "").await;
+    assert!(ran.code != Some(0) || std::fs::read(gone).is_ok(), "{ran:#?}");
+    eventually("it is not mended", || async {
+        let now = [damaged, gone].map(|file| std::fs::read(file).unwrap_or_default());
+        (now == whole).then_some(())
+    })
+    .await;
+    let warned = eventually("nobody is warned", || async {
+        let status = cluster.status_of(0).await.ok()?;
+        status.warnings.into_iter().find(|warning| warning.code == "ARCHIVE_DAMAGED")
+    })
+    .await;
+    assert!(warned.text.contains("made anew"), "{warned:?}");
+    assert!(archive.join("damaged").is_dir(), "what was damaged is kept");
+    assert_whole(&export(&endpoint).await, last);
+    cluster.stop(0).await;
+    let archive = archive.to_str().expect("the test's folder is text");
+    let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+}

@@ -44,6 +44,13 @@ async fn three_replicas_become_five_and_three_again_under_load() {
     ran.assert_refused(CONFLICT, &["voters are 1 2 3 4 5 now, and 1 then", "none of them may fail", "--yes"]);
     let ran = cluster.operated(&["cluster", "remove", "1", "--dry-run"]).await;
     assert!(ran.starts_with("voters are 1 2 3 4 5 now, and 2 3 4 5 then"), "{ran}");
+    let away = ["--region", "eu", "--peer", "away:1", "--client", "away:2"];
+    let replace = [["cluster", "replace", "2", "--with", "9", "--dry-run"].as_slice(), &away].concat();
+    let ran = cluster.operated(&replace).await;
+    assert!(ran.starts_with("voters are 1 2 3 4 5 now, and 1 3 4 5 9 then"), "{ran}");
+    // And what cannot be taken back.
+    let ran = cluster.operated(&["cluster", "upgrade", "--to", "99", "--dry-run"]).await;
+    assert!(ran.contains("is in force, and 99 would be"), "{ran}");
     assert_eq!(cluster.voters(leader).await, [1, 2, 3, 4, 5].into(), "nothing was changed");
 
     // Back, the leader among those that go.

@@ -6,6 +6,7 @@
 
 mod compressed;
 mod damage;
+mod mend;
 mod past;
 mod rendering;
 mod retention;

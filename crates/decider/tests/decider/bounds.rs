@@ -521,7 +521,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
     let (mut speculation, mut state) = founded_as(FOUNDING_NEWEST);
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
     let mut draft = muster_types::policy::PolicyDraft::default();
-    let limits = TenantLimits { pending_jobs: Some(3), unfinished_jobs: Some(4) };
+    let limits = TenantLimits { pending_jobs: Some(3), unfinished_jobs: Some(4), ..TenantLimits::default() };
     let parent = Some(name("team"));
     draft.tenants.insert(name("team"), TenantPolicy { limits, ..TenantPolicy::default() });
     draft.tenants.insert(name("below"), TenantPolicy { parent, ..TenantPolicy::default() });

@@ -153,7 +153,7 @@ fn scenario(format: u16) -> Vec<Round> {
     }
     if format >= 5 {
         let mut draft = PolicyDraft::default();
-        let limits = TenantLimits { pending_jobs: Some(100), unfinished_jobs: None };
+        let limits = TenantLimits { pending_jobs: Some(100), ..TenantLimits::default() };
         draft.tenants.insert(name("limited"), TenantPolicy { limits, ..TenantPolicy::default() });
         run.set_policy(with_all_rights(draft));
     }

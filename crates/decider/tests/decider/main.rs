@@ -14,6 +14,7 @@ mod golden;
 mod guard;
 mod hostile;
 mod ids;
+mod limits;
 mod making_room;
 mod model;
 mod network;

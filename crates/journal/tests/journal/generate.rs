@@ -495,8 +495,15 @@ fn policy_rules() -> impl Strategy<Value = PolicyRules> {
         non_preemptible,
         deadlines,
     });
-    let limits = (option::of(any::<u32>()), option::of(any::<u32>()))
-        .prop_map(|(pending_jobs, unfinished_jobs)| TenantLimits { pending_jobs, unfinished_jobs });
+    let limit = || option::of(any::<u32>());
+    let limits = (limit(), limit(), limit(), limit()).prop_map(
+        |(pending_jobs, unfinished_jobs, running_jobs, requests_per_minute)| TenantLimits {
+            pending_jobs,
+            unfinished_jobs,
+            running_jobs,
+            requests_per_minute,
+        },
+    );
     let tenants = (btree_map(name(), rights, 0..4), btree_map(name(), limits, 0..4));
     (tenants, any::<bool>(), any::<[u64; 3]>()).prop_map(
         |((rights, limits), end_overrunners, [backoff_ms, stopping_deadline_ms, starting_deadline_ms])| {

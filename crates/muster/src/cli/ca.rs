@@ -11,6 +11,7 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use super::Global;
+use super::consent::Rehearsal;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
 use super::view::{Document, Items, time};
@@ -142,6 +143,8 @@ pub struct RevokeArgs {
     /// Folder of the authority, which knows what it has issued
     #[arg(long, value_name = "DIR")]
     authority: Option<PathBuf>,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -292,6 +295,10 @@ async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result
         }
         _ => return Err(Failure::usage("say which: a file, --serial, or --name with --authority")),
     };
+    if args.rehearsal.is_asked_for() {
+        console.progress("nothing was revoked; these would be");
+        return print_revoked(console, certificates);
+    }
     let client = global.client().await?;
     for certificate in &certificates {
         let request = v1::RevokeCertificateRequest {

@@ -16,7 +16,7 @@ use muster_wire::v1;
 use tokio::time::Instant;
 
 use super::Global;
-use super::consent::Consent;
+use super::consent::{Consent, Rehearsal};
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::view::{ClusterFormat, ClusterLeader, Document, Members};
@@ -78,6 +78,7 @@ Refused when the voters that are left and answer would not be a majority of the 
 Examples:
   muster cluster replace 3 --with 4 --region eu-west --peer r4:7500 --client r4:7400
   muster cluster replace 3 --with 3 --region eu-west --peer new:7500 --client new:7400
+  muster cluster replace 3 --with 4 --region eu-west --peer r4:7500 --client r4:7400 --dry-run
 
 Adds the new one, waits until it has caught up, and swaps the two in one change. Start it on its host
 with `muster server --config server.toml --join`; one that keeps its id with `--rebuild`.
@@ -122,12 +123,15 @@ Examples:
 Examples:
   muster cluster upgrade             the highest that every replica reads
   muster cluster upgrade --to 2
+  muster cluster upgrade --dry-run   which format is in force, and which one would be
 
 There is no way back: a release that does not read the format cannot join any more.")]
     Upgrade {
         /// Which format
         #[arg(long, value_name = "FORMAT", value_parser = clap::value_parser!(u32).range(1..=65_535))]
         to: Option<u32>,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
 }
 
@@ -175,6 +179,8 @@ pub struct ReplaceArgs {
     with: u64,
     #[command(flatten)]
     address: AddressArgs,
+    #[command(flatten)]
+    consent: Consent,
     /// Do it even if the voters that answer are no majority then: nothing could be decided any more
     #[arg(long)]
     force: bool,
@@ -230,6 +236,14 @@ pub async fn run(
         }
         ChangeCommand::Replace(args) => {
             let (id, gone_id, force) = (args.with, args.gone, args.force);
+            let instead = |mut voters: BTreeSet<u64>| {
+                voters.remove(&gone_id);
+                voters.insert(id);
+                voters
+            };
+            if !args.consent.to_voters(client, console, instead).await? {
+                return Ok(Exit::Ok);
+            }
             let replacement = Some(args.address.of(id));
             let request = v1::ReplaceReplicaRequest { gone_id, replacement, force };
             wait.until_caught_up(id, || client.replace_replica(request.clone())).await?
@@ -243,7 +257,9 @@ pub async fn run(
             client.change_voters(request).await?
         }
         ChangeCommand::Transfer { to, away_from } => return transfer(client, console, to, away_from).await,
-        ChangeCommand::Upgrade { to } => return upgrade(client, console, to).await,
+        ChangeCommand::Upgrade { to, rehearsal } => {
+            return upgrade(client, console, to, rehearsal).await;
+        }
     };
     show(console, answer)?;
     Ok(Exit::Ok)
@@ -272,7 +288,17 @@ async fn transfer(
     Ok(Exit::Ok)
 }
 
-async fn upgrade(client: &Client, console: &Console, to: Option<u32>) -> Result<Exit, Failure> {
+async fn upgrade(
+    client: &Client,
+    console: &Console,
+    to: Option<u32>,
+    rehearsal: Rehearsal,
+) -> Result<Exit, Failure> {
+    if rehearsal.is_asked_for() {
+        let status = client.get_status(v1::GetStatusRequest::default()).await?;
+        console.line(&would_be_in_force(&status, to))?;
+        return Ok(Exit::Ok);
+    }
     let answer = client.raise_format(v1::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
     let format = answer.format;
     match console.format {
@@ -284,6 +310,26 @@ async fn upgrade(client: &Client, console: &Console, to: Option<u32>) -> Result<
         Format::Table | Format::Wide => console.line(&format!("record format {format} is in force"))?,
     }
     Ok(Exit::Ok)
+}
+
+/// What raising the format would do, as far as the replica that was asked knows: only the leader hears what others read.
+fn would_be_in_force(status: &v1::GetStatusResponse, to: Option<u32>) -> String {
+    let read: Option<Vec<u32>> =
+        status.replicas.iter().map(|r| Some(r.health.as_ref()?.format_max)).collect();
+    let readable = read.and_then(|read| read.into_iter().min());
+    let then = match (to, readable) {
+        (Some(format), Some(max)) if format > max => {
+            format!("{format} would be refused: a replica reads up to {max}")
+        }
+        (Some(format), Some(_)) | (None, Some(format)) => format!("{format} would be in force for good"),
+        (Some(format), None) => {
+            format!("{format} would be in force for good if every replica reads it, which the leader knows")
+        }
+        (None, None) => {
+            "the highest that every replica reads, which the leader knows, would be for good".to_owned()
+        }
+    };
+    format!("record format {} is in force, and {then}", status.format)
 }
 
 fn show(console: &Console, answer: v1::MembershipResponse) -> Result<(), Failure> {
@@ -441,5 +487,25 @@ mod tests {
         for bad in ["", "0", "r", "r0", "four", "-1", "rr1"] {
             assert!(replica_id(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_raising_the_format_would_do_is_said_as_far_as_it_is_known() {
+        let replica = |format_max: Option<u32>| v1::Replica {
+            health: format_max.map(|format_max| v1::ReplicaHealth { format_max, ..Default::default() }),
+            ..Default::default()
+        };
+        let said = |read: [Option<u32>; 2], to| {
+            let replicas = read.map(replica).into();
+            let status = v1::GetStatusResponse { format: 4, replicas, ..Default::default() };
+            would_be_in_force(&status, to)
+        };
+        let known = [Some(6), Some(5)];
+        assert_eq!(said(known, None), "record format 4 is in force, and 5 would be in force for good");
+        assert!(said(known, Some(5)).ends_with("5 would be in force for good"));
+        assert!(said(known, Some(6)).ends_with("6 would be refused: a replica reads up to 5"));
+        // A follower does not know what the others read.
+        assert!(said([Some(6), None], Some(6)).contains("if every replica reads it, which the leader knows"));
+        assert!(said([Some(6), None], None).contains("which the leader knows"));
     }
 }

@@ -6,6 +6,7 @@ use muster_wire::v1;
 
 use super::Global;
 use super::admission::{self, AdmissionCommand};
+use super::consent::Rehearsal;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
@@ -64,12 +65,15 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
     #[command(after_help = "\
 Examples:
   muster node forget host-17
+  muster node forget host-17 --dry-run
 
 Refused while the node's session stands. A node that comes back all the same registers anew.")]
     Forget {
         /// Their names or ids
         #[arg(required = true)]
         nodes: Vec<String>,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
 }
 
@@ -96,11 +100,30 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
         NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => node_health::run(global, console, command).await,
-        NodeCommand::Forget { nodes } => forget(&global.client().await?, console, nodes).await,
+        NodeCommand::Forget { nodes, rehearsal } => {
+            forget(&global.client().await?, console, nodes, rehearsal).await
+        }
     }
 }
 
-async fn forget(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+async fn forget(
+    client: &Client,
+    console: &Console,
+    names: Vec<String>,
+    rehearsal: Rehearsal,
+) -> Result<Exit, Failure> {
+    if rehearsal.is_asked_for() {
+        for name in names {
+            let request = v1::GetNodeRequest { node: name.clone(), ..Default::default() };
+            let node = client.get_node(request).await?.node.unwrap_or_default();
+            let becomes = match node.status() {
+                v1::NodeStatus::Lost => "is lost and would be forgotten",
+                _ => "is not lost: that would be refused",
+            };
+            console.line(&format!("{name} ({}) {becomes}", node.id))?;
+        }
+        return Ok(Exit::Ok);
+    }
     let mut ids = Vec::with_capacity(names.len());
     let mut log_index = None;
     for node in names {

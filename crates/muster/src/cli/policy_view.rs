@@ -64,6 +64,10 @@ struct Limits {
     pending_jobs: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unfinished_jobs: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    running_jobs: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests_per_minute: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -243,6 +247,8 @@ fn tenant(tenant: v1::TenantPolicy) -> Tenant {
         limits: tenant.limits.map(|limits| Limits {
             pending_jobs: limits.pending_jobs,
             unfinished_jobs: limits.unfinished_jobs,
+            running_jobs: limits.running_jobs,
+            requests_per_minute: limits.requests_per_minute,
         }),
     }
 }
@@ -372,7 +378,14 @@ pub fn tables(policy: &v1::Policy) -> Vec<Grid> {
     let header = vec!["TENANT", "WEIGHT", "TYPE", "REGION", "NOMINAL", "BORROWS", "LENDS"];
     add(header, tenant_rows(policy));
     add(vec!["TENANT", "TIERS UP TO", "NON-PREEMPTIBLE", "DEADLINES"], rights_rows(policy));
-    add(vec!["TENANT", "PENDING JOBS UP TO", "UNFINISHED JOBS UP TO"], limits_rows(policy));
+    let header = vec![
+        "TENANT",
+        "PENDING JOBS UP TO",
+        "UNFINISHED JOBS UP TO",
+        "RUNNING JOBS UP TO",
+        "REQUESTS A MINUTE",
+    ];
+    add(header, limits_rows(policy));
     let everywhere = |name: &str| if name.is_empty() { "all".to_owned() } else { name.to_owned() };
     let price = |price: &v1::Price| {
         let dollars = show_scaled(price.micro_dollars_per_device_hour, 6);
@@ -423,7 +436,13 @@ fn limits_rows(policy: &v1::Policy) -> Vec<Vec<String>> {
     let stated = |limit: Option<u32>| limit.map_or("-".to_owned(), |limit| limit.to_string());
     let row = |(name, tenant): (&&String, &&v1::TenantPolicy)| {
         let limits = tenant.limits.as_ref()?;
-        Some(vec![(*name).clone(), stated(limits.pending_jobs), stated(limits.unfinished_jobs)])
+        Some(vec![
+            (*name).clone(),
+            stated(limits.pending_jobs),
+            stated(limits.unfinished_jobs),
+            stated(limits.running_jobs),
+            stated(limits.requests_per_minute),
+        ])
     };
     tenants.iter().filter_map(row).collect()
 }

@@ -75,6 +75,8 @@ struct Tenant {
 struct Limits {
     pending_jobs: Option<Text>,
     unfinished_jobs: Option<Text>,
+    running_jobs: Option<Text>,
+    requests_per_minute: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -295,6 +297,12 @@ impl Reader<'_> {
             unfinished_jobs: self.value(
                 &format!("{at}.unfinishedJobs"),
                 limits.unfinished_jobs,
+                quantity::count,
+            ),
+            running_jobs: self.value(&format!("{at}.runningJobs"), limits.running_jobs, quantity::count),
+            requests_per_minute: self.value(
+                &format!("{at}.requestsPerMinute"),
+                limits.requests_per_minute,
                 quantity::count,
             ),
         }

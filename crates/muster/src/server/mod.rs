@@ -380,6 +380,8 @@ async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
         let age = tokio::task::spawn_blocking(move || newest_age_ms(&folder)).await;
         let archived = engine.archive_status().ok();
         let damaged = archived.as_ref().map(|status| status.borrow().damaged.clone()).unwrap_or_default();
+        let unmended = archived.as_ref().map(|status| status.borrow().unmended.clone()).unwrap_or_default();
+        let mended = archived.as_ref().map_or(0, |status| status.borrow().mended);
         let failing = archived.as_ref().and_then(|status| status.borrow().failing.clone());
         let offload_failing = archived.as_ref().and_then(|status| status.borrow().offload_failing.clone());
         let archived = archived.and_then(|status| status.borrow().summary.last);
@@ -387,6 +389,7 @@ async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
             facts.snapshot_age_ms = age.ok().flatten();
             facts.archive_log_index = archived.map(|index| index.0);
             facts.archive_damaged = damaged;
+            (facts.archive_unmended, facts.archive_mended) = (unmended, mended);
             facts.archive_failing = failing;
             facts.archive_offload_failing = offload_failing;
             facts.certificate_days_left = security.days_left();

@@ -81,6 +81,12 @@ pub struct TenantLimits {
     pub pending_jobs: Option<u32>,
     /// Jobs that are not over: those that wait, and those that run.
     pub unfinished_jobs: Option<u32>,
+    /// Jobs that are placed. One that would be more waits, whatever is free.
+    pub running_jobs: Option<u32>,
+    /// Submissions in a minute, as many at once as in a minute; a cancellation counts where the job is being cancelled
+    /// already. Each leaves a request id behind. The leader counts them, so that a change of leader begins a new minute.
+    /// Tenants that the policy does not name are counted together.
+    pub requests_per_minute: Option<u32>,
 }
 
 impl TenantLimits {
@@ -220,6 +226,8 @@ impl Policy {
         TenantLimits {
             pending_jobs: stated().find_map(|limits| limits.pending_jobs),
             unfinished_jobs: stated().find_map(|limits| limits.unfinished_jobs),
+            running_jobs: stated().find_map(|limits| limits.running_jobs),
+            requests_per_minute: stated().find_map(|limits| limits.requests_per_minute),
         }
     }
 

@@ -121,6 +121,8 @@ fn tenants(
             limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
                 pending_jobs: limits.pending_jobs,
                 unfinished_jobs: limits.unfinished_jobs,
+                running_jobs: limits.running_jobs,
+                requests_per_minute: limits.requests_per_minute,
             }),
         };
         tenants.insert(name, tenant);
@@ -419,6 +421,8 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         limits: (tenant.limits != TenantLimits::default()).then_some(v1::TenantLimits {
             pending_jobs: tenant.limits.pending_jobs,
             unfinished_jobs: tenant.limits.unfinished_jobs,
+            running_jobs: tenant.limits.running_jobs,
+            requests_per_minute: tenant.limits.requests_per_minute,
         }),
     }
 }

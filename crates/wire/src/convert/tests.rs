@@ -827,6 +827,8 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
                 unfinished_jobs: (weight_milli % 11 == 0).then_some(0),
+                running_jobs: (weight_milli % 13 == 0).then_some(weight_milli),
+                requests_per_minute: (weight_milli % 3 == 0).then_some(1),
             };
             (name, TenantPolicy { parent, weight_milli, quotas, rights, limits })
         };

@@ -1,0 +1,209 @@
+//! How much of what all share a tenant may have is what its policy says, and what is left beside it.
+
+use muster_decider::{Answer, Command, Founding, Speculation, explain_job, handle, schedule};
+use muster_journal::RankUpdate;
+use muster_planner::{Budget, WaitReason};
+use muster_state::{Phase, State};
+use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
+use muster_types::{ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal, RefusalCode, Submission};
+
+use crate::support::{
+    FOUNDING_NEWEST, check, commit, founded_as, holder, job, leadership, name, node_spec, request,
+};
+
+const NONE: TenantLimits =
+    TenantLimits { pending_jobs: None, unfinished_jobs: None, running_jobs: None, requests_per_minute: None };
+
+/// A cluster with one host, and tenants with these limits.
+fn cluster(founding: Founding, tenants: &[(&str, TenantLimits)]) -> (Speculation, State) {
+    let (mut speculation, mut state) = founded_as(founding);
+    let spec = node_spec("n0", "eu", "c1", None);
+    let register = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    handle(&mut speculation, &register).unwrap();
+    let mut draft = PolicyDraft::default();
+    for (tenant, limits) in tenants {
+        draft.tenants.insert(name(tenant), TenantPolicy { limits: *limits, ..TenantPolicy::default() });
+    }
+    let policy = Box::new(draft.check().unwrap());
+    let command = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    commit(&mut speculation, &mut state);
+    (speculation, state)
+}
+
+fn submission(n: u128, tenant: &str) -> Command {
+    let mut draft = muster_types::JobDraft::clone(&job(&format!("j{n}"), 1, None));
+    draft.tenant = name(tenant);
+    Command::Submit { request: request(n), jobs: Submission::plain([draft.check().unwrap()]) }
+}
+
+fn submit(speculation: &mut Speculation, n: u128, tenant: &str) -> Result<JobId, Refusal> {
+    match handle(speculation, &submission(n, tenant))? {
+        Answer::Submitted { jobs, .. } => Ok(jobs[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pass(speculation: &mut Speculation, state: &mut State) {
+    schedule(speculation, &mut Budget::new(u64::MAX));
+    commit(speculation, state);
+}
+
+fn is_placed(state: &State, job: JobId) -> bool {
+    state.job(job).is_some_and(|row| row.placement.is_some())
+}
+
+fn fact(refusal: &Refusal, key: &str) -> String {
+    let found = refusal.metadata.iter().find(|(known, _)| *known == key);
+    found.map(|(_, value)| value.clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
+    let limits = TenantLimits { running_jobs: Some(2), ..NONE };
+    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let own: Vec<JobId> = (0..4).map(|n| submit(&mut speculation, n, "team").unwrap()).collect();
+    let other = submit(&mut speculation, 10, "other").unwrap();
+    pass(&mut speculation, &mut state);
+    let placed = |state: &State| own.iter().filter(|job| is_placed(state, **job)).count();
+    assert_eq!(placed(&state), 2);
+    assert!(is_placed(&state, other), "what is behind them does not wait for them");
+    let waits = own.iter().find(|job| !is_placed(&state, **job)).unwrap();
+    let said = explain_job(&state, state.log_time(), *waits).unwrap();
+    assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
+    assert!(said.sentence.contains("runningJobs") && said.sentence.contains("may have 2"), "{said}");
+    // However often it is looked at.
+    for _ in 0..3 {
+        pass(&mut speculation, &mut state);
+    }
+    assert_eq!(placed(&state), 2);
+    // One that is over makes room for one.
+    let over = *own.iter().find(|job| is_placed(&state, **job)).unwrap();
+    let token = state.job(over).unwrap().placement.as_ref().unwrap().token;
+    let updates = vec![(0, RankUpdate::Running), (0, RankUpdate::Exited(ExitStatus::Code(0)))];
+    let report = Command::Report { node: NodeId(0), incarnation: 1, job: over, token, updates };
+    handle(&mut speculation, &report).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(matches!(state.job(over).unwrap().phase, Phase::Finished(_)), "{:?}", state.job(over));
+    let active = own.iter().filter(|job| {
+        state.job(**job).is_some_and(|row| !matches!(row.phase, Phase::Pending | Phase::Finished(_)))
+    });
+    assert_eq!(active.count(), 2);
+    check(&state);
+}
+
+#[test]
+fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
+    let limits = TenantLimits { running_jobs: Some(0), ..NONE };
+    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let own = submit(&mut speculation, 1, "team").unwrap();
+    let other = submit(&mut speculation, 2, "other").unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(!is_placed(&state, own) && is_placed(&state, other));
+}
+
+#[test]
+fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
+    let limits = TenantLimits { requests_per_minute: Some(3), ..NONE };
+    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let first = submit(&mut speculation, 1, "team").unwrap();
+    submit(&mut speculation, 2, "team").unwrap();
+    pass(&mut speculation, &mut state);
+    // Ending a job is not counted; asking again and again to end it is, for each is remembered by its id.
+    for n in 100..102 {
+        handle(&mut speculation, &Command::Cancel { request: request(n), job: first }).unwrap();
+    }
+    let before = speculation.last_index();
+    let refused = submit(&mut speculation, 4, "team").unwrap_err();
+    assert_eq!(
+        (refused.code, fact(&refused, "limit")),
+        (RefusalCode::Overloaded, "requestsPerMinute".into())
+    );
+    assert_eq!((fact(&refused, "tenant"), fact(&refused, "retry_after_ms")), ("team".into(), "20000".into()));
+    let cancel = Command::Cancel { request: request(5), job: first };
+    assert!(handle(&mut speculation, &cancel).is_err());
+    assert_eq!(speculation.last_index(), before, "a refusal pushes nothing");
+    // One that is repeated has its answer, whatever was used.
+    assert_eq!(submit(&mut speculation, 1, "team").unwrap(), first);
+    submit(&mut speculation, 6, "other").unwrap();
+    // After the time that it was told, exactly one more.
+    commit(&mut speculation, &mut state);
+    let now = speculation.now();
+    speculation.set_now(LogTime(now.0 + 19_999));
+    assert!(submit(&mut speculation, 4, "team").is_err());
+    speculation.set_now(LogTime(now.0 + 20_000));
+    submit(&mut speculation, 4, "team").unwrap();
+    assert!(submit(&mut speculation, 7, "team").is_err());
+    // And after a long time no more than in a minute.
+    commit(&mut speculation, &mut state);
+    speculation.set_now(LogTime(now.0 + 3_600_000));
+    for n in 20..23 {
+        submit(&mut speculation, n, "team").unwrap();
+    }
+    assert!(submit(&mut speculation, 23, "team").is_err());
+}
+
+/// Whoever makes up names of tenants has one limit for all of them.
+#[test]
+fn tenants_that_nobody_named_share_one_limit() {
+    let mut draft = PolicyDraft::default();
+    draft.tenants.insert(name("team"), TenantPolicy::default());
+    let unlisted = draft.clone().check().unwrap().unlisted().clone();
+    let limits = TenantLimits { requests_per_minute: Some(2), ..NONE };
+    let (mut speculation, _) = cluster(FOUNDING_NEWEST, &[("team", NONE), (unlisted.as_str(), limits)]);
+    submit(&mut speculation, 1, "made-up-1").unwrap();
+    submit(&mut speculation, 2, "made-up-2").unwrap();
+    assert_eq!(submit(&mut speculation, 3, "made-up-3").unwrap_err().code, RefusalCode::Overloaded);
+    submit(&mut speculation, 4, "team").unwrap();
+}
+
+/// The room in which requests are remembered is shared: who fills it leaves some to the next.
+#[test]
+fn no_tenant_takes_all_the_room_for_request_ids() {
+    let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
+    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let tenants = [("loud", NONE), ("quiet", NONE), ("third", NONE)];
+    let (mut speculation, mut state) = cluster(founding, &tenants);
+    let mut n = 0;
+    let mut until_refused = |speculation: &mut Speculation, state: &mut State, tenant: &str| {
+        let mut taken = 0;
+        loop {
+            n += 1;
+            if let Err(refused) = submit(speculation, n, tenant) {
+                assert_eq!(refused.code, RefusalCode::StateFull, "{refused:?}");
+                assert_eq!(fact(&refused, "limit"), "requests_held_share", "{refused:?}");
+                return taken;
+            }
+            taken += 1;
+            if n % 100 == 0 {
+                commit(speculation, state);
+            }
+        }
+    };
+    let loud = until_refused(&mut speculation, &mut state, "loud");
+    assert!((450..=550).contains(&loud), "alone it has about half: {loud}");
+    let quiet = until_refused(&mut speculation, &mut state, "quiet");
+    assert!(quiet > 200, "{quiet}");
+    assert!(until_refused(&mut speculation, &mut state, "third") > 50);
+    // After ten minutes they need not be remembered at any price, and are not held against anybody.
+    commit(&mut speculation, &mut state);
+    let now = speculation.now();
+    speculation.set_now(LogTime(now.0 + 12 * 60_000));
+    submit(&mut speculation, 1_000_000, "loud").unwrap();
+    commit(&mut speculation, &mut state);
+    check(&state);
+}
+
+/// A new leader counts from nothing, so that what it has not seen is held against nobody.
+#[test]
+fn a_new_leader_begins_to_count() {
+    let limits = TenantLimits { requests_per_minute: Some(1), ..NONE };
+    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits)]);
+    submit(&mut speculation, 1, "team").unwrap();
+    assert!(submit(&mut speculation, 2, "team").is_err());
+    commit(&mut speculation, &mut state);
+    let now = speculation.now();
+    let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, FOUNDING_NEWEST);
+    submit(&mut next, 2, "team").unwrap();
+    assert!(submit(&mut next, 3, "team").is_err());
+}
