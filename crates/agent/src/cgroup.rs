@@ -7,9 +7,26 @@
 //!
 //! **Invariant:** only groups that this module made are ever killed or removed.
 
+use crate::config::ControlGroups;
+use crate::devices::CharacterDevices;
+use muster_device_filter::Character;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// The kernel's usual period.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// What a group is held to; 0 for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Processor time that it has a right to, in thousandths of one.
+    pub cpu_milli: u64,
+    /// The most of it.
+    pub cpu_max_milli: u64,
+}
 
 /// One worker's group.
 #[derive(Debug)]
@@ -25,6 +42,31 @@ pub fn own() -> Result<PathBuf, String> {
     let membership = fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|e| e.to_string())?;
     locate(&membership, &mounts)
+}
+
+/// Where workers' groups are made, by the configuration.
+///
+/// # Errors
+/// A sentence on why there are none.
+pub fn parent(groups: &ControlGroups) -> Result<PathBuf, String> {
+    match groups {
+        ControlGroups::Off => Err("control groups are off".to_owned()),
+        ControlGroups::Below(parent) => Ok(parent.clone()),
+        ControlGroups::Auto => own(),
+    }
+}
+
+/// Whether a group below `parent` can be held to devices.
+///
+/// # Errors
+/// A sentence on why not.
+pub fn try_filter(parent: &Path) -> Result<(), String> {
+    let name = format!("muster_try_{}", std::process::id());
+    let group = Cgroup::create_unlimited(parent, &name)
+        .map_err(|e| format!("{}: {e}", parent.join(name).display()))?;
+    let outcome = group.allow_only(&[]);
+    let _ = group.remove();
+    outcome.map_err(|e| format!("load a program of devices: {e}"))
 }
 
 fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
@@ -102,9 +144,9 @@ impl Cgroup {
     ///
     /// # Errors
     /// When it cannot be made, for example because the parent is not delegated to this user.
-    pub fn create(parent: &Path, name: &str, memory_bytes: u64, cpu_milli: u64) -> io::Result<Cgroup> {
+    pub fn create(parent: &Path, name: &str, limits: Limits) -> io::Result<Cgroup> {
         let group = Cgroup::create_unlimited(parent, name)?;
-        group.limit_to(memory_bytes, cpu_milli);
+        group.limit_to(limits);
         Ok(group)
     }
 
@@ -121,7 +163,8 @@ impl Cgroup {
     }
 
     /// Sets the limits, where the controllers are there.
-    pub fn limit_to(&self, memory_bytes: u64, cpu_milli: u64) {
+    pub fn limit_to(&self, limits: Limits) {
+        let Limits { memory_bytes, cpu_milli, cpu_max_milli } = limits;
         if memory_bytes > 0 {
             self.limit("memory.max", &memory_bytes.to_string());
             // What it was promised is memory: swap would be room beside it.
@@ -133,6 +176,20 @@ impl Cgroup {
             // A share, not a ceiling: 100 is the weight of an unlimited sibling; 1 CPU = 10.
             self.limit("cpu.weight", &(cpu_milli / 100).clamp(1, 10_000).to_string());
         }
+        if cpu_max_milli > 0 {
+            // Microseconds in each period of so many.
+            self.limit("cpu.max", &format!("{} {CPU_PERIOD_US}", cpu_max_milli * CPU_PERIOD_US / 1_000));
+        }
+    }
+
+    /// Lets its processes open these devices and no others.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn allow_only(&self, devices: &[CharacterDevices]) -> io::Result<()> {
+        let devices: Vec<Character> =
+            devices.iter().map(|device| Character { major: device.major, minor: device.minor }).collect();
+        muster_device_filter::allow_only(&self.path, &devices)
     }
 
     /// A group that an earlier process made.
@@ -257,10 +314,18 @@ mod tests {
         assert_eq!(control(), "cpu memory pids io\n");
         assert!(delegate(&dir.path().join("nowhere")).is_err());
         // What a worker's group is made with, and what it says.
-        let group = Cgroup::create(dir.path(), "worker", 1 << 20, 100).unwrap();
+        let group = Cgroup::create(dir.path(), "worker", Limits::default()).unwrap();
         assert!(!group.limits_memory() && !group.ran_out_of_memory());
-        fs::write(group.path().join("memory.max"), "max\n").unwrap();
+        for file in ["memory.max", "memory.swap.max", "memory.oom.group", "cpu.weight", "cpu.max"] {
+            fs::write(group.path().join(file), "max\n").unwrap();
+        }
         assert!(!group.limits_memory());
+        let said = |file: &str| fs::read_to_string(group.path().join(file)).unwrap();
+        group.limit_to(Limits { memory_bytes: 1 << 20, cpu_milli: 2_500, cpu_max_milli: 0 });
+        assert_eq!([said("memory.max"), said("memory.swap.max"), said("cpu.weight")], ["1048576", "0", "25"]);
+        assert_eq!(said("cpu.max"), "max\n");
+        group.limit_to(Limits { memory_bytes: 0, cpu_milli: 2_500, cpu_max_milli: 2_500 });
+        assert_eq!(said("cpu.max"), "250000 100000");
         fs::write(group.path().join("memory.max"), "1048576\n").unwrap();
         fs::write(group.path().join("memory.events"), "oom_kill 1\n").unwrap();
         assert!(group.limits_memory() && group.ran_out_of_memory());

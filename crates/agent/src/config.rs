@@ -73,6 +73,9 @@ pub struct AgentConfig {
     /// How the host's health is watched.
     #[serde(default)]
     pub health: HealthConfig,
+    /// Where the host's `/dev` and `/proc` are, for an agent in a container that has them elsewhere.
+    #[serde(default = "host_root")]
+    pub host_root: PathBuf,
     /// Where the kernel says which boot this is.
     #[serde(default = "boot_id_path")]
     pub boot_id_path: PathBuf,
@@ -203,6 +206,10 @@ fn probe_listen() -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], 0))
 }
 
+fn host_root() -> PathBuf {
+    PathBuf::from("/")
+}
+
 fn boot_id_path() -> PathBuf {
     PathBuf::from("/proc/sys/kernel/random/boot_id")
 }
@@ -293,6 +300,9 @@ impl AgentConfig {
         }
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
+        }
+        if !self.host_root.is_absolute() {
+            return Err(broken("host_root", "must be an absolute path"));
         }
         if self.runtime_dir.as_ref().is_some_and(|folder| !folder.is_absolute()) {
             return Err(broken("runtime_dir", "must be an absolute path"));

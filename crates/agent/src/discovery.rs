@@ -1,8 +1,9 @@
 //! Which accelerators this host has: as the driver's library lists them, where it could be loaded, else from files.
 //!
 //! NVIDIA's driver lists its devices below `/proc/driver/nvidia/gpus` by PCI bus, which is the order
-//! device numbers have here (`CUDA_DEVICE_ORDER=PCI_BUS_ID`). TPU chips show as `/dev/accel*` with a class
-//! entry in sysfs.
+//! device numbers have here (`CUDA_DEVICE_ORDER=PCI_BUS_ID`). TPU chips are known by their numbers on the PCI bus; each
+//! shows as `/dev/accel*`, with a class entry in sysfs, or where programs drive it themselves (v5p, v6e) as the file of
+//! its group below `/dev/vfio`.
 //!
 //! **Invariant:** a device that cannot be opened later is not counted: the model list and the device
 //! nodes must agree, and of a disagreement the smaller number is taken.
@@ -83,37 +84,71 @@ fn nvidia_type(model: &str) -> Option<Name> {
     let mut words = model.split([' ', '-', '\t']).filter(|w| !w.is_empty()).map(str::to_ascii_lowercase);
     let brand = |w: &str| matches!(w, "nvidia" | "tesla" | "geforce" | "quadro" | "graphics" | "device");
     let first = words.find(|w| !brand(w))?;
-    // `RTX 6000 Ada`, `RTX PRO 6000`: the number alone would say too little.
+    // `RTX 6000 Ada`, `RTX PRO 6000`, `Quadro RTX 6000` are three chips: the number alone would say too little.
     if first == "rtx" {
-        let number = words.find(|w| w.starts_with(|c: char| c.is_ascii_digit()))?;
-        return Name::new(&format!("rtx-{number}"));
+        let rest: Vec<String> = words.collect();
+        let number = rest.iter().find(|w| w.starts_with(|c: char| c.is_ascii_digit()))?;
+        let line = ["pro", "ada"].into_iter().find(|line| rest.iter().any(|word| word == line));
+        return Name::new(&match line {
+            Some("pro") => format!("rtx-pro-{number}"),
+            Some(line) => format!("rtx-{number}-{line}"),
+            None => format!("rtx-{number}"),
+        });
     }
     first.contains(|c: char| c.is_ascii_digit()).then(|| Name::new(&first)).flatten()
 }
 
 fn tpu(root: &Path) -> Option<Accelerators> {
-    let nodes = numbered(&root.join("dev"), "accel");
-    let class = root.join("sys/class/accel");
-    let mut kind = None;
-    let mut listed = 0;
-    for entry in std::fs::read_dir(&class).ok()?.flatten() {
-        let read = |name: &str| {
-            crate::durable::read_bounded(&entry.path().join("device").join(name), 64)
-                .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
-                .unwrap_or_default()
-        };
-        if read("vendor") != PCI_VENDOR_GOOGLE {
-            continue;
-        }
-        let device = read("device");
-        let Some((_, name)) = TPU_CHIPS.iter().find(|(id, _)| *id == device) else {
-            tracing::error!(device, "a TPU chip of an unknown kind; declare it in the configuration");
-            return None;
-        };
-        kind = Some(Name::literal(name));
-        listed += 1;
+    let (accel, vfio) = (numbered(&root.join("dev"), "accel"), numbered(&root.join("dev/vfio"), ""));
+    let listed = |folder: &str| -> Vec<std::path::PathBuf> {
+        std::fs::read_dir(root.join(folder))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect()
+    };
+    let by_class: Option<Vec<Name>> =
+        listed("sys/class/accel").iter().filter_map(|entry| chip(&entry.join("device"))).collect();
+    let by_class = by_class?;
+    let (chips, nodes) = if by_class.is_empty() {
+        // Google's network cards are on that bus as well.
+        let chips = listed("sys/bus/pci/devices").iter().filter_map(|entry| chip(entry).flatten()).collect();
+        (chips, if accel == 0 { vfio } else { accel })
+    } else {
+        (by_class, accel)
+    };
+    let kind = chips.first()?.clone();
+    if chips.iter().any(|other| *other != kind) {
+        tracing::error!(?chips, "TPU chips of several kinds on one host; declare them in the configuration");
+        return None;
     }
-    counted(kind?, nodes.min(listed))
+    if chips.len() != nodes {
+        tracing::warn!(
+            listed = chips.len(),
+            nodes,
+            "the list of chips and /dev disagree; taking the smaller"
+        );
+    }
+    counted(kind, nodes.min(chips.len()))
+}
+
+/// The TPU generation of a device; none in it where it is of no known kind, and none at all where it is not Google's.
+fn chip(device: &Path) -> Option<Option<Name>> {
+    let read = |name: &str| {
+        crate::durable::read_bounded(&device.join(name), 64)
+            .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
+            .unwrap_or_default()
+    };
+    if read("vendor") != PCI_VENDOR_GOOGLE {
+        return None;
+    }
+    let device = read("device");
+    let known = TPU_CHIPS.iter().find(|(id, _)| *id == device).map(|(_, name)| Name::literal(name));
+    if known.is_none() {
+        tracing::info!(device, "a device of Google's that is no known TPU chip; declare it if it is one");
+    }
+    Some(known)
 }
 
 /// How many entries are `prefix` and a number.
@@ -192,6 +227,26 @@ mod tests {
     }
 
     #[test]
+    fn tpu_chips_that_programs_drive_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        for chip in 0..4 {
+            put(dir.path(), &format!("dev/vfio/{chip}"), "");
+            put(dir.path(), &format!("sys/bus/pci/devices/0000:00:0{chip}.0/vendor"), "0x1ae0\n");
+            put(dir.path(), &format!("sys/bus/pci/devices/0000:00:0{chip}.0/device"), "0x006f\n");
+        }
+        put(dir.path(), "dev/vfio/vfio", "");
+        // A network card of the same maker, and somebody else's disk.
+        for (bus, vendor, device) in [("8", "0x1ae0", "0x0042"), ("9", "0x8086", "0x006f")] {
+            put(dir.path(), &format!("sys/bus/pci/devices/0000:00:0{bus}.0/vendor"), vendor);
+            put(dir.path(), &format!("sys/bus/pci/devices/0000:00:0{bus}.0/device"), device);
+        }
+        let found = discover(dir.path()).unwrap();
+        assert_eq!((found.kind.as_str(), found.count), ("v6e", 4));
+        std::fs::remove_file(dir.path().join("dev/vfio/3")).unwrap();
+        assert_eq!(discover(dir.path()).unwrap().count, 3);
+    }
+
+    #[test]
     fn model_names() {
         for (model, kind) in [
             (" NVIDIA H200", "h200"),
@@ -199,7 +254,10 @@ mod tests {
             ("Tesla V100-SXM2-16GB", "v100"),
             ("NVIDIA L40S", "l40s"),
             ("NVIDIA GB200", "gb200"),
-            ("NVIDIA RTX 6000 Ada Generation", "rtx-6000"),
+            ("Quadro RTX 6000", "rtx-6000"),
+            ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+            ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ] {
             assert_eq!(nvidia_type(model).unwrap().as_str(), kind);
         }

@@ -8,7 +8,9 @@
 //! **Invariant:** what was found possible when the agent started is what every worker gets: one that cannot be isolated
 //! so is not started.
 
+use crate::devices::{CharacterDevices, DeviceFiles};
 use crate::order::Placement;
+use muster_types::DeviceSet;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -60,9 +62,58 @@ pub struct Isolation {
     /// Folders that stay where they are though `/tmp` is another.
     #[serde(default)]
     pub shown: Vec<PathBuf>,
-    /// Device files that it finds to be `/dev/null`.
+    /// Device files that cannot be opened where it sees them.
     #[serde(default)]
     pub hidden: Vec<PathBuf>,
+    /// The only devices that its control group lets it open; none where the group asks nobody.
+    #[serde(default)]
+    pub allowed: Option<Vec<CharacterDevices>>,
+    /// What the kernel bounds of each of its processes.
+    #[serde(default)]
+    pub rlimits: Rlimits,
+}
+
+/// How a worker is kept from devices that it was not given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceGuard {
+    /// By environment variables alone, or by what it could undo.
+    #[default]
+    None,
+    /// The files cannot be opened where it sees them.
+    Hidden,
+    /// The kernel refuses to open them, wherever the worker may have a file of theirs.
+    Filtered,
+}
+
+/// What a worker's processes may take, one by one (`setrlimit`(2)). No more than the agent may itself, unless it is root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rlimits {
+    /// Open files of one process.
+    pub open_files: u64,
+    /// Processes and threads of one user. It binds workers that have a user of their own, with all of that user's on the host.
+    pub processes: u64,
+    /// Bytes of one core file. None are written with 0: they can be as large as the worker's memory, in its folder.
+    pub core_bytes: u64,
+    /// Bytes that cannot be swapped out; no bound when not said: InfiniBand needs them, and a worker's memory has its own.
+    pub locked_bytes: Option<u64>,
+}
+
+impl Default for Rlimits {
+    fn default() -> Rlimits {
+        Rlimits { open_files: 1 << 20, processes: 65_536, core_bytes: 0, locked_bytes: None }
+    }
+}
+
+/// What a promise of processor time means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuLimit {
+    /// Its part of what others want as well; more of what is idle.
+    #[default]
+    Share,
+    /// That much and no more.
+    Ceiling,
 }
 
 /// What an operator asks for.
@@ -77,6 +128,19 @@ pub struct WorkersConfig {
     pub uids: BTreeMap<String, u32>,
     /// Whether `/tmp`, `/var/tmp` and `/dev/shm` are a worker's own; as `uid_range` when not said.
     pub private_tmp: Option<bool>,
+    /// Device files, or folders of such, that every worker may open besides what every program needs, its own
+    /// accelerators and the fabric of the hosts; for example `/dev/fuse`.
+    pub devices: Vec<PathBuf>,
+    /// What the kernel bounds of each process of a worker.
+    pub rlimits: Rlimits,
+    /// What a promise of processor time means.
+    pub cpu: CpuLimit,
+    /// Bytes of the disk that the files of one worker may take: in the folder that it starts in, and in `/tmp`, `/var/tmp` and
+    /// `/dev/shm` where these are its own. They are counted again and again; who has more is killed. No bound with 0.
+    pub disk_bytes_max: u64,
+    /// What this host is to keep its workers apart by: `user`, `pid`, `tmp`, `devices`. For each that it cannot, its node
+    /// has a taint, `lacks-isolation.user` and so on: only jobs that tolerate it are placed here.
+    pub wanted: Vec<String>,
 }
 
 /// Whether workers get namespaces of their own.
@@ -102,8 +166,17 @@ pub struct UidRange {
     pub count: u32,
 }
 
+const FACT_PREFIX: &str = "isolation.";
+/// Labels of a node: what its workers are isolated by.
+const FACTS: [&str; 4] = ["isolation.user", "isolation.pid", "isolation.tmp", "isolation.devices"];
+/// The value of one that is not so.
+const LACKING: &str = "none";
+
 /// Below are users of the system and of people.
 const UID_MIN: u32 = 1_000;
+/// A shell with less cannot do much.
+const OPEN_FILES_MIN: u64 = 64;
+const PROCESSES_MIN: u64 = 16;
 
 impl WorkersConfig {
     /// The first key that breaks its rule, and the rule.
@@ -121,6 +194,21 @@ impl WorkersConfig {
         let wants_user = self.uid_range.is_some() || !self.uids.is_empty();
         if wants_user && !geteuid().is_root() {
             return Some(("workers.uid_range", "needs an agent that is root".to_owned()));
+        }
+        if self
+            .wanted
+            .iter()
+            .any(|name| !FACTS.iter().any(|fact| fact.strip_prefix(FACT_PREFIX) == Some(name.as_str())))
+        {
+            return Some(("workers.wanted", "must be among user, pid, tmp and devices".to_owned()));
+        }
+        if self.devices.iter().any(|path| !path.is_absolute()) {
+            return Some(("workers.devices", "must be absolute paths".to_owned()));
+        }
+        if self.rlimits.open_files < OPEN_FILES_MIN || self.rlimits.processes < PROCESSES_MIN {
+            let rule =
+                format!("must leave {OPEN_FILES_MIN} open files and {PROCESSES_MIN} processes at least");
+            return Some(("workers.rlimits", rule));
         }
         if self.isolation == IsolationMode::Off && self.private_tmp == Some(true) {
             return Some(("workers.private_tmp", "needs workers.isolation".to_owned()));
@@ -147,6 +235,10 @@ impl WorkersConfig {
 pub struct Isolating {
     config: WorkersConfig,
     namespaces: Namespaces,
+    /// The accelerators' files of this host.
+    files: DeviceFiles,
+    /// Whether control groups of workers let them open only what they are told.
+    has_filter: bool,
     /// Which tenant each user was first given to since the agent started.
     given: Mutex<BTreeMap<u32, String>>,
 }
@@ -181,11 +273,65 @@ impl Isolating {
                 }
             },
         };
-        let isolating = Isolating { config: config.clone(), namespaces, given: Mutex::default() };
-        for (label, fact) in isolating.facts() {
+        Ok(Isolating { config: config.clone(), namespaces, ..Isolating::default() })
+    }
+
+    /// The same on a host with these files of accelerators; `try_filter` has a control group hold a process to devices.
+    #[must_use]
+    pub fn with_devices(
+        mut self,
+        files: DeviceFiles,
+        try_filter: impl FnOnce() -> Result<(), String>,
+    ) -> Isolating {
+        self.files = files;
+        // Who is root in the host's own namespace of users could take it off.
+        self.has_filter = self.has_users()
+            && try_filter()
+                .inspect_err(|why| tracing::info!(why, "control groups keep no worker from devices"))
+                .is_ok();
+        if !self.files.are_told_apart() {
+            tracing::warn!(
+                "which device file is whose is not known: workers with accelerators see all of them"
+            );
+        }
+        for (label, fact) in self.facts() {
             tracing::info!(label, fact, "isolation of workers");
         }
-        Ok(isolating)
+        self
+    }
+
+    /// What keeps workers from devices that they were not given.
+    #[must_use]
+    pub fn device_guard(&self) -> DeviceGuard {
+        // A worker that is root can do everything here to itself that its agent can undo.
+        let can_undo = !self.has_users() && self.namespaces != Namespaces::User;
+        if !self.files.are_told_apart() || can_undo {
+            DeviceGuard::None
+        } else if self.has_filter {
+            DeviceGuard::Filtered
+        } else if self.namespaces != Namespaces::Host {
+            DeviceGuard::Hidden
+        } else {
+            DeviceGuard::None
+        }
+    }
+
+    /// Whether a worker that has some of the host's devices finds no others: programs then count from 0.
+    #[must_use]
+    pub fn hides_devices(&self) -> bool {
+        self.files.are_told_apart() && (self.has_filter || self.namespaces != Namespaces::Host)
+    }
+
+    /// What the files of a worker may take of the disk; 0 for no bound.
+    #[must_use]
+    pub fn disk_bytes_max(&self) -> u64 {
+        self.config.disk_bytes_max
+    }
+
+    /// The processor time that a worker with this promise is held to, in thousandths; 0 for no ceiling.
+    #[must_use]
+    pub fn cpu_max_milli(&self, cpu_milli: u64) -> u64 {
+        if self.config.cpu == CpuLimit::Ceiling { cpu_milli } else { 0 }
     }
 
     /// Which namespaces workers get.
@@ -207,13 +353,30 @@ impl Isolating {
 
     /// Labels of the node and their values: what its workers are isolated by.
     #[must_use]
-    pub fn facts(&self) -> [(&'static str, &'static str); 3] {
-        let own = |has: bool, word: &'static str| if has { word } else { "none" };
+    pub fn facts(&self) -> [(&'static str, &'static str); 4] {
+        let own = |has: bool, word: &'static str| if has { word } else { LACKING };
+        let devices = match self.device_guard() {
+            DeviceGuard::None => LACKING,
+            DeviceGuard::Hidden => "hidden",
+            DeviceGuard::Filtered => "filtered",
+        };
+        let [user, pid, tmp, device] = FACTS;
         [
-            ("isolation.user", own(self.has_users(), "own")),
-            ("isolation.pid", own(self.namespaces != Namespaces::Host, "namespace")),
-            ("isolation.tmp", own(self.has_private_tmp(), "private")),
+            (user, own(self.has_users(), "own")),
+            (pid, own(self.namespaces != Namespaces::Host, "namespace")),
+            (tmp, own(self.has_private_tmp(), "private")),
+            (device, devices),
         ]
+    }
+
+    /// Taints of the node: what of it was wanted of this host and is not so.
+    pub fn taints(&self) -> impl Iterator<Item = String> {
+        let lacking = self.facts().into_iter().filter(|(_, fact)| *fact == LACKING);
+        let wanted = |label: &str| {
+            let name = label.strip_prefix(FACT_PREFIX);
+            self.config.wanted.iter().any(|wanted| Some(wanted.as_str()) == name)
+        };
+        lacking.filter(move |(label, _)| wanted(label)).map(|(label, _)| format!("lacks-{label}"))
     }
 
     /// How the workers of a placement are isolated.
@@ -238,32 +401,21 @@ impl Isolating {
             private_tmp,
             shown: if private_tmp { shown.to_vec() } else { Vec::new() },
             hidden: Vec::new(),
+            allowed: None,
+            rlimits: self.config.rlimits,
         })
     }
-}
 
-/// The device files of accelerators, which a worker that asked for none does not see.
-#[must_use]
-pub fn device_files(dev: &std::path::Path) -> Vec<PathBuf> {
-    let is_device = |name: &str| {
-        let numbered = |prefix: &str| {
-            name.strip_prefix(prefix)
-                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
-        };
-        numbered("nvidia")
-            || numbered("accel")
-            || name == "kfd"
-            || name == "nvidiactl"
-            || name == "nvidia-uvm"
-    };
-    let entries = std::fs::read_dir(dev).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(is_device))
-        .filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir() && !kind.is_symlink()))
-        .map(|entry| entry.path())
-        .collect();
-    found.sort_unstable();
-    found
+    /// The same for one of its workers, which is to see these devices.
+    #[must_use]
+    pub fn with_seen(&self, isolation: &Isolation, devices: DeviceSet) -> Isolation {
+        let hides = isolation.namespaces != Namespaces::Host;
+        Isolation {
+            hidden: if hides { self.files.hidden_from(devices) } else { Vec::new() },
+            allowed: self.has_filter.then(|| self.files.allowed(devices)),
+            ..isolation.clone()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -294,6 +446,41 @@ mod tests {
     }
 
     #[test]
+    fn what_a_worker_could_undo_is_no_guarantee() {
+        let files = |count| DeviceFiles::find(std::path::Path::new("/nowhere"), count, &[]);
+        let users = Some(UidRange { first: 70_000, count: 1 });
+        let guard = |uid_range, namespaces, can_filter: bool, count| {
+            let config = WorkersConfig { uid_range, ..WorkersConfig::default() };
+            let isolating = Isolating { config, namespaces, ..Isolating::default() };
+            let filter = || if can_filter { Ok(()) } else { Err("no".to_owned()) };
+            isolating.with_devices(files(count), filter).device_guard()
+        };
+        assert_eq!(guard(users, Namespaces::Root, true, 0), DeviceGuard::Filtered);
+        assert_eq!(guard(users, Namespaces::Host, true, 0), DeviceGuard::Filtered);
+        assert_eq!(guard(users, Namespaces::Root, false, 0), DeviceGuard::Hidden);
+        assert_eq!(guard(None, Namespaces::User, true, 0), DeviceGuard::Hidden);
+        assert_eq!(guard(None, Namespaces::Root, true, 0), DeviceGuard::None);
+        assert_eq!(guard(users, Namespaces::Host, false, 0), DeviceGuard::None);
+        // Which file is whose is not known.
+        assert_eq!(guard(users, Namespaces::Root, true, 8), DeviceGuard::None);
+    }
+
+    #[test]
+    fn limits_too_small_for_a_shell_are_refused() {
+        let key =
+            |rlimits| WorkersConfig { rlimits, ..WorkersConfig::default() }.violation().map(|(key, _)| key);
+        let usual = Rlimits::default();
+        assert_eq!(key(usual), None);
+        assert_eq!(key(Rlimits { open_files: 3, ..usual }), Some("workers.rlimits"));
+        assert_eq!(key(Rlimits { processes: 1, ..usual }), Some("workers.rlimits"));
+        let wanted = |name: &str| WorkersConfig { wanted: vec![name.to_owned()], ..WorkersConfig::default() };
+        assert_eq!(wanted("devices").violation(), None);
+        assert_eq!(wanted("isolation.user").violation().map(|(key, _)| key), Some("workers.wanted"));
+        let config = WorkersConfig { devices: vec!["dev/fuse".into()], ..WorkersConfig::default() };
+        assert_eq!(config.violation().map(|(key, _)| key), Some("workers.devices"));
+    }
+
+    #[test]
     fn bad_ranges_are_named() {
         let range = |first, count| {
             let config =
@@ -303,18 +490,5 @@ mod tests {
         for (first, count) in [(0, 10), (999, 1), (70_000, 0), (u32::MAX, 2), (u32::MAX - 5, 5)] {
             assert_eq!(range(first, count), Some("workers.uid_range"), "{first} {count}");
         }
-    }
-
-    #[test]
-    fn accelerators_are_known_by_their_files() {
-        let dev = tempfile::tempdir().unwrap();
-        for name in ["nvidia0", "nvidia12", "nvidiactl", "nvidia-caps", "nvidiax", "accel3", "null", "kfd"] {
-            std::fs::write(dev.path().join(name), "").unwrap();
-        }
-        let names: Vec<String> = device_files(dev.path())
-            .iter()
-            .filter_map(|path| path.file_name()?.to_str().map(str::to_owned))
-            .collect();
-        assert_eq!(names, ["accel3", "kfd", "nvidia0", "nvidia12", "nvidiactl"]);
     }
 }

@@ -13,6 +13,7 @@ pub mod config;
 pub mod contract;
 #[doc(hidden)]
 pub mod decoders;
+pub mod devices;
 pub mod discovery;
 pub mod durable;
 pub mod executor;
@@ -61,7 +62,6 @@ use muster_types::NodeSpec;
 use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, watch};
 
@@ -110,12 +110,16 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let health = begin_health(&config).await;
     let listed = health.inventory();
     config.check_own()?;
-    let isolating = isolate(&config).await.map_err(AgentError::Isolation)?;
+    let root = config.host_root.clone();
+    let devices = config.check_with(&root, listed.as_ref())?.device_count();
+    let isolating = isolate(&config, devices).await.map_err(AgentError::Isolation)?;
     if let Some(node) = &mut config.node {
+        let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
+        node.taints.extend(taints);
         // What is so goes before what an operator says.
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
     }
-    let spec = config.check_with(Path::new("/"), listed.as_ref())?;
+    let spec = config.check_with(&root, listed.as_ref())?;
     let security = security(&config, &spec).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
@@ -197,12 +201,15 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
 }
 
 /// What keeps workers from this host, tried out.
-async fn isolate(config: &AgentConfig) -> Result<isolation::Isolating, String> {
+async fn isolate(config: &AgentConfig, devices: u16) -> Result<isolation::Isolating, String> {
     let (workers, before) = (config.workers.clone(), config.shim_command.clone());
+    let (root, groups) = (config.host_root.clone(), config.control_groups.clone());
     process::blocking(move || {
-        isolation::Isolating::find(&workers, |namespaces| {
+        let isolating = isolation::Isolating::find(&workers, |namespaces| {
             shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
-        })
+        })?;
+        let files = devices::DeviceFiles::find(&root, devices, &workers.devices);
+        Ok(isolating.with_devices(files, || cgroup::try_filter(&cgroup::parent(&groups)?)))
     })
     .await
 }

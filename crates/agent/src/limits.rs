@@ -24,6 +24,8 @@ pub const LOG_CHUNK_BYTES: usize = 64 << 10;
 pub const LOG_CHUNKS_QUEUED_MAX: usize = 4;
 /// Uploads at once; more are refused with an error text.
 pub const LOG_UPLOADS_MAX: usize = 32;
+/// The most of these that are of one job.
+pub const LOG_UPLOADS_OF_ONE_MAX: usize = 16;
 /// Jobs whose newest token is kept one by one; the oldest are folded into one floor.
 pub const FENCED_JOBS_MAX: usize = 16_384;
 /// Task folders of former holders (before a reboot) that are kept.

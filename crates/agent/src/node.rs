@@ -182,7 +182,8 @@ pub(crate) struct Node<E> {
     in_flight: Option<InFlight>,
     /// States of workers that are not here, said once on the session that asked.
     extras: VecDeque<v1::WorkerState>,
-    uploads: JoinSet<()>,
+    uploads: JoinSet<JobId>,
+    sending: uploads::Sending,
     prober: Prober,
     foreign: Option<watch::Receiver<Foreign>>,
     /// What the leader was told of it in this session, and when.
@@ -243,6 +244,7 @@ impl<E: Executor> Node<E> {
             foreign,
             foreign_said: None,
             uploads: JoinSet::new(),
+            sending: uploads::Sending::default(),
             prober: Prober::new(None),
             notes: Notes::default(),
         }
@@ -272,7 +274,7 @@ impl<E: Executor> Node<E> {
                     None => return,
                 },
                 Some(event) = told.recv() => self.on_executor(event).await,
-                Some(_) = self.uploads.join_next() => {}
+                Some(Ok(job)) = self.uploads.join_next() => self.sending.end(job),
                 () = changed(&mut self.foreign) => {}
             }
             self.send_report();
@@ -863,19 +865,18 @@ impl<E: Executor> Node<E> {
 
     fn on_read_logs(&mut self, read_id: u64, request: OutputRequest) {
         let Some(session) = &self.session else { return };
+        let Some(refused) = self.sending.begin(request.key.job) else {
+            tracing::warn!(read_id, "too many requests for output; one is dropped");
+            return;
+        };
         let job = uploads::Upload {
             endpoint: session.endpoint.clone(),
             endpoints: session.endpoints.clone(),
             node_name: self.spec.name.to_string(),
             read_id,
             request,
-            refused: (self.uploads.len() >= limits::LOG_UPLOADS_MAX)
-                .then(|| format!("this node already sends {} outputs", limits::LOG_UPLOADS_MAX)),
+            refused,
         };
-        if self.uploads.len() >= 2 * limits::LOG_UPLOADS_MAX {
-            tracing::warn!(read_id, "too many requests for output; one is dropped");
-            return;
-        }
         self.uploads.spawn(uploads::run(job, Arc::clone(&self.executor)));
     }
 }

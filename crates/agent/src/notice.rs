@@ -2,12 +2,15 @@
 //!
 //! The file is there before the signal, unless the disk hangs: a stop waits for it no longer than
 //! [`FILE_MAX`]. The call is made beside it and nobody waits for its outcome; a program that does not listen
-//! has the signal. When the lease runs out nobody may be there to tell: then the signal is all.
+//! has the signal. Ports are the host's, and two gangs may have chosen the same one: the call is made only where the
+//! worker itself listens. When the lease runs out nobody may be there to tell: then the signal is all.
 
 use crate::executor::StopRequest;
 use crate::order::{HttpNotice, WorkerKey};
+use crate::processes;
 use crate::task::TaskDir;
 use muster_types::StopReason;
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -49,13 +52,65 @@ pub fn write(task: &TaskDir, text: &str) -> std::io::Result<()> {
     std::fs::rename(&aside, task.notice())
 }
 
-/// Makes the call; what comes of it is logged.
-pub async fn call(key: WorkerKey, to: HttpNotice, text: String) {
+/// Makes the call, where the worker below this shim is who listens; what comes of it is logged.
+pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
+    let port = to.port;
+    let listener = crate::process::blocking(move || listener(port, &processes::family(shim))).await;
+    match listener {
+        Listener::Own => {}
+        Listener::Nobody => {
+            return tracing::info!(worker = %key, port, "no notice by HTTP: nobody listens");
+        }
+        Listener::Another => {
+            return tracing::warn!(worker = %key, port, "no notice by HTTP: the port is not the worker's");
+        }
+    }
     match tokio::time::timeout(CALL_MAX, post(&to, &text)).await {
         Ok(Ok(status)) => tracing::info!(worker = %key, port = to.port, status, "notice given"),
         Ok(Err(error)) => tracing::warn!(worker = %key, port = to.port, %error, "notice not given by HTTP"),
         Err(_) => tracing::warn!(worker = %key, port = to.port, "notice by HTTP was not answered in time"),
     }
+}
+
+/// Who listens at a port of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listener {
+    Nobody,
+    /// These processes alone.
+    Own,
+    /// Somebody else, or somebody else as well.
+    Another,
+}
+
+fn listener(port: u16, processes: &BTreeSet<i32>) -> Listener {
+    let mut sockets = BTreeSet::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        sockets.extend(text.lines().skip(1).filter_map(|line| listening(line, port)));
+    }
+    if sockets.is_empty() {
+        return Listener::Nobody;
+    }
+    for pid in processes {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        for target in files.filter_map(|file| std::fs::read_link(file.path()).ok()) {
+            let number = target.to_str().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
+            if let Some(number) = number.and_then(|digits| digits.parse().ok()) {
+                sockets.remove(&number);
+            }
+        }
+    }
+    if sockets.is_empty() { Listener::Own } else { Listener::Another }
+}
+
+/// The number of the socket of a line of `/proc/net/tcp` (`proc`(5)) that listens at a port.
+fn listening(line: &str, port: u16) -> Option<u64> {
+    const LISTEN: &str = "0A";
+    let mut fields = line.split_ascii_whitespace();
+    let (_, local) = fields.nth(1)?.rsplit_once(':')?;
+    let state = fields.nth(1)?;
+    let number = fields.nth(5)?.parse().ok()?;
+    (state == LISTEN && u16::from_str_radix(local, 16) == Ok(port)).then_some(number)
 }
 
 /// One request by RFC 9112, section 3; the status line is all that is read.
@@ -106,6 +161,17 @@ mod tests {
         assert_eq!(notice["reason"], "preempted");
         assert_eq!((&notice["rank"], &notice["grace_ms"]), (&3.into(), &30_000.into()));
         assert_eq!(notice["fencing_token"], "1.7");
+    }
+
+    #[tokio::test]
+    async fn only_who_listens_itself_is_told() {
+        let own = BTreeSet::from([std::process::id().cast_signed()]);
+        let mine = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = mine.local_addr().unwrap().port();
+        assert_eq!(listener(port, &own), Listener::Own);
+        assert_eq!(listener(port, &BTreeSet::new()), Listener::Another);
+        drop(mine);
+        assert_eq!(listener(port, &own), Listener::Nobody);
     }
 
     #[tokio::test]

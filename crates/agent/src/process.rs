@@ -13,7 +13,7 @@ use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
 use crate::guards::{self, Guarded};
-use crate::isolation::{self, Isolating, Isolation, Namespaces};
+use crate::isolation::{Isolating, Isolation, Namespaces};
 use crate::kept;
 use crate::limits;
 use crate::notice;
@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -98,13 +98,9 @@ impl ProcessExecutor {
     #[must_use]
     pub fn new(settings: ProcessSettings) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-        let cgroup_parent = match &settings.control_groups {
-            ControlGroups::Off => None,
-            ControlGroups::Below(parent) => Some(parent.clone()),
-            ControlGroups::Auto => cgroup::own()
-                .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
-                .ok(),
-        };
+        let cgroup_parent = cgroup::parent(&settings.control_groups)
+            .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
+            .ok();
         if let Some(parent) = &cgroup_parent
             && let Err(why) = cgroup::delegate(parent)
         {
@@ -154,6 +150,7 @@ impl ProcessExecutor {
             rank_hostfile_path: &rank_hostfile,
             notice_path: &notice,
             agent_socket: settings.agent_socket.as_deref(),
+            hides_devices: settings.isolating.hides_devices(),
             launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
@@ -168,12 +165,9 @@ impl ProcessExecutor {
             let home = task.work().display().to_string();
             environment.insert("HOME".to_owned(), home);
         }
-        let mut isolation = isolation.clone();
-        if worker.devices.is_empty() && isolation.namespaces != Namespaces::Host {
-            isolation.hidden = isolation::device_files(Path::new("/dev"));
-        }
+        let seen = contract::seen_devices(placement, worker, &settings.node);
         TaskSpec {
-            isolation,
+            isolation: settings.isolating.with_seen(isolation, seen),
             key,
             command: contract::command(placement, worker, &here),
             environment,
@@ -194,6 +188,8 @@ impl ProcessExecutor {
             },
             memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
+            cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
+            disk_bytes_max: settings.isolating.disk_bytes_max(),
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;
@@ -221,15 +217,18 @@ impl ProcessExecutor {
         let (file, words) = (task.clone(), text.clone());
         let written = blocking(move || {
             let written = notice::write(&file, &words);
-            (written, file.spec().ok().flatten().and_then(|spec| spec.notice))
+            let call = file.spec().ok().flatten().and_then(|spec| spec.notice);
+            // A worker that was not launched yet listens to nobody.
+            let shim = file.running().ok().flatten().map(|running| running.shim_pid);
+            (written, call.zip(shim))
         });
         match tokio::time::timeout(notice::FILE_MAX, written).await {
             Ok((written, call)) => {
                 if let Err(error) = written {
                     tracing::warn!(worker = %key, %error, "the notice could not be written");
                 }
-                if let Some(to) = call {
-                    tokio::spawn(notice::call(key, to, text));
+                if let Some((to, shim)) = call {
+                    tokio::spawn(notice::call(key, shim, to, text));
                 }
             }
             Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),

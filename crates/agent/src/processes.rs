@@ -3,8 +3,6 @@
 //! **Invariant:** only processes that were just seen to belong to a worker are signalled: descendants
 //! of the shim, members of its session, or bearers of the worker's own mark in their environment.
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The variable that marks everything that a worker started, with a value no other worker has.
@@ -17,6 +15,16 @@ struct Stat {
     session: i32,
     /// Dead, waiting for its parent.
     zombie: bool,
+    /// When it began, in ticks since the machine did.
+    started: u64,
+}
+
+/// A process that was seen: its number, and when it began, which tells it from a later one with that number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    started: u64,
 }
 
 fn parse_stat(text: &str) -> Option<Stat> {
@@ -26,7 +34,12 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
     let session = fields.nth(1)?.parse().ok()?;
-    Some(Stat { parent, session, zombie: matches!(state, "Z" | "X") })
+    let started = fields.nth(15)?.parse().ok()?;
+    Some(Stat { parent, session, zombie: matches!(state, "Z" | "X"), started })
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    parse_stat(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
 fn all() -> BTreeMap<i32, Stat> {
@@ -35,15 +48,14 @@ fn all() -> BTreeMap<i32, Stat> {
         .flatten()
         .filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-            let text = std::fs::read(entry.path().join("stat")).ok()?;
-            Some((pid, parse_stat(&String::from_utf8_lossy(&text))?))
+            Some((pid, stat(pid)?))
         })
         .collect()
 }
 
 /// Every living descendant of a process, itself excluded.
 #[must_use]
-pub fn descendants(of: i32) -> BTreeSet<i32> {
+pub fn descendants(of: i32) -> BTreeSet<Process> {
     let processes = all();
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for (pid, stat) in &processes {
@@ -58,8 +70,8 @@ pub fn descendants(of: i32) -> BTreeSet<i32> {
             }
         }
     }
-    found.retain(|pid| processes.get(pid).is_some_and(|stat| !stat.zombie));
-    found
+    let living = |pid: i32| processes.get(&pid).filter(|stat| !stat.zombie);
+    found.into_iter().filter_map(|pid| Some(Process { pid, started: living(pid)?.started })).collect()
 }
 
 /// The same as [`descendants`] by a way that looks at nothing else of the machine, where the kernel lists
@@ -73,7 +85,7 @@ pub fn family(of: i32) -> BTreeSet<i32> {
         for thread in threads.flatten() {
             let Ok(children) = std::fs::read_to_string(thread.path().join("children")) else {
                 if thread.path().exists() {
-                    return descendants(of);
+                    return descendants(of).iter().map(|process| process.pid).collect();
                 }
                 continue;
             };
@@ -104,8 +116,7 @@ pub(crate) fn state(pid: i32) -> Option<State> {
 
 /// A process's parent; none where it is gone.
 pub(crate) fn parent(pid: i32) -> Option<i32> {
-    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    parse_stat(&String::from_utf8_lossy(&text)).map(|stat| stat.parent)
+    stat(pid).map(|stat| stat.parent)
 }
 
 /// The children of a process's first thread, oldest first; none where the kernel does not list them.
@@ -117,7 +128,7 @@ pub fn children(of: i32) -> Vec<i32> {
 
 /// Living processes of the session `session` or with `mark` in their environment.
 #[must_use]
-pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<i32> {
+pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
     let own = std::process::id().cast_signed();
     let wanted = format!("{MARK_VARIABLE}={mark}");
     all()
@@ -128,7 +139,7 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<i32> {
                 && ((*pid != 1 && Some(stat.session) == session && bears_any_mark(*pid))
                     || bears(*pid, &wanted))
         })
-        .map(|(pid, _)| pid)
+        .map(|(pid, stat)| Process { pid, started: stat.started })
         .collect()
 }
 
@@ -146,11 +157,26 @@ fn bears_any_mark(pid: i32) -> bool {
     environment(pid).split(|b| *b == 0).any(|entry| entry.starts_with(prefix.as_bytes()))
 }
 
-/// Kills; a process that is already gone is fine.
-pub fn kill_all(pids: &BTreeSet<i32>) {
-    for pid in pids {
-        // The only other error is a lack of permission, of which nothing better can be made here.
-        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+/// Kills; a process that is already gone is fine, and another that has its number by now is left alone.
+pub fn kill_all(seen: &BTreeSet<Process>) {
+    for process in seen {
+        // The only error left is a lack of permission, of which nothing better can be made here.
+        let _ = kill_one(*process);
+    }
+}
+
+fn kill_one(seen: Process) -> rustix::io::Result<()> {
+    use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+    let Some(pid) = Pid::from_raw(seen.pid) else { return Ok(()) };
+    // The handle first: what it is of stays the same, whatever becomes of the number.
+    let handle = pidfd_open(pid, PidfdFlags::empty());
+    if stat(seen.pid).is_none_or(|now| now.started != seen.started) {
+        return Ok(());
+    }
+    match handle {
+        Ok(handle) => pidfd_send_signal(handle, Signal::KILL),
+        // No room for a descriptor, or a kernel without such: the look was a moment ago.
+        Err(_) => kill_process(pid, Signal::KILL),
     }
 }
 
@@ -160,10 +186,11 @@ mod tests {
 
     #[test]
     fn stat_lines_with_odd_names() {
-        let stat = parse_stat("42 (a) b (c)) S 7 42 40 0 -1 4194304").unwrap();
-        assert_eq!(stat, Stat { parent: 7, session: 40, zombie: false });
-        assert!(parse_stat("42 (x) Z 1 1 1").unwrap().zombie);
-        for bad in ["", "42", "42 (x)", "42 (x) S", "42 (x) S a b c"] {
+        let rest = "0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 9876 99 100";
+        let stat = parse_stat(&format!("42 (a) b (c)) S 7 42 40 {rest}")).unwrap();
+        assert_eq!(stat, Stat { parent: 7, session: 40, zombie: false, started: 9_876 });
+        assert!(parse_stat(&format!("42 (x) Z 1 1 1 {rest}")).unwrap().zombie);
+        for bad in ["", "42", "42 (x)", "42 (x) S", "42 (x) S a b c", "42 (x) S 1 1 1"] {
             assert!(parse_stat(bad).is_none(), "{bad}");
         }
     }
@@ -186,9 +213,14 @@ mod tests {
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
         let pid = shell.id().cast_signed();
         let found = family(pid);
-        assert_eq!((found.len(), &found), (1, &descendants(pid)));
+        let seen = descendants(pid);
+        assert_eq!(found, seen.iter().map(|process| process.pid).collect());
+        assert_eq!(found.len(), 1);
         assert!(family(std::process::id().cast_signed()).contains(&pid));
-        kill_all(&found);
+        // Another one that had the number is not meant.
+        kill_all(&seen.iter().map(|process| Process { started: process.started + 1, ..*process }).collect());
+        assert_eq!(descendants(pid), seen);
+        kill_all(&seen);
         shell.wait().unwrap();
     }
 }

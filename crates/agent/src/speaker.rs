@@ -31,15 +31,20 @@ impl Speaker {
         let Ok(peer) = stream.peer_cred() else { return Speaker::Stranger };
         let Some(pid) = peer.pid() else { return Speaker::Stranger };
         let mut at = pid;
+        // The uppermost one: a worker can start processes that look like shims, but none above its own.
+        let mut shim = None;
         for _ in 0..DEPTH_MAX {
             if is_shim(at, tasks) {
-                return Speaker::Below(at);
+                shim = Some(at);
             }
-            match processes::parent(at) {
+            match (processes::parent(at), shim) {
                 // The first process of the machine, or of a container that the agent is in.
-                Some(0 | 1) if peer.uid() == nix::unistd::geteuid().as_raw() => return Speaker::Operator,
-                Some(0 | 1) | None => return Speaker::Stranger,
-                Some(parent) => at = parent,
+                (Some(0 | 1), Some(shim)) => return Speaker::Below(shim),
+                (Some(0 | 1), None) if peer.uid() == nix::unistd::geteuid().as_raw() => {
+                    return Speaker::Operator;
+                }
+                (Some(0 | 1) | None, _) => return Speaker::Stranger,
+                (Some(parent), _) => at = parent,
             }
         }
         Speaker::Stranger

@@ -79,6 +79,12 @@ pub struct TaskSpec {
     pub memory_watched: bool,
     /// Promised milli-CPUs, for the control group.
     pub cpu_milli: u64,
+    /// The most of it, for the control group; 0 for no ceiling.
+    #[serde(default)]
+    pub cpu_max_milli: u64,
+    /// What its files may take of the disk; 0 for no bound.
+    #[serde(default)]
+    pub disk_bytes_max: u64,
     /// What keeps it from its host; launches of earlier versions have nothing.
     #[serde(default)]
     pub isolation: Isolation,
@@ -151,6 +157,18 @@ pub struct GangFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
     path: PathBuf,
+}
+
+impl TaskSpec {
+    /// What its control group is held to.
+    #[must_use]
+    pub fn group_limits(&self) -> crate::cgroup::Limits {
+        crate::cgroup::Limits {
+            memory_bytes: self.memory_bytes,
+            cpu_milli: self.cpu_milli,
+            cpu_max_milli: self.cpu_max_milli,
+        }
+    }
 }
 
 impl TaskDir {

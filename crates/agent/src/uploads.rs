@@ -8,8 +8,10 @@ use crate::limits;
 use crate::order::{self, OrderError, WorkerKey, detail};
 use crate::transcript::OutputStream;
 use muster_client::Endpoints;
+use muster_types::JobId;
 use muster_wire::v1;
 use muster_wire::v1::node_service_client::NodeServiceClient;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,6 +27,44 @@ pub(crate) struct Upload {
     pub(crate) request: OutputRequest,
     /// Set when it will not be done; the reader is told.
     pub(crate) refused: Option<String>,
+}
+
+/// How many outputs are being sent, of each job: no job has so many readers that those of others find no place.
+#[derive(Debug, Default)]
+pub(crate) struct Sending {
+    of: BTreeMap<JobId, usize>,
+    count: usize,
+}
+
+impl Sending {
+    /// Counts one more; why it is refused, if it is. None where it is not even to be told: too many are refused already.
+    pub(crate) fn begin(&mut self, job: JobId) -> Option<Option<String>> {
+        if self.count >= 2 * limits::LOG_UPLOADS_MAX {
+            return None;
+        }
+        let of_job = self.of.entry(job).or_insert(0);
+        let refused = if self.count >= limits::LOG_UPLOADS_MAX {
+            Some(format!("this node already sends {} outputs", limits::LOG_UPLOADS_MAX))
+        } else if *of_job >= limits::LOG_UPLOADS_OF_ONE_MAX {
+            Some(format!("this node already sends {} outputs of this job", limits::LOG_UPLOADS_OF_ONE_MAX))
+        } else {
+            None
+        };
+        *of_job += 1;
+        self.count += 1;
+        Some(refused)
+    }
+
+    /// One has ended.
+    pub(crate) fn end(&mut self, job: JobId) {
+        if let Some(of_job) = self.of.get_mut(&job) {
+            self.count -= 1;
+            *of_job -= 1;
+            if *of_job == 0 {
+                self.of.remove(&job);
+            }
+        }
+    }
 }
 
 /// What is asked for.
@@ -45,7 +85,14 @@ pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderErr
 }
 
 /// Sends until the output ends or nobody takes it.
-pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
+/// Tells whose it was.
+pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) -> JobId {
+    let job = upload.request.key.job;
+    send(upload, executor).await;
+    job
+}
+
+async fn send<E: Executor>(upload: Upload, executor: Arc<E>) {
     let read_id = upload.read_id;
     let connected = upload.endpoints.connect_to(&upload.endpoint).await;
     let channel = match connected.map_err(|error| error.to_string()) {
@@ -109,5 +156,31 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
         drop(messages);
         // The call's answer ends the select above.
         std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_of_one_job_leave_places_for_others() {
+        let (mine, others) = (JobId(1_024), JobId(2_048));
+        let mut sending = Sending::default();
+        for _ in 0..limits::LOG_UPLOADS_OF_ONE_MAX {
+            assert_eq!(sending.begin(mine), Some(None));
+        }
+        assert!(sending.begin(mine).unwrap().unwrap().contains("of this job"));
+        assert_eq!(sending.begin(others), Some(None));
+        while sending.count < limits::LOG_UPLOADS_MAX {
+            sending.begin(mine).unwrap();
+        }
+        assert!(sending.begin(others).unwrap().unwrap().contains("already sends"));
+        while sending.begin(mine).is_some() {}
+        assert_eq!(sending.count, 2 * limits::LOG_UPLOADS_MAX);
+        for job in [others, others].into_iter().chain(std::iter::repeat_n(mine, 100)) {
+            sending.end(job);
+        }
+        assert!(sending.count == 0 && sending.of.is_empty());
     }
 }

@@ -159,6 +159,72 @@ async fn a_worker_has_a_user_of_its_own_and_no_privileges() {
     assert!(why.contains("workers.uids"), "{why}");
 }
 
+/// Four devices below `root`, whose files have other numbers than they have, which anybody could open.
+fn make_devices(root: &std::path::Path) {
+    std::fs::create_dir_all(root.join("dev")).unwrap();
+    for (number, minor) in [2, 0, 3, 1].into_iter().enumerate() {
+        let bus = root.join(format!("proc/driver/nvidia/gpus/0000:0{number}:00.0"));
+        std::fs::create_dir_all(&bus).unwrap();
+        std::fs::write(bus.join("information"), format!("Device Minor: \t {minor}\n")).unwrap();
+        let device = root.join(format!("dev/nvidia{minor}"));
+        let mut make = std::process::Command::new("mknod");
+        let made = make.args(["-m", "0666"]).arg(device).args(["c", "1", "3"]).status();
+        assert!(made.unwrap().success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_opens_its_own_devices_alone() {
+    if !is_root() || !has_namespaces() {
+        return;
+    }
+    let mut leader = Leader::start(Manner::patient()).await;
+    let workers = serde_json::json!({
+        "isolation": "required", "uid_range": {"first": UID, "count": 1}, "private_tmp": false,
+        "rlimits": {"open_files": 333, "core_bytes": 0, "processes": 5_000},
+    });
+    let mut host = host(&leader, workers).await;
+    host.host_root = host.file("root");
+    make_devices(&host.host_root);
+    if std::fs::File::open(host.host_root.join("dev/nvidia0")).is_err() {
+        return say("skipped: no device can be opened where this test's folder is");
+    }
+    let _agent = host.agent();
+    let register = leader.registered().await;
+    // Without control groups it is the files that are out of reach.
+    assert_eq!(register.node.unwrap().labels["isolation.devices"], "hidden");
+    let script = format!(
+        "for n in 0 1 2 3; do true < {}/dev/nvidia$n && echo opened $n; done; echo sees $CUDA_VISIBLE_DEVICES end; \
+         ulimit -n; ulimit -c; ulimit -Hn 400 || echo no more; \
+         grep '^Max processes' /proc/self/limits; exit 3",
+        host.host_root.display()
+    );
+    let order = start(JOB, 7, &[&script], &[&[1]]);
+    leader.send(Response::Start(order));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(3));
+    let output = |token, rank| {
+        let bytes = std::fs::read(host.task(JOB, token, rank).join("output")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let text = output(7, 0);
+    assert!(text.contains("opened 0\n") && text.matches("opened").count() == 1, "{text}");
+    assert!(text.contains("Permission denied") && text.contains("sees 0 end"), "{text}");
+    assert!(text.contains("333\n0\n") && text.contains("no more"), "{text}");
+    assert!(text.contains("5000"), "{text}");
+    // Workers with one device each see those of their gang, in the order of their ranks.
+    leader.send(Response::Start(start(JOB, 8, &[&script, &script], &[&[3], &[0]])));
+    for rank in [0, 1] {
+        assert_eq!(leader.exit_of(8, rank).await, Kind::Code(3));
+        let text = output(8, rank);
+        assert!(text.contains("opened 1\n") && text.contains("opened 2\n"), "{text}");
+        assert!(text.matches("opened").count() == 2 && text.contains("sees 1,0 end"), "{text}");
+    }
+    // One without devices has none.
+    let (end, text) = said(&mut leader, &host, 9, &script).await;
+    assert_eq!(end, Kind::Code(3), "{text}");
+    assert!(!text.contains("opened") && text.contains("sees end"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_without_root_has_namespaces_of_its_user() {
     if !is_root() || !has_namespaces() {
@@ -187,4 +253,20 @@ async fn an_agent_without_root_has_namespaces_of_its_user() {
     leader.running(8, 0).await;
     leader.send(stop(JOB, 8, 60_000));
     assert_eq!(leader.exit_of(8, 0).await, Kind::Signal(15));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_says_what_it_lacks_of_what_was_wanted() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let workers = serde_json::json!({"isolation": "off", "wanted": ["user", "devices"]});
+    let host = host(&leader, workers).await;
+    let _agent = host.agent();
+    let node = leader.registered().await.node.unwrap();
+    let facts: Vec<&str> = ["user", "pid", "tmp", "devices"]
+        .map(|name| node.labels[&format!("isolation.{name}")].as_str())
+        .into();
+    assert_eq!(facts, ["none"; 4]);
+    let mut taints = node.taints;
+    taints.sort();
+    assert_eq!(taints, ["lacks-isolation.devices", "lacks-isolation.user"]);
 }

@@ -7,6 +7,9 @@
 //! peer access needs the peers visible. Otherwise a worker sees its own devices only. TPU chips are
 //! always its own.
 //!
+//! Where a worker cannot open the other devices of its host, CUDA counts those that are left: the numbers are then among
+//! the worker's own, from 0, as in a container or under Slurm's `ConstrainDevices`.
+//!
 //! A worker with a share of a device sees that device, `MUSTER_DEVICE_SHARE_MILLI`, and on NVIDIA
 //! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` (CUDA Multi-Process Service, "Environment Variables"). Nothing but an MPS server
 //! holds it to that share, and nothing holds it to a part of the device's memory.
@@ -52,6 +55,24 @@ pub fn family(accelerator_type: &str) -> Family {
     Family::Other
 }
 
+/// Whether every worker of the gang on this node has one device and sees those of all of them.
+fn is_one_each(placement: &Placement, worker: &Launch, local: Local) -> bool {
+    placement.form == Form::Environment
+        && placement.workers.iter().all(|w| w.device_milli == DEVICE_MILLI)
+        && placement.workers.iter().all(|w| w.devices.count() == 1)
+        && placement.workers.len() == local.world_size
+        && matches!(family(&worker.accelerator_type), Family::Nvidia | Family::Amd)
+}
+
+/// The devices that a worker sees, in the order in which it does.
+pub(super) fn seen(placement: &Placement, worker: &Launch, local: Local) -> Vec<u16> {
+    if is_one_each(placement, worker, local) {
+        placement.workers.iter().flat_map(|w| w.devices.iter()).collect()
+    } else {
+        worker.devices.iter().collect()
+    }
+}
+
 /// `JAX_LOCAL_DEVICE_IDS` (numbers among the visible devices) and the variables of visibility.
 pub(super) fn visible(
     placement: &Placement,
@@ -69,18 +90,14 @@ pub(super) fn visible(
         return (None, hidden);
     }
     let kind = family(&worker.accelerator_type);
-    let own: Vec<u16> = worker.devices.iter().collect();
-    let one_each = placement.form == Form::Environment
-        && placement.workers.iter().all(|w| w.device_milli == DEVICE_MILLI)
-        && placement.workers.iter().all(|w| w.devices.count() == 1)
-        && placement.workers.len() == local.world_size
-        && matches!(kind, Family::Nvidia | Family::Amd);
-    let (visible, ids) = if one_each {
-        (placement.workers.iter().flat_map(|w| w.devices.iter()).collect(), comma([local.rank]))
+    let seen = seen(placement, worker, local);
+    let ids = if is_one_each(placement, worker, local) { comma([local.rank]) } else { comma(0..seen.len()) };
+    // Those that cannot be opened are not counted by the driver's libraries: the rest have other numbers.
+    let visible = if here.hides_devices && kind == Family::Nvidia {
+        comma(seen.iter().map(|device| seen.iter().filter(|other| *other < device).count()))
     } else {
-        (own.clone(), comma(0..own.len()))
+        comma(seen)
     };
-    let visible = comma(visible);
     let mut variables = match kind {
         // Device numbers are in the order of the PCI bus, as discovery and nvidia-smi have them.
         Family::Nvidia => {

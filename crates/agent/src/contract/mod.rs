@@ -28,7 +28,7 @@ pub use devices::{Family, family};
 pub use hostfile::{by_address, by_rank, rank_name};
 
 use crate::order::{Launch, Placement, RankPlace};
-use muster_types::LaunchForm as Form;
+use muster_types::{DeviceSet, LaunchForm as Form};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -51,6 +51,8 @@ pub struct Here<'a> {
     pub notice_path: &'a Path,
     /// Where the agent takes notes; none when it takes none.
     pub agent_socket: Option<&'a Path>,
+    /// Whether a worker with devices cannot open the others of the host: its programs then count its own from 0.
+    pub hides_devices: bool,
     /// Program and first arguments of the launcher that wraps commands; see [`crate::launch`].
     pub launcher: &'a [String],
 }
@@ -104,6 +106,15 @@ impl<'a> Layout<'a> {
             node_rank: *node_rank,
         })
     }
+}
+
+/// The devices of this node that one worker sees: its own, and under one form those of its gang's other workers here.
+#[must_use]
+pub fn seen_devices(placement: &Placement, worker: &Launch, node: &str) -> DeviceSet {
+    let local = Layout::of(&placement.rank_map).local(node, worker.rank as usize);
+    devices::seen(placement, worker, local)
+        .into_iter()
+        .fold(DeviceSet::EMPTY, |all, device| all.union(DeviceSet(1 << device)))
 }
 
 /// The whole environment of one worker.

@@ -66,6 +66,7 @@ fn text(placement: &Placement, rank: u32, node: &str, node_accelerator: &str) ->
         rank_hostfile_path: Path::new("/state/task/hostfile.ranks"),
         notice_path: Path::new("/state/task/notice.json"),
         agent_socket: Some(Path::new("/state/agent.sock")),
+        hides_devices: false,
         launcher: &launcher,
     };
     let worker = placement.workers.iter().find(|w| w.rank == rank).expect("the rank is here");

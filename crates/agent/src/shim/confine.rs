@@ -12,7 +12,9 @@ use nix::fcntl::{OFlag, open};
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 use nix::sys::prctl::set_no_new_privs;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid, chown, setgroups, setresgid, setresuid};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use std::fs::{self, File};
@@ -87,13 +89,13 @@ pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     give(task, spec).map_err(|e| format!("give the worker its folder: {e}"))?;
     if isolation.namespaces != Namespaces::Host {
         for device in &isolation.hidden {
-            let hidden = bind(Path::new("/dev/null"), device);
-            hidden.map_err(|e| format!("hide device {}: {e}", device.display()))?;
+            hide(device).map_err(|e| format!("hide device {}: {e}", device.display()))?;
         }
         if isolation.private_tmp {
             private_tmp(task, spec)?;
         }
     }
+    limit(isolation)?;
     drop_privileges(isolation)
 }
 
@@ -114,6 +116,44 @@ fn give(task: &TaskDir, spec: &TaskSpec) -> io::Result<()> {
 
 fn bind(from: &Path, to: &Path) -> Result<(), Errno> {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+}
+
+/// Puts a device's file in its own place, where it opens no device.
+fn hide(device: &Path) -> Result<(), Errno> {
+    bind(device, device)?;
+    // Those that the file's own mount has may not be taken away here.
+    let has = statvfs(device)?.flags();
+    let kept = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+    ];
+    let kept = kept.iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, kept)| *kept);
+    let flags = kept.fold(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NODEV, |all, one| all | one);
+    mount(None::<&str>, device, None::<&str>, flags, None::<&str>)
+}
+
+/// Sets what the kernel bounds of each process.
+fn limit(isolation: &Isolation) -> Result<(), String> {
+    let wanted = isolation.rlimits;
+    let set = |what: &str, resource: Resource, wanted: u64| {
+        let set = match setrlimit(resource, wanted, wanted) {
+            // To have more takes a privilege: then it is what this process may have.
+            Err(Errno::EPERM) => getrlimit(resource).and_then(|(_, most)| {
+                let wanted = wanted.min(most);
+                setrlimit(resource, wanted, wanted)
+            }),
+            set => set,
+        };
+        set.map_err(|e| format!("bound {what} of the worker: {e}"))
+    };
+    set("open files", Resource::RLIMIT_NOFILE, wanted.open_files)?;
+    set("core files", Resource::RLIMIT_CORE, wanted.core_bytes)?;
+    set("locked memory", Resource::RLIMIT_MEMLOCK, wanted.locked_bytes.unwrap_or(RLIM_INFINITY))?;
+    if isolation.user.is_some() {
+        set("processes", Resource::RLIMIT_NPROC, wanted.processes)?;
+    }
+    Ok(())
 }
 
 /// Makes a folder that is the worker's user's, and nobody else's.

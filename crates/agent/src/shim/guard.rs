@@ -3,6 +3,7 @@
 //! **Invariant:** after every wake-up, however long the sleep was, the lease is looked at before
 //! anything else; the deadline only ever comes from a whole slot of our holder and our epoch.
 
+use super::disk::DiskWatch;
 use super::enter::{SAID_BYTES, STOP, Said};
 use super::stage::Launched;
 use crate::cgroup::Cgroup;
@@ -35,6 +36,8 @@ const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::f
 
 /// Between two looks at the worker's memory, of which no event tells: usually, and near its limit.
 const MEMORY_LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(100));
+/// Between two looks at what was counted of its files.
+const DISK_LOOK: Duration = Duration::from_secs(1);
 /// What of its limit is near, in percent.
 const MEMORY_NEAR_PERCENT: u64 = 75;
 
@@ -162,6 +165,7 @@ pub(super) struct Guard<'a> {
     kill_again: Duration,
     memory: Option<MemoryWatch>,
     out_of_memory: bool,
+    disk: Option<DiskWatch>,
     /// Into the worker's output.
     note: Option<PipeWriter>,
 }
@@ -191,6 +195,7 @@ impl<'a> Guard<'a> {
             kill_again: KILL_AGAIN.0,
             memory: None,
             out_of_memory: false,
+            disk: None,
             note: None,
         })
     }
@@ -199,6 +204,11 @@ impl<'a> Guard<'a> {
     pub(super) fn with_memory(self, max: Option<u64>, note: Option<PipeWriter>) -> Guard<'a> {
         let memory = max.map(|max| MemoryWatch { max, look_at: BootTime::now().after(MEMORY_LOOK.1) });
         Guard { memory, note, ..self }
+    }
+
+    /// Holds the worker's files to what they may take of the disk, if that is bounded.
+    pub(super) fn with_disk(self, disk: Option<DiskWatch>) -> Guard<'a> {
+        Guard { disk, ..self }
     }
 
     /// Until nothing of the worker is left.
@@ -215,6 +225,7 @@ impl<'a> Guard<'a> {
                 self.begin_stop(BootTime::now().after(Duration::from_millis(grace_ms)));
             }
             self.check_memory();
+            self.check_disk();
             self.kill_if_due();
             let until = self.next_wake();
             // At its end a socket would wake this process again and again.
@@ -261,6 +272,15 @@ impl<'a> Guard<'a> {
             self.out_of_memory = true;
             self.say(&format!("the worker used {used} bytes of memory, of {max} that it has; it is killed"));
             // Like the kernel's own: there is no time to lose for whoever shares the host.
+            self.kill_at = Some(now);
+        }
+    }
+
+    fn check_disk(&mut self) {
+        let now = BootTime::now();
+        if let Some(line) = self.disk.as_ref().filter(|_| self.may_run(now)).and_then(DiskWatch::complaint) {
+            self.disk = None;
+            self.say(&line);
             self.kill_at = Some(now);
         }
     }
@@ -386,6 +406,9 @@ impl<'a> Guard<'a> {
         }
         if let Some(watch) = self.memory.as_ref().filter(|_| !killing) {
             next = next.min(watch.look_at);
+        }
+        if self.disk.is_some() && !killing {
+            next = next.min(now.after(DISK_LOOK));
         }
         next
     }

@@ -13,6 +13,7 @@
 //! the worker dies with its shim; `exit` is written only when no descendant is left.
 
 mod confine;
+mod disk;
 mod enter;
 mod guard;
 mod output;
@@ -320,11 +321,15 @@ fn worker_life(
     let stage = prepared.stage.take().map(|stage| (stage, waited_in.is_some()));
     let (cgroup, cgroup_absent) = match waited_in {
         Some(group) => {
-            group.limit_to(spec.memory_bytes, spec.cpu_milli);
+            group.limit_to(spec.group_limits());
             (Some(group), None)
         }
         None => make_cgroup(spec),
     };
+    if let Err(why) = keep_devices(spec, cgroup.as_ref(), cgroup_absent.as_deref()) {
+        remove_cgroup(cgroup.as_ref());
+        return failed(why);
+    }
     let shared_memory = match confine::SharedMemory::of(spec) {
         Ok(shared) => shared,
         Err(error) => {
@@ -356,7 +361,11 @@ fn worker_life(
     announce();
     let memory_max = memory_max(spec, cgroup.as_ref());
     let end = match guard::Guard::new(lease, watch, launched, cgroup.as_ref(), spec.stop_grace_ms) {
-        Ok(guard) => guard.with_memory(memory_max, note).watch(),
+        Ok(guard) => {
+            let shared = shared_memory.is_some().then(|| confine::shared_memory_of(spec));
+            let disk = disk::DiskWatch::start(task, shared, spec.disk_bytes_max);
+            guard.with_memory(memory_max, note).with_disk(disk).watch()
+        }
         Err(why) => failed(why),
     };
     copying.finish(limits::OUTPUT_DRAIN_MAX);
@@ -383,10 +392,20 @@ fn make_cgroup(spec: &TaskSpec) -> (Option<Cgroup>, Option<String>) {
     let key = spec.key;
     // Two agents on one machine (tests, drills) may have the same job ids of different clusters.
     let name = format!("muster_{}_{}_{}_{:08x}", key.job, key.token, key.rank, spec.holder.0 >> 96);
-    match Cgroup::create(parent, &name, spec.memory_bytes, spec.cpu_milli) {
+    match Cgroup::create(parent, &name, spec.group_limits()) {
         Ok(group) => (Some(group), None),
         Err(error) => (None, Some(format!("{}: {error}", parent.display()))),
     }
+}
+
+/// Has the kernel keep the worker to its devices, where that was promised.
+fn keep_devices(spec: &TaskSpec, cgroup: Option<&Cgroup>, absent: Option<&str>) -> Result<(), String> {
+    let Some(allowed) = &spec.isolation.allowed else { return Ok(()) };
+    let what = "keep the worker from devices that are not its own";
+    let Some(group) = cgroup else {
+        return Err(format!("{what}: it has no control group: {}", absent.unwrap_or_default()));
+    };
+    group.allow_only(allowed).map_err(|error| format!("{what}: {error}"))
 }
 
 fn remove_cgroup(cgroup: Option<&Cgroup>) {

@@ -399,6 +399,8 @@ pub struct Host {
     /// How its health is watched, and what it has.
     pub health: serde_json::Value,
     pub accelerators: serde_json::Value,
+    /// Where its devices are.
+    pub host_root: PathBuf,
 }
 
 impl Host {
@@ -413,6 +415,7 @@ impl Host {
             user: None,
             health: serde_json::json!({"nvml": "off", "kernel_log": "off"}),
             accelerators: serde_json::json!({"type": "h100", "count": 4}),
+            host_root: PathBuf::from("/"),
         }
     }
 
@@ -442,6 +445,7 @@ impl Host {
             "control_groups": self.control_groups,
             "runtime_dir": self.file("run"),
             "workers": self.workers,
+            "host_root": self.host_root,
             "health": self.health,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",

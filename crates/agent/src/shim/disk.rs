@@ -1,0 +1,56 @@
+//! Holds a worker to what its files may take of the disk, where the host's operator says how much that is.
+//!
+//! Quotas of file systems differ from one to the next and few hosts have any, so its folders are counted, on a thread of
+//! its own, which takes a small part of the time. Between two looks a worker may have more.
+
+use crate::task::TaskDir;
+use crate::tree;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Between two looks, at least.
+const LOOK: Duration = Duration::from_secs(2);
+/// The counting takes one part of so many of the time.
+const PART: u32 = 20;
+
+/// A worker's files, counted again and again.
+pub(super) struct DiskWatch {
+    max: u64,
+    counted: Receiver<u64>,
+}
+
+impl DiskWatch {
+    /// Counts the folders of `task` that are the worker's to write, and `shared`; none where there is no bound.
+    pub(super) fn start(task: &TaskDir, shared: Option<PathBuf>, max: u64) -> Option<DiskWatch> {
+        if max == 0 {
+            return None;
+        }
+        let own = [task.work(), task.path().join("tmp"), task.path().join("var_tmp")];
+        let folders: Vec<PathBuf> = own.into_iter().chain(shared).collect();
+        let (tell, counted) = sync_channel(1);
+        std::thread::spawn(move || {
+            let mut pause = LOOK;
+            loop {
+                std::thread::sleep(pause);
+                let began = Instant::now();
+                let bytes =
+                    folders.iter().map(|folder| tree::size(folder).bytes).fold(0, u64::saturating_add);
+                pause = LOOK.max(began.elapsed() * PART);
+                if bytes > max && tell.send(bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        Some(DiskWatch { max, counted })
+    }
+
+    /// What is to be said of a worker whose files take more than they may.
+    pub(super) fn complaint(&self) -> Option<String> {
+        let bytes = self.counted.try_recv().ok()?;
+        Some(format!(
+            "the worker's files take {bytes} bytes of the disk, of {} that they may; it is killed",
+            self.max
+        ))
+    }
+}
