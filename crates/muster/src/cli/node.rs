@@ -1,11 +1,13 @@
 //! `muster node …`.
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
 use muster_wire::v1;
 
 use super::Global;
 use super::admission::{self, AdmissionCommand};
+use super::complete;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
@@ -23,6 +25,7 @@ pub enum NodeCommand {
     /// Show one node and the jobs on it
     Show {
         /// Its name or id
+        #[arg(add = ArgValueCompleter::new(complete::nodes))]
         node: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -47,13 +50,13 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
     )]
     Cordon {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     /// Put nodes back into placement
     Uncordon {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     #[command(flatten)]
@@ -68,7 +71,7 @@ Examples:
 Refused while the node's session stands. A node that comes back all the same registers anew.")]
     Forget {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
 }
