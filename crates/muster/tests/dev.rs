@@ -165,6 +165,15 @@ async fn a_program_of_this_directory_runs_without_any_configuration() {
     .unwrap();
     let submitted = terminal.run(&["submit", "job.yaml", "--wait"]).await;
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    // The list states why a job waits.
+    let whole = ["--workers", "2", "--accelerators", "h100:8", "--", "sleep", "600"];
+    for name in ["first", "second"] {
+        let ran = terminal.run(&[&["run", "--detach", "--name", name], &whole[..]].concat()).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    let list = terminal.run(&["job", "list"]).await;
+    let row = list.out.lines().find(|line| line.contains("second")).unwrap_or_default();
+    assert!(row.contains("WAITING_FOR_CAPACITY") && row.contains("0 of 2 workers fit"), "{list:?}");
     let (code, told) = dev.interrupt().await;
     assert_eq!(code, Some(0), "{told}");
     assert!(marked(terminal.scratch.path()).is_empty(), "processes are left");
