@@ -1,4 +1,4 @@
-//! The shape of the house: which crate may know which, what the pure crates may not have, and the few
+//! The architecture: which crate may depend on which, what the pure crates may not have, and the few
 //! rules of form that are checked by reading the files.
 #![allow(
     clippy::unwrap_used,

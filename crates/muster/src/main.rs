@@ -1,12 +1,14 @@
 //! One binary: the servers, the agents, and the command line. Config and assembly only.
 //!
-//! Each subcommand is a room of its own; this file only mounts them. What the client commands promise
-//! to scripts (output shapes, exit codes) is described in `cli`.
+//! Each subcommand is a module; this file only mounts them. `cli` documents what the client commands promise
+//! to scripts (output shapes, exit codes).
 
 mod agent;
 mod cli;
+mod dev;
 #[cfg(test)]
 mod documents;
+mod fleet;
 mod manifest;
 mod process;
 mod quickstart;
@@ -38,6 +40,7 @@ enum Command {
     Server(server::ServerArgs),
     Agent(agent::AgentArgs),
     Quickstart(quickstart::QuickstartArgs),
+    Dev(dev::DevArgs),
     /// Workers to try the scheduler with
     #[command(subcommand)]
     Example(ExampleCommand),
@@ -67,6 +70,9 @@ fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     if words.next().is_some_and(|first| first == SHIM) {
         return shim(words);
+    }
+    if std::env::var_os(cli::complete::VARIABLE).is_some() {
+        clap_complete::CompleteEnv::with_factory(Arguments::command).var(cli::complete::VARIABLE).complete();
     }
     if std::env::args_os().len() <= 1 {
         return if Arguments::command().print_help().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
@@ -98,6 +104,15 @@ fn main() -> ExitCode {
             process::log_to_stderr("error");
             process::run(None, |shutdown| async {
                 match quickstart::run(args, shutdown).await {
+                    Ok(code) => code,
+                    Err(error) => process::complain(error.as_ref()),
+                }
+            })
+        }
+        Command::Dev(args) => {
+            process::log_to_stderr("error");
+            process::run(None, |shutdown| async {
+                match dev::run(args, shutdown).await {
                     Ok(code) => code,
                     Err(error) => process::complain(error.as_ref()),
                 }

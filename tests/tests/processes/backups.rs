@@ -202,9 +202,9 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     let ran = run_to_end(&[&recover[..], &["--lost-majority"]].concat(), "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     assert!(ran.out.contains("only voter of generation 2"), "{}", ran.out);
-    assert!(ran.out.contains("the archive of the log is taken along, through log index"), "{}", ran.out);
+    assert!(ran.out.contains("the archive of the log is moved, through log index"), "{}", ran.out);
     let kept = cluster.replicas[survivor].home.join("data.generation-1");
-    assert!(kept.join("IDENTITY").exists(), "the folder of before is gone");
+    assert!(kept.join("IDENTITY").exists(), "the previous data directory is gone");
 
     cluster.start_replica(survivor);
     cluster.generation(survivor, 2).await;

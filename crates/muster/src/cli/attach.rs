@@ -105,7 +105,7 @@ pub async fn attach(
             Some(()) = interrupts.recv() => match interrupt {
                 Interrupt::None => {
                     console.progress(&format!(
-                        "leaving {job_id} to itself (muster job logs {job_id} -f); Ctrl-C again cancels it"
+                        "detaching from {job_id} (muster job logs {job_id} -f); Ctrl-C again cancels it"
                     ));
                     interrupt = Interrupt::Leaving(Instant::now() + SECOND_THOUGHTS);
                 }

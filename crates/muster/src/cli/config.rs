@@ -1,4 +1,4 @@
-//! Which cluster is meant: flags, then the environment, then the configuration file.
+//! Which cluster is meant: flags, then the environment, then the configuration file, then the running `muster dev`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use muster_transport::{Security, Tls, TlsFiles};
 use serde::Deserialize;
 
 use super::failure::Failure;
+use crate::dev::local;
 
 /// Nobody's configuration is larger.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -49,13 +50,31 @@ pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, F
         return parse(given, "--endpoint or MUSTER_ENDPOINTS", security);
     }
     if configured.is_empty() {
+        if let (Security::Plaintext, Some(running)) = (&security, local::running()) {
+            return parse(&running, "the running `muster dev`", security);
+        }
         let place = path.map_or_else(|| "a configuration file".to_owned(), |p| p.display().to_string());
         return Err(Failure::usage("no endpoint given").with_next(format!(
-            "name a replica: --endpoint HOST:PORT, MUSTER_ENDPOINTS, or `endpoints = [\"HOST:PORT\"]` in {place}"
+            "name a replica: --endpoint HOST:PORT, MUSTER_ENDPOINTS, or `endpoints = [\"HOST:PORT\"]` in {place}; \
+             `muster dev` starts a cluster on this machine"
         )));
     }
     let place = path.map(|p| p.display().to_string()).unwrap_or_default();
     parse(&configured, &place, security)
+}
+
+/// Whether the cluster that [`endpoints`] finds is the running `muster dev`, whose hosts are this machine.
+pub fn is_local(given: &[String]) -> bool {
+    let Some(running) = local::running() else { return false };
+    let plain = |text: &str| text.trim().trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let running: Vec<String> = running.iter().map(|text| plain(text)).collect();
+    let named: Vec<String> = given.iter().map(|text| plain(text)).filter(|text| !text.is_empty()).collect();
+    if !named.is_empty() {
+        return named.iter().all(|endpoint| running.contains(endpoint));
+    }
+    path()
+        .and_then(|path| read(&path).ok())
+        .is_none_or(|file| file.endpoints.is_empty() && file.tls.is_none())
 }
 
 /// Plaintext without certificates.

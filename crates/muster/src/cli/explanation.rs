@@ -470,15 +470,17 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
     tree.line(1, &explanation.sentence);
     if let Some(line) = &explanation.line {
         let text = match (line.requests_before, line.or_more) {
-            (0, _) => "next in line".to_owned(),
-            (before, false) => format!("{before} different requests have their turn before it"),
-            (before, true) => format!("{before} or more different requests have their turn before it"),
+            (0, _) => "first in the pending queue".to_owned(),
+            (before, false) => format!("{before} different requests are before it in the pending queue"),
+            (before, true) => {
+                format!("{before} or more different requests are before it in the pending queue")
+            }
         };
         tree.line(1, &text);
     }
     if let Some(estimate) = &explanation.estimate {
         let (likely, high) = (show_about(estimate.run_ms), show_about(estimate.run_high_ms));
-        tree.line(1, &format!("expected to run {likely}, with nine chances in ten at most {high}"));
+        tree.line(1, &format!("expected to run {likely} (p90 {high})"));
     }
     match explanation.standing.as_str() {
         "within_nominal" => {
@@ -495,7 +497,7 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
         start_lines(&mut tree, start, now_ms);
     }
     if !explanation.blockers.is_empty() {
-        tree.line(0, "room is kept for");
+        tree.line(0, "capacity is reserved for");
         tree.each(1, &explanation.blockers, |tree, blocker| {
             let at = match moment(blocker.starts_at_ms, now_ms) {
                 Some(at) => format!("starts {at}"),
@@ -549,14 +551,10 @@ fn score_line(parts: &[v1::ScorePart]) -> String {
 
 fn start_lines(tree: &mut Tree, start: &v1::StartEstimate, now_ms: u64) {
     tree.line(0, "start");
-    let said = [
-        ("one chance in ten by", start.q10_ms),
-        ("even odds by", start.q50_ms),
-        ("nine chances in ten by", start.q90_ms),
-    ];
+    let said = [("p10", start.q10_ms), ("p50", start.q50_ms), ("p90", start.q90_ms)];
     for (words, ms) in said {
         if let Some(at) = moment(ms, now_ms) {
-            tree.line(1, &format!("{words:<22}  {at}"));
+            tree.line(1, &format!("{words}  {at}"));
         }
     }
     if !start.basis.is_empty() {

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use clap::Subcommand;
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_types::{JobId, Name};
 use muster_wire::v1;
 
 use super::Global;
+use super::complete;
 use super::console::{Console, Format, Grid, one_line};
 use super::explanation;
 use super::failure::{Exit, Failure};
@@ -28,6 +30,7 @@ pub enum JobCommand {
     #[command(after_help = "Examples:\n  muster job show job-3f0\n  muster job show job-3f0 -o yaml")]
     Show {
         /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
         id: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -41,6 +44,7 @@ Examples:
 `muster plan FILE` says the same of a job that has not been submitted.")]
     Explain {
         /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
         id: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -55,6 +59,7 @@ Examples:
 Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
     Watch {
         /// Ids or names; none for every job, until Ctrl-C
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
         ids: Vec<String>,
         /// Only jobs of this tenant
         #[arg(long, value_name = "TENANT")]
@@ -68,7 +73,7 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
     )]
     Cancel {
         /// Their ids, or names
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
         ids: Vec<String>,
     },
     /// Wait for jobs; exit code 1 unless all of them went well
@@ -79,7 +84,7 @@ Examples:
   muster job wait $(muster submit array.yaml) && echo all succeeded")]
     Wait {
         /// Their ids, or names
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
         ids: Vec<String>,
         /// For what
         #[arg(long = "for", value_enum, default_value_t = Until::Finished)]

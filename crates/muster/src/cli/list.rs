@@ -1,8 +1,10 @@
 //! `muster job list`.
 
-use std::time::SystemTime;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
+use muster_client::Client;
 use muster_wire::v1;
 
 use super::Global;
@@ -14,6 +16,11 @@ use super::view;
 
 /// What the server gives at most at once.
 const PAGE_SIZE: u32 = 1_000;
+/// Jobs of one list that are explained, and how long that may take: an explanation costs the replica a plan.
+const EXPLAINED_MAX: usize = 16;
+const EXPLAINED_WITHIN: Duration = Duration::from_millis(600);
+/// What a list states of a pending job without asking the planner.
+const UNEXPLAINED: &str = "PENDING";
 
 /// A phase, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,7 +65,7 @@ pub struct ListArgs {
     all: bool,
     /// Only jobs that were submitted within this time, such as 2h
     #[arg(long, value_name = "DURATION", value_parser = super::timeout)]
-    since: Option<std::time::Duration>,
+    since: Option<Duration>,
     /// One row for each job of an array
     #[arg(long)]
     each: bool,
@@ -120,6 +127,10 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         request.page_token = page.next_page_token;
     }
     let (is_empty, is_table) = (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
+    if is_table {
+        // As many as are answered in time; the others lead to `muster explain`.
+        let _ = tokio::time::timeout(EXPLAINED_WITHIN, explain(&client, &mut jobs)).await;
+    }
     if is_table && !args.each {
         console.table(&job::grouped(&jobs, console.is_wide()))?;
     } else {
@@ -130,6 +141,30 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     }
     args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.
+async fn explain(client: &Client, jobs: &mut [view::Job]) {
+    let mut arrays: BTreeMap<(String, String, Option<String>), v1::Explanation> = BTreeMap::new();
+    let mut asked = 0;
+    for job in jobs.iter_mut().filter(|job| job.status_reason == UNEXPLAINED) {
+        let key = (job.name.clone(), job.tenant.clone(), job.submitted_at.clone());
+        let explanation = match arrays.get(&key).filter(|_| job.array_index.is_some()) {
+            Some(known) => known.clone(),
+            None if asked == EXPLAINED_MAX => return,
+            None => {
+                asked += 1;
+                let request = v1::ExplainJobRequest { job_id: job.id.clone(), ..Default::default() };
+                // It may have started or ended since; then the next list shows that.
+                let answer = client.explain_job(request).await.ok();
+                let Some(explanation) = answer.and_then(|answer| answer.explanation) else { continue };
+                explanation
+            }
+        };
+        job.status_reason.clone_from(&explanation.reason);
+        job.status_detail.clone_from(&explanation.sentence);
+        arrays.insert(key, explanation);
+    }
 }
 
 fn now_ms() -> u64 {

@@ -1,12 +1,14 @@
 //! `muster job logs`.
 
 use clap::{Args, ValueEnum};
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::{CallError, Client};
 use muster_types::{RefusalCode, limits};
 use muster_wire::v1;
 
 use super::Global;
 use super::attach;
+use super::complete;
 use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
@@ -33,6 +35,7 @@ The output is written as it is, both streams in the order in which they were wri
 Its node keeps the newest of it; what is missing is said on stderr.")]
 pub struct LogsArgs {
     /// The job's id, or its name
+    #[arg(add = ArgValueCompleter::new(complete::jobs))]
     id: String,
     /// Which worker
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..i64::from(limits::GANG_WORKERS_MAX)))]

@@ -12,6 +12,7 @@ mod attach;
 mod backup;
 mod ca;
 mod cluster;
+pub mod complete;
 mod config;
 mod consent;
 mod console;
@@ -45,6 +46,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Subcommand};
 use clap_complete::Shell;
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, Options};
 
 use crate::manifest::quantity;
@@ -55,6 +57,7 @@ use failure::{Exit, Failure};
 /// Shown under `muster --help`.
 pub const ROOT_AFTER_HELP: &str = "\
 Examples:
+  muster dev                              a cluster on this machine, to try things
   muster --endpoint replica-1:7401,replica-2:7401 cluster status
   muster plan train.yaml
   muster submit train.yaml --watch
@@ -64,7 +67,7 @@ Examples:
   muster job logs job-3f0 --rank 0 -f
 
 Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"host:port\", …]` in
-$XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml).
+$XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml), else a running `muster dev`.
 
 With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
 `key` in the same file; without them the cluster is spoken to in plaintext.
@@ -127,12 +130,13 @@ pub enum ClientCommand {
     /// Cancel jobs: `muster job cancel`
     Cancel {
         /// Their ids, or names
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
         ids: Vec<String>,
     },
     /// Say why a job waits and when it will start: `muster job explain`
     Explain {
         /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
         id: String,
         #[command(flatten)]
         read: reading::ReadArgs,
@@ -176,7 +180,7 @@ pub enum ClientCommand {
     Ctl(ctl::CtlCommand),
     /// Print a completion script for a shell
     #[command(
-        after_help = "Examples:\n  muster completion bash > ~/.local/share/bash-completion/completions/muster\n  muster completion fish > ~/.config/fish/completions/muster.fish"
+        after_help = "Examples:\n  source <(muster completion bash)             in ~/.bashrc\n  source <(muster completion zsh)              in ~/.zshrc\n  muster completion fish | source              in ~/.config/fish/config.fish\n\nThe script asks this program for each word: ids and names of jobs and nodes come from the cluster that the\nenvironment names. A script that is kept in a file has to be made again after an upgrade."
     )]
     Completion {
         /// For which shell
@@ -245,6 +249,11 @@ impl Global {
     /// When the time of the whole command is up.
     fn end(&self) -> Option<tokio::time::Instant> {
         self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
+    }
+
+    /// Whether the cluster is the running `muster dev`, whose hosts are this machine.
+    fn is_local(&self) -> bool {
+        self.ca.is_none() && config::is_local(&self.endpoint)
     }
 
     /// A connected client.
@@ -321,9 +330,8 @@ async fn tell_waiting(console: &Console) {
 }
 
 fn completion(console: &Console, shell: Shell) -> Result<Exit, Failure> {
-    // Into memory first: the generator panics when the other end of a pipe goes away.
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut crate::Arguments::command(), "muster", &mut script);
+    let script = complete::script(shell);
+    let script = script.map_err(|error| Failure::new(Exit::Failed, format!("making the script: {error}")))?;
     console.bytes(&script)?;
     Ok(Exit::Ok)
 }

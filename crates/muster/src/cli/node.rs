@@ -1,11 +1,13 @@
 //! `muster node …`.
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
 use muster_wire::v1;
 
 use super::Global;
 use super::admission::{self, AdmissionCommand};
+use super::complete;
 use super::consent::Rehearsal;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
@@ -24,6 +26,7 @@ pub enum NodeCommand {
     /// Show one node and the jobs on it
     Show {
         /// Its name or id
+        #[arg(add = ArgValueCompleter::new(complete::nodes))]
         node: String,
         #[command(flatten)]
         read: ReadArgs,
@@ -48,13 +51,13 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
     )]
     Cordon {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     /// Put nodes back into placement
     Uncordon {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     #[command(flatten)]
@@ -70,7 +73,7 @@ Examples:
 Refused while the node's session stands. A node that comes back all the same registers anew.")]
     Forget {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
         #[command(flatten)]
         rehearsal: Rehearsal,

@@ -1,11 +1,13 @@
 //! `muster node drain`, `quarantine`, `repair`, `health` and their opposites.
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_wire::v1;
 use serde::Serialize;
 
 use super::Global;
+use super::complete;
 use super::consent::{self, Consent};
 use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
@@ -27,7 +29,7 @@ Gangs that have saved their work move as soon as there is room; the others end b
 A node is empty when its status is `drained`.")]
     Drain {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
         #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -38,7 +40,7 @@ A node is empty when its status is `drained`.")]
     /// Put drained nodes back
     Undrain {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     /// Keep nodes away from new work; what runs on them goes on
@@ -47,7 +49,7 @@ A node is empty when its status is `drained`.")]
     )]
     Quarantine {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
         /// One sentence
         #[arg(long)]
@@ -56,7 +58,7 @@ A node is empty when its status is `drained`.")]
     /// Let nodes back that were in quarantine
     Release {
         /// Their names or ids
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
     },
     /// Repair a node: empty it, have its agent do the work, put it back
@@ -73,6 +75,7 @@ work and says --done. With --done everything known against the node is over, but
     /// Show what is known of a node's health
     Health {
         /// Its name or id
+        #[arg(add = ArgValueCompleter::new(complete::nodes))]
         node: String,
         #[command(flatten)]
         read: ReadArgs,

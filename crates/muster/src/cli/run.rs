@@ -1,5 +1,6 @@
 //! `muster run`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -12,6 +13,7 @@ use super::attach::{self, Ranks};
 use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::submit::{self, located, now_ms};
+use crate::dev::local;
 use crate::manifest::{self, Manifest, ManifestError, Overrides};
 
 /// Options of `muster run`.
@@ -23,10 +25,10 @@ Examples:
   muster run --file train.sh --epochs 3
 
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
-front. Ctrl-C leaves the job to itself; a second one within two seconds cancels it. The exit code is the
+front. Ctrl-C detaches and the job goes on; a second one within two seconds cancels it. The exit code is the
 job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
 output could not be read to the end. The command has to be on the nodes; a script given with --file travels with
-the job.")]
+the job. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
     /// The command, after --; with --file the arguments of the script
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
@@ -80,10 +82,18 @@ pub struct RunArgs {
 
 pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Exit, Failure> {
     let what = args.file.clone().unwrap_or_else(|| "muster run".to_owned());
-    let manifest = match &args.file {
+    let mut manifest = match &args.file {
         Some(file) => of_file(file, &args)?,
         None => of_command(&args)?,
     };
+    if global.is_local() {
+        local::localize(&mut manifest.message);
+    } else if let Some(file) = left_behind(&manifest.message) {
+        console.progress(&format!(
+            "note: workers start in an empty directory on their node, and {file} is in this one; where the nodes share \
+             this file system, --directory \"$PWD\" starts them here"
+        ));
+    }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
     let request = v1::SubmitJobRequest {
@@ -100,9 +110,23 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         console.line(&id)?;
         return Ok(Exit::Ok);
     }
-    console.progress(&format!("{id}; Ctrl-C leaves it to itself"));
+    console.progress(&format!("{id}; Ctrl-C detaches, a second one cancels the job"));
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);
     attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+}
+
+/// A word of the command that names a file of this directory, which workers would look for in theirs.
+fn left_behind(spec: &v1::JobSpec) -> Option<&str> {
+    if !spec.working_directory.is_empty() {
+        return None;
+    }
+    let words = spec.groups.iter().flat_map(|group| &group.command);
+    let mut words = words.map(String::as_str);
+    words.find(|word| is_left_behind(Path::new(word)))
+}
+
+fn is_left_behind(path: &Path) -> bool {
+    path.is_relative() && path.is_file()
 }
 
 fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {

@@ -14,6 +14,7 @@ use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
 use super::view::{Document, Submission};
+use crate::dev::local;
 use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
 
 /// Options of `muster submit`.
@@ -70,7 +71,10 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         tier: args.tier.clone(),
         regions: args.region.clone(),
     };
-    let manifests = read_manifests_with(&args.file, &args.arguments, &overrides)?;
+    let mut manifests = read_manifests_with(&args.file, &args.arguments, &overrides)?;
+    if global.is_local() {
+        manifests.iter_mut().for_each(|manifest| local::localize(&mut manifest.message));
+    }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
     let submission = if args.validate_only {

@@ -131,7 +131,7 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<String>,
     pub changed_at_index: u64,
-    /// Whether it is in line as far as dependencies and times are concerned.
+    /// Whether nothing but capacity keeps it from starting: dependencies are met, and its time has come.
     pub released: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimate: Option<Estimate>,
@@ -165,7 +165,7 @@ pub struct Job {
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
     pub run_ms: u64,
-    /// With nine chances in ten at most.
+    /// The 90th percentile.
     pub run_high_ms: u64,
 }
 

@@ -4,7 +4,6 @@
 //! The leader is killed, then everything in one region; what was acknowledged finishes, and nothing
 //! runs twice: the workers write down themselves when they ran.
 
-mod fleet;
 mod report;
 mod story;
 mod tracker;
@@ -14,6 +13,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::fleet::{Fleet, REGIONS, Region, Shape};
+
+/// Hosts of a region.
+const HOSTS_PER_REGION: u8 = 4;
+/// Declared accelerators of a host.
+const DEVICES_PER_HOST: u16 = 8;
+/// Short leases, so that a lost region is noticed while somebody watches.
+const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 2000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 400\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 200\nelection_timeout_max_ms = 400\n";
+
+fn shape() -> Shape {
+    let regions = REGIONS.map(|name| Region { name: name.to_owned(), hosts: HOSTS_PER_REGION });
+    Shape { regions: regions.into(), accelerator: "h100".to_owned(), devices_per_host: DEVICES_PER_HOST }
+}
 
 /// Shows the whole of Muster on this machine: a cluster over three regions, jobs, a leader's death, a
 /// region's loss. Takes about a minute and leaves no process behind.
@@ -26,7 +39,7 @@ pub struct QuickstartArgs {
     /// Print the summary as one JSON line on standard output; progress goes to standard error
     #[arg(long)]
     json: bool,
-    /// Folder for data, logs and evidence; must not exist yet. Kept afterwards
+    /// Directory for data, logs and evidence; must not exist yet. Kept afterwards
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -49,21 +62,21 @@ pub async fn run(args: QuickstartArgs, shutdown: CancellationToken) -> Result<Ex
     nix::sys::prctl::set_child_subreaper(true).context("becoming the parent of orphans")?;
     let scratch = match &args.dir {
         Some(_) => None,
-        None => {
-            Some(tempfile::Builder::new().prefix("muster-quickstart-").tempdir().context("making a folder")?)
-        }
+        None => Some(
+            tempfile::Builder::new().prefix("muster-quickstart-").tempdir().context("making a directory")?,
+        ),
     };
     let dir = match (&args.dir, &scratch) {
         (Some(dir), _) => {
-            anyhow::ensure!(!dir.exists(), "{} exists already; name a new folder", dir.display());
+            anyhow::ensure!(!dir.exists(), "{} exists already; name a new directory", dir.display());
             std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
             dir.canonicalize().with_context(|| format!("finding {}", dir.display()))?
         }
         (None, Some(scratch)) => scratch.path().to_path_buf(),
-        (None, None) => anyhow::bail!("no folder to work in"),
+        (None, None) => anyhow::bail!("no directory to work in"),
     };
     let progress = Progress { started: Instant::now() };
-    let mut fleet = fleet::Fleet::create(&dir)?;
+    let mut fleet = Fleet::create(&dir, shape(), PARAMETERS)?;
     let told = tokio::select! {
         told = story::tell(&mut fleet, progress) => Some(told),
         () = shutdown.cancelled() => None,

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Progress;
-use super::fleet::{DEVICES_PER_HOST, Fleet, HOSTS_PER_REGION, REGIONS};
 use super::report::{LeaderKill, Preemption, RegionLoss, Summary};
 use super::tracker::{Jobs, Tracker, is_finished, is_placed, running_in};
+use super::{DEVICES_PER_HOST, HOSTS_PER_REGION, Progress};
+use crate::fleet::{Fleet, REGIONS, wait_for, wait_for_hosts, wait_for_leader};
 use crate::manifest;
 
 const TRAIN: &str = include_str!("../../../../ops/examples/train.yaml");
@@ -27,8 +27,6 @@ const GANG_WORKER_DEVICES: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the last job.
 const PATIENCE_TO_FINISH: Duration = Duration::from_secs(80);
-/// Between two looks at something that no watch covers.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Everything that is going on.
 struct Story<'a> {
@@ -94,43 +92,15 @@ async fn start(fleet: &mut Fleet, progress: Progress, client: &Client) -> Result
     for id in 1..=REGIONS.len() as u64 {
         fleet.start_replica(id, true)?;
     }
-    let status = wait_for(PATIENCE, || async {
-        let status = client.get_status(v1::GetStatusRequest::default()).await.ok()?;
-        (status.freshness.as_ref()?.leader_id > 0 && !status.cluster_id.is_empty()).then_some(status)
-    })
-    .await
-    .context("no leader was elected")?;
-    let leader = status.freshness.map_or(0, |f| f.leader_id);
+    let leader = wait_for_leader(client, PATIENCE).await?;
     progress.say(&format!("replica {leader} leads; starting an agent for each of twelve hosts"));
     for region in REGIONS {
         fleet.start_agents(region)?;
     }
-    let hosts = REGIONS.len() * usize::from(HOSTS_PER_REGION);
-    wait_for(PATIENCE, || async {
-        let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;
-        let up = nodes.iter().filter(|n| n.status() == v1::NodeStatus::Up).count();
-        (up == hosts).then_some(())
-    })
-    .await
-    .context("not every agent opened its session")?;
+    let hosts = fleet.shape().hosts();
+    wait_for_hosts(client, hosts, PATIENCE).await?;
     progress.say(&format!("{hosts} hosts with {DEVICES_PER_HOST} accelerators each are up"));
     Ok(())
-}
-
-/// Looks until there is something.
-async fn wait_for<T, F: Future<Output = Option<T>>>(
-    limit: Duration,
-    mut look: impl FnMut() -> F,
-) -> Option<T> {
-    let looking = async {
-        loop {
-            if let Some(found) = look().await {
-                return found;
-            }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    };
-    tokio::time::timeout(limit, looking).await.ok()
 }
 
 fn millis(since: Instant, until: Instant) -> u64 {

@@ -5,9 +5,9 @@
 //! any more. So every entry it has is taken, also those it did not know to be committed, and the last
 //! one is named with its time: what was acknowledged after that, or only to others, is gone.
 //!
-//! The folder of before is kept beside the new one. The archive of the log goes along: what lies in the folder is
-//! in both, and what only the old log had is put behind it. Other replicas of before are refused from here on:
-//! they are of a lower generation.
+//! The previous data directory is kept next to the new one. The archive of the log moves with it: an archive inside
+//! the directory is in both, and records that only the old log had are appended to it. Other replicas of the previous
+//! generation are refused from here on.
 //!
 //! **Invariant:** at every moment the data folder is either the old one or the complete new one; an
 //! interrupted recovery is taken up by the next.
@@ -173,14 +173,14 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     rename(&dir, &kept)?;
     rename(&made, &dir)?;
     say!("\nrecovered: {} is the only voter of generation {generation}", config.replica_id);
-    say!("the folder of before is kept as {}", kept.display());
+    say!("the previous data directory is kept as {}", kept.display());
     match history {
-        Ok(Some(last)) => say!("the archive of the log is taken along, through log index {last}"),
+        Ok(Some(last)) => say!("the archive of the log is moved, through log index {last}"),
         Ok(None) => {}
         // The cluster matters more, and nothing of the old archive is lost.
         Err(error) => {
-            say!("the archive of the log was not taken along whole: {error}");
-            say!("what there was is kept in {}", kept.display());
+            say!("the archive of the log was not moved completely: {error}");
+            say!("the previous archive is kept in {}", kept.display());
         }
     }
     say!(
@@ -189,9 +189,9 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     );
     say!("next:");
     say!("  1. muster server --config {}", args.config.display());
-    say!("  2. every other replica with an empty data folder: muster server --config … --join");
+    say!("  2. every other replica with an empty data directory: muster server --config … --join");
     say!("  3. muster cluster add ID --region … --peer … --client …   for each of them");
-    say!("agents go on by themselves; every lease of before is over, and its token is refused");
+    say!("agents reconnect without help; every earlier lease is void, and its token is refused");
     Ok(())
 }
 

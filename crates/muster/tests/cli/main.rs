@@ -330,14 +330,14 @@ fn a_plan_fits_a_terminal_and_has_every_number() {
     assert!(ran.out.lines().all(|line| line.chars().count() <= 80), "{}", ran.out);
     for part in [
         "train: WAITING_FOR_CAPACITY\n  4 workers with h100:8 have to be in one rack;",
-        "\n  2 different requests have their turn before it\n",
-        "\n  expected to run 2h, with nine chances in ten at most 3h\n",
+        "\n  2 different requests are before it in the pending queue\n",
+        "\n  expected to run 2h (p90 3h)\n",
         "\n  by policy version 812\n",
         "\nplace: eu-north / eu-north-1 on h100\n  host-0: 1 workers, 8 devices\n",
         "\n  and 4 more; -o json shows all of them\n",
         "\n  score 550000: topology 500 x 900, packing 400 x 250\n",
-        "\n  even odds by            2100-01-01T01:00:00Z (in ",
-        "\nroom is kept for\n  job-3e1 big, 64 workers, starts 2100-01-01T00:00:00Z, its start has slipped",
+        "\n  p50  2100-01-01T01:00:00Z (in ",
+        "\ncapacity is reserved for\n  job-3e1 big, 64 workers, starts 2100-01-01T00:00:00Z, its start has slipped",
         "\n  h100 in eu-north: wants 4.5, 4 left, 0.5 short: nominal quota and borrowing\n",
         "\nCLUSTER              TYPE  FREE  OF  KEPT  FIT  DOMAIN  HOLDS\n",
         "\neu-north/eu-north-1  h100  24    96  16    3    3       yes\n",
@@ -347,7 +347,7 @@ fn a_plan_fits_a_terminal_and_has_every_number() {
     ] {
         assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);
     }
-    assert!(!ran.out.contains("nine chances in ten by"), "what is not known is not shown:\n{}", ran.out);
+    assert!(!ran.out.contains("\n  p90  "), "what is not known is not shown:\n{}", ran.out);
     let json = muster(&fake, &["plan", &example("elastic.yaml"), "--json"]);
     let document: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!(document["kind"], "Explanation");
@@ -681,8 +681,25 @@ fn version_and_completion() {
     assert!(ran.out.ends_with("replica 1 in eu-north: 9.9.9\n"), "{}", ran.out);
     for shell in ["bash", "zsh", "fish"] {
         let ran = finish(command("", &["completion", shell]));
-        assert!(ran.code == 0 && ran.out.contains("cordon"), "{shell}");
+        assert!(ran.code == 0 && ran.out.contains("COMPLETE"), "{shell}: {}", ran.out);
     }
+    // As the script of fish asks.
+    let complete = |endpoint: &str, words: &[&str]| {
+        let mut asked = command("", &[&["--", "muster"], words].concat());
+        asked.env("COMPLETE", "fish").env("MUSTER_ENDPOINTS", endpoint);
+        let ran = finish(asked);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}");
+        ran.out
+    };
+    fake.add("job-3f0", "train", JobPhase::Pending);
+    assert!(complete("", &["node", ""]).contains("cordon"));
+    let ids = complete(&fake.endpoint, &["job", "cancel", "job-"]);
+    assert!(ids.contains("job-3f0") && ids.contains("train pending"), "{ids}");
+    let names = complete(&fake.endpoint, &["logs", "tr"]);
+    assert!(names.starts_with("train") && names.contains("job-3f0"), "{names}");
+    assert!(complete(&fake.endpoint, &["logs", "zz"]).is_empty());
+    // Without a cluster nothing is offered, and nothing is complained of.
+    assert!(complete("127.0.0.1:1", &["job", "cancel", "job-"]).is_empty());
     assert_eq!(finish(command("", &["version"])).code, 0);
 }
 

@@ -1,7 +1,7 @@
-//! The processes of a quickstart: three replicas and twelve agents, in three regions, on this
-//! machine.
+//! A whole cluster as processes on this machine, for `muster quickstart` and `muster dev`: one replica per region, and
+//! hosts with declared accelerators.
 //!
-//! **Invariant:** every process started here, and every worker below it, names its region's folder
+//! **Invariant:** every process started here, and every worker below it, names its region's directory
 //! in its command line or environment; that is how a whole region is killed at once and how nothing
 //! is left behind.
 
@@ -10,22 +10,62 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use muster_client::Client;
+use muster_wire::v1;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 
-/// The regions; each has one replica and four hosts.
+/// The regions of a cluster with three replicas.
 pub const REGIONS: [&str; 3] = ["asia-south", "eu-west", "us-east"];
-/// Hosts of a region.
-pub const HOSTS_PER_REGION: u8 = 4;
-/// Declared accelerators of a host.
-pub const DEVICES_PER_HOST: u16 = 8;
+/// Addresses of a region for its hosts: 16 of the last byte, after those of the replicas.
+pub const REGION_HOSTS_MAX: u8 = 16;
 
+/// What a fleet consists of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// The regions, with one replica each.
+    pub regions: Vec<Region>,
+    /// Type of the accelerators that every host declares.
+    pub accelerator: String,
+    /// How many of them each host has.
+    pub devices_per_host: u16,
+}
+
+/// One region of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Its name.
+    pub name: String,
+    /// How many hosts it has; at most [`REGION_HOSTS_MAX`].
+    pub hosts: u8,
+}
+
+impl Shape {
+    /// The number of hosts of all regions.
+    pub fn hosts(&self) -> usize {
+        self.regions.iter().map(|region| usize::from(region.hosts)).sum()
+    }
+}
+
+/// A shape, and where its replicas listen.
+#[derive(Clone, Serialize, Deserialize)]
+struct Layout {
+    cluster_id: String,
+    /// The second and third byte of this fleet's loopback addresses; they keep two fleets on one machine apart.
+    block: [u8; 2],
+    shape: Shape,
+    replicas: Vec<Replica>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
 struct Replica {
     id: u64,
-    region: &'static str,
+    region: String,
     client: SocketAddr,
     peer: SocketAddr,
 }
@@ -34,8 +74,18 @@ struct Replica {
 pub struct Fleet {
     dir: PathBuf,
     program: PathBuf,
-    replicas: Vec<Replica>,
+    layout: Layout,
     children: BTreeMap<String, Child>,
+}
+
+/// A process of a fleet that has ended without being told to.
+pub struct Ended {
+    /// `replica 1`, or the name of a host.
+    pub name: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its log.
+    pub log: PathBuf,
 }
 
 /// Two different ports of a loopback address that nothing else on the machine uses.
@@ -47,30 +97,71 @@ fn free_addresses(address: Ipv4Addr) -> Result<(SocketAddr, SocketAddr)> {
     Ok((port(first)?, port(second)?))
 }
 
-impl Fleet {
-    /// Lays out the folders and configurations of a run.
-    pub fn create(dir: &Path) -> Result<Fleet> {
-        let program = std::env::current_exe().context("finding this program")?;
-        // An own block of loopback addresses keeps two runs on one machine apart.
+/// Its name in a fleet's directory.
+const LAYOUT: &str = "layout.json";
+
+impl Layout {
+    fn draw(shape: Shape) -> Result<Layout> {
         let own = std::process::id();
         let block = [(own >> 8) as u8, own as u8];
         let mut replicas = Vec::new();
-        for (place, region) in REGIONS.into_iter().enumerate() {
+        for (place, region) in shape.regions.iter().enumerate() {
+            anyhow::ensure!(
+                region.hosts <= REGION_HOSTS_MAX,
+                "a region has at most {REGION_HOSTS_MAX} hosts"
+            );
             let address = Ipv4Addr::new(127, block[0], block[1], 1 + place as u8);
             let (client, peer) = free_addresses(address)?;
-            replicas.push(Replica { id: place as u64 + 1, region, client, peer });
+            replicas.push(Replica { id: place as u64 + 1, region: region.name.clone(), client, peer });
         }
-        let fleet = Fleet { dir: dir.to_path_buf(), program, replicas, children: BTreeMap::new() };
-        std::fs::create_dir_all(fleet.dir.join("bin")).context("creating the run's folder")?;
-        let link = fleet.dir.join("bin/muster");
-        if link.symlink_metadata().is_err() {
-            std::os::unix::fs::symlink(&fleet.program, &link).context("linking the program for workers")?;
+        Ok(Layout { cluster_id: format!("{own:032x}"), block, shape, replicas })
+    }
+}
+
+impl Fleet {
+    /// Lays out the directories and configurations of a new fleet. `parameters` go into each server's configuration.
+    pub fn create(dir: &Path, shape: Shape, parameters: &str) -> Result<Fleet> {
+        let fleet = Fleet::at(dir, Layout::draw(shape)?)?;
+        for directory in [fleet.intervals(), fleet.checkpoints()] {
+            std::fs::create_dir_all(&directory)
+                .with_context(|| format!("creating {}", directory.display()))?;
         }
-        for folder in [fleet.intervals(), fleet.checkpoints()] {
-            std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        }
-        fleet.write_configs(block)?;
+        fleet.write_configs(parameters)?;
+        // Last: a directory that has it has everything else.
+        let layout = serde_json::to_vec_pretty(&fleet.layout).context("describing the fleet")?;
+        std::fs::write(dir.join(LAYOUT), layout).context("writing the layout of the fleet")?;
         Ok(fleet)
+    }
+
+    /// The fleet that an earlier process left in this directory; none where there is none.
+    pub fn open(dir: &Path) -> Result<Option<Fleet>> {
+        let path = dir.join(LAYOUT);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+        };
+        let layout =
+            serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", path.display()))?;
+        Fleet::at(dir, layout).map(Some)
+    }
+
+    fn at(dir: &Path, layout: Layout) -> Result<Fleet> {
+        let program = std::env::current_exe().context("finding this program")?;
+        let fleet = Fleet { dir: dir.to_path_buf(), program, layout, children: BTreeMap::new() };
+        std::fs::create_dir_all(fleet.dir.join("bin")).context("creating the run's directory")?;
+        // Of an earlier process it may lead to a program that is gone.
+        let link = fleet.dir.join("bin/muster");
+        if link.symlink_metadata().is_ok() {
+            std::fs::remove_file(&link).with_context(|| format!("removing {}", link.display()))?;
+        }
+        std::os::unix::fs::symlink(&fleet.program, &link).context("linking the program for workers")?;
+        Ok(fleet)
+    }
+
+    /// What the fleet consists of.
+    pub fn shape(&self) -> &Shape {
+        &self.layout.shape
     }
 
     /// Where workers write when they ran.
@@ -85,22 +176,27 @@ impl Fleet {
 
     /// Where clients connect.
     pub fn endpoints(&self) -> Vec<String> {
-        self.replicas.iter().map(|r| format!("http://{}", r.client)).collect()
+        self.layout.replicas.iter().map(|r| format!("http://{}", r.client)).collect()
+    }
+
+    /// The ids of all replicas.
+    pub fn replica_ids(&self) -> Vec<u64> {
+        self.layout.replicas.iter().map(|r| r.id).collect()
     }
 
     /// The replica of a region.
     pub fn replica_in(&self, region: &str) -> Option<u64> {
-        self.replicas.iter().find(|r| r.region == region).map(|r| r.id)
+        self.layout.replicas.iter().find(|r| r.region == region).map(|r| r.id)
     }
 
     /// The region of a replica.
-    pub fn region_of(&self, replica: u64) -> Option<&'static str> {
-        self.replicas.iter().find(|r| r.id == replica).map(|r| r.region)
+    pub fn region_of(&self, replica: u64) -> Option<&str> {
+        self.layout.replicas.iter().find(|r| r.id == replica).map(|r| r.region.as_str())
     }
 
     /// Where one replica's clients connect.
     pub fn endpoint_of(&self, replica: u64) -> Option<String> {
-        self.replicas.iter().find(|r| r.id == replica).map(|r| format!("http://{}", r.client))
+        self.layout.replicas.iter().find(|r| r.id == replica).map(|r| format!("http://{}", r.client))
     }
 
     fn region_dir(&self, region: &str) -> PathBuf {
@@ -108,14 +204,24 @@ impl Fleet {
         self.dir.join("regions").join(region)
     }
 
-    fn write_configs(&self, block: [u8; 2]) -> Result<()> {
-        let members: String = self.replicas.iter().map(member).collect();
-        for replica in &self.replicas {
-            let home = self.region_dir(replica.region).join("replica");
+    fn replica_home(&self, id: u64) -> Result<PathBuf> {
+        let region = self.region_of(id).with_context(|| format!("there is no replica {id}"))?;
+        Ok(self.region_dir(region).join("replica"))
+    }
+
+    /// Whether a replica was started before: then its data is there, and it belongs to a cluster.
+    pub fn has_data(&self, id: u64) -> bool {
+        self.replica_home(id).is_ok_and(|home| home.join("data").exists())
+    }
+
+    fn write_configs(&self, parameters: &str) -> Result<()> {
+        let members: String = self.layout.replicas.iter().map(member).collect();
+        for replica in &self.layout.replicas {
+            let home = self.replica_home(replica.id)?;
             std::fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
             let text = format!(
-                "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{PARAMETERS}\n{members}",
-                std::process::id(),
+                "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{parameters}\n{members}",
+                self.layout.cluster_id,
                 replica.id,
                 home.join("data"),
                 replica.client,
@@ -123,19 +229,24 @@ impl Fleet {
             );
             write(&home.join("server.toml"), &text)?;
         }
-        for (place, region) in REGIONS.into_iter().enumerate() {
-            for host in 0..HOSTS_PER_REGION {
-                let name = host_name(region, host);
-                let home = self.region_dir(region).join(&name);
+        let [second, third] = self.layout.block;
+        let shape = &self.layout.shape;
+        for (place, region) in shape.regions.iter().enumerate() {
+            for host in 0..region.hosts {
+                let name = host_name(&region.name, host);
+                let home = self.region_dir(&region.name).join(&name);
                 std::fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
-                let address = Ipv4Addr::new(127, block[0], block[1], 16 + 16 * place as u8 + host);
+                let address = Ipv4Addr::new(127, second, third, 16 + 16 * place as u8 + host);
                 let endpoints: Vec<String> = self.endpoints();
                 let text = format!(
-                    "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = {region:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu_milli = 64000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES_PER_HOST} }}\n",
+                    "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = {:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu_milli = 64000\nmemory_bytes = {}\naccelerators = {{ type = {:?}, count = {} }}\n",
                     home.join("state"),
-                    format!("{region}-1"),
+                    region.name,
+                    format!("{}-1", region.name),
                     format!("rack-{}", host / 2),
                     256u64 << 30,
+                    shape.accelerator,
+                    shape.devices_per_host,
                 );
                 write(&home.join("agent.toml"), &text)?;
             }
@@ -170,10 +281,9 @@ impl Fleet {
 
     /// Starts a replica.
     pub fn start_replica(&mut self, id: u64, bootstrap: bool) -> Result<()> {
-        let Some(region) = self.region_of(id) else { bail!("there is no replica {id}") };
-        let home = self.region_dir(region).join("replica");
+        let home = self.replica_home(id)?;
         let config = home.join("server.toml");
-        let config = config.to_str().context("the run's folder is not text")?.to_owned();
+        let config = config.to_str().context("the run's directory is not text")?.to_owned();
         let mut args = vec!["server", "--config", &config];
         if bootstrap {
             args.push("--bootstrap");
@@ -183,14 +293,47 @@ impl Fleet {
 
     /// Starts the agents of a region.
     pub fn start_agents(&mut self, region: &str) -> Result<()> {
-        for host in 0..HOSTS_PER_REGION {
+        let found = self.layout.shape.regions.iter().find(|found| found.name == region);
+        let hosts = found.with_context(|| format!("there is no region {region}"))?.hosts;
+        for host in 0..hosts {
             let name = host_name(region, host);
             let home = self.region_dir(region).join(&name);
             let config = home.join("agent.toml");
-            let config = config.to_str().context("the run's folder is not text")?.to_owned();
+            let config = config.to_str().context("the run's directory is not text")?.to_owned();
             self.spawn(name, &home, &["agent", "--config", &config])?;
         }
         Ok(())
+    }
+
+    /// The processes that have ended without being told to; each is returned once.
+    pub fn ended(&mut self) -> Vec<Ended> {
+        let mut found = Vec::new();
+        for (name, child) in &mut self.children {
+            if let Ok(Some(status)) = child.try_wait() {
+                found.push((name.clone(), status));
+            }
+        }
+        let ended = found.into_iter().map(|(name, status)| {
+            self.children.remove(&name);
+            let log = self.home_of(&name).join("log");
+            Ended { name, status, log }
+        });
+        ended.collect()
+    }
+
+    /// Whether a replica runs that was not seen to end.
+    pub fn has_replica(&self) -> bool {
+        self.children.keys().any(|name| name.starts_with("replica "))
+    }
+
+    /// The directory of a replica (`replica 1`) or host.
+    fn home_of(&self, name: &str) -> PathBuf {
+        let replica = name.strip_prefix("replica ").and_then(|id| id.parse().ok());
+        if let Some(home) = replica.and_then(|id| self.replica_home(id).ok()) {
+            return home;
+        }
+        let region = name.rsplit_once("-h").map_or(name, |(region, _)| region);
+        self.region_dir(region).join(name)
     }
 
     /// SIGKILL for one replica.
@@ -243,6 +386,44 @@ impl Drop for Fleet {
     }
 }
 
+/// Between two looks at something that no watch covers.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Looks until there is something, for at most `limit`.
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(
+    limit: Duration,
+    mut look: impl FnMut() -> F,
+) -> Option<T> {
+    let looking = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::time::timeout(limit, looking).await.ok()
+}
+
+/// Waits until a replica leads a cluster that exists, and returns its id.
+pub async fn wait_for_leader(client: &Client, limit: Duration) -> Result<u64> {
+    let leader = wait_for(limit, || async {
+        let status = client.get_status(v1::GetStatusRequest::default()).await.ok()?;
+        let leader = status.freshness?.leader_id;
+        (leader > 0 && !status.cluster_id.is_empty()).then_some(leader)
+    });
+    leader.await.context("no leader was elected")
+}
+
+/// Waits until so many hosts have opened their session.
+pub async fn wait_for_hosts(client: &Client, hosts: usize, limit: Duration) -> Result<()> {
+    let all = wait_for(limit, || async {
+        let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;
+        (nodes.iter().filter(|n| n.status() == v1::NodeStatus::Up).count() == hosts).then_some(())
+    });
+    all.await.context("not every agent opened its session")
+}
+
 fn host_name(region: &str, host: u8) -> String {
     format!("{region}-h{host}")
 }
@@ -253,9 +434,6 @@ fn member(replica: &Replica) -> String {
         replica.id, replica.region, replica.peer, replica.client
     )
 }
-
-/// Short leases, so that a lost region is noticed while somebody watches.
-const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 2000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 400\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 200\nelection_timeout_max_ms = 400\n";
 
 fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))

@@ -1,0 +1,148 @@
+//! How commands in other terminals find the running `muster dev`, and what they pass on to its jobs.
+//!
+//! `muster dev` writes its endpoints into one file of the user and holds a lock on it for as long as it runs. A file
+//! whose lock is free was left by a process that is gone, and counts for nothing.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use muster_wire::v1;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of the file.
+const FILE_BYTES_MAX: u64 = 1 << 16;
+/// Variables of the command's environment that its jobs get: what finds a program, and the Python of an active
+/// virtual environment.
+const VARIABLES: [&str; 2] = ["PATH", "VIRTUAL_ENV"];
+
+#[derive(Serialize, Deserialize)]
+struct Announcement {
+    endpoints: Vec<String>,
+}
+
+/// `$XDG_STATE_HOME/muster/dev.json`, or below `~/.local/state`.
+fn path() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;
+    Some(base.join("muster").join("dev.json"))
+}
+
+/// Held while the cluster runs; dropped, nothing is announced any more.
+pub struct Announced {
+    // Its lock is what counts.
+    file: File,
+    path: PathBuf,
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        // Emptied first: a reader that has opened it already finds nothing. Both are tidiness; the lock ends anyway.
+        let _ = self.file.set_len(0);
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Tells commands of this user where the cluster is. None where that cannot be told, or another `muster dev` is
+/// announced already; that one stays.
+pub fn announce(endpoints: &[String]) -> Option<Announced> {
+    announce_at(&path()?, endpoints)
+}
+
+fn announce_at(path: &Path, endpoints: &[String]) -> Option<Announced> {
+    std::fs::create_dir_all(path.parent()?).ok()?;
+    let mut options = File::options();
+    let mut file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path).ok()?;
+    file.try_lock().ok()?;
+    let text = serde_json::to_vec(&Announcement { endpoints: endpoints.to_vec() }).ok()?;
+    file.set_len(0).ok()?;
+    file.rewind().ok()?;
+    file.write_all(&text).ok()?;
+    Some(Announced { file, path: path.to_path_buf() })
+}
+
+/// The endpoints of the running `muster dev` of this user.
+pub fn running() -> Option<Vec<String>> {
+    running_at(&path()?)
+}
+
+fn running_at(path: &Path) -> Option<Vec<String>> {
+    let file = File::open(path).ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => {}
+        Ok(()) | Err(TryLockError::Error(_)) => return None,
+    }
+    let mut text = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    let announced: Announcement = serde_json::from_slice(&text).ok()?;
+    (!announced.endpoints.is_empty()).then_some(announced.endpoints)
+}
+
+/// Has a job start where the command was given, with the command's PATH; what the job states itself stays. Only for a
+/// cluster whose hosts are this machine.
+pub fn localize(spec: &mut v1::JobSpec) {
+    if spec.working_directory.is_empty()
+        && let Some(here) =
+            std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok())
+    {
+        spec.working_directory = here;
+    }
+    for name in VARIABLES {
+        if let Ok(value) = std::env::var(name) {
+            for group in &mut spec.groups {
+                group.environment.entry(name.to_owned()).or_insert_with(|| value.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_found_while_it_is_announced_and_not_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state/muster/dev.json");
+        assert_eq!(running_at(&path), None);
+        let endpoints = vec!["http://127.0.0.1:1".to_owned()];
+        let announced = announce_at(&path, &endpoints).unwrap();
+        assert_eq!(running_at(&path).as_ref(), Some(&endpoints));
+        // A second one does not take its place.
+        assert!(announce_at(&path, &["http://127.0.0.1:2".to_owned()]).is_none());
+        assert_eq!(running_at(&path).as_ref(), Some(&endpoints));
+        drop(announced);
+        assert_eq!(running_at(&path), None);
+        // Left by a process that was killed: the lock went with it.
+        std::fs::write(&path, "{\"endpoints\": [\"http://127.0.0.1:3\"]}").unwrap();
+        assert_eq!(running_at(&path), None);
+    }
+
+    #[test]
+    fn a_damaged_announcement_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dev.json");
+        for text in ["", "{}", "[", "{\"endpoints\": []}", "{\"endpoints\": 1}", "\u{0}"] {
+            std::fs::write(&path, text).unwrap();
+            let held = File::open(&path).unwrap();
+            held.lock().unwrap();
+            assert_eq!(running_at(&path), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_starts_here_unless_it_states_where() {
+        let here = std::env::current_dir().unwrap().display().to_string();
+        let group = v1::TaskGroup::default();
+        let mut spec = v1::JobSpec { groups: vec![group.clone()], ..v1::JobSpec::default() };
+        localize(&mut spec);
+        assert_eq!(spec.working_directory, here);
+        assert_eq!(spec.groups[0].environment.get("PATH").cloned(), std::env::var("PATH").ok());
+        let mut own = v1::JobSpec { working_directory: "/work".to_owned(), ..spec.clone() };
+        own.groups[0].environment.insert("PATH".to_owned(), "/bin".to_owned());
+        localize(&mut own);
+        let path = own.groups[0].environment["PATH"].as_str();
+        assert_eq!((own.working_directory.as_str(), path), ("/work", "/bin"));
+    }
+}
