@@ -225,7 +225,8 @@ pub struct PreemptionPolicy {
     pub reclaim_borrowed: bool,
     /// A job that has run for less is no victim.
     pub minimum_run_ms: u64,
-    /// Most jobs preempted for one.
+    /// Most jobs preempted for one that goes before them by its tier. What is promised is taken back from however many
+    /// borrow it.
     pub victims_max: u32,
     /// Whether jobs may be moved to make a contiguous place for one that would fit otherwise.
     pub defragment: bool,

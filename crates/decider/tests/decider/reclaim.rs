@@ -1,14 +1,14 @@
-//! What is promised comes back from however many borrow it.
+//! Room for one large gang among very many small ones.
 
 use muster_decider::{Answer, Command, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
-use muster_types::{JobDraft, Submission, limits};
+use muster_types::{JobDraft, PriorityTier, Submission, limits};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
 
-/// One-device jobs on so many hosts are more than policy lets one gang have stopped by default.
+/// Jobs of one device on so many hosts are more than most policies let one gang have stopped for its tier.
 const HOSTS: u32 = 150;
 const DEVICES: u16 = 8;
 
@@ -18,21 +18,10 @@ struct World {
 }
 
 impl World {
-    /// A fleet on which an owner is promised everything, and has nothing yet.
-    fn new() -> World {
+    /// A fleet under a policy.
+    fn new(policy: PolicyDraft) -> World {
         let (speculation, _) = founded();
         let mut world = World { speculation, requests: 0 };
-        let mut policy = PolicyDraft::default();
-        let quota = Quota {
-            kind: name("h100"),
-            region: None,
-            nominal_milli: u64::from(HOSTS) * u64::from(DEVICES) * 1_000,
-            borrowing_limit_milli: None,
-            lending_limit_milli: None,
-        };
-        assert!(quota.nominal_milli > u64::from(policy.preemption.victims_max) * 1_000);
-        policy.tenants.insert(name("owner"), TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() });
-        policy.tenants.insert(name("guest"), TenantPolicy::default());
         let policy = Box::new(policy.check().unwrap());
         let request = world.request();
         world.carry_out(&Command::SetPolicy { request, policy, expected_version: None });
@@ -74,9 +63,9 @@ impl World {
     }
 }
 
-#[test]
-fn what_is_promised_comes_back_from_however_many_borrow_it() {
-    let mut world = World::new();
+/// How many stop for a gang that needs the whole fleet, which a guest has filled with jobs of one device.
+fn stopped_for_all_of_the_fleet(policy: PolicyDraft, tier: PriorityTier) -> usize {
+    let mut world = World::new(policy);
     let guests = u32::from(DEVICES) * HOSTS;
     let lent = (0..guests).map(|_| {
         let mut draft = job_draft("lent", vec![group("main", 1, Some(accelerators("h100", 1)))]);
@@ -96,15 +85,38 @@ fn what_is_promised_comes_back_from_however_many_borrow_it() {
     let now = world.speculation.now().plus_ms(minimum_run_ms + 1);
     world.speculation.set_now(now);
     let mut own = job_draft("own", vec![group("main", HOSTS, Some(accelerators("h100", DEVICES)))]);
-    own.tenant = name("owner");
+    (own.tenant, own.tier) = (name("owner"), tier);
     world.submit(vec![own]);
-    let stopped: usize = world
-        .decide()
-        .iter()
-        .map(|decision| match decision {
-            Decision::Rearranged { stops, .. } => stops.len(),
-            _ => 0,
-        })
-        .sum();
-    assert_eq!(stopped, guests as usize);
+    let stops = world.decide().into_iter().map(|decision| match decision {
+        Decision::Rearranged { stops, .. } => stops.len(),
+        _ => 0,
+    });
+    stops.sum()
+}
+
+const ALL: usize = HOSTS as usize * DEVICES as usize;
+
+#[test]
+fn what_is_promised_comes_back_from_however_many_borrow_it() {
+    let mut policy = PolicyDraft::default();
+    policy.preemption.victims_max = 64;
+    let quota = Quota {
+        kind: name("h100"),
+        region: None,
+        nominal_milli: ALL as u64 * 1_000,
+        borrowing_limit_milli: None,
+        lending_limit_milli: None,
+    };
+    policy.tenants.insert(name("owner"), TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() });
+    policy.tenants.insert(name("guest"), TenantPolicy::default());
+    assert_eq!(stopped_for_all_of_the_fleet(policy, PriorityTier::Standard), ALL);
+}
+
+#[test]
+fn a_higher_tier_has_as_many_stopped_as_the_policy_lets_it() {
+    let mut policy = crate::support::with_all_rights(PolicyDraft::default());
+    policy.preemption.victims_max = ALL as u32;
+    assert_eq!(stopped_for_all_of_the_fleet(policy.clone(), PriorityTier::Production), ALL);
+    policy.preemption.victims_max = ALL as u32 - 1;
+    assert_eq!(stopped_for_all_of_the_fleet(policy, PriorityTier::Production), 0);
 }
