@@ -237,7 +237,8 @@ impl Layout {
         (batch / (self.data * self.micro_batch)).max(1)
     }
 
-    /// Layers of a stage, the embedding and the output counted as layers where layers alone do not divide.
+    /// Layers of a stage. Where they do not divide, embedding and output count as layers; where that does not help, the
+    /// last stage has fewer.
     #[must_use]
     pub fn layers_of_stage(&self, layers: u64, stage: u64) -> u64 {
         let stages = self.pipeline;
@@ -249,19 +250,23 @@ impl Layout {
         if (layers + 2).is_multiple_of(stages) {
             return slots - ends(stage);
         }
-        // No program splits so by itself; the first stages have one layer more.
-        layers / stages + u64::from(stage < layers % stages)
+        // The last stage has what is left.
+        let each = layers.div_ceil(stages);
+        if stage + 1 == stages { layers.saturating_sub(each * (stages - 1)) } else { each }
     }
 
-    /// The layers divide over stages and their pieces, by themselves or with embedding and output as layers.
+    /// The layers divide over stages and their pieces: by themselves, with embedding and output as layers, or without
+    /// pieces so that the last stage has fewer.
     #[must_use]
     pub fn layers_divide(layers: u64, pipeline: u64, interleave: u64) -> bool {
         let pieces = pipeline * interleave;
-        layers.is_multiple_of(pieces)
-            || (pipeline > 1
-                && !layers.is_multiple_of(pipeline)
-                && (layers + 2).is_multiple_of(pieces)
-                && (layers + 2) / pieces > 1)
+        if layers.is_multiple_of(pipeline) {
+            return layers.is_multiple_of(pieces);
+        }
+        if (layers + 2).is_multiple_of(pipeline) {
+            return (layers + 2).is_multiple_of(pieces) && (layers + 2) / pieces > 1;
+        }
+        interleave == 1 && pipeline < layers && layers.div_ceil(pipeline) * (pipeline - 1) < layers
     }
 
     /// Whether a model can be split so.

@@ -10,6 +10,7 @@
 
 pub mod accelerator;
 pub mod calibration;
+pub mod check;
 pub mod collective;
 mod config;
 pub mod cost;

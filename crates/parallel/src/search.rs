@@ -246,7 +246,11 @@ impl Question {
                     let halves = if *context > 1 { 2 } else { 1 };
                     let sequence_parallel =
                         *tensor > 1 && self.training.sequence.is_multiple_of(tensor * context * halves);
-                    for expert in &sizes.expert {
+                    let ranks = tensor * data * context;
+                    let spread = |e: &&u64| {
+                        ranks.is_multiple_of(**e) && (**e == 1 || *tensor == 1 || sequence_parallel)
+                    };
+                    for expert in sizes.expert.iter().filter(spread) {
                         for micro_batch in self.micro_batches(data) {
                             let layout = Layout {
                                 tensor: *tensor,
@@ -322,23 +326,29 @@ impl Question {
     }
 
     fn best_on(&self, devices: u64, sizes: &Sizes, counts: &mut (u64, u64)) -> Best {
+        let mut best = Best { found: Vec::new() };
+        // Every parameter is held at least once by somebody.
+        let weights = self.weights_bytes();
+        if weights > self.accelerator.memory_bytes as f64 * devices as f64 {
+            return best;
+        }
         let splits = self.splits(devices, sizes);
-        let mut priced: Vec<(f64, Base<'_>, Layout)> = splits
+        let bases: Vec<Base<'_>> = splits
             .iter()
             .map(|split| {
-                let base =
-                    Base::new(&self.model, split, &self.training, &self.accelerator, &self.calibration);
-                (base.bound_us(), base, *split)
+                Base::new(&self.model, split, &self.training, &self.accelerator, &self.calibration)
             })
             .collect();
-        counts.0 += priced.len() as u64;
-        priced.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut best = Best { found: Vec::new() };
+        counts.0 += bases.len() as u64;
+        let mut order: Vec<(f64, usize)> =
+            bases.iter().enumerate().map(|(at, base)| (base.bound_us(), at)).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
         let recomputes = self.recomputes();
-        for (bound, base, split) in &priced {
-            if *bound > best.limit() {
+        for (bound, at) in order {
+            if bound > best.limit() {
                 break;
             }
+            let (base, split) = (&bases[at], &splits[at]);
             let held = Held::new(&self.model, split, &self.training);
             // Interleaving only adds to what is kept: what does not fit without it never fits.
             let choices: Vec<(Sharding, Recompute)> = self
@@ -428,6 +438,13 @@ impl Question {
         found
     }
 
+    /// The fastest layout on exactly so many devices, if any fits.
+    #[must_use]
+    pub fn fastest_on(&self, devices: u64) -> Option<Candidate> {
+        let best = self.best_on(devices, &self.sizes(), &mut (0, 0));
+        best.found.first().map(|(_, layout, step)| self.candidate(*layout, *step))
+    }
+
     /// The fastest layouts.
     ///
     /// # Errors
@@ -499,6 +516,11 @@ impl Question {
             change(&format!("sequences of {sequence} tokens"), Question { training, ..self.clone() });
         }
         changes
+    }
+
+    /// Parameters, gradients and optimiser, once.
+    fn weights_bytes(&self) -> f64 {
+        self.model.parameters().total as f64 * memory::bytes_per_parameter(self.training.precision)
     }
 
     fn fits_nowhere(&self) -> PlanError {
