@@ -25,6 +25,8 @@ pub struct TimeRow {
     pub predicted_s: f64,
     /// Predicted over published less one, in percent.
     pub error_percent: f64,
+    /// The published layout fits by the planner's account of memory; runs that offloaded or kept less do not.
+    pub fits: bool,
     /// Predicted time of the planner's own layout on as many devices, in seconds; none if nothing fits by its account.
     pub own_layout_s: Option<f64>,
     /// Where the accelerator's calibration comes from.
@@ -133,6 +135,12 @@ fn times() -> Vec<TimeRow> {
             published_s: observation.step_time_us / 1e6,
             predicted_s: step.step_time_us / 1e6,
             error_percent: (step.step_time_us / observation.step_time_us - 1.0) * 100.0,
+            fits: memory::fits(
+                &observation.model,
+                &layout,
+                &observation.training,
+                &observation.accelerator,
+            ),
             own_layout_s: question.fastest_on(layout.devices()).map(|best| best.step.step_time_us / 1e6),
             calibration: calibration.origin,
             assumed: row.assumed,

@@ -83,6 +83,8 @@ pub struct Candidate {
     pub devices: u64,
     /// The layout.
     pub layout: Layout,
+    /// Micro-batches of a step.
+    pub micro_batches: u64,
     /// The stage that needs most memory.
     pub fullest_stage: u64,
     /// What it needs.
@@ -386,6 +388,7 @@ impl Question {
         Candidate {
             devices,
             layout,
+            micro_batches: layout.micro_batches(self.training.batch),
             fullest_stage,
             memory,
             step,
