@@ -135,12 +135,7 @@ fn times() -> Vec<TimeRow> {
             published_s: observation.step_time_us / 1e6,
             predicted_s: step.step_time_us / 1e6,
             error_percent: (step.step_time_us / observation.step_time_us - 1.0) * 100.0,
-            fits: memory::fits(
-                &observation.model,
-                &layout,
-                &observation.training,
-                &observation.accelerator,
-            ),
+            fits: memory::fits(&observation.model, &layout, &observation.training, &observation.accelerator),
             own_layout_s: question.fastest_on(layout.devices()).map(|best| best.step.step_time_us / 1e6),
             calibration: calibration.origin,
             assumed: row.assumed,
@@ -187,7 +182,15 @@ fn exact() -> (Vec<ValueRow>, Vec<ValueRow>) {
     let mut figures = Vec::new();
     for (name, (layers, hidden, heads), (t, p, v, b, batch), weights, none, selective, percents) in [
         ("22B", (48, 6144, 64), (8, 1, 1, 4, 4), 45.5625, 59.25, 9.5625, [66.84, 49.42, 16.18, 7.64]),
-        ("175B", (96, 12288, 96), (8, 8, 3, 1, 64), 45.5625, 66.84375, 12.351_562_5, [62.04, 56.53, 18.49, 8.71]),
+        (
+            "175B",
+            (96, 12288, 96),
+            (8, 8, 3, 1, 64),
+            45.5625,
+            66.84375,
+            12.351_562_5,
+            [62.04, 56.53, 18.49, 8.71],
+        ),
         (
             "530B",
             (105, 20480, 128),
@@ -208,14 +211,9 @@ fn exact() -> (Vec<ValueRow>, Vec<ValueRow>) {
         ),
     ] {
         let model = Model::gpt(layers, hidden, heads, 51200, 2048);
-        let training = Training {
-            batch,
-            sequence: 2048,
-            precision: Precision::Bf16,
-            program: Program::MEGATRON_2021,
-        };
-        let layout =
-            Layout { tensor: t, pipeline: p, interleave: v, micro_batch: b, ..Layout::ONE };
+        let training =
+            Training { batch, sequence: 2048, precision: Precision::Bf16, program: Program::MEGATRON_2021 };
+        let layout = Layout { tensor: t, pipeline: p, interleave: v, micro_batch: b, ..Layout::ONE };
         let share = memory::layer_share(&matrices_alone(&model), &layout).dense;
         let layers_of_stage = layout.layers_of_stage(layers, 0) as f64;
         let activations = |sequence_parallel, recompute| {
@@ -272,12 +270,8 @@ fn starts() -> Vec<StartRow> {
         ("DeepSeek-V3", published::deepseek_v3(), 1024, 2, 16, 1, 64),
     ] {
         let sequence = if model.positions > 0 { 2048 } else { 8192 };
-        let training = Training {
-            batch: 1024,
-            sequence,
-            precision: Precision::Bf16,
-            program: usual_program(h100),
-        };
+        let training =
+            Training { batch: 1024, sequence, precision: Precision::Bf16, program: usual_program(h100) };
         let fixed = Fixed {
             tensor: Some(t),
             pipeline: Some(p),

@@ -117,8 +117,20 @@ fn summary(body: &mut String, report: &Report, first: &Candidate) {
 fn table(body: &mut String, candidates: &[Candidate]) {
     body.push_str("<table>\n<tr>");
     for column in [
-        "Devices", "tensor", "pipeline", "data", "context", "expert", "micro-batch", "interleave", "recompute",
-        "sharding", "GiB", "step s", "MFU %", "tokens/s",
+        "Devices",
+        "tensor",
+        "pipeline",
+        "data",
+        "context",
+        "expert",
+        "micro-batch",
+        "interleave",
+        "recompute",
+        "sharding",
+        "GiB",
+        "step s",
+        "MFU %",
+        "tokens/s",
     ] {
         put(body, format_args!("<th scope=\"col\">{column}</th>"));
     }
@@ -266,7 +278,13 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
         ),
     );
     if report.stages.len() > shown {
-        put(body, format_args!("<p class=\"soft\">{} more stages are not shown.</p>\n", report.stages.len() - shown));
+        put(
+            body,
+            format_args!(
+                "<p class=\"soft\">{} more stages are not shown.</p>\n",
+                report.stages.len() - shown
+            ),
+        );
     }
 }
 
@@ -326,7 +344,9 @@ fn timeline(body: &mut String, first: &Candidate) {
             total / 1e6
         ),
     );
-    body.push_str("<table>\n<tr><th scope=\"col\">Part</th><th scope=\"col\">ms</th><th scope=\"col\">%</th></tr>\n");
+    body.push_str(
+        "<table>\n<tr><th scope=\"col\">Part</th><th scope=\"col\">ms</th><th scope=\"col\">%</th></tr>\n",
+    );
     for (name, time) in parts {
         put(
             body,

@@ -269,6 +269,15 @@ impl Layout {
         interleave == 1 && pipeline < layers && layers.div_ceil(pipeline) * (pipeline - 1) < layers
     }
 
+    /// Heads divide over a tensor parallel group. Programs on TPUs give several ranks the same head of keys and
+    /// values where there are fewer of these.
+    #[must_use]
+    pub fn heads_divide(model: &Model, tensor: u64, accelerator: &Accelerator) -> bool {
+        let kv = model.kv_heads();
+        model.heads.is_multiple_of(tensor)
+            && (kv.is_multiple_of(tensor) || (accelerator.is_tpu() && tensor.is_multiple_of(kv)))
+    }
+
     /// Whether a model can be split so.
     ///
     /// # Errors
@@ -290,7 +299,7 @@ impl Layout {
                 accelerator.tensor_max()
             ));
         }
-        if !model.heads.is_multiple_of(tensor) || !model.kv_heads().is_multiple_of(tensor) {
+        if !Layout::heads_divide(model, tensor, accelerator) {
             return broken(format!(
                 "tensor parallel size {tensor} does not divide the {} heads and the {} heads of keys and values",
                 model.heads,

@@ -28,8 +28,8 @@ pub mod serving;
 
 pub use accelerator::Accelerator;
 pub use calibration::{Calibration, Observation, Origin};
-pub use config::parse as parse_config;
+pub use config::{CONFIG_BYTES_MAX, parse as parse_config};
 pub use error::PlanError;
 pub use layout::{Layout, Precision, Program, Recompute, Sharding, Training};
-pub use report::Report;
 pub use model::{Attention, Experts, FeedForward, Model, Parameters};
+pub use report::Report;

@@ -77,7 +77,8 @@ fn megatron(model: &Model, layout: &Layout, training: &Training) -> Vec<String> 
         }
     }
     if layout.interleave > 1 {
-        let slots = if model.layers.is_multiple_of(layout.pipeline) { model.layers } else { model.layers + 2 };
+        let slots =
+            if model.layers.is_multiple_of(layout.pipeline) { model.layers } else { model.layers + 2 };
         let each = slots / (layout.pipeline * layout.interleave);
         list.extend(option("num-layers-per-virtual-pipeline-stage", each));
     }
@@ -127,7 +128,8 @@ fn torchtitan(layout: &Layout, training: &Training) -> Vec<String> {
 }
 
 fn maxtext(layout: &Layout, training: &Training) -> Vec<String> {
-    let replicas = if layout.sharding == Sharding::Full { "ici_fsdp_parallelism" } else { "ici_data_parallelism" };
+    let replicas =
+        if layout.sharding == Sharding::Full { "ici_fsdp_parallelism" } else { "ici_data_parallelism" };
     let devices = layout.devices() as f64;
     let batch = training.batch as f64 / devices;
     let mut list = vec![
@@ -195,7 +197,9 @@ pub fn arguments(model: &Model, layout: &Layout, training: &Training) -> Argumen
         notes.push("DeepSpeed's pipeline has no interleaved stages: its bubble is larger".to_owned());
     }
     if layout.context > 1 || layout.expert > 1 {
-        notes.push("DeepSpeed takes context and expert parallel sizes in the program, not in its file".to_owned());
+        notes.push(
+            "DeepSpeed takes context and expert parallel sizes in the program, not in its file".to_owned(),
+        );
     }
     if layout.tensor > 1 || layout.pipeline > 1 {
         notes.push("DeepSpeed takes the pipeline's stages in the program as well".to_owned());

@@ -368,11 +368,8 @@ pub fn map(
         .map(|device| Unit { devices: vec![device], home: mapper.paths[device.0].clone() })
         .collect();
     // Experts are spread over consecutive ranks of a stage.
-    let orders = if layout.expert > 1 {
-        &[Order::DataFirst][..]
-    } else {
-        &[Order::DataFirst, Order::PipelineFirst]
-    };
+    let orders =
+        if layout.expert > 1 { &[Order::DataFirst][..] } else { &[Order::DataFirst, Order::PipelineFirst] };
     let mut best: Option<(f64, Order, Vec<Device>)> = None;
     for order in orders {
         let mut devices = mapper.arrange(units.clone(), *order);

@@ -61,7 +61,7 @@ impl Report {
     /// As [`Question::plan`], and if the price is none.
     pub fn new(question: &Question, usd_per_hour: Option<f64>) -> Result<Report, PlanError> {
         if let Some(price) = usd_per_hour
-            && !(price >= 0.0 && price <= PRICE_MAX_USD)
+            && !(0.0..=PRICE_MAX_USD).contains(&price)
         {
             return Err(PlanError::BadOption {
                 option: "price",
@@ -84,8 +84,8 @@ impl Report {
         }
         arguments.environment.extend(ranks.environment.iter().cloned());
         let mesh = if accelerator.is_tpu() { ranks::mesh(accelerator, &layout).ok() } else { None };
-        let usd_per_million_tokens = usd_per_hour
-            .map(|price| price * first.devices as f64 / 3600.0 / first.tokens_per_s * 1e6);
+        let usd_per_million_tokens =
+            usd_per_hour.map(|price| price * first.devices as f64 / 3600.0 / first.tokens_per_s * 1e6);
         Ok(Report {
             architecture: model.architecture.clone(),
             parameters: model.parameters(),

@@ -198,7 +198,7 @@ impl Question {
             .into_iter()
             .filter(|t| {
                 *t <= self.accelerator.tensor_max()
-                    && self.model.kv_heads().is_multiple_of(*t)
+                    && Layout::heads_divide(&self.model, *t, &self.accelerator)
                     && self.model.feed_forward.hidden.is_multiple_of(*t)
                     && self.fixed.tensor.is_none_or(|fixed| fixed == *t)
             })
@@ -337,9 +337,7 @@ impl Question {
         let splits = self.splits(devices, sizes);
         let bases: Vec<Base<'_>> = splits
             .iter()
-            .map(|split| {
-                Base::new(&self.model, split, &self.training, &self.accelerator, &self.calibration)
-            })
+            .map(|split| Base::new(&self.model, split, &self.training, &self.accelerator, &self.calibration))
             .collect();
         counts.0 += bases.len() as u64;
         let mut order: Vec<(f64, usize)> =

@@ -11,9 +11,9 @@ use crate::calibration::{Calibration, Origin};
 use crate::collective::{Fabric, Group};
 use crate::config::SEQUENCE_MAX;
 use crate::error::PlanError;
+use crate::layout::Layout;
 use crate::memory;
 use crate::model::Model;
-use crate::layout::Layout;
 
 /// Share of a device's memory that a server uses.
 const MEMORY_SHARE: f64 = 0.9;
@@ -101,7 +101,11 @@ impl Serving {
                     self.context,
                     largest,
                     self.accelerator.name,
-                    if self.bytes > 1 { "fp8 parameters (--bytes 1)" } else { "an accelerator with more memory" },
+                    if self.bytes > 1 {
+                        "fp8 parameters (--bytes 1)"
+                    } else {
+                        "an accelerator with more memory"
+                    },
                 ),
             });
         }
@@ -111,7 +115,8 @@ impl Serving {
     fn server(&self, tensor: u64) -> Option<Server> {
         let model = &self.model;
         // Experts lie whole on the devices that share them.
-        let expert = if model.experts.as_ref().is_some_and(|e| e.count.is_multiple_of(tensor)) { tensor } else { 1 };
+        let expert =
+            if model.experts.as_ref().is_some_and(|e| e.count.is_multiple_of(tensor)) { tensor } else { 1 };
         let layout = Layout { tensor, expert, ..Layout::ONE };
         let unit = self.bytes as f64;
         let share = memory::layer_share(model, &layout);
@@ -144,7 +149,8 @@ impl Serving {
         let group = Group::strided(tensor, 1, &self.accelerator);
         let state = |tokens: f64| tokens * model.hidden as f64 * 2.0;
         let sums = |tokens: f64| 2.0 * model.layers as f64 * fabric.reduce_us(state(tokens), group);
-        let prefill = self.context as f64 * model.forward_flops_per_token(self.context / 2) / (peak * PREFILL_SHARE);
+        let prefill =
+            self.context as f64 * model.forward_flops_per_token(self.context / 2) / (peak * PREFILL_SHARE);
         let decode_us = reading.max(computing);
         Some(Server {
             tensor,

@@ -5,8 +5,8 @@ use muster_parallel::calibration::{self, fit};
 use muster_parallel::check::check;
 use muster_parallel::search::{Candidate, Fixed, KEPT, Question, usual_program};
 use muster_parallel::{
-    Accelerator, Calibration, Layout, Model, Observation, Origin, PlanError, Precision, Program, Recompute, Sharding,
-    Training, accelerator, memory, parse_config, published,
+    Accelerator, Calibration, Layout, Model, Observation, Origin, PlanError, Precision, Program, Recompute,
+    Sharding, Training, accelerator, memory, parse_config, published,
 };
 use proptest::prelude::*;
 
@@ -100,7 +100,8 @@ fn times(candidates: &[Candidate]) -> Vec<f64> {
 /// The planner's own space is a part of the exhaustive one: nothing that it leaves out is faster.
 #[test]
 fn pruning_loses_nothing() {
-    let models = [parse_config(LLAMA_8B).unwrap(), parse_config(EXPERTS).unwrap(), parse_config(LATENT).unwrap()];
+    let models =
+        [parse_config(LLAMA_8B).unwrap(), parse_config(EXPERTS).unwrap(), parse_config(LATENT).unwrap()];
     for (model, devices) in models.into_iter().flat_map(|model| [(model.clone(), 8), (model, 24)]) {
         for kind in ["a100", "v5p"] {
             let question = question(model.clone(), kind, devices, 48, 2048);
@@ -108,7 +109,12 @@ fn pruning_loses_nothing() {
             all.sort_by(|a, b| a.step.step_time_us.total_cmp(&b.step.step_time_us));
             assert!(all.len() > KEPT, "{} {devices} {kind}", question.model.architecture);
             let best = question.fastest_on(devices).unwrap();
-            assert_eq!(best.step.step_time_us, times(&all)[0], "{} {devices} {kind}", question.model.architecture);
+            assert_eq!(
+                best.step.step_time_us,
+                times(&all)[0],
+                "{} {devices} {kind}",
+                question.model.architecture
+            );
         }
     }
 }
@@ -185,7 +191,10 @@ fn what_has_no_answer_says_why_and_what_helps() {
     assert!(refused(&wide).contains("32 layers do not divide over 31 stages"));
 
     let text = refused(&question(model.clone(), "h100", 1, 64, 8192));
-    assert!(text.contains("no layout fits on up to 1 h100") && text.contains("would do: 2 devices"), "{text}");
+    assert!(
+        text.contains("no layout fits on up to 1 h100") && text.contains("would do: 2 devices"),
+        "{text}"
+    );
     let mut fixed = question(model, "h100", 8, 64, 8192);
     fixed.fixed =
         Fixed { tensor: Some(1), pipeline: Some(1), sharding: Some(Sharding::None), ..Fixed::default() };
@@ -231,9 +240,8 @@ fn measured_steps_that_contradict_one_another_are_named() {
     let question = question(parse_config(LLAMA_8B).unwrap(), "h100", 64, 256, 8192);
     let layout = question.plan().unwrap().candidates[0].layout;
     let time = question.plan().unwrap().candidates[0].step.step_time_us / 1e6;
-    let fail = |observations: &[Observation]| {
-        calibration::from_measurements(observations).unwrap_err().to_string()
-    };
+    let fail =
+        |observations: &[Observation]| calibration::from_measurements(observations).unwrap_err().to_string();
     assert_eq!(calibration::from_measurements(&[]), Err(PlanError::NoMeasurements));
     let text = fail(&[
         observed("line 1", &question, layout, time),
