@@ -29,6 +29,7 @@ mod logs;
 mod members;
 mod node;
 mod node_health;
+mod parallel;
 mod policy;
 mod policy_view;
 mod probe;
@@ -175,6 +176,9 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
+    #[command(subcommand)]
+    Parallel(parallel::ParallelCommand),
     /// Report events of the worker that this command runs in, or query whether it has to stop; needs no cluster
     #[command(subcommand)]
     Ctl(ctl::CtlCommand),
@@ -232,6 +236,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Parallel(command) => parallel::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => logs::run(global, console, args).await,
         ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,

@@ -1,0 +1,570 @@
+//! `muster parallel …`: how a model is best split over accelerators, without a cluster.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use muster_parallel::accelerator;
+use muster_parallel::calibration::{self, Observation};
+use muster_parallel::check::{self, Check};
+use muster_parallel::search::{Candidate, Fixed, Question, usual_program};
+use muster_parallel::serving::Serving;
+use muster_parallel::{
+    Accelerator, Calibration, Layout, Model, PlanError, Precision, Recompute, Report, Sharding, Training,
+    html, parse_config,
+};
+use serde::Deserialize;
+
+use super::console::{Console, Grid};
+use super::failure::{Exit, Failure};
+
+/// Largest file of measured steps, in bytes.
+const STEPS_BYTES_MAX: u64 = 1 << 20;
+/// Most measured steps of one calibration.
+const STEPS_MAX: usize = 1000;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// Commands that plan how a model is split.
+#[derive(Subcommand)]
+pub enum ParallelCommand {
+    /// Layouts that train a model, fastest first: sizes, memory, time, ranks and arguments
+    Plan(Box<PlanArgs>),
+    /// Sizes of a server of a model: memory with its cache, and bounds on its speed
+    Serve(ServeArgs),
+    /// Published runs beside what the planner predicts of them, also where it is wrong
+    Check,
+}
+
+/// Number formats, as options name them.
+#[derive(Clone, Copy, ValueEnum)]
+enum PrecisionName {
+    /// bf16 parameters, fp32 gradients and optimiser
+    Bf16,
+    /// fp16 parameters and gradients
+    Fp16,
+    /// Products of matrices in fp8
+    Fp8,
+    /// All in fp32
+    Fp32,
+}
+
+/// Recomputation, as options name it.
+#[derive(Clone, Copy, ValueEnum)]
+enum RecomputeName {
+    /// Nothing is computed again
+    None,
+    /// The core of attention
+    Selective,
+    /// All but each layer's input
+    Full,
+}
+
+/// Sharding, as options name it.
+#[derive(Clone, Copy, ValueEnum)]
+enum ShardingName {
+    /// Each replica has all
+    None,
+    /// The optimiser's state is held once
+    Optimizer,
+    /// Everything is held once
+    Full,
+}
+
+/// Options of `muster parallel plan`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster parallel plan config.json --accelerators h100 --max 1024
+  muster parallel plan config.json --accelerators h100 --max 64 --batch 512 --sequence 4096 --html plan.html
+  muster parallel plan config.json --accelerators a100 --max 512 --tensor 8 --recompute full -o json
+  muster parallel plan config.json --accelerators h100 --max 256 --steps steps.json
+
+The model is a config.json as Hugging Face keeps it beside the weights. Sizes that are not given are the planner's.
+A time is a prediction: the last table says what it rests on, `muster parallel check` how far it is off for runs
+that were published.
+
+Steps that you measured calibrate it: a JSON list of objects with step_time_s, tensor, pipeline, data, micro_batch and
+where they differ from 1, none or the options, context, expert, interleave, recompute, sharding, batch and sequence,
+all of this model on these accelerators.")]
+pub struct PlanArgs {
+    /// The model's config.json; - for stdin
+    config: PathBuf,
+    /// Kind of accelerator
+    #[arg(long, value_name = "NAME")]
+    accelerators: String,
+    /// Most accelerators
+    #[arg(long, value_name = "COUNT")]
+    max: u64,
+    /// Sequences of a step
+    #[arg(long, default_value_t = 1024)]
+    batch: u64,
+    /// Tokens of a sequence
+    #[arg(long, default_value_t = 4096)]
+    sequence: u64,
+    /// Number formats
+    #[arg(long, value_enum, default_value_t = PrecisionName::Bf16)]
+    precision: PrecisionName,
+    /// Tensor parallel size
+    #[arg(long)]
+    tensor: Option<u64>,
+    /// Pipeline parallel size
+    #[arg(long)]
+    pipeline: Option<u64>,
+    /// Context parallel size
+    #[arg(long)]
+    context: Option<u64>,
+    /// Expert parallel size
+    #[arg(long)]
+    expert: Option<u64>,
+    /// Sequences of a micro-batch
+    #[arg(long)]
+    micro_batch: Option<u64>,
+    /// Pieces of each pipeline stage
+    #[arg(long)]
+    interleave: Option<u64>,
+    /// What is computed again
+    #[arg(long, value_enum)]
+    recompute: Option<RecomputeName>,
+    /// What replicas hold once among them
+    #[arg(long, value_enum)]
+    sharding: Option<ShardingName>,
+    /// Dollars for one accelerator and hour
+    #[arg(long, value_name = "DOLLARS")]
+    price: Option<f64>,
+    /// Steps that you measured
+    #[arg(long, value_name = "FILE")]
+    steps: Option<PathBuf>,
+    /// Write a page with pictures as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Options of `muster parallel serve`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster parallel serve config.json --accelerators h200 --context 8192 --requests 64
+  muster parallel serve config.json --accelerators h100 --bytes 1 -o json
+
+Every time is a bound that follows from bandwidths and peaks; no measured server stands behind it.")]
+pub struct ServeArgs {
+    /// The model's config.json; - for stdin
+    config: PathBuf,
+    /// Kind of accelerator
+    #[arg(long, value_name = "NAME")]
+    accelerators: String,
+    /// Tokens of each request, prompt and answer
+    #[arg(long, default_value_t = 8192)]
+    context: u64,
+    /// Requests at once
+    #[arg(long, default_value_t = 32)]
+    requests: u64,
+    /// Bytes of a parameter and of an element of the cache: 2 for bf16, 1 for fp8
+    #[arg(long, default_value_t = 2)]
+    bytes: u64,
+}
+
+/// One measured step, as its file says it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MeasuredStep {
+    step_time_s: f64,
+    #[serde(default = "one")]
+    tensor: u64,
+    #[serde(default = "one")]
+    pipeline: u64,
+    #[serde(default = "one")]
+    data: u64,
+    #[serde(default = "one")]
+    context: u64,
+    #[serde(default = "one")]
+    expert: u64,
+    #[serde(default = "one")]
+    micro_batch: u64,
+    #[serde(default = "one")]
+    interleave: u64,
+    recompute: Option<Recompute>,
+    sharding: Option<Sharding>,
+    batch: Option<u64>,
+    sequence: Option<u64>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// Runs one command.
+pub fn run(console: &Console, command: ParallelCommand) -> Result<Exit, Failure> {
+    match command {
+        ParallelCommand::Plan(args) => plan(console, &args),
+        ParallelCommand::Serve(args) => serve(console, &args),
+        ParallelCommand::Check => published(console),
+    }
+}
+
+fn wrong(error: &PlanError) -> Failure {
+    let exit = match error {
+        PlanError::FitsNowhere { .. } => Exit::Conflict,
+        _ => Exit::Usage,
+    };
+    Failure::new(exit, error.to_string())
+}
+
+fn read(path: &Path, bytes_max: u64) -> Result<String, Failure> {
+    let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
+    let mut text = String::new();
+    // One byte more than allowed says that there is too much, without reading all of it.
+    let read = if path == Path::new("-") {
+        std::io::stdin().take(bytes_max + 1).read_to_string(&mut text)
+    } else {
+        fs::File::open(path).map_err(failed)?.take(bytes_max + 1).read_to_string(&mut text)
+    };
+    if read.map_err(failed)? as u64 > bytes_max {
+        return Err(Failure::usage(format!("{} is longer than {bytes_max} bytes", path.display())));
+    }
+    Ok(text)
+}
+
+fn read_model(path: &Path) -> Result<Model, Failure> {
+    let text = read(path, muster_parallel::CONFIG_BYTES_MAX as u64)?;
+    parse_config(&text).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+fn question(args: &PlanArgs) -> Result<Question, Failure> {
+    let model = read_model(&args.config)?;
+    let accelerator = accelerator::find(&args.accelerators).map_err(|error| wrong(&error))?;
+    let recompute = args.recompute.map(|name| match name {
+        RecomputeName::None => Recompute::None,
+        RecomputeName::Selective => Recompute::Selective,
+        RecomputeName::Full => Recompute::Full,
+    });
+    let sharding = args.sharding.map(|name| match name {
+        ShardingName::None => Sharding::None,
+        ShardingName::Optimizer => Sharding::Optimizer,
+        ShardingName::Full => Sharding::Full,
+    });
+    let question = Question {
+        model,
+        training: Training {
+            batch: args.batch,
+            sequence: args.sequence,
+            precision: match args.precision {
+                PrecisionName::Bf16 => Precision::Bf16,
+                PrecisionName::Fp16 => Precision::Fp16,
+                PrecisionName::Fp8 => Precision::Fp8,
+                PrecisionName::Fp32 => Precision::Fp32,
+            },
+            program: usual_program(&accelerator),
+        },
+        accelerator,
+        calibration: Calibration::of(&accelerator),
+        devices_max: args.max,
+        fixed: Fixed {
+            tensor: args.tensor,
+            pipeline: args.pipeline,
+            context: args.context,
+            expert: args.expert,
+            micro_batch: args.micro_batch,
+            interleave: args.interleave,
+            recompute,
+            sharding,
+        },
+    };
+    question.check().map_err(|error| wrong(&error))?;
+    match &args.steps {
+        Some(path) => Ok(Question { calibration: calibrate(path, &question)?, ..question }),
+        None => Ok(question),
+    }
+}
+
+fn calibrate(path: &Path, question: &Question) -> Result<Calibration, Failure> {
+    let text = read(path, STEPS_BYTES_MAX)?;
+    let steps: Vec<MeasuredStep> = serde_json::from_str(&text)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    if steps.len() > STEPS_MAX {
+        return Err(Failure::usage(format!("{} has more than {STEPS_MAX} steps", path.display())));
+    }
+    let mut observations = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        let name = format!("step {}", at + 1);
+        let observation = observation(&name, step, question)
+            .map_err(|error| Failure::usage(format!("{}: {name}: {error}", path.display())))?;
+        observations.push(observation);
+    }
+    calibration::from_measurements(&observations)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+fn observation(name: &str, step: &MeasuredStep, question: &Question) -> Result<Observation, PlanError> {
+    let training = Training {
+        batch: step.batch.unwrap_or(question.training.batch),
+        sequence: step.sequence.unwrap_or(question.training.sequence),
+        ..question.training
+    };
+    training.check()?;
+    let layout = Layout {
+        tensor: step.tensor,
+        pipeline: step.pipeline,
+        data: step.data,
+        context: step.context,
+        expert: step.expert,
+        micro_batch: step.micro_batch,
+        interleave: step.interleave,
+        recompute: step.recompute.unwrap_or(Recompute::None),
+        sequence_parallel: step.tensor > 1,
+        sharding: step.sharding.unwrap_or(Sharding::Optimizer),
+    };
+    layout.check(&question.model, &training, &question.accelerator)?;
+    Ok(Observation {
+        name: name.to_owned(),
+        model: question.model.clone(),
+        layouts: vec![layout],
+        training,
+        accelerator: question.accelerator,
+        step_time_us: step.step_time_s * 1e6,
+    })
+}
+
+fn plan(console: &Console, args: &PlanArgs) -> Result<Exit, Failure> {
+    let question = question(args)?;
+    let report = Report::new(&question, args.price).map_err(|error| wrong(&error))?;
+    if let Some(path) = &args.html {
+        fs::write(path, html::page(&report))
+            .map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", path.display())))?;
+    }
+    if console.is_structured() {
+        console.object(&report)?;
+    } else {
+        print_plan(console, &report, &question.accelerator)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn layouts(console: &Console, candidates: &[Candidate]) -> Result<(), Failure> {
+    let mut grid = Grid::new(vec![
+        "DEVICES",
+        "TENSOR",
+        "PIPELINE",
+        "DATA",
+        "CONTEXT",
+        "EXPERT",
+        "MICRO",
+        "INTERLEAVE",
+        "RECOMPUTE",
+        "SHARDING",
+        "GIB",
+        "STEP S",
+        "MFU %",
+        "TOKENS/S",
+    ]);
+    for candidate in candidates {
+        let layout = &candidate.layout;
+        grid.row(vec![
+            candidate.devices.to_string(),
+            layout.tensor.to_string(),
+            layout.pipeline.to_string(),
+            layout.data.to_string(),
+            layout.context.to_string(),
+            layout.expert.to_string(),
+            layout.micro_batch.to_string(),
+            layout.interleave.to_string(),
+            format!("{:?}", layout.recompute).to_lowercase(),
+            format!("{:?}", layout.sharding).to_lowercase(),
+            format!("{:.1}", candidate.memory.total_bytes() / GIB),
+            format!("{:.2}", candidate.step.step_time_us / 1e6),
+            format!("{:.1}", candidate.utilisation * 100.0),
+            format!("{:.0}", candidate.tokens_per_s),
+        ]);
+    }
+    console.table(&grid)
+}
+
+/// Parts of a whole that matter, in percent of it.
+fn shares(parts: &[(&'static str, f64)], whole: f64) -> String {
+    let shown = parts.iter().filter(|(_, part)| *part >= 0.005 * whole);
+    let shown = shown.map(|(name, part)| format!("{name} {:.0} %", part / whole * 100.0));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+fn print_plan(console: &Console, report: &Report, accelerator: &Accelerator) -> Result<(), Failure> {
+    console.line(&format!(
+        "{}: {:.2} billion parameters, {:.2} billion of them for each token; {} sequences of {} tokens a step on {} \
+         with {:.0} GiB",
+        report.architecture,
+        report.parameters.total as f64 / 1e9,
+        report.parameters.active as f64 / 1e9,
+        report.training.batch,
+        report.training.sequence,
+        report.accelerator,
+        accelerator.memory_bytes as f64 / GIB
+    ))?;
+    console.line("")?;
+    console.line("Fastest layouts:")?;
+    layouts(console, &report.plan.candidates)?;
+    console.line("")?;
+    console.line("Fastest layout for each number of devices:")?;
+    layouts(console, &report.plan.by_devices)?;
+    let Some(first) = report.plan.candidates.first() else { return Ok(()) };
+    console.line("")?;
+    console.line(&format!("Of the first, time: {}", shares(&first.step.parts(), first.step.step_time_us)))?;
+    let memory = first.memory;
+    console.line(&format!(
+        "memory of stage {}: {}",
+        first.fullest_stage,
+        shares(&memory.parts(), memory.total_bytes())
+    ))?;
+    if first.energy_j_per_token > 0.0 {
+        console.line(&format!("energy at full power: {:.4} J a token", first.energy_j_per_token))?;
+    }
+    if let Some(price) = report.usd_per_million_tokens {
+        console.line(&format!("cost: {price:.3} $ for a million tokens"))?;
+    }
+    console.line(&format!(
+        "ranks: {}{}",
+        report.ranks.order.name(),
+        if report.ranks.rail_aligned { ", data parallel groups on one rail each" } else { "" }
+    ))?;
+    if let Some(mesh) = &report.mesh {
+        console.line(&format!(
+            "mesh: {} slices of {:?}, tensor parallel on axes {:?}",
+            mesh.slices, mesh.shape, mesh.tensor_axes
+        ))?;
+    }
+    console.line("")?;
+    let arguments = &report.arguments;
+    console.line(&format!("Megatron-LM: {}", arguments.megatron.join(" ")))?;
+    console.line(&format!("torchtitan: {}", arguments.torchtitan.join(" ")))?;
+    console.line(&format!("MaxText: {}", arguments.maxtext.join(" ")))?;
+    console.line(&format!("DeepSpeed: {}", arguments.deepspeed))?;
+    let environment: Vec<String> =
+        arguments.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    console.line(&format!("environment: {}", environment.join(" ")))?;
+    for note in &arguments.notes {
+        console.line(&format!("note: {note}"))?;
+    }
+    console.line("")?;
+    console.line("What this rests on:")?;
+    let mut grid = Grid::new(vec!["TERM", "VALUE", "ORIGIN"]);
+    for term in &report.terms {
+        grid.row(vec![term.name.to_owned(), term.value.clone(), term.origin.name().to_owned()]);
+    }
+    console.table(&grid)
+}
+
+fn serve(console: &Console, args: &ServeArgs) -> Result<Exit, Failure> {
+    let serving = Serving {
+        model: read_model(&args.config)?,
+        accelerator: accelerator::find(&args.accelerators).map_err(|error| wrong(&error))?,
+        context: args.context,
+        requests: args.requests,
+        bytes: args.bytes,
+    };
+    let servers = serving.plan().map_err(|error| wrong(&error))?;
+    if console.is_structured() {
+        console.object(&servers)?;
+        return Ok(Exit::Ok);
+    }
+    let mut grid = Grid::new(vec![
+        "DEVICES",
+        "WEIGHTS GIB",
+        "CACHE KIB/TOKEN",
+        "REQUESTS MAX",
+        "REQUESTS",
+        "DECODE MS",
+        "TOKENS/S",
+        "PREFILL MS",
+        "ORIGIN",
+    ]);
+    for server in &servers {
+        grid.row(vec![
+            server.tensor.to_string(),
+            format!("{:.1}", server.parameters_bytes / GIB),
+            format!("{:.1}", server.cache_bytes_per_token / 1024.0),
+            server.requests_max.to_string(),
+            server.requests.to_string(),
+            format!("{:.1}", server.decode_ms),
+            format!("{:.0}", server.tokens_per_s),
+            format!("{:.0}", server.prefill_ms),
+            server.origin.name().to_owned(),
+        ]);
+    }
+    console.table(&grid)?;
+    Ok(Exit::Ok)
+}
+
+fn published(console: &Console) -> Result<Exit, Failure> {
+    let check = check::check();
+    if console.is_structured() {
+        console.object(&check)?;
+    } else {
+        print_check(console, &check)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn print_check(console: &Console, check: &Check) -> Result<(), Failure> {
+    let mut grid = Grid::new(vec![
+        "TABLE",
+        "RUN",
+        "ON",
+        "PUBLISHED S",
+        "PREDICTED S",
+        "ERROR %",
+        "",
+        "OUR LAYOUT S",
+        "CALIBRATION",
+        "NOT PUBLISHED",
+    ]);
+    for row in &check.times {
+        grid.row(vec![
+            row.table.to_owned(),
+            row.name.clone(),
+            row.accelerator.to_owned(),
+            format!("{:.2}", row.published_s),
+            format!("{:.2}", row.predicted_s),
+            format!("{:+.1}", row.error_percent),
+            if row.error_percent.abs() > 10.0 { "missed".to_owned() } else { String::new() },
+            row.own_layout_s.map_or("-".to_owned(), |own| format!("{own:.2}")),
+            row.calibration.name().to_owned(),
+            row.assumed.to_owned(),
+        ]);
+    }
+    console.table(&grid)?;
+    console.line("")?;
+    let mut grid = Grid::new(vec!["ON", "ROWS", "AVERAGE %", "WORST %", "BEYOND 10 %"]);
+    for name in check.accelerators().into_iter().map(Some).chain([None]) {
+        let summary = check.summary(name);
+        grid.row(vec![
+            name.unwrap_or("all").to_owned(),
+            summary.rows.to_string(),
+            format!("{:.1}", summary.average_percent),
+            format!("{:.1}", summary.worst_percent),
+            summary.missed.to_string(),
+        ]);
+    }
+    console.table(&grid)?;
+    console.line("")?;
+    let mut grid = Grid::new(vec!["SIZE OR MEMORY", "PUBLISHED", "COMPUTED", "EXACT"]);
+    for row in check.exact.iter().chain(&check.figures) {
+        let exact = if row.exact { "yes" } else { "no" };
+        grid.row(vec![
+            row.name.clone(),
+            row.published.to_string(),
+            row.computed.to_string(),
+            exact.to_owned(),
+        ]);
+    }
+    console.table(&grid)?;
+    console.line("")?;
+    let mut grid = Grid::new(vec!["RECOMMENDED STARTING POINT", "LEGAL", "FITS"]);
+    let said = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+    for row in &check.starts {
+        grid.row(vec![row.name.clone(), said(row.legal), said(row.fits)]);
+    }
+    console.table(&grid)?;
+    for (what, why) in &check.not_predicted {
+        console.line(&format!("not predicted: {what}: {why}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,563 @@
+//! Every legal layout that fits, fastest first.
+//!
+//! Layouts are looked at in two steps: what a split over devices and a micro-batch costs is priced once, with a time
+//! that no choice of interleaving, recomputation and sharding can be below; only where that bound is better than what
+//! was found already are those choices tried. So pruning loses nothing, which a test holds against an exhaustive
+//! search.
+
+use serde::Serialize;
+
+use crate::accelerator::Accelerator;
+use crate::calibration::Calibration;
+use crate::cost::{self, Base, Step};
+use crate::error::PlanError;
+use crate::layout::{DEVICES_MAX, Layout, Precision, Program, Recompute, Sharding, Training};
+use crate::memory::{self, Held, Memory};
+use crate::model::Model;
+
+/// Layouts that are kept for each number of devices.
+pub const KEPT: usize = 5;
+/// Largest micro-batch that is tried.
+const MICRO_BATCH_MAX: u64 = 64;
+/// Largest context parallel size that is tried.
+const CONTEXT_MAX: u64 = 64;
+
+/// Sizes that the user has chosen; the rest is the planner's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// Tensor parallel size.
+    pub tensor: Option<u64>,
+    /// Pipeline parallel size.
+    pub pipeline: Option<u64>,
+    /// Context parallel size.
+    pub context: Option<u64>,
+    /// Expert parallel size.
+    pub expert: Option<u64>,
+    /// Micro-batch.
+    pub micro_batch: Option<u64>,
+    /// Pieces of a stage.
+    pub interleave: Option<u64>,
+    /// Recomputation.
+    pub recompute: Option<Recompute>,
+    /// Sharding.
+    pub sharding: Option<Sharding>,
+}
+
+impl Fixed {
+    fn allows(&self, layout: &Layout) -> bool {
+        fn same<T: PartialEq>(fixed: Option<T>, value: T) -> bool {
+            fixed.is_none_or(|fixed| fixed == value)
+        }
+        same(self.tensor, layout.tensor)
+            && same(self.pipeline, layout.pipeline)
+            && same(self.context, layout.context)
+            && same(self.expert, layout.expert)
+            && same(self.micro_batch, layout.micro_batch)
+            && same(self.interleave, layout.interleave)
+            && same(self.recompute, layout.recompute)
+            && same(self.sharding, layout.sharding)
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The model.
+    pub model: Model,
+    /// What is trained.
+    pub training: Training,
+    /// On what.
+    pub accelerator: Accelerator,
+    /// What is known of it.
+    pub calibration: Calibration,
+    /// Most devices.
+    pub devices_max: u64,
+    /// Sizes that are given.
+    pub fixed: Fixed,
+}
+
+/// One layout that fits, with what it needs and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Devices.
+    pub devices: u64,
+    /// The layout.
+    pub layout: Layout,
+    /// Micro-batches of a step.
+    pub micro_batches: u64,
+    /// The stage that needs most memory.
+    pub fullest_stage: u64,
+    /// What it needs.
+    pub memory: Memory,
+    /// The time of a step.
+    pub step: Step,
+    /// Model operations over the peak.
+    pub utilisation: f64,
+    /// Tokens a second, of all devices.
+    pub tokens_per_s: f64,
+    /// Joules a token at full power; 0 if the accelerator's power is not published.
+    pub energy_j_per_token: f64,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The fastest layouts on as many devices as are allowed and useful.
+    pub candidates: Vec<Candidate>,
+    /// The fastest layout for each number of devices, fewest first.
+    pub by_devices: Vec<Candidate>,
+    /// Splits that were priced.
+    pub priced: u64,
+    /// Layouts that were timed.
+    pub timed: u64,
+}
+
+fn divisors(number: u64) -> Vec<u64> {
+    let mut found: Vec<u64> =
+        (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = found.iter().rev().map(|d| number / d).filter(|d| !found.contains(d)).collect();
+    found.extend(large);
+    found
+}
+
+/// Numbers of devices that are looked at: powers of two, and the most that there are.
+#[must_use]
+pub fn device_counts(devices_max: u64) -> Vec<u64> {
+    let powers = (0..).map(|exponent| 1_u64 << exponent).take_while(|count| *count < devices_max);
+    powers.chain([devices_max]).collect()
+}
+
+/// The best few, best first.
+struct Best {
+    found: Vec<(f64, Layout, Step)>,
+}
+
+impl Best {
+    fn limit(&self) -> f64 {
+        if self.found.len() < KEPT { f64::INFINITY } else { self.found[KEPT - 1].0 }
+    }
+
+    fn offer(&mut self, time: f64, layout: Layout, step: Step) {
+        let at = self.found.partition_point(|(other, kept, _)| (*other, *kept) < (time, layout));
+        self.found.insert(at, (time, layout, step));
+        self.found.truncate(KEPT);
+    }
+}
+
+impl Question {
+    /// # Errors
+    /// If a size is zero or beyond every use.
+    pub fn check(&self) -> Result<(), PlanError> {
+        self.training.check()?;
+        if !(1..=DEVICES_MAX).contains(&self.devices_max) {
+            return Err(PlanError::BadOption {
+                option: "max",
+                value: self.devices_max.to_string(),
+                expected: format!("from 1 to {DEVICES_MAX} devices"),
+            });
+        }
+        let fixed = &self.fixed;
+        let sizes = [
+            ("tensor", fixed.tensor),
+            ("pipeline", fixed.pipeline),
+            ("context", fixed.context),
+            ("expert", fixed.expert),
+            ("micro-batch", fixed.micro_batch),
+            ("interleave", fixed.interleave),
+        ];
+        for (option, value) in sizes {
+            if let Some(value) = value
+                && !(1..=DEVICES_MAX).contains(&value)
+            {
+                return Err(PlanError::BadOption {
+                    option,
+                    value: value.to_string(),
+                    expected: format!("from 1 to {DEVICES_MAX}"),
+                });
+            }
+        }
+        if let Some(tensor) = fixed.tensor {
+            let layout = Layout { tensor, sequence_parallel: false, ..Layout::ONE };
+            let training = Training { batch: 1, ..self.training };
+            layout.check(&self.model, &training, &self.accelerator)?;
+        }
+        if let Some(pipeline) = fixed.pipeline
+            && !Layout::layers_divide(self.model.layers, pipeline, fixed.interleave.unwrap_or(1))
+        {
+            return Err(PlanError::IllegalLayout(format!(
+                "{} layers do not divide over {pipeline} stages of {} pieces",
+                self.model.layers,
+                fixed.interleave.unwrap_or(1)
+            )));
+        }
+        Ok(())
+    }
+
+    fn tensor_sizes(&self) -> Vec<u64> {
+        divisors(self.model.heads)
+            .into_iter()
+            .filter(|t| {
+                *t <= self.accelerator.tensor_max()
+                    && Layout::heads_divide(&self.model, *t, &self.accelerator)
+                    && self.model.feed_forward.hidden.is_multiple_of(*t)
+                    && self.fixed.tensor.is_none_or(|fixed| fixed == *t)
+            })
+            .collect()
+    }
+
+    fn pipeline_sizes(&self) -> Vec<u64> {
+        (1..=self.model.layers.min(DEVICES_MAX))
+            .filter(|p| {
+                Layout::layers_divide(self.model.layers, *p, 1)
+                    && self.fixed.pipeline.is_none_or(|fixed| fixed == *p)
+            })
+            .collect()
+    }
+
+    fn expert_sizes(&self) -> Vec<u64> {
+        let sizes = match &self.model.experts {
+            Some(experts) => divisors(experts.count),
+            None => vec![1],
+        };
+        sizes.into_iter().filter(|e| self.fixed.expert.is_none_or(|fixed| fixed == *e)).collect()
+    }
+
+    fn micro_batches(&self, data: u64) -> impl Iterator<Item = u64> + '_ {
+        let each = self.training.batch / data;
+        let powers = (0..).map(|exponent| 1_u64 << exponent).take_while(|b| *b <= MICRO_BATCH_MAX);
+        let fixed = self.fixed.micro_batch;
+        let tried: Vec<u64> = match fixed {
+            Some(size) => vec![size],
+            None => powers.collect(),
+        };
+        tried.into_iter().filter(move |b| each.is_multiple_of(*b) && *b <= each)
+    }
+
+    /// Splits of so many devices: everything but interleaving, recomputation and sharding.
+    fn splits(&self, devices: u64, sizes: &Sizes) -> Vec<Layout> {
+        let mut splits = Vec::new();
+        for tensor in sizes.tensor.iter().filter(|t| devices.is_multiple_of(**t)) {
+            for pipeline in sizes.pipeline.iter().filter(|p| devices.is_multiple_of(tensor * **p)) {
+                for context in
+                    sizes.context.iter().filter(|c| devices.is_multiple_of(tensor * pipeline * **c))
+                {
+                    let data = devices / (tensor * pipeline * context);
+                    if !self.training.batch.is_multiple_of(data) {
+                        continue;
+                    }
+                    let halves = if *context > 1 { 2 } else { 1 };
+                    let sequence_parallel =
+                        *tensor > 1 && self.training.sequence.is_multiple_of(tensor * context * halves);
+                    let ranks = tensor * data * context;
+                    let spread = |e: &&u64| {
+                        ranks.is_multiple_of(**e) && (**e == 1 || *tensor == 1 || sequence_parallel)
+                    };
+                    for expert in sizes.expert.iter().filter(spread) {
+                        for micro_batch in self.micro_batches(data) {
+                            let layout = Layout {
+                                tensor: *tensor,
+                                pipeline: *pipeline,
+                                data,
+                                context: *context,
+                                expert: *expert,
+                                micro_batch,
+                                sequence_parallel,
+                                ..Layout::ONE
+                            };
+                            if layout.check(&self.model, &self.training, &self.accelerator).is_ok() {
+                                splits.push(layout);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        splits
+    }
+
+    fn sizes(&self) -> Sizes {
+        let context = (0..)
+            .map(|exponent| 1_u64 << exponent)
+            .take_while(|c| *c <= CONTEXT_MAX)
+            .filter(|c| {
+                (*c == 1 || self.training.sequence.is_multiple_of(2 * c))
+                    && self.fixed.context.is_none_or(|fixed| fixed == *c)
+            })
+            .collect();
+        Sizes {
+            tensor: self.tensor_sizes(),
+            pipeline: self.pipeline_sizes(),
+            context,
+            expert: self.expert_sizes(),
+        }
+    }
+
+    fn interleaves(&self, split: &Layout) -> Vec<u64> {
+        let layers = self.model.layers;
+        let each = (layers + 2).div_ceil(split.pipeline);
+        (1..=if split.pipeline > 1 { each } else { 1 })
+            .filter(|v| {
+                Layout::layers_divide(layers, split.pipeline, *v)
+                    && (*v == 1 || split.micro_batches(self.training.batch).is_multiple_of(split.pipeline))
+                    && self.fixed.interleave.is_none_or(|fixed| fixed == *v)
+            })
+            .collect()
+    }
+
+    /// Choices of recomputation, the fastest first. Where attention's core is never kept, there is nothing to select.
+    fn recomputes(&self) -> Vec<Recompute> {
+        let flash = self.training.program.flash_attention;
+        [Recompute::None, Recompute::Selective, Recompute::Full]
+            .into_iter()
+            .filter(|choice| match self.fixed.recompute {
+                Some(fixed) => fixed == *choice,
+                None => *choice != Recompute::Selective || !flash,
+            })
+            .collect()
+    }
+
+    fn shardings(&self, split: &Layout) -> Vec<Sharding> {
+        let replicated = split.data * split.context * split.expert_replicas() > 1;
+        [Sharding::None, Sharding::Optimizer, Sharding::Full]
+            .into_iter()
+            .filter(|choice| match self.fixed.sharding {
+                Some(fixed) => fixed == *choice,
+                None => *choice == Sharding::None || replicated,
+            })
+            .collect()
+    }
+
+    fn best_on(&self, devices: u64, sizes: &Sizes, counts: &mut (u64, u64)) -> Best {
+        let mut best = Best { found: Vec::new() };
+        // Every parameter is held at least once by somebody.
+        let weights = self.weights_bytes();
+        if weights > self.accelerator.memory_bytes as f64 * devices as f64 {
+            return best;
+        }
+        let splits = self.splits(devices, sizes);
+        let bases: Vec<Base<'_>> = splits
+            .iter()
+            .map(|split| Base::new(&self.model, split, &self.training, &self.accelerator, &self.calibration))
+            .collect();
+        counts.0 += bases.len() as u64;
+        let mut order: Vec<(f64, usize)> =
+            bases.iter().enumerate().map(|(at, base)| (base.bound_us(), at)).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let recomputes = self.recomputes();
+        for (bound, at) in order {
+            if bound > best.limit() {
+                break;
+            }
+            let (base, split) = (&bases[at], &splits[at]);
+            let held = Held::new(&self.model, split, &self.training);
+            // Interleaving only adds to what is kept: what does not fit without it never fits.
+            let choices: Vec<(Sharding, Recompute)> = self
+                .shardings(split)
+                .into_iter()
+                .flat_map(|sharding| recomputes.iter().map(move |recompute| (sharding, *recompute)))
+                .filter(|(sharding, recompute)| {
+                    let layout = Layout { sharding: *sharding, recompute: *recompute, ..*split };
+                    held.fits(&layout, &self.accelerator)
+                })
+                .collect();
+            if choices.is_empty() {
+                continue;
+            }
+            for interleave in self.interleaves(split) {
+                for (sharding, recompute) in &choices {
+                    let step = base.step(interleave, *recompute, *sharding);
+                    counts.1 += 1;
+                    let time = step.step_time_us;
+                    let layout = Layout { interleave, recompute: *recompute, sharding: *sharding, ..*split };
+                    if time <= best.limit() && (interleave == 1 || held.fits(&layout, &self.accelerator)) {
+                        best.offer(time, layout, step);
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    fn candidate(&self, layout: Layout, step: Step) -> Candidate {
+        let devices = layout.devices();
+        let (fullest_stage, memory) = memory::worst(&self.model, &layout, &self.training);
+        let tokens = (self.training.batch * self.training.sequence) as f64;
+        let seconds = step.step_time_us / 1e6;
+        Candidate {
+            devices,
+            layout,
+            micro_batches: layout.micro_batches(self.training.batch),
+            fullest_stage,
+            memory,
+            step,
+            utilisation: cost::utilisation(
+                &self.model,
+                devices,
+                &self.training,
+                &self.accelerator,
+                step.step_time_us,
+            ),
+            tokens_per_s: tokens / seconds,
+            energy_j_per_token: self.accelerator.power_watts * devices as f64 * seconds / tokens,
+        }
+    }
+
+    /// Prices one layout, whether it fits or not.
+    ///
+    /// # Errors
+    /// If it is not legal.
+    pub fn price(&self, layout: &Layout) -> Result<Candidate, PlanError> {
+        layout.check(&self.model, &self.training, &self.accelerator)?;
+        let step = cost::step(&self.model, layout, &self.training, &self.accelerator, &self.calibration);
+        Ok(self.candidate(*layout, step))
+    }
+
+    /// Every legal layout that fits on so many devices, in no order, nothing pruned. For tests on small spaces.
+    #[must_use]
+    pub fn exhaustive(&self, devices: u64) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        let sizes = self.sizes();
+        for split in self.splits(devices, &sizes) {
+            for sequence_parallel in [false, true] {
+                for interleave in 1..=self.model.layers {
+                    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                        for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Full] {
+                            let layout =
+                                Layout { sequence_parallel, interleave, recompute, sharding, ..split };
+                            let fits = memory::fits(&self.model, &layout, &self.training, &self.accelerator);
+                            if fits
+                                && self.fixed.allows(&layout)
+                                && let Ok(candidate) = self.price(&layout)
+                            {
+                                found.push(candidate);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The fastest layout on exactly so many devices, if any fits.
+    #[must_use]
+    pub fn fastest_on(&self, devices: u64) -> Option<Candidate> {
+        let best = self.best_on(devices, &self.sizes(), &mut (0, 0));
+        best.found.first().map(|(_, layout, step)| self.candidate(*layout, *step))
+    }
+
+    /// The fastest layouts.
+    ///
+    /// # Errors
+    /// If a size makes no sense, or if nothing fits: then with the smallest fleet that would do and what else helps.
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        self.check()?;
+        let plan = self.search();
+        if plan.by_devices.is_empty() { Err(self.fits_nowhere()) } else { Ok(plan) }
+    }
+
+    fn search(&self) -> Plan {
+        let sizes = self.sizes();
+        let mut counts = (0, 0);
+        let mut plan = Plan { candidates: Vec::new(), by_devices: Vec::new(), priced: 0, timed: 0 };
+        let mut fastest = f64::INFINITY;
+        for devices in device_counts(self.devices_max) {
+            let best = self.best_on(devices, &sizes, &mut counts);
+            let Some((time, layout, step)) = best.found.first() else { continue };
+            plan.by_devices.push(self.candidate(*layout, *step));
+            // More devices that are not faster are no use.
+            if *time < fastest {
+                fastest = *time;
+                plan.candidates =
+                    best.found.iter().map(|(_, layout, step)| self.candidate(*layout, *step)).collect();
+            }
+        }
+        (plan.priced, plan.timed) = counts;
+        plan
+    }
+
+    fn smallest_fleet(&self) -> Option<u64> {
+        let larger = (0..21).map(|exponent| 1_u64 << exponent).filter(|n| *n > self.devices_max);
+        let sizes = self.sizes();
+        let mut fleets = larger.filter(|devices| {
+            let mut counts = (0, 0);
+            !self.best_on(*devices, &sizes, &mut counts).found.is_empty()
+        });
+        fleets.next()
+    }
+
+    /// What helps, the cheapest first: freeing what was fixed, then sharding, number formats, shorter sequences.
+    fn changes(&self) -> Vec<(String, Question)> {
+        let mut changes = Vec::new();
+        let fixed = self.fixed;
+        let mut change = |text: &str, question: Question| changes.push((text.to_owned(), question));
+        if fixed.sharding.is_some() {
+            let fixed = Fixed { sharding: None, ..fixed };
+            change("shard the optimiser (--sharding optimizer)", Question { fixed, ..self.clone() });
+        }
+        if fixed.recompute.is_some() {
+            let fixed = Fixed { recompute: None, ..fixed };
+            change("compute activations again (--recompute full)", Question { fixed, ..self.clone() });
+        }
+        if fixed.micro_batch.is_some_and(|size| size > 1) {
+            let fixed = Fixed { micro_batch: None, ..fixed };
+            change("a smaller micro-batch", Question { fixed, ..self.clone() });
+        }
+        if fixed != Fixed::default() {
+            change("leave every size to the planner", Question { fixed: Fixed::default(), ..self.clone() });
+        }
+        if matches!(self.training.precision, Precision::Fp16 | Precision::Fp32) {
+            let training = Training { precision: Precision::Bf16, ..self.training };
+            change("bf16 (--precision bf16)", Question { training, ..self.clone() });
+        }
+        let mut sequence = self.training.sequence;
+        while sequence > 1024 && sequence.is_multiple_of(2) {
+            sequence /= 2;
+            let training = Training { sequence, ..self.training };
+            change(&format!("sequences of {sequence} tokens"), Question { training, ..self.clone() });
+        }
+        changes
+    }
+
+    /// Parameters, gradients and optimiser, once.
+    fn weights_bytes(&self) -> f64 {
+        self.model.parameters().total as f64 * memory::bytes_per_parameter(self.training.precision)
+    }
+
+    fn fits_nowhere(&self) -> PlanError {
+        let gib = |bytes: f64| bytes / (1_u64 << 30) as f64;
+        let weights =
+            self.model.parameters().total as f64 * memory::bytes_per_parameter(self.training.precision);
+        let mut text = format!(
+            "no layout fits on up to {} {}: parameters, gradients and optimiser alone are {:.0} GiB, and all the \
+             devices have {:.0} GiB",
+            self.devices_max,
+            self.accelerator.name,
+            gib(weights),
+            gib(self.accelerator.memory_bytes as f64) * self.devices_max as f64
+        );
+        let helping =
+            self.changes().into_iter().find(|(_, question)| !question.search().by_devices.is_empty());
+        if let Some((change, _)) = helping {
+            text.push_str(&format!("; the cheapest change that helps: {change}"));
+        }
+        match self.smallest_fleet() {
+            Some(devices) => text.push_str(&format!("; the smallest fleet that would do: {devices} devices")),
+            None => text.push_str(&format!("; no fleet of up to {DEVICES_MAX} devices would do")),
+        }
+        PlanError::FitsNowhere { text }
+    }
+}
+
+/// The program that a plan assumes on a kind of accelerator.
+#[must_use]
+pub fn usual_program(accelerator: &Accelerator) -> Program {
+    if accelerator.is_tpu() { Program::MAXTEXT } else { Program::MEGATRON_CORE }
+}
+
+struct Sizes {
+    tensor: Vec<u64>,
+    pipeline: Vec<u64>,
+    context: Vec<u64>,
+    expert: Vec<u64>,
+}
