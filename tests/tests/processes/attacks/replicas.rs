@@ -417,7 +417,7 @@ fn is_refused_as(answer: Result<(), Status>, codes: &[RefusalCode]) -> Outcome {
     match answer {
         Ok(()) => Err("it was admitted".to_owned()),
         Err(status) => match Refused::from_status(&status).code.filter(|code| codes.contains(code)) {
-            Some(code) => Ok(code.as_str().to_owned()),
+            Some(code) => Ok(code.name().to_owned()),
             None => Err(format!("{status:?}").chars().take(300).collect()),
         },
     }
