@@ -69,7 +69,7 @@ fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
     assert_eq!(placed(&state), 2);
     assert!(is_placed(&state, other), "what is behind them does not wait for them");
     let waits = own.iter().find(|job| !is_placed(&state, **job)).unwrap();
-    let said = explain_job(&state, state.log_time(), *waits).unwrap();
+    let said = explain_job(&state, state.log_time(), *waits, speculation.kept_reservations()).unwrap();
     assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
     assert!(said.sentence.contains("runningJobs") && said.sentence.contains("may have 2"), "{said}");
     // However often it is looked at.
