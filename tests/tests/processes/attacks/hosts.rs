@@ -159,7 +159,9 @@ const FORGE: &[Attack] = &[
     attack("its own rank map", "echo x > $MUSTER_RANK_MAP && echo BROKEN", DENIED, ""),
     attack(
         "a launch that waits",
-        "for n in $(seq 300); do echo x > $STATE/tasks/.new_ready_$n/spec && echo BROKEN; done",
+        // Whether one waits at the moment is up to the agent.
+        "for t in $(seq 100); do for n in $(seq 300); do if [ -d $STATE/tasks/.new_ready_$n ]; then \
+         echo x > $STATE/tasks/.new_ready_$n/spec && echo BROKEN; exit; fi; done; sleep 0.05; done",
         DENIED,
         "ls $STATE/tasks/.new_ready_*/spec",
     ),
@@ -489,6 +491,12 @@ fn with_word(word: &str) -> Vec<i32> {
     processes.filter(has_word).collect()
 }
 
+/// Waits until what an attacker sends away is there: it says so before that has begun.
+async fn is_away(word: &str) {
+    let both = || async { (with_word(word).len() >= 2).then_some(()) };
+    eventually("what the attacker sends away did not begin", both).await;
+}
+
 /// Waits until a worker has written this, which it does once it stands as it wants to.
 async fn says(client: &Client, id: &str, what: &str) {
     eventually("the worker did not begin", || async {
@@ -792,7 +800,7 @@ async fn outlive(scene: &mut Scene<'_>) {
     let id =
         scene.running(script("eve", &format!("trap '' TERM; {} echo there; sleep 600", away(&second)))).await;
     says(client, &id, "there").await;
-    assert!(!with_word(&second).is_empty(), "it went away as it wanted to");
+    is_away(&second).await;
     cancel(client, &id).await;
     scene.table.note(Kind::Outlive, "a stop", gone(&second));
 
@@ -801,8 +809,8 @@ async fn outlive(scene: &mut Scene<'_>) {
     let id = scene.running(script("eve", &format!("{} echo there; sleep 600", away(&third)))).await;
     says(client, &id, "there").await;
     let (_, shim, worker) = scene.worker_of(&id);
+    is_away(&third).await;
     let mut of_the_attempt = with_word(&third);
-    assert!(!of_the_attempt.is_empty(), "it went away as it wanted to");
     of_the_attempt.push(worker);
     kill(Pid::from_raw(shim), Signal::SIGKILL).expect("a process of this test");
     // The loss is the host's, so the job is started again, with the same word: only the first attempt has to be gone.
@@ -818,6 +826,7 @@ async fn outlive(scene: &mut Scene<'_>) {
     let fourth = word(4);
     let id = scene.running(script("eve", &format!("{} echo there; sleep 600", away(&fourth)))).await;
     says(client, &id, "there").await;
+    is_away(&fourth).await;
     let (_, shim, _) = scene.worker_of(&id);
     kill(Pid::from_raw(shim), Signal::SIGSTOP).expect("a process of this test");
     cancel(client, &id).await;
