@@ -203,7 +203,7 @@ async fn commands_stay_with_their_jobs() {
     let mut left = Attached::start(&cluster, &stay);
     assert_eq!(left.line().await, "begun\n");
     signal(&left.child, Signal::SIGINT);
-    let said = left.said("leaving").await;
+    let said = left.said("detaching").await;
     assert_eq!(left.end().await.0, Some(130));
     let id = said.split_whitespace().nth(1).expect("an id").to_owned();
     let still =
@@ -212,7 +212,7 @@ async fn commands_stay_with_their_jobs() {
     let mut cancelled = Attached::start(&cluster, &stay);
     assert_eq!(cancelled.line().await, "begun\n");
     signal(&cancelled.child, Signal::SIGINT);
-    cancelled.said("leaving").await;
+    cancelled.said("detaching").await;
     signal(&cancelled.child, Signal::SIGINT);
     let (code, _, err) = cancelled.end().await;
     assert_eq!(code, Some(130), "{err}");
