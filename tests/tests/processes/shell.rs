@@ -205,7 +205,7 @@ async fn commands_stay_with_their_jobs() {
     signal(&left.child, Signal::SIGINT);
     let said = left.said("detaching").await;
     assert_eq!(left.end().await.0, Some(130));
-    let id = said.split_whitespace().nth(1).expect("an id").to_owned();
+    let id = said.split_whitespace().nth(2).expect("an id").to_owned();
     let still =
         client.get_job(v1::GetJobRequest { job_id: id.clone(), read: None }).await.expect("it is there");
     assert_eq!(still.job.expect("with all of it").phase(), JobPhase::Running);
