@@ -184,9 +184,10 @@ fn a_quota_of_a_type_that_the_fleet_has_not_is_warned_of() {
 fn tenants_that_the_other_side_does_not_name_are_said() {
     let draft = policy(&[("owner", 4, NONE), ("nobody", 0, NONE)]);
     let report = run(&["n1 c1 A100 4"], &["a 0 10 1 owner", "b 0 10 1 stranger"], draft);
-    assert_eq!(report.notes.len(), 2, "{:?}", report.notes);
-    assert!(report.notes[0].ends_with("(1): nobody"), "{:?}", report.notes);
-    assert!(report.notes[1].ends_with("(1): stranger"), "{:?}", report.notes);
+    assert_eq!(report.notes.len(), 3, "{:?}", report.notes);
+    assert!(report.notes[0].starts_with("tenants.nobody: NOTHING_GUARANTEED: "), "{:?}", report.notes);
+    assert!(report.notes[1].ends_with("(1): nobody"), "{:?}", report.notes);
+    assert!(report.notes[2].ends_with("(1): stranger"), "{:?}", report.notes);
     let page = html::page(&[report]);
     assert!(page.contains("stranger") && page.contains("Tenants"), "{page}");
 }
