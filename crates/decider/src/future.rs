@@ -15,7 +15,7 @@ mod quota;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use muster_planner::{Budget, Hold, Holds, Outlook, Plan, Start, Terms};
-use muster_policy::{expected_end, overdue_since};
+use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, JobRow, State};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
@@ -205,7 +205,9 @@ impl Future {
             let at = at.max(reservation.start.at);
             reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
             reservation.start.at = at;
-            reservation.until = Some(at.plus_ms(row.estimate.run_high_ms.max(1)));
+            // What did not begin when it could runs from now on.
+            let begins = at.max(self.now);
+            reservation.until = Some(begins.plus_ms(row.estimate.run_high_ms.max(1)));
             reservation.quota = None;
             reservation.overdue_since = self.overdue_since(state, job, spec, row);
             self.install(state, reservation, budget);
@@ -311,7 +313,10 @@ impl Future {
         let borrowers = self.reservations.iter().filter_map(|other| other.quota.as_ref());
         let borrowers: BTreeSet<&Name> =
             borrowers.filter(|quota| quota.borrows()).map(KeptQuota::tenant).collect();
-        let behind = borrowers.into_iter().filter(|other| is_promised_beside(state, spec, other));
+        // Every reservation of a gang that borrows gives way, also inside its own group: what it borrows can be taken back.
+        let is_promised = !borrowers.is_empty() && headroom(state, spec).is_promised;
+        let behind =
+            borrowers.into_iter().filter(|other| is_promised || is_promised_beside(state, spec, other));
         let behind: BTreeSet<&Name> = behind.collect();
         // Of two gangs of a tier that both have room kept, the one that was promised its start first goes before the
         // other: each would keep the other out otherwise, for ever, once both have slipped.
@@ -621,14 +626,15 @@ impl Future {
         budget: &mut Budget,
     ) {
         let Some((place, start)) = self.earliest(state, spec, row, budget) else { return };
-        let until = Some(start.at.plus_ms(row.estimate.run_ms));
         // What is kept for it stays where it is, as in a pass.
         let own = self.own.take_if(|own| own.job == job);
         let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
         if let Some(own) = own.filter(|own| self.stays(own, &start)) {
+            let until = Some(own.start.at.plus_ms(row.estimate.run_ms.max(1)));
             self.install(state, Reservation { until, ..own }, budget);
             return;
         }
+        let until = Some(start.at.plus_ms(row.estimate.run_ms.max(1)));
         let reservation = Reservation {
             job,
             place,

@@ -175,8 +175,11 @@ impl Future {
         let mut events = Vec::new();
         for reservation in &self.reservations {
             if reservation.quota.as_ref().is_some_and(|quota| quota.takes(kind)) {
-                events.push((reservation.start.at.max(self.now), true, reservation));
-                events.extend(reservation.until.map(|until| (until.max(self.now), false, reservation)));
+                // Nothing gives back before it takes, whatever its start and its end are.
+                let begins = reservation.start.at.max(self.now);
+                let ends = reservation.until.map(|until| until.max(begins.plus_ms(1)));
+                events.push((begins, true, reservation));
+                events.extend(ends.map(|ends| (ends, false, reservation)));
             }
         }
         events

@@ -158,6 +158,13 @@ impl Observer for Guarantee {
         let mut due = BTreeSet::new();
         for place in &claims {
             let others: Vec<usize> = claims.iter().copied().filter(|other| other != place).collect();
+            // Behind a gang that is within nominal as well, waits for longer and has no hosts it waits as in strict order:
+            // for nobody who borrows. What that may take is the bound on waits of gangs, not this one.
+            let at_ms = |place: usize| drive.world.jobs[place].at_ms;
+            let is_before = |other: &&usize| at_ms(**other) < at_ms(*place);
+            if others.iter().filter(is_before).any(|other| !has_hosts(drive, &book, *other, &[])) {
+                continue;
+            }
             if could_be_within(drive, &book, *place, &others) && has_hosts(drive, &book, *place, &others) {
                 due.insert(*place);
             }
