@@ -182,7 +182,7 @@ pub(crate) struct Node<E> {
     in_flight: Option<InFlight>,
     /// States of workers that are not here, said once on the session that asked.
     extras: VecDeque<v1::WorkerState>,
-    uploads: JoinSet<JobId>,
+    uploads: JoinSet<()>,
     sending: uploads::Sending,
     prober: Prober,
     foreign: Option<watch::Receiver<Foreign>>,
@@ -274,7 +274,9 @@ impl<E: Executor> Node<E> {
                     None => return,
                 },
                 Some(event) = told.recv() => self.on_executor(event).await,
-                Some(Ok(job)) = self.uploads.join_next() => self.sending.end(job),
+                Some(ended) = self.uploads.join_next_with_id() => {
+                    self.sending.end(ended.map_or_else(|error| error.id(), |(task, ())| task));
+                }
                 () = changed(&mut self.foreign) => {}
             }
             self.send_report();
@@ -865,11 +867,12 @@ impl<E: Executor> Node<E> {
 
     fn on_read_logs(&mut self, read_id: u64, request: OutputRequest) {
         let Some(session) = &self.session else { return };
-        let Some(refused) = self.sending.begin(request.key.job) else {
+        let job = request.key.job;
+        let Some(refused) = self.sending.admit(job) else {
             tracing::warn!(read_id, "too many requests for output; one is dropped");
             return;
         };
-        let job = uploads::Upload {
+        let upload = uploads::Upload {
             endpoint: session.endpoint.clone(),
             endpoints: session.endpoints.clone(),
             node_name: self.spec.name.to_string(),
@@ -877,7 +880,8 @@ impl<E: Executor> Node<E> {
             request,
             refused,
         };
-        self.uploads.spawn(uploads::run(job, Arc::clone(&self.executor)));
+        let task = self.uploads.spawn(uploads::run(upload, Arc::clone(&self.executor)));
+        self.sending.begin(task.id(), job);
     }
 }
 

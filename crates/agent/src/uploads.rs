@@ -14,6 +14,7 @@ use muster_wire::v1::node_service_client::NodeServiceClient;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
+use tokio::task::Id;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// One order to send output.
@@ -29,41 +30,36 @@ pub(crate) struct Upload {
     pub(crate) refused: Option<String>,
 }
 
-/// How many outputs are being sent, of each job: no job has so many readers that those of others find no place.
+/// The outputs that are being sent, and whose they are. One job has a part of the places, so that its readers leave some to
+/// those of other jobs.
 #[derive(Debug, Default)]
-pub(crate) struct Sending {
-    of: BTreeMap<JobId, usize>,
-    count: usize,
-}
+pub(crate) struct Sending(BTreeMap<Id, JobId>);
 
 impl Sending {
-    /// Counts one more; why it is refused, if it is. None where it is not even to be told: too many are refused already.
-    pub(crate) fn begin(&mut self, job: JobId) -> Option<Option<String>> {
-        if self.count >= 2 * limits::LOG_UPLOADS_MAX {
+    /// Whether another output of a job is sent: nothing, or the reason to tell its reader. None where not even that is
+    /// sent, because too many are refused already.
+    pub(crate) fn admit(&self, job: JobId) -> Option<Option<String>> {
+        let (all, of_job) = (self.0.len(), self.0.values().filter(|other| **other == job).count());
+        if all >= 2 * limits::LOG_UPLOADS_MAX {
             return None;
         }
-        let of_job = self.of.entry(job).or_insert(0);
-        let refused = if self.count >= limits::LOG_UPLOADS_MAX {
+        Some(if all >= limits::LOG_UPLOADS_MAX {
             Some(format!("this node already sends {} outputs", limits::LOG_UPLOADS_MAX))
-        } else if *of_job >= limits::LOG_UPLOADS_OF_ONE_MAX {
+        } else if of_job >= limits::LOG_UPLOADS_OF_ONE_MAX {
             Some(format!("this node already sends {} outputs of this job", limits::LOG_UPLOADS_OF_ONE_MAX))
         } else {
             None
-        };
-        *of_job += 1;
-        self.count += 1;
-        Some(refused)
+        })
     }
 
-    /// One has ended.
-    pub(crate) fn end(&mut self, job: JobId) {
-        if let Some(of_job) = self.of.get_mut(&job) {
-            self.count -= 1;
-            *of_job -= 1;
-            if *of_job == 0 {
-                self.of.remove(&job);
-            }
-        }
+    /// A task sends an output of this job.
+    pub(crate) fn begin(&mut self, task: Id, job: JobId) {
+        self.0.insert(task, job);
+    }
+
+    /// That task has ended, in whatever way.
+    pub(crate) fn end(&mut self, task: Id) {
+        self.0.remove(&task);
     }
 }
 
@@ -85,14 +81,7 @@ pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderErr
 }
 
 /// Sends until the output ends or nobody takes it.
-/// Tells whose it was.
-pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) -> JobId {
-    let job = upload.request.key.job;
-    send(upload, executor).await;
-    job
-}
-
-async fn send<E: Executor>(upload: Upload, executor: Arc<E>) {
+pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
     let read_id = upload.read_id;
     let connected = upload.endpoints.connect_to(&upload.endpoint).await;
     let channel = match connected.map_err(|error| error.to_string()) {
@@ -163,24 +152,41 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
 mod tests {
     use super::*;
 
-    #[test]
-    fn readers_of_one_job_leave_places_for_others() {
+    #[tokio::test]
+    async fn readers_of_one_job_leave_places_for_others() {
         let (mine, others) = (JobId(1_024), JobId(2_048));
         let mut sending = Sending::default();
+        // As the agent does: what is admitted, refused or not, gets a task.
+        let begin = |sending: &mut Sending, job| {
+            let admitted = sending.admit(job);
+            if admitted.is_some() {
+                sending.begin(tokio::spawn(async {}).id(), job);
+            }
+            admitted
+        };
         for _ in 0..limits::LOG_UPLOADS_OF_ONE_MAX {
-            assert_eq!(sending.begin(mine), Some(None));
+            assert_eq!(begin(&mut sending, mine), Some(None));
         }
-        assert!(sending.begin(mine).unwrap().unwrap().contains("of this job"));
-        assert_eq!(sending.begin(others), Some(None));
-        while sending.count < limits::LOG_UPLOADS_MAX {
-            sending.begin(mine).unwrap();
+        assert!(begin(&mut sending, mine).unwrap().unwrap().contains("of this job"));
+        assert_eq!(begin(&mut sending, others), Some(None));
+        while sending.0.len() < limits::LOG_UPLOADS_MAX {
+            begin(&mut sending, mine).unwrap();
         }
-        assert!(sending.begin(others).unwrap().unwrap().contains("already sends"));
-        while sending.begin(mine).is_some() {}
-        assert_eq!(sending.count, 2 * limits::LOG_UPLOADS_MAX);
-        for job in [others, others].into_iter().chain(std::iter::repeat_n(mine, 100)) {
-            sending.end(job);
-        }
-        assert!(sending.count == 0 && sending.of.is_empty());
+        assert!(begin(&mut sending, others).unwrap().unwrap().contains("already sends"));
+        while begin(&mut sending, mine).is_some() {}
+        assert_eq!(sending.0.len(), 2 * limits::LOG_UPLOADS_MAX);
+        let tasks: Vec<Id> = sending.0.keys().copied().collect();
+        tasks.into_iter().for_each(|task| sending.end(task));
+        assert_eq!(begin(&mut sending, mine), Some(None), "every place is free again");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_gives_its_place_back() {
+        let mut uploads = tokio::task::JoinSet::new();
+        let mut sending = Sending::default();
+        sending.begin(uploads.spawn(async { panic!("on purpose") }).id(), JobId(1_024));
+        let ended: Result<(Id, ()), _> = uploads.join_next_with_id().await.unwrap();
+        sending.end(ended.map_or_else(|error| error.id(), |(task, ())| task));
+        assert!(sending.0.is_empty());
     }
 }

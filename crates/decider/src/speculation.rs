@@ -405,11 +405,11 @@ impl Speculation {
         self.pass = Some(pass);
     }
 
-    /// How far the hosts of open windows have been looked at.
     pub(crate) fn requests_mut(&mut self) -> &mut Requests {
         &mut self.requests
     }
 
+    /// How far the hosts of open windows have been looked at.
     pub(crate) fn sweep(&self) -> &Sweep {
         &self.sweep
     }

@@ -526,8 +526,7 @@ impl Question {
 
     fn fits_nowhere(&self) -> PlanError {
         let gib = |bytes: f64| bytes / (1_u64 << 30) as f64;
-        let weights =
-            self.model.parameters().total as f64 * memory::bytes_per_parameter(self.training.precision);
+        let weights = self.weights_bytes();
         let mut text = format!(
             "no layout fits on up to {} {}: parameters, gradients and optimiser alone are {:.0} GiB, and all the \
              devices have {:.0} GiB",

@@ -11,7 +11,6 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use super::Global;
-use super::consent::Rehearsal;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
 use super::view::{Document, Items, time};
@@ -143,8 +142,9 @@ pub struct RevokeArgs {
     /// Folder of the authority, which knows what it has issued
     #[arg(long, value_name = "DIR")]
     authority: Option<PathBuf>,
-    #[command(flatten)]
-    rehearsal: Rehearsal,
+    /// Say what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -295,7 +295,7 @@ async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result
         }
         _ => return Err(Failure::usage("say which: a file, --serial, or --name with --authority")),
     };
-    if args.rehearsal.is_asked_for() {
+    if args.dry_run {
         console.progress("nothing was revoked; these would be");
         return print_revoked(console, certificates);
     }

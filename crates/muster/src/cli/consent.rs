@@ -67,21 +67,6 @@ impl Consent {
     }
 }
 
-/// The option of commands that take nothing away and cannot be taken back.
-#[derive(Args, Clone, Copy, Debug)]
-pub struct Rehearsal {
-    /// Say what would change, and change nothing
-    #[arg(long)]
-    dry_run: bool,
-}
-
-impl Rehearsal {
-    /// Whether to say what would change, and to change nothing.
-    pub fn is_asked_for(self) -> bool {
-        self.dry_run
-    }
-}
-
 /// How many voters may fail while the others decide.
 fn tolerated(voters: usize) -> usize {
     voters.saturating_sub(1) / 2

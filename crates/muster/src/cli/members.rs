@@ -16,7 +16,7 @@ use muster_wire::v1;
 use tokio::time::Instant;
 
 use super::Global;
-use super::consent::{Consent, Rehearsal};
+use super::consent::Consent;
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::view::{ClusterFormat, ClusterLeader, Document, Members};
@@ -130,8 +130,9 @@ There is no way back: a release that does not read the format cannot join any mo
         /// Which format
         #[arg(long, value_name = "FORMAT", value_parser = clap::value_parser!(u32).range(1..=65_535))]
         to: Option<u32>,
-        #[command(flatten)]
-        rehearsal: Rehearsal,
+        /// Say what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -257,8 +258,8 @@ pub async fn run(
             client.change_voters(request).await?
         }
         ChangeCommand::Transfer { to, away_from } => return transfer(client, console, to, away_from).await,
-        ChangeCommand::Upgrade { to, rehearsal } => {
-            return upgrade(client, console, to, rehearsal).await;
+        ChangeCommand::Upgrade { to, dry_run } => {
+            return upgrade(client, console, to, dry_run).await;
         }
     };
     show(console, answer)?;
@@ -292,9 +293,9 @@ async fn upgrade(
     client: &Client,
     console: &Console,
     to: Option<u32>,
-    rehearsal: Rehearsal,
+    dry_run: bool,
 ) -> Result<Exit, Failure> {
-    if rehearsal.is_asked_for() {
+    if dry_run {
         let status = client.get_status(v1::GetStatusRequest::default()).await?;
         console.line(&would_be_in_force(&status, to))?;
         return Ok(Exit::Ok);

@@ -8,7 +8,6 @@ use muster_wire::v1;
 use super::Global;
 use super::admission::{self, AdmissionCommand};
 use super::complete;
-use super::consent::Rehearsal;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
@@ -75,8 +74,9 @@ Refused while the node's session stands. A node that comes back all the same reg
         /// Their names or ids
         #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
-        #[command(flatten)]
-        rehearsal: Rehearsal,
+        /// Say what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -103,8 +103,8 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
         NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => node_health::run(global, console, command).await,
-        NodeCommand::Forget { nodes, rehearsal } => {
-            forget(&global.client().await?, console, nodes, rehearsal).await
+        NodeCommand::Forget { nodes, dry_run } => {
+            forget(&global.client().await?, console, nodes, dry_run).await
         }
     }
 }
@@ -113,9 +113,9 @@ async fn forget(
     client: &Client,
     console: &Console,
     names: Vec<String>,
-    rehearsal: Rehearsal,
+    dry_run: bool,
 ) -> Result<Exit, Failure> {
-    if rehearsal.is_asked_for() {
+    if dry_run {
         for name in names {
             let request = v1::GetNodeRequest { node: name.clone(), ..Default::default() };
             let node = client.get_node(request).await?.node.unwrap_or_default();

@@ -87,7 +87,7 @@ impl DevArgs {
         let (accelerator, devices_per_host) = match (&self.accelerators, earlier) {
             (Some((kind, count)), _) => (kind.clone(), *count),
             (None, Some(shape)) => (shape.accelerator.clone(), shape.devices_per_host),
-            (None, None) => ("h100".to_owned(), 8),
+            (None, None) => accelerators(ACCELERATORS).expect("the default is a type and a count"),
         };
         let share = |place: usize| hosts / names.len() + usize::from(place < hosts % names.len());
         let region =
