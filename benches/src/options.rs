@@ -9,7 +9,7 @@ pub(crate) struct Common {
     /// Length of each part
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub(crate) seconds: u64,
-    /// Folder whose disk is measured; the system's temporary folder when not given
+    /// Directory whose disk is measured; the system's temporary directory when not given
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
     #[command(flatten)]
@@ -22,7 +22,7 @@ impl Common {
     }
 }
 
-/// Where clients connect.
+/// Replicas that the clients of a scenario connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum To {
     /// All replicas in turn

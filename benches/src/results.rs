@@ -16,7 +16,7 @@ use tables::{TABLES, Table};
 /// Longest output of a recorded command that is read, in bytes.
 const OUTPUT_BYTES_MAX: usize = 16 << 20;
 
-/// Where the results of a scenario go besides the terminal.
+/// Files that a scenario writes its results to, in addition to the terminal.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Output {
     /// Write everything as one JSON object below benches/results, named by date and scenario

@@ -20,7 +20,7 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// What a group is held to; 0 for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of memory.
+    /// Memory in bytes, without swap.
     pub memory_bytes: u64,
     /// Processor time that it has a right to, in thousandths of one.
     pub cpu_milli: u64,
@@ -177,7 +177,7 @@ impl Cgroup {
             self.limit("cpu.weight", &(cpu_milli / 100).clamp(1, 10_000).to_string());
         }
         if cpu_max_milli > 0 {
-            // Microseconds in each period of so many.
+            // Microseconds of processor time in each period.
             self.limit("cpu.max", &format!("{} {CPU_PERIOD_US}", cpu_max_milli * CPU_PERIOD_US / 1_000));
         }
     }

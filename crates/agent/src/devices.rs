@@ -32,8 +32,8 @@ const EVERYBODY: [(u32, Option<u32>); 8] = [
     (136, None),
 ];
 
-/// Files and folders of `/dev` that bind the hosts of a gang together, which every worker may open: they give access to
-/// no memory but its own.
+/// Files and directories of `/dev` that connect the hosts of a gang. Every worker may open them, because they give access
+/// only to its own memory.
 const FABRIC: [&str; 6] = ["infiniband", "gdrdrv", "xpmem", "knem", "nvidia-caps-imex-channels", "hfi1_0"];
 
 /// Files that belong to every device of a host.
@@ -53,7 +53,7 @@ pub struct DeviceFiles {
 
 impl DeviceFiles {
     /// Those below `root`, which is `/` but for an agent that has its host elsewhere, of a host that has `count` devices.
-    /// `more` are files that every worker may open besides.
+    /// `more` are files that every worker may open in addition.
     #[must_use]
     pub fn find(root: &Path, count: u16, more: &[PathBuf]) -> DeviceFiles {
         let dev = root.join("dev");
@@ -121,7 +121,7 @@ fn has(devices: DeviceSet, number: usize) -> bool {
     devices.iter().any(|device| usize::from(device) == number)
 }
 
-/// The numbers of a file, or of all files of a folder.
+/// The device numbers of a file, or of all files of a directory.
 fn add(path: &Path, to: &mut Vec<CharacterDevices>) {
     let Ok(found) = std::fs::metadata(path) else { return };
     if found.is_dir() {

@@ -91,9 +91,10 @@ pub enum DeviceGuard {
 pub struct Rlimits {
     /// Open files of one process.
     pub open_files: u64,
-    /// Processes and threads of one user. It binds workers that have a user of their own, with all of that user's on the host.
+    /// Processes and threads of one user. It applies to workers with a separate user, and counts all processes of that user
+    /// on the host.
     pub processes: u64,
-    /// Bytes of one core file. None are written with 0: they can be as large as the worker's memory, in its folder.
+    /// Bytes of one core file. With 0 none is written: a core file can be as large as the worker's memory, and is in its directory.
     pub core_bytes: u64,
     /// Bytes that cannot be swapped out; no bound when not said: InfiniBand needs them, and a worker's memory has its own.
     pub locked_bytes: Option<u64>,
@@ -128,14 +129,14 @@ pub struct WorkersConfig {
     pub uids: BTreeMap<String, u32>,
     /// Whether `/tmp`, `/var/tmp` and `/dev/shm` are a worker's own; as `uid_range` when not said.
     pub private_tmp: Option<bool>,
-    /// Device files, or folders of such, that every worker may open besides what every program needs, its own
+    /// Device files, or directories of them, that every worker may open in addition to those that every program needs, its own
     /// accelerators and the fabric of the hosts; for example `/dev/fuse`.
     pub devices: Vec<PathBuf>,
     /// What the kernel bounds of each process of a worker.
     pub rlimits: Rlimits,
     /// What a promise of processor time means.
     pub cpu: CpuLimit,
-    /// Bytes of the disk that the files of one worker may take: in the folder that it starts in, and in `/tmp`, `/var/tmp` and
+    /// Bytes of the disk that the files of one worker may take: in the directory that it starts in, and in `/tmp`, `/var/tmp` and
     /// `/dev/shm` where these are its own. They are counted again and again; who has more is killed. No bound with 0.
     pub disk_bytes_max: u64,
     /// What this host is to keep its workers apart by: `user`, `pid`, `tmp`, `devices`. For each that it cannot, its node
@@ -169,7 +170,7 @@ pub struct UidRange {
 const FACT_PREFIX: &str = "isolation.";
 /// Labels of a node: what its workers are isolated by.
 const FACTS: [&str; 4] = ["isolation.user", "isolation.pid", "isolation.tmp", "isolation.devices"];
-/// The value of one that is not so.
+/// The value of a guarantee that the host lacks.
 const LACKING: &str = "none";
 
 /// Below are users of the system and of people.
@@ -369,7 +370,7 @@ impl Isolating {
         ]
     }
 
-    /// Taints of the node: what of it was wanted of this host and is not so.
+    /// Taints of the node: the guarantees that the configuration wants and this host lacks.
     pub fn taints(&self) -> impl Iterator<Item = String> {
         let lacking = self.facts().into_iter().filter(|(_, fact)| *fact == LACKING);
         let wanted = |label: &str| {

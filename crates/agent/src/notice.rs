@@ -76,7 +76,7 @@ pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listener {
     Nobody,
-    /// These processes alone.
+    /// Only the given processes.
     Own,
     /// Somebody else, or somebody else as well.
     Another,

@@ -22,7 +22,7 @@ struct Stat {
 /// A process that was seen: its number, and when it began, which tells it from a later one with that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// Its number.
+    /// The process id.
     pub pid: i32,
     started: u64,
 }
@@ -175,7 +175,7 @@ fn kill_one(seen: Process) -> rustix::io::Result<()> {
     }
     match handle {
         Ok(handle) => pidfd_send_signal(handle, Signal::KILL),
-        // No room for a descriptor, or a kernel without such: the look was a moment ago.
+        // No descriptor is free, or the kernel has none of this kind. The process was checked a moment ago.
         Err(_) => kill_process(pid, Signal::KILL),
     }
 }

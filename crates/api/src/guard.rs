@@ -388,7 +388,7 @@ where
         Box::pin(async move {
             let _taken = taken;
             let answered = match original {
-                Some(original) => original.beside(answered).await,
+                Some(original) => original.during(answered).await,
                 None => answered.await,
             };
             let response = response_in_our_words(answered?);

@@ -2,8 +2,8 @@
 //!
 //! During an upgrade a follower may be of an older release than caller and leader. Were its own reading of a message passed
 //! on, fields that it does not know would be gone, and a job would run without what it asked for. So the message is passed
-//! on as it came. It is kept for as long as the call is carried out, beside the task that does so: what passes calls on does
-//! not have to know of it.
+//! on as it came. A task-local value keeps it while the call is carried out, so the services that pass calls on need not know
+//! of it.
 //!
 //! **Invariant:** what is passed on in the place of a message is what this very call was asked with, by the same method.
 //! **Invariant:** nothing is kept by a leader, nor of calls that were passed on already, nor of streams.
@@ -36,7 +36,7 @@ struct Whole {
 }
 
 impl Original {
-    /// For a call of this method, whose message has at most so many bytes.
+    /// For a call of this method, whose message has at most `message_bytes_max` bytes.
     pub(crate) fn new(path: &str, message_bytes_max: usize) -> Original {
         let bytes_max = message_bytes_max.saturating_add(PREFIX_BYTES);
         Original { path: path.into(), bytes: Arc::default(), bytes_max }
@@ -45,7 +45,7 @@ impl Original {
     /// More of it has been read.
     pub(crate) fn push(&self, more: &[u8]) {
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is longer is refused; one byte too many says so here as well.
+        // A longer message is refused. One byte too many is kept, so that it does not look whole.
         let room = (self.bytes_max + 1).saturating_sub(bytes.len());
         bytes.extend_from_slice(more.get(..room).unwrap_or(more));
     }
@@ -60,8 +60,8 @@ impl Original {
             .then(|| Whole { path: Arc::clone(&self.path), bytes: Bytes::copy_from_slice(&bytes) })
     }
 
-    /// Carries a call out with its message at hand.
-    pub(crate) async fn beside<T>(self, call: impl Future<Output = T>) -> T {
+    /// Carries a call out while its message is kept.
+    pub(crate) async fn during<T>(self, call: impl Future<Output = T>) -> T {
         CALL.scope(self, call).await
     }
 }

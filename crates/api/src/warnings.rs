@@ -126,7 +126,7 @@ fn archive_damage(own: ReplicaId, facts: &LocalFacts) -> Option<String> {
     }
     if facts.archive_mended > 0 {
         parts.push(format!(
-            "{} damaged objects of the archive of {own} were made anew and kept in its folder `damaged`: look at its disk",
+            "{} damaged objects of the archive of {own} were rebuilt, and the damaged ones kept in its directory `damaged`: check its disk",
             facts.archive_mended
         ));
     }
@@ -422,7 +422,7 @@ mod tests {
         let facts = LocalFacts { archive_unmended: unmended, archive_mended: 3, ..LocalFacts::default() };
         let said = archive_damage(own, &facts).expect("there is something to say");
         assert!(said.contains("2 objects") && said.contains("(segments/1)"), "{said}");
-        assert!(said.contains("3 damaged objects") && said.contains("made anew"), "{said}");
+        assert!(said.contains("3 damaged objects") && said.contains("rebuilt"), "{said}");
     }
 
     #[test]

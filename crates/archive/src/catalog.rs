@@ -226,7 +226,7 @@ impl Catalog {
         self.arrange();
     }
 
-    /// An object of this name was written anew, or for the first time.
+    /// A segment was written, or rebuilt under the name that it had.
     pub(crate) fn replace_segment(&mut self, name: SegmentName) {
         self.segments.retain(|segment| segment.object() != name.object());
         self.segments.push(name);

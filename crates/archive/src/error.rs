@@ -97,7 +97,7 @@ pub enum ArchiveError {
         source: RestoreError,
     },
     /// What others have is not what was written here.
-    #[error("{object:?} cannot be made anew from these rounds: {detail}")]
+    #[error("{object:?} cannot be rebuilt from these rounds: {detail}")]
     Differs {
         /// Which object.
         object: String,

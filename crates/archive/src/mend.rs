@@ -1,4 +1,4 @@
-//! Objects that are damaged or gone, made anew.
+//! Damaged and missing objects are rebuilt.
 //!
 //! A segment is made of the same rounds again, which the log or another replica still has. A base is made by replaying the
 //! segments before it. A damaged object stays where it is until its replacement is at hand, and is kept aside then.
@@ -21,7 +21,7 @@ use crate::error::ArchiveError;
 use crate::record::{ArchivedRound, Place};
 use crate::segment::{HEADER_BYTES, Header, SegmentDraft, Start, parse_header};
 
-/// What was found to be damaged, and how much of it was made anew.
+/// Objects that were found damaged, and the number of those that were rebuilt.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects {
     objects: Mutex<BTreeSet<String>>,
@@ -90,13 +90,13 @@ impl Lack {
 }
 
 impl Archive {
-    /// Objects that are damaged or gone and were not made anew so far, by name.
+    /// Objects that are damaged or gone and not yet rebuilt, by name.
     #[must_use]
     pub fn unmended(&self) -> Vec<String> {
         self.suspects.lock().iter().cloned().collect()
     }
 
-    /// How many objects were made anew since it was opened.
+    /// The number of objects that were rebuilt since the archive was opened.
     #[must_use]
     pub fn mended(&self) -> u64 {
         self.suspects.mended.load(Ordering::Relaxed)
@@ -118,7 +118,7 @@ impl Archive {
         }
     }
 
-    /// Segments that have to be made anew and can be, the oldest first: damaged ones, and those that are missing between two
+    /// Segments that have to be rebuilt and can be, the oldest first: damaged ones, and those that are missing between two
     /// that are there.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Archive {
         Ok(Some(Lack { name, start, from, previous, behind }))
     }
 
-    /// Makes a segment anew of the rounds of the entries that it covers, and keeps what was there aside.
+    /// Rebuilds a segment from the rounds of the entries that it covers, and keeps the damaged one aside.
     ///
     /// # Errors
     /// [`ArchiveError::Differs`] when these rounds make another segment, or the store's; then everything is as it was.
@@ -297,7 +297,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Makes a damaged base anew by a replay of what comes before it. Blocks for as long as that takes.
+    /// Rebuilds a damaged base by a replay of the records before it. Blocks for as long as that takes.
     ///
     /// # Errors
     /// When the segments before it do not lead to it, or the store's; then everything is as it was.

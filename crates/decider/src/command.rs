@@ -631,7 +631,7 @@ fn cancel(speculation: &mut Speculation, request: RequestId, job: JobId) -> Resu
         };
         return Err(Refusal::new(RefusalCode::JobFinished, text));
     }
-    // Whoever has to end many jobs is not held up; one job ends no sooner for being asked again and again.
+    // An operator who ends many jobs is not held up. Repeated cancellations of one job count, because they end it no sooner.
     if row.cancel_requested {
         let tenant = speculation.state().spec(job).map(|spec| spec.tenant.clone());
         requests::take(speculation, tenant.iter())?;

@@ -1,8 +1,8 @@
 //! Why a job waits, when it will start, and what would help: asked of a read view, on any replica.
 //!
 //! Nothing here decides: the same policy and planner that place jobs are asked what they would do, on a
-//! state that nobody changes, beside what the leader keeps for others where that is known. Estimates of starts are made by giving every gang that goes before the job
-//! its room first, at the time it is expected to get it.
+//! state that nobody changes, together with what the leader keeps for others where that is known. Estimates of starts are made by
+//! giving every gang that goes before the job its capacity first, at the time it is expected to get it.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -156,8 +156,8 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
     Some((places.reason, places.sentence))
 }
 
-/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, beside what the
-/// leader keeps for others.
+/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, and with what
+/// the leader keeps for others.
 #[must_use]
 pub fn explain_spec(
     state: &State,

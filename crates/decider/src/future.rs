@@ -2,7 +2,7 @@
 //!
 //! A reservation is capacity promised to a future start: nodes, with what the gang takes of each, and quota. It
 //! is no record. The leader remembers it from pass to pass, so that it keeps its nodes; a new leader makes it
-//! anew from the state, and so do explanations on the other replicas.
+//! from the state, and so do explanations on the other replicas.
 //!
 //! Others may use its nodes if they are expected, at nine chances in ten, to be gone in time, until its start has
 //! slipped once: from then on nobody else gets any more of them. For a gang that is overdue, which is when it goes
@@ -89,8 +89,8 @@ pub(crate) enum Pace {
 }
 
 /// What the leader remembers of reservations between two passes. It is made anew by the passes of a new leader.
-/// Explanations that are given it know which nodes a reservation keeps, and which have slipped; without it they make
-/// reservations anew from the state.
+/// With it, explanations know which nodes a reservation keeps, and which have slipped. Without it they make
+/// reservations from the state.
 #[derive(Clone, Debug, Default)]
 pub struct KeptReservations {
     reservations: Vec<Reservation>,

@@ -57,7 +57,7 @@ struct Proposal {
     place: (Name, Name),
 }
 
-/// Finds room for a gang that waits among those that run, and has it made; else among those that are about to.
+/// Preempts gangs that run for one that waits, or else takes over capacity that is promised to gangs which have not begun.
 pub(crate) fn make_room(
     speculation: &mut Speculation,
     (job, spec, row): (JobId, &JobSpec, &JobRow),
@@ -85,8 +85,8 @@ pub(crate) fn make_room(
     }
 }
 
-/// Room that is promised to gangs which go behind the claimant and hold nothing yet. Nobody loses any work by that; left
-/// to begin, each would run for the policy's minimum before it could be stopped.
+/// Finds capacity that is promised to gangs which go behind the claimant and hold nothing yet. No work is lost by that. Once
+/// such a gang had begun, it would run for the policy's minimum before it could be stopped.
 fn take_over(
     state: &State,
     now: LogTime,
@@ -121,7 +121,7 @@ fn take_over(
         may
     });
     let Some(mut plan) = asking.plan_on(&forecast, budget)? else { return Ok(None) };
-    // Those keep it without whose room it can be planned as well.
+    // A gang keeps its promise if the claimant can be placed without that.
     let mut at = from.len().min(SPARED_ONE_BY_ONE_MAX);
     while at > 0 && from.len() > 1 {
         at -= 1;
@@ -140,7 +140,7 @@ fn take_over(
     Ok(Some(TakenOver { from, places, forecast, plan }))
 }
 
-/// Has those make room who run and go behind a gang.
+/// Preempts gangs that run and go behind the claimant.
 fn stop_others(
     speculation: &mut Speculation,
     (job, spec, row): (JobId, &JobSpec, &JobRow),
@@ -312,7 +312,7 @@ pub(crate) struct LaterRoom {
     pub(crate) at: LogTime,
 }
 
-/// Room that is promised to others and that a claimant takes over.
+/// Promised capacity that a claimant takes over.
 struct TakenOver {
     /// Who gives it up.
     from: Vec<JobId>,

@@ -1,7 +1,7 @@
-//! How many requests a tenant makes that have to be remembered by their ids, so that none takes the room in which all of them are remembered.
+//! Counts the requests of each tenant whose ids have to be remembered, so that no tenant fills the table of request ids.
 //!
-//! The leader counts them for itself. Nothing of it is in the log, so a change of leader forgets it, and a tenant may have at most
-//! one minute's worth more for each.
+//! Each leader counts for itself. The counts are not in the log, so a change of leader forgets them: with each change a tenant
+//! gains at most one minute's requests.
 //!
 //! **Invariant:** a request that is refused is not counted; one that is repeated is answered before it comes here.
 //! **Invariant:** what is kept is bounded by the tenants that the policy names, and by a few minutes.
@@ -16,8 +16,8 @@ use crate::speculation::Speculation;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// Minutes that are counted: as long as a request id is remembered whatever the pressure. What is older goes when there is no
-/// room.
+/// Minutes that are counted: as long as a request id is kept under any pressure. Older ids are dropped when the table is
+/// full.
 const MINUTES_COUNTED: usize = (Parameters::REQUEST_RETENTION_MIN_MS / MINUTE_MS) as usize + 1;
 
 /// What tenants have asked for of late, under one leadership.
@@ -52,8 +52,8 @@ fn counted<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
 /// Counts one request of these tenants, for each of them.
 ///
 /// # Errors
-/// `OVERLOADED` where one of them has made as many as its policy lets it within a minute, `STATE_FULL` where it has as much
-/// of the room for request ids as is left beside it. Then nothing is counted.
+/// `OVERLOADED` if a tenant has made as many requests in a minute as the policy allows; `STATE_FULL` if it holds as many
+/// request ids as are free. Nothing is counted then.
 pub(crate) fn take<'a>(
     speculation: &mut Speculation,
     tenants: impl IntoIterator<Item = &'a Name>,
@@ -85,7 +85,7 @@ pub(crate) fn take<'a>(
 }
 
 impl Requests {
-    /// What of its limit a tenant has used with one more request.
+    /// The part of its limit that a tenant has used with one more request.
     fn check_rate(&mut self, tenant: &Name, limit: u32, now: LogTime) -> Result<u64, Refusal> {
         let used = self.used.get(tenant).map_or(0, |used| used.by(now, limit));
         let most = u64::from(limit) * MINUTE_MS;
@@ -106,7 +106,7 @@ impl Requests {
             .with("retry_after_ms", wait_ms))
     }
 
-    /// Whether there is more room left than the tenant has taken of late.
+    /// Whether more request ids are free than the tenant has taken recently.
     fn check_share(&mut self, tenant: &Name, room: u64, now: LogTime) -> Result<(), Refusal> {
         let oldest = (now.0 / MINUTE_MS).saturating_sub(MINUTES_COUNTED as u64);
         let minutes = self.minutes.iter().filter(|(minute, _)| *minute >= oldest);
@@ -115,8 +115,8 @@ impl Requests {
             return Ok(());
         }
         let text = format!(
-            "tenant {tenant} has made {own} requests of late that have to be remembered, and the cluster has room for {room} \
-             more: the rest is kept for other tenants; try again later"
+            "tenant {tenant} has made {own} recent requests whose ids are remembered, and {room} ids are free: these are kept for \
+             other tenants; try again later"
         );
         Err(Refusal::new(RefusalCode::StateFull, text)
             .with("limit", "requests_held_share")

@@ -7,7 +7,7 @@
 //!
 //! It takes root (`CAP_BPF` and `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`) and a kernel with `CONFIG_CGROUP_BPF`.
 //!
-//! **Invariant:** beside `nvml` the only crate with foreign calls; no pointer leaves it, and what a call is given lives
+//! **Invariant:** only this crate and `nvml` have foreign calls; no pointer leaves it, and what a call is given lives
 //! until it returns.
 #![allow(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub struct Character {
     pub minor: Option<u32>,
 }
 
-/// Lets the processes of a group open these devices, and no other. `group` is a folder of a version 2 hierarchy.
+/// Lets the processes of a group open these devices, and no other. `group` is a directory of a version 2 hierarchy.
 ///
 /// A second call adds to the first what is forbidden: a device has to be allowed by both.
 ///
@@ -56,7 +56,7 @@ const PROG_LOAD: libc::c_long = 5;
 const PROG_ATTACH: libc::c_long = 8;
 const PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const CGROUP_DEVICE: u32 = 6;
-/// Beside programs of others: a supervisor may have attached its own, and each of them has to agree.
+/// Other programs may be attached too, for example by a supervisor. A device has to be allowed by all of them.
 const ALLOW_MULTI: u32 = 2;
 /// What the kernel calls a character device in the context of the program.
 const CHARACTER: i32 = 2;
@@ -157,7 +157,7 @@ fn descriptor(file: &impl AsRawFd) -> u32 {
 
 /// One call of `bpf`(2).
 fn bpf<T>(command: libc::c_long, argument: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: the argument is of the command's layout and as large as is said, and what it points to outlives the call.
+    // SAFETY: the argument is of the command's layout and as large as stated, and what it points to outlives the call.
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }

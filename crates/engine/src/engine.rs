@@ -65,9 +65,9 @@ pub struct LocalFacts {
     pub certificate_days_left: Option<i64>,
     /// Objects of its archive that were set aside at its start, since they are damaged.
     pub archive_damaged: Vec<String>,
-    /// Objects of its archive that are damaged or gone and were not made anew so far.
+    /// Objects of its archive that are damaged or gone and not yet rebuilt.
     pub archive_unmended: Vec<String>,
-    /// How many objects of its archive were made anew since its start.
+    /// The number of objects of its archive that were rebuilt since its start.
     pub archive_mended: u64,
     /// Why its archive cannot be opened or written at present; none when it can.
     pub archive_failing: Option<String>,
@@ -433,9 +433,9 @@ impl Engine {
         muster_decider::check_submission(view, jobs, now)
     }
 
-    /// Why a pending job waits, by the state of `view`; none when it does not wait. While this replica leads it knows
-    /// what is kept for others; others make that anew from the state. Takes a moment of one processor: apart from the
-    /// threads that serve, and only so many at a time.
+    /// Why a pending job waits, by the state of `view`; none when it does not wait. The leader
+    /// knows what it keeps for others; other replicas derive that from the state. Takes a moment of one processor, on a thread
+    /// apart from those that serve; the number of explanations at a time is bounded.
     ///
     /// # Errors
     /// When the replica stops.

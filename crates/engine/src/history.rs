@@ -72,9 +72,9 @@ pub struct ArchiveStatus {
     pub offload_failing: Option<String>,
     /// Objects that were set aside at the start, since they are damaged.
     pub damaged: Vec<String>,
-    /// Objects that are damaged or gone and were not made anew so far.
+    /// Objects that are damaged or gone and not yet rebuilt.
     pub unmended: Vec<String>,
-    /// How many objects were made anew since the start.
+    /// The number of objects that were rebuilt since the start.
     pub mended: u64,
 }
 

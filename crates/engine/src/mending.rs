@@ -84,7 +84,7 @@ impl Mender {
         let (unmended, mended) = (self.archive.unmended(), self.archive.mended());
         self.history.status.send_if_modified(|status| {
             for object in unmended.iter().filter(|object| !status.unmended.contains(object)) {
-                tracing::error!(object, "an object of the archive is damaged or gone; it is made anew");
+                tracing::error!(object, "an object of the archive is damaged or gone; it is being rebuilt");
             }
             let changed = status.unmended != unmended || status.mended != mended;
             (status.unmended, status.mended) = (unmended, mended);
@@ -108,7 +108,7 @@ impl Mender {
         };
         for lack in lacks {
             if self.mend_segment(cluster, &lack).await {
-                tracing::info!(object = lack.object(), "a segment of the archive was made anew");
+                tracing::info!(object = lack.object(), "a segment of the archive was rebuilt");
                 // The next one may have waited for this one.
                 return true;
             }
@@ -117,7 +117,7 @@ impl Mender {
         let archive = Arc::clone(&self.archive);
         match blocking(move || archive.mend_base(cluster, &base)).await {
             Ok(()) => {
-                tracing::info!(object = base.object(), "a base of the archive was made anew by a replay");
+                tracing::info!(object = base.object(), "a base of the archive was rebuilt by a replay");
                 true
             }
             Err(error) => {
@@ -125,14 +125,14 @@ impl Mender {
                 tracing::warn!(
                     error,
                     object = base.object(),
-                    "a damaged base of the archive cannot be made anew"
+                    "a damaged base of the archive cannot be rebuilt"
                 );
                 false
             }
         }
     }
 
-    /// Makes one segment anew, from the log here or from whichever replica has what was in it.
+    /// Rebuilds one segment from the log of this replica, or from the first other replica that has its rounds.
     async fn mend_segment(&self, cluster: ClusterId, lack: &Lack) -> bool {
         // Raft entries of an earlier generation are counted in another way.
         if lack.generation() != generation_of(&self.history.shared.view.load()).max(self.history.generation())
@@ -175,7 +175,7 @@ impl Mender {
         tracing::warn!(
             error = archive_error_text(&error),
             whose,
-            "a segment of the archive cannot be made anew"
+            "a segment of the archive cannot be rebuilt"
         );
         false
     }

@@ -415,7 +415,7 @@ pub async fn wait_for_leader(client: &Client, limit: Duration) -> Result<u64> {
     leader.await.context("no leader was elected")
 }
 
-/// Waits until so many hosts have opened their session.
+/// Waits until this number of hosts have opened a session.
 pub async fn wait_for_hosts(client: &Client, hosts: usize, limit: Duration) -> Result<()> {
     let all = wait_for(limit, || async {
         let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;

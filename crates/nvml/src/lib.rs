@@ -5,7 +5,7 @@
 //! when its layout changes). A function that an older driver lacks is "not supported", like one that its device
 //! lacks.
 //!
-//! **Invariant:** beside `device-filter` the only room with foreign calls; no pointer leaves it, and no call is made after the shutdown.
+//! **Invariant:** only this crate and `device-filter` have foreign calls; no pointer leaves it, and no call is made after the shutdown.
 //! Every call may block for as long as the driver likes: the caller keeps them on a thread of its own.
 #![allow(unsafe_code)]
 

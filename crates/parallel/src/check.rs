@@ -10,7 +10,7 @@ use crate::model::{Attention, Model};
 use crate::published;
 use crate::search::{Fixed, Question, usual_program};
 
-/// One published time beside the predicted one.
+/// One published time and the predicted one.
 #[derive(Clone, Debug, Serialize)]
 pub struct TimeRow {
     /// The table that it is of.
@@ -35,7 +35,7 @@ pub struct TimeRow {
     pub assumed: &'static str,
 }
 
-/// One published number of memory or size beside ours.
+/// One published memory or size and ours.
 #[derive(Clone, Debug, Serialize)]
 pub struct ValueRow {
     /// What it is.

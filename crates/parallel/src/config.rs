@@ -1,4 +1,4 @@
-//! A model from the `config.json` that Hugging Face keeps beside its weights.
+//! A model from the `config.json` that Hugging Face keeps with the weights.
 //!
 //! A field that the architecture's own code has a default for gets that default here; one without which the sizes
 //! would be a guess is asked for.

@@ -378,7 +378,7 @@ impl<'a> Base<'a> {
         };
         let layers_time = self.layers_max * (forward + backward + again);
         if stages > 1.0 {
-            // The last stage has the output besides; where it has a layer less for it, only the difference counts.
+            // The last stage also has the output; where it has a layer less for it, only the difference counts.
             let last = self.layout.layers_of_stage(self.model.layers, self.layout.pipeline - 1) as f64;
             let ahead = (self.layers_max - last) * (forward + backward + again);
             step.output_us = self.micro_batches * (self.output - ahead).max(0.0);

@@ -7,7 +7,7 @@ use crate::config::SEQUENCE_MAX;
 use crate::error::PlanError;
 use crate::model::Model;
 
-/// What of the pass forward is computed a second time in the pass backward, so that it need not be kept.
+/// The part of the forward pass that is computed again in the backward pass, so that it need not be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {

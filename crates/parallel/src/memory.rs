@@ -163,7 +163,7 @@ pub struct Held<'a> {
     model: &'a Model,
     training: &'a Training,
     share: LayerShare,
-    /// Embedding, and what of it the last stage has if it is the output too.
+    /// Embedding, and its copy on the last stage if it is also the output.
     embedding: f64,
     embedding_again: f64,
     /// Output and last normalisation.

@@ -68,9 +68,9 @@ pub struct Experts {
     pub per_token: u64,
     /// Each expert's width.
     pub hidden: u64,
-    /// Width of what every token goes through besides; 0 if nothing.
+    /// Width of the shared experts that every token passes through; 0 if there are none.
     pub shared_hidden: u64,
-    /// The shared block has a gate of its own, one number a token.
+    /// The shared block has a separate gate, one number per token.
     pub shared_gate: bool,
     /// Layers at the beginning that have the ordinary block instead.
     pub dense_layers: u64,

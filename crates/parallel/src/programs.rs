@@ -208,7 +208,7 @@ pub fn arguments(model: &Model, layout: &Layout, training: &Training) -> Argumen
         notes.push("torchtitan and MaxText shard everything or nothing: they hold the optimiser whole here, which may not fit".to_owned());
     }
     if matches!(model.attention, Attention::Latent { .. }) {
-        notes.push("torchtitan and MaxText need a model of latent attention of their own".to_owned());
+        notes.push("torchtitan and MaxText need their own model of latent attention".to_owned());
     }
     Arguments {
         megatron: megatron(model, layout, training),

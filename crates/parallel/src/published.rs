@@ -262,7 +262,7 @@ fn korthikanti(rows: &mut Vec<Row>) {
     }
 }
 
-/// 175B on A100, two programs beside each other.
+/// 175B on A100, with two programs.
 fn megascale(rows: &mut Vec<Row>) {
     for (batch, devices, megatron, megascale) in [
         (768, 256, 40.0, 32.0),

@@ -473,7 +473,7 @@ pub struct Mesh {
     pub wraps: Vec<bool>,
 }
 
-/// Shape of a slice of so many chips; none if none is offered.
+/// Shape of a slice with this number of chips; none if none is offered.
 fn slice_shape(axes: u32, chips: u64) -> Option<Vec<u64>> {
     if axes == 2 {
         let shapes = [[1, 1], [2, 2], [2, 4], [4, 4], [4, 8], [8, 8], [8, 16], [16, 16]];
@@ -499,7 +499,7 @@ fn slice_shape(axes: u32, chips: u64) -> Option<Vec<u64>> {
 /// The mesh of a layout on TPUs.
 ///
 /// # Errors
-/// If no slice has so many chips, or the tensor parallel group fits no axis.
+/// If no slice has this number of chips, or the tensor parallel group fits no axis.
 pub fn mesh(accelerator: &Accelerator, layout: &Layout) -> Result<Mesh, PlanError> {
     let Links::Torus { axes, pod, wrap_length, .. } = accelerator.links else {
         return Err(PlanError::IllegalLayout(format!("{} has no torus", accelerator.name)));

@@ -233,7 +233,7 @@ impl Question {
         tried.into_iter().filter(move |b| each.is_multiple_of(*b) && *b <= each)
     }
 
-    /// Splits of so many devices: everything but interleaving, recomputation and sharding.
+    /// Splits of `devices` devices: all sizes, without interleaving, recomputation and sharding.
     fn splits(&self, devices: u64, sizes: &Sizes) -> Vec<Layout> {
         let mut splits = Vec::new();
         for tensor in sizes.tensor.iter().filter(|t| devices.is_multiple_of(**t)) {
@@ -412,7 +412,7 @@ impl Question {
         Ok(self.candidate(*layout, step))
     }
 
-    /// Every legal layout that fits on so many devices, in no order, nothing pruned. For tests on small spaces.
+    /// Every legal layout that fits on `devices` devices, unordered and without pruning. For tests on small spaces.
     #[must_use]
     pub fn exhaustive(&self, devices: u64) -> Vec<Candidate> {
         let mut found = Vec::new();
@@ -439,7 +439,7 @@ impl Question {
         found
     }
 
-    /// The fastest layout on exactly so many devices, if any fits.
+    /// The fastest layout on exactly `devices` devices, if any fits.
     #[must_use]
     pub fn fastest_on(&self, devices: u64) -> Option<Candidate> {
         let best = self.best_on(devices, &self.sizes(), &mut (0, 0));

@@ -68,7 +68,7 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
         let of_kind = groups.iter().filter(|group| accepts(group, kind));
         let wanted = of_kind.map(|group| u64::from(group.workers) * group.request.device_milli()).max();
         let wants_more = |milli: u64| wanted.is_some_and(|wanted| milli < wanted);
-        // Those beside it may borrow of what a tenant above it is promised: that is as much its own to take back.
+        // Siblings may borrow what a tenant above is promised; the tenant can take that back too.
         if wants_more(left.nominal_milli) && left.nominal_milli < whole_milli {
             let promised = usage.promised_room_milli(&spec.tenant, kind, &key.region);
             left.nominal_milli = left.nominal_milli.max(promised.unwrap_or(0));

@@ -39,7 +39,7 @@ impl Forecast {
         }
     }
 
-    /// A gang that holds nothing yet gives up the room that is promised to it.
+    /// A gang that holds nothing yet gives up the capacity that is promised to it.
     pub fn drop_promise(&mut self, job: JobId) {
         let Some(row) = self.0.jobs.get(&job) else { return };
         let Some(promise) = row.promise.clone().filter(|_| row.placement.is_none()) else { return };

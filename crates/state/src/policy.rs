@@ -123,8 +123,8 @@ impl State {
         })
     }
 
-    /// How many jobs of a tenant may be placed at a time and how many are, where it has as many as it may; a job that is
-    /// promised room counts.
+    /// How many jobs of a tenant may be placed at a time and how many are, where it has as many as it may; a job with
+    /// promised capacity counts.
     #[must_use]
     pub fn running_limit_reached(&self, tenant: &Name) -> Option<(u32, u64)> {
         let most = self.policy.policy.limits(tenant).running_jobs?;

@@ -537,8 +537,8 @@ impl QuotaUsage {
         self.sides_of(tenant, kind, region).iter().map(of_side).min()
     }
 
-    /// What a tenant and those below it use in one flavour, or keep for themselves, less what any of them borrows of
-    /// the tenant's quota from those beside it. The tree is no deeper than policies let it be.
+    /// What a tenant and those below it use in one flavour, or reserve for themselves, without what any of them borrows of
+    /// the tenant's quota from its siblings. The policy bounds the depth of the tree.
     fn unborrowed_milli(&self, flavour: &Flavour, node: &Name) -> u64 {
         let node = Some(node.clone());
         let children = self.tree.children.get(&node).into_iter().flatten();

@@ -4,9 +4,9 @@
 //! tenant with everyone below it, or what a tenant with others below it runs itself; the nominal quota of the
 //! latter is what the tenant has beyond the quotas of those below it. The gangs of a side are ranked: first those
 //! that policy must not stop, then those within nominal on the side directly below, then higher tiers, then those
-//! placed earlier. In that order each gang is within nominal if it fits, beside those before it, into the nominal
-//! quota of every flavour that the side has one in. So what a tenant is promised is never taken by others from
-//! above it while somebody beside it borrows.
+//! placed earlier. In that order each gang is within nominal if it fits, with those before it, into the nominal
+//! quota of every flavour that the side has one in. So nothing that a tenant is promised is taken from outside
+//! its group while a sibling borrows.
 //! So the answer depends on what is placed and on the policy alone, and changes with them: when a gang ends, the
 //! next that fits is within nominal from then on.
 //!
@@ -140,8 +140,8 @@ impl<'a> NominalCover<'a> {
         self.ground(usage, claimant, victim, has_overrun(row, now))
     }
 
-    /// Why a claimant may have the room that is promised to a gang which waits for it and holds nothing yet, with this
-    /// in use once those are gone that have been chosen before it: the same grounds as for stopping it once it had begun.
+    /// Why a claimant may take over the capacity that is promised to a gang which holds nothing yet, when `usage` is in use
+    /// without the gangs that were chosen before. The grounds are those for stopping the gang once it had begun.
     #[must_use]
     pub fn may_take_over(&self, usage: &QuotaUsage, claimant: &JobSpec, holder: JobId) -> Option<Ground> {
         let row = self.state.job(holder)?;

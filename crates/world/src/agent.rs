@@ -439,7 +439,7 @@ impl Live {
         Beats::silence_max(ttl, Duration::from_millis(self.parameters.heartbeat_interval_ms))
     }
 
-    /// Asks anew for every start that waited for this; whether the link takes it.
+    /// Asks again about every start that waited for this; whether the link takes it.
     fn reconfirm(&mut self, waited: Wait) -> bool {
         let mut goes = true;
         for ((job, token), (_, wait)) in self.waiting.iter_mut().filter(|(_, (_, wait))| *wait == waited) {
@@ -563,7 +563,7 @@ impl Agent {
         }
     }
 
-    /// Asks anew for starts that waited for an end, once there was one; whether the link takes it.
+    /// Asks again about starts that waited for an end, once there was one; whether the link takes it.
     fn look_again(&self, live: &mut Live) -> bool {
         let ended = lock(&self.machine.inner).ended;
         ended == std::mem::replace(&mut live.ended, ended) || live.reconfirm(Wait::End)

@@ -362,7 +362,7 @@ impl Faults {
         }
     }
 
-    /// Until a replica beside `cut_off` has applied that the machine's node is lost, and a moment more; or for so long.
+    /// Until a replica other than `cut_off` has applied that the machine's node is lost, and a moment more; at most `within_ms`.
     async fn until_lost(&self, machine: &Machine, cut_off: Option<Host>, within_ms: u64) {
         let begun = elapsed_ms();
         while elapsed_ms() < begun + within_ms {

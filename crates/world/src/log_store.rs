@@ -384,7 +384,7 @@ impl RaftLogStorage<SimConfig> for SimLog {
             bytes.extend(frame(KIND_ENTRY, &envelope));
             app_entries += u64::from(matches!(entry.payload, EntryPayload::Normal(_)));
             self.cluster.checks.appended(self.host, &entry, inner.last());
-            // Whoever lost its own entries has them back from others, and did not stamp them now.
+            // A replica that lost its own entries has them back from others, and did not stamp them now.
             let leads = inner
                 .vote
                 .is_some_and(|vote| vote.committed && vote.leader_id == *entry.log_id.committed_leader_id());

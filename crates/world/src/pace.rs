@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// From a round's time to its entry in the log, with whatever holds that up.
 const DELAY_MS_MAX: u64 = 4_000;
-/// A step that a leader may take when it begins, or begins anew.
+/// The step that a leader may take when it begins.
 const STEP_MS_MAX: u64 = 60_000;
 /// The slower pace is looked at over so long.
 const WINDOW_MS: u64 = 10_000;
@@ -69,7 +69,7 @@ mod tests {
         Stamp { local_ms, log_time: LogTime(log_ms), is_borne_out: false }
     }
 
-    /// What is said of a leadership that stamps rounds at these times.
+    /// The findings about a leadership that stamps rounds at these times.
     fn said(stamps: &[(u64, u64)]) -> Vec<String> {
         let mut pace = Pace::default();
         stamps.iter().filter_map(|(local, log)| pace.stamped((2, 1), stamp(*local, *log))).collect()

@@ -8,7 +8,7 @@ use muster_wire::v1::{self, JobPhase};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::support::{Agents, Cluster, eventually, heavy, is_finished, job, say, wait_for_job};
+use crate::support::{Agents, Cluster, eventually, heavy, is_finished, job, say, submit, wait_for_job};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -57,11 +57,6 @@ impl WallClock {
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the machine's clock is past 1970");
     u64::try_from(now.as_millis()).expect("a time of this age")
-}
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
 async fn get(client: &Client, id: &str) -> v1::Job {

@@ -1,27 +1,13 @@
 //! What a worker finds, says and is told: checkpoints in the log, notices, steps, and where it goes on.
 
-use muster_client::Client;
 use muster_wire::v1::{self, JobPhase};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::net::TcpListener;
 
-use crate::support::{Agents, Cluster, eventually, heavy, is_finished, job, muster, say, wait_for_job};
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
-}
-
-async fn output(client: &Client, id: &str) -> String {
-    let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
-    let mut stream = client.read_logs(request).await.expect("output can be read");
-    let mut bytes = Vec::new();
-    while let Some(piece) = stream.next().await.expect("output comes to its end") {
-        bytes.extend_from_slice(&piece.data);
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
+use crate::support::{
+    Agents, Cluster, eventually, heavy, is_finished, job, muster, output, say, submit, wait_for_job,
+};
 
 /// A job of one shell script, which finds the program as `$MUSTER`.
 fn script(name: &str, text: &str, checkpoints: &Path) -> v1::JobSpec {

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Agents, Cluster, eventually, follow_until, heavy, is_finished, job, say, wait_for_job};
+use crate::support::{
+    Agents, Cluster, eventually, follow_until, heavy, is_finished, job, say, submit, wait_for_job,
+};
 
 /// Output kept of each worker of `h1`.
 const KEPT_BYTES: u64 = 64 << 10;
@@ -23,11 +25,6 @@ fn script(host: &str, text: &str) -> v1::JobSpec {
     let values = v1::LabelValues { values: vec![host.to_owned()] };
     spec.node_selector.insert("host".to_owned(), values);
     spec
-}
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
 async fn run(client: &Client, spec: v1::JobSpec) -> v1::Job {

@@ -15,17 +15,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::support::{
-    Agents, Between, Cluster, Network, eventually, heavy, is_finished, node, registration, say, wait_for_job,
-    work,
+    Agents, Between, Cluster, Network, eventually, heavy, is_finished, node, registration, say, submit,
+    wait_for_job, work,
 };
 
 /// Accelerators of a worker that takes a whole host.
 const WHOLE_HOST: u32 = 4;
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
-}
 
 fn is_running(job: &v1::Job) -> bool {
     job.phase() == JobPhase::Running

@@ -6,7 +6,7 @@ use muster_wire::v1::{self, JobPhase};
 use std::path::Path;
 
 use crate::support::{
-    Agents, Cluster, accelerators, eventually, heavy, is_finished, job, muster, wait_for_job,
+    Agents, Cluster, accelerators, eventually, heavy, is_finished, job, muster, submit, wait_for_job,
 };
 
 /// Names of devices that the workers of a running job were given, with their host.
@@ -17,11 +17,6 @@ async fn devices(client: &Client, id: &str) -> Vec<(String, Vec<u32>)> {
     let job = client.get_job(request).await.expect("it is kept").job.expect("with all of it");
     let placement = job.placement.as_ref().expect("a running job is placed");
     placement.workers.iter().map(|worker| (worker.node_name.clone(), worker.devices.clone())).collect()
-}
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
 fn share(milli: u32) -> Option<v1::AcceleratorRequest> {

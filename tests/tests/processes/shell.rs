@@ -9,15 +9,12 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::support::{Agents, Cluster, PATIENCE, heavy, is_finished, job, muster, signal, wait_for_job};
+use crate::support::{
+    Agents, Cluster, PATIENCE, heavy, is_finished, job, muster, signal, submit, wait_for_job,
+};
 
 /// Lines that a worker writes to each of its streams.
 const LINES: usize = 300;
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
-}
 
 fn is_running(job: &v1::Job) -> bool {
     job.phase() == JobPhase::Running

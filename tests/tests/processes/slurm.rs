@@ -8,7 +8,7 @@ use std::path::Path;
 use tokio::process::Child;
 
 use crate::support::{
-    Cluster, eventually, heavy, is_finished, muster, say, signal, spawn, wait_for_job, work,
+    Cluster, eventually, heavy, is_finished, muster, say, signal, spawn, submit, wait_for_job, work,
 };
 use lab::{Lab, Shape, start_or_skip};
 
@@ -17,11 +17,6 @@ mod lab;
 
 fn is_running(job: &v1::Job) -> bool {
     job.phase() == JobPhase::Running
-}
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
 /// Lays out an agent for the cluster of the lab.

@@ -20,7 +20,7 @@ pub enum Standing {
     Newer,
     /// The one that is already persisted: never launched a second time.
     Same,
-    /// Below it.
+    /// Older than the persisted one.
     Older,
 }
 

@@ -1,7 +1,7 @@
 //! What an agent decides about leases, tokens and starts, without clock, disk, network or process.
 //!
 //! The agent and its shims read clocks and files, and do what follows from these answers; simulated clusters
-//! (`muster-world`) ask the same functions under a clock and faults of their own.
+//! (`muster-world`) call the same functions under a simulated clock and simulated faults.
 //!
 //! **Invariant:** nothing here does IO or reads a clock; the time is an argument.
 

@@ -1,4 +1,4 @@
-//! What becomes of a start order: whether it is taken, what it waits for, and when it may go.
+//! Decisions about a start order: whether the agent accepts it, what it waits for, and when its workers may start.
 
 use super::fences::Standing;
 use super::term::LeaseTerm;
@@ -11,13 +11,13 @@ use std::time::Duration;
 /// What a start waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// For the leader's word.
+    /// The leader's confirmation of its token.
     Confirmation,
-    /// For an end here.
+    /// The end of a worker on this node.
     End,
-    /// For a renewal.
+    /// A renewal of the lease.
     Lease,
-    /// For the verdict on the gang's network.
+    /// The verdict of the check of the gang's network.
     Preflight,
 }
 
@@ -35,7 +35,7 @@ pub enum Fit {
     Refuse(String),
 }
 
-/// What becomes of a start order that arrives.
+/// The decision about a start order that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Its token is the one that was persisted, or below it: it is answered with what became of its workers.
@@ -44,7 +44,7 @@ pub enum Admission {
     Waiting,
     /// A newer one of the same job waits.
     Outdated,
-    /// Too many wait.
+    /// As many placements wait as may wait.
     Full,
     /// It may wait for the leader's confirmation. Older ones of the job were taken out.
     New,
@@ -86,7 +86,7 @@ pub fn epoch_for_start(lease: Option<LeaseTerm>, now: BootTime, stop_grace: Dura
 /// A worker of this node that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Which.
+    /// The worker.
     pub key: WorkerKey,
     /// Its devices.
     pub devices: DeviceSet,
@@ -98,8 +98,8 @@ pub struct Held {
     pub is_stopping: bool,
 }
 
-/// Whether the devices have room for a placement beside what holds them: whole devices for nobody else, shares up to the
-/// whole of theirs. Whoever is on the way out is waited for, and so are older attempts of the same job.
+/// Whether a placement fits on its devices with the workers that hold them now. A whole device belongs to one worker; shares of a
+/// device fit up to the whole. Workers that are about to end are waited for, and so are older attempts of the same job.
 #[must_use]
 pub fn room_for(
     held: impl IntoIterator<Item = Held>,

@@ -1,7 +1,7 @@
 //! Holds a worker to what its files may take of the disk, where the host's operator says how much that is.
 //!
-//! Quotas of file systems differ from one to the next and few hosts have any, so its folders are counted, on a thread of
-//! its own, which takes a small part of the time. Between two looks a worker may have more.
+//! Quotas differ between file systems, and few hosts have any. So a separate thread counts the worker's directories, in a
+//! small part of the time. Between two counts a worker may have more.
 
 use crate::task::TaskDir;
 use crate::tree;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Between two looks, at least.
 const LOOK: Duration = Duration::from_secs(2);
-/// The counting takes one part of so many of the time.
+/// The thread counts for at most one part in this number of the time.
 const PART: u32 = 20;
 
 /// A worker's files, counted again and again.
@@ -21,7 +21,7 @@ pub(super) struct DiskWatch {
 }
 
 impl DiskWatch {
-    /// Counts the folders of `task` that are the worker's to write, and `shared`; none where there is no bound.
+    /// Counts the directories of `task` that the worker may write, and `shared`. None without a bound.
     pub(super) fn start(task: &TaskDir, shared: Option<PathBuf>, max: u64) -> Option<DiskWatch> {
         if max == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! Damaged and missing objects are made anew, as they were or not at all.
+//! Damaged and missing objects are rebuilt as they were, or not at all.
 
 use bytes::Bytes;
 use muster_archive::{Archive, ArchiveError, ArchivedRound, Bounds, Lack, ObjectInfo, ObjectStore};
@@ -44,7 +44,7 @@ fn look_over(archive: &Archive) {
     }
 }
 
-/// Makes anew what can be made, as long as there is something; how many objects that were.
+/// Rebuilds objects until none is left that can be; returns their number.
 fn mend(archive: &Archive, log: &Log) -> u64 {
     loop {
         let lacks = archive.lacks().unwrap();
@@ -78,7 +78,7 @@ fn every_damaged_segment_is_named_and_made_anew_as_it_was() {
             assert!(archive.unmended().is_empty() && archive.verify(|_| true).is_whole());
         }
     }
-    assert_eq!(of(dir.path(), "damaged").len(), segments.len(), "kept for whoever examines them");
+    assert_eq!(of(dir.path(), "damaged").len(), segments.len(), "kept for an examination");
     assert!(open(dir.path()).verify(|_| true).is_whole());
 }
 
@@ -243,7 +243,7 @@ impl ObjectStore for Full {
     }
 }
 
-/// Between setting aside and writing, the disk may be full or the process end: what is gone then is made anew as well.
+/// Between setting aside and writing, the disk may be full or the process end: what is gone then is rebuilt too.
 #[test]
 fn an_interrupted_repair_goes_on() {
     let (log, dir) = small();

@@ -1,4 +1,4 @@
-//! How much of what all share a tenant may have is what its policy says, and what is left beside it.
+//! The policy bounds how much of the shared capacity a tenant may have, and so does what is left for others.
 
 use muster_decider::{Answer, Command, Founding, Speculation, explain_job, handle, schedule};
 use muster_journal::RankUpdate;
@@ -77,7 +77,7 @@ fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
         pass(&mut speculation, &mut state);
     }
     assert_eq!(placed(&state), 2);
-    // One that is over makes room for one.
+    // When one ends, another is placed.
     let over = *own.iter().find(|job| is_placed(&state, **job)).unwrap();
     let token = state.job(over).unwrap().placement.as_ref().unwrap().token;
     let updates = vec![(0, RankUpdate::Running), (0, RankUpdate::Exited(ExitStatus::Code(0)))];
@@ -143,7 +143,7 @@ fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
     assert!(submit(&mut speculation, 23, "team").is_err());
 }
 
-/// Whoever makes up names of tenants has one limit for all of them.
+/// All tenants with made-up names share one limit.
 #[test]
 fn tenants_that_nobody_named_share_one_limit() {
     let mut draft = PolicyDraft::default();
@@ -157,7 +157,7 @@ fn tenants_that_nobody_named_share_one_limit() {
     submit(&mut speculation, 4, "team").unwrap();
 }
 
-/// The room in which requests are remembered is shared: who fills it leaves some to the next.
+/// The table of request ids is shared: a tenant that fills it leaves a part to the next.
 #[test]
 fn no_tenant_takes_all_the_room_for_request_ids() {
     let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };

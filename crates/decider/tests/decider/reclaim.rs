@@ -1,4 +1,4 @@
-//! Room for one large gang among very many small ones.
+//! A large gang takes capacity back from very many small ones.
 
 use muster_decider::{Answer, Command, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate};
@@ -8,7 +8,7 @@ use muster_types::{JobDraft, PriorityTier, Submission, limits};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
 
-/// Jobs of one device on so many hosts are more than most policies let one gang have stopped for its tier.
+/// Jobs of one device on this number of hosts are more than most policies let one gang stop for its tier.
 const HOSTS: u32 = 150;
 const DEVICES: u16 = 8;
 

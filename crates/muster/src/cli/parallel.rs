@@ -32,7 +32,7 @@ pub enum ParallelCommand {
     Plan(Box<PlanArgs>),
     /// Sizes of a server of a model: memory with its cache, and bounds on its speed
     Serve(ServeArgs),
-    /// Published runs beside what the planner predicts of them, also where it is wrong
+    /// Published runs next to the predictions for them, also where a prediction is wrong
     Check,
 }
 

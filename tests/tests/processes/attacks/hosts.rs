@@ -16,8 +16,8 @@ use std::process::Command;
 
 use super::table::{Kind, Outcome, Table};
 use crate::support::{
-    Agents, Cluster, accelerators, eventually, follow_until, free_address, heavy, is_finished, job, say,
-    wait_for_job,
+    Agents, Cluster, accelerators, eventually, follow_until, free_address, heavy, is_finished, job, output,
+    say, submit, wait_for_job,
 };
 
 /// Users that nobody here has.
@@ -368,21 +368,6 @@ fn script(tenant: &str, text: &str) -> v1::JobSpec {
     spec.groups[0].memory_bytes = 256 << 20;
     spec.stop_grace_ms = Some(500);
     spec
-}
-
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
-    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
-}
-
-async fn output(client: &Client, id: &str) -> String {
-    let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
-    let mut stream = client.read_logs(request).await.expect("output can be read");
-    let mut bytes = Vec::new();
-    while let Some(piece) = stream.next().await.expect("output comes to its end") {
-        bytes.extend_from_slice(&piece.data);
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 impl Scene<'_> {

@@ -96,3 +96,20 @@ pub async fn all_jobs(client: &Client) -> Vec<v1::Job> {
         request.page_token = page.next_page_token;
     }
 }
+
+/// Submits a job that fits; its id.
+pub async fn submit(client: &Client, spec: v1::JobSpec) -> String {
+    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
+}
+
+/// All that a job's workers have written so far.
+pub async fn output(client: &Client, id: &str) -> String {
+    let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
+    let mut stream = client.read_logs(request).await.expect("output can be read");
+    let mut bytes = Vec::new();
+    while let Some(piece) = stream.next().await.expect("output comes to its end") {
+        bytes.extend_from_slice(&piece.data);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
