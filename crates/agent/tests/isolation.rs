@@ -213,8 +213,8 @@ async fn a_worker_opens_its_own_devices_alone() {
     assert!(text.contains("5000"), "{text}");
     // Workers with one device each see those of their gang, in the order of their ranks.
     leader.send(Response::Start(start(JOB, 8, &[&script, &script], &[&[3], &[0]])));
+    assert_eq!(leader.exits_of(8, &[0, 1]).await, [Kind::Code(3), Kind::Code(3)]);
     for rank in [0, 1] {
-        assert_eq!(leader.exit_of(8, rank).await, Kind::Code(3));
         let text = output(8, rank);
         assert!(text.contains("opened 1\n") && text.contains("opened 2\n"), "{text}");
         assert!(text.matches("opened").count() == 2 && text.contains("sees 1,0 end"), "{text}");

@@ -301,6 +301,19 @@ impl Leader {
         self.hear(&format!("the end of {token}/{rank}"), |h| state_in(&h, token, rank)?.exit?.kind).await
     }
 
+    /// The reported ends of several workers, by rank; they may come in any order, and in one report.
+    pub async fn exits_of(&mut self, token: u64, ranks: &[u32]) -> Vec<v1::exit_status::Kind> {
+        let mut ends = std::collections::BTreeMap::new();
+        self.hear(&format!("the ends of {token}/{ranks:?}"), |h| {
+            for rank in ranks {
+                ends.extend(state_in(&h, token, *rank).and_then(|state| Some((*rank, state.exit?.kind?))));
+            }
+            (ends.len() == ranks.len()).then_some(())
+        })
+        .await;
+        ends.into_values().collect()
+    }
+
     pub async fn running(&mut self, token: u64, rank: u32) {
         self.hear(&format!("that {token}/{rank} runs"), |h| {
             state_in(&h, token, rank)?.exit.is_none().then_some(())
