@@ -62,7 +62,9 @@ pub use network::{
 };
 pub use peers::PeerReport;
 pub use reception::{Announced, Reception, ReceptionError, SnapshotPart};
-pub use rejoin::{Readmitted, ReturnRequest, ReturnStep, Unable, Voted};
+pub use rejoin::{
+    Readmitted, ReturnRequest, ReturnStep, Unable, Voted, mark_behind_entry, may_acknowledge, may_vote,
+};
 pub use status::{Member, ReplicaStatus, Role};
 pub use tonic::Status;
 pub use traffic::{Traffic, TrafficScope};

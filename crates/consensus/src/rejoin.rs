@@ -18,6 +18,10 @@
 //!
 //! **Invariant:** while `r` is unknown, every vote, append, snapshot and transfer is refused, and
 //! the cluster is not formed anew.
+//! `tests/rejoin_model.rs` checks this over every order of elections, appends, changes of the members and losses, and shows
+//! for each rule what is lost without it. The last rule and the vote that is taken matter where the members have grown since
+//! a leader was left behind: one more replica would make it a quorum of those that it knows.
+//!
 //! **Invariant:** the mark is removed only once entry `r` is in the log or the snapshot and, where the
 //! replica voted before, once it votes again: a restart on the way goes on where it was.
 
@@ -95,6 +99,37 @@ pub enum Unable {
     Acknowledge,
 }
 
+/// Whether a replica with this mark may vote and campaign.
+///
+/// # Errors
+/// Before it knows the entry that added it again.
+pub fn may_vote(mark: Option<Rejoin>) -> Result<(), Unable> {
+    match mark {
+        Some(Rejoin::Unknown | Rejoin::From { .. }) => Err(Unable::Vote),
+        Some(Rejoin::Voteless) | None => Ok(()),
+    }
+}
+
+/// Whether a replica with this mark may take entries and snapshots.
+///
+/// # Errors
+/// While no leader has taken it in.
+pub fn may_acknowledge(mark: Option<Rejoin>) -> Result<(), Unable> {
+    match mark {
+        Some(Rejoin::Unknown) => Err(Unable::Acknowledge),
+        Some(Rejoin::From { .. } | Rejoin::Voteless) | None => Ok(()),
+    }
+}
+
+/// The mark once the replica knows a membership of the entry that added it again, or of a later one.
+#[must_use]
+pub fn mark_behind_entry(mark: Option<Rejoin>) -> Option<Rejoin> {
+    match mark {
+        Some(Rejoin::From { voted, .. }) => voted.then_some(Rejoin::Voteless),
+        other => other,
+    }
+}
+
 /// Where a replica that was emptied stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -141,7 +176,7 @@ impl<G: Ground> RejoinGate<G> {
 
     /// Whether it may not vote.
     pub(crate) fn is_closed(&self) -> bool {
-        matches!(self.standing(), Standing::Unknown | Standing::From { .. })
+        self.may_vote().is_err()
     }
 
     /// Whether something of being taken in anew is still to be done.
@@ -151,12 +186,12 @@ impl<G: Ground> RejoinGate<G> {
 
     /// Refuses calls that ask for a promise this replica cannot judge.
     pub(crate) fn may_vote(&self) -> Result<(), Unable> {
-        if self.is_closed() { Err(Unable::Vote) } else { Ok(()) }
+        may_vote(*self.mark.borrow())
     }
 
     /// Refuses entries and snapshots while an acknowledgement could count for its earlier life.
     pub(crate) fn may_acknowledge(&self) -> Result<(), Unable> {
-        if self.standing() == Standing::Unknown { Err(Unable::Acknowledge) } else { Ok(()) }
+        may_acknowledge(*self.mark.borrow())
     }
 
     /// Changes the mark, durably.
@@ -186,7 +221,7 @@ async fn find_back<G: Ground>(consensus: &Consensus<G>) {
         if !reaches(consensus, index).await {
             return;
         }
-        if let Err(error) = gate.set(voted.then_some(Rejoin::Voteless)).await {
+        if let Err(error) = gate.set(mark_behind_entry(Some(Rejoin::From { index, voted }))).await {
             tracing::error!(error, "the mark of a lost storage stays until the next start");
             return;
         }

@@ -13,6 +13,9 @@
 //! need their quorum all the same.
 //! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is
 //! asked for once more ([`Shortcuts::answered`]).
+//!
+//! `tests/log_end_model.rs` checks all three over every order of votes, requests, answers and confirmations, with this
+//! module's own functions, and shows for each rule what goes wrong without it.
 
 use crate::config::Timing;
 use crate::ground::Ground;
@@ -36,20 +39,77 @@ pub struct Shortcuts {
     fresh: Duration,
 }
 
-/// What is known of one.
-struct Known {
+/// What is known of one peer. It decides without a clock, a lock or a network, so that a model can check every order of
+/// events (`tests/log_end_model.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
     /// Whom it voted for.
-    leader: LeaderId,
-    place: Place,
+    pub leader: LeaderId,
+    /// How far its log goes.
+    pub place: Place,
 }
 
-enum Place {
+/// How far the log of a peer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
     /// Its log ends here, it said.
     Said(LogId),
     /// It is being asked, or it did not answer as was thought.
     Asked,
-    /// It acknowledged everything through here, and was told then how far the log is committed.
-    Held { through: LogId, commit: Option<LogId>, at: Instant },
+    /// It acknowledged everything up to an entry.
+    Held {
+        /// That entry.
+        through: LogId,
+        /// How far the log was committed, as the peer was told then.
+        commit: Option<LogId>,
+        /// When the request was sent that it answered.
+        at: Instant,
+    },
+}
+
+impl Known {
+    /// The peer voted for `candidate`, with a log that ends at `last`; an empty log says nothing.
+    #[must_use]
+    pub fn voted(candidate: LeaderId, last: Option<LogId>) -> Option<Known> {
+        last.map(|last| Known { leader: candidate, place: Place::Said(last) })
+    }
+
+    /// What becomes of a leader's request. What the peer acknowledged counts for `fresh`.
+    pub fn way<G: Ground>(
+        &mut self,
+        request: &AppendEntriesRequest<G>,
+        now: Instant,
+        fresh: Duration,
+    ) -> Way {
+        let (Some(last), true) = (request.entries.last(), request.vote.committed) else { return Way::Plain };
+        if self.leader != request.vote.leader_id {
+            return Way::Plain;
+        }
+        match self.place {
+            // A request that tells the peer of a commit has to arrive, for the protocol tells it once. It is also what keeps
+            // the acknowledgement of a storage that was lost since from counting: the cluster takes such a peer in by
+            // entries that it commits.
+            Place::Held { through, commit, at }
+                if last.log_id.index() <= through.index()
+                    && request.leader_commit <= commit
+                    && now.saturating_duration_since(at) <= fresh =>
+            {
+                Way::Held(last.log_id)
+            }
+            Place::Said(end) if request.prev_log_id.is_none_or(|prev| prev.index() < end.index()) => {
+                self.place = Place::Asked;
+                Way::From(end)
+            }
+            _ => Way::Plain,
+        }
+    }
+
+    /// The peer acknowledged everything through `through`, in answer to a request that was sent at `sent`.
+    pub fn held<G: Ground>(&mut self, request: &AppendEntriesRequest<G>, through: LogId, sent: Instant) {
+        if self.leader == request.vote.leader_id {
+            self.place = Place::Held { through, commit: request.leader_commit, at: sent };
+        }
+    }
 }
 
 /// What becomes of a request to a peer.
@@ -78,36 +138,21 @@ impl Shortcuts {
 
     /// A peer voted for `candidate`, with a log that ends at `last`.
     pub fn voted(&self, peer: ReplicaId, candidate: LeaderId, last: Option<LogId>) {
-        if let Some(last) = last {
-            self.known().insert(peer, Known { leader: candidate, place: Place::Said(last) });
+        if let Some(known) = Known::voted(candidate, last) {
+            self.known().insert(peer, known);
         }
     }
 
     /// What becomes of a leader's request to a peer.
     #[must_use]
     pub fn way<G: Ground>(&self, peer: ReplicaId, request: &AppendEntriesRequest<G>, now: Instant) -> Way {
-        let (Some(last), true) = (request.entries.last(), request.vote.committed) else { return Way::Plain };
         let mut known = self.known();
-        let Some(known) = known.get_mut(&peer).filter(|known| known.leader == request.vote.leader_id) else {
-            return Way::Plain;
-        };
-        match known.place {
-            // A request that tells the peer of a commit has to arrive, for the protocol tells it once.
-            Place::Held { through, commit, at }
-                if last.log_id.index() <= through.index()
-                    && request.leader_commit <= commit
-                    && now.saturating_duration_since(at) <= self.fresh =>
-            {
-                // Before it is answered, so that whoever is confirmed by it sees it.
-                self.answered.fetch_add(1, Ordering::SeqCst);
-                Way::Held(last.log_id)
-            }
-            Place::Said(end) if request.prev_log_id.is_none_or(|prev| prev.index() < end.index()) => {
-                known.place = Place::Asked;
-                Way::From(end)
-            }
-            _ => Way::Plain,
+        let way = known.get_mut(&peer).map_or(Way::Plain, |known| known.way(request, now, self.fresh));
+        if let Way::Held(_) = way {
+            // Before it is answered, so that whoever is confirmed by it sees it.
+            self.answered.fetch_add(1, Ordering::SeqCst);
         }
+        way
     }
 
     /// How many requests were answered without being sent, so far.
@@ -125,9 +170,8 @@ impl Shortcuts {
         through: LogId,
         sent: Instant,
     ) {
-        let leader = request.vote.leader_id;
-        if let Some(known) = self.known().get_mut(&peer).filter(|known| known.leader == leader) {
-            known.place = Place::Held { through, commit: request.leader_commit, at: sent };
+        if let Some(known) = self.known().get_mut(&peer) {
+            known.held(request, through, sent);
         }
     }
 }
