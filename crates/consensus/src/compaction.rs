@@ -4,7 +4,7 @@
 //! **Invariant:** only what a snapshot covers is purged.
 
 use crate::config::SnapshotPolicy;
-use crate::ground::{Ground, Metrics, Peers as _, Raft};
+use crate::environment::{Environment, Metrics, Peers as _, Raft};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
 use std::collections::VecDeque;
@@ -155,16 +155,16 @@ fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
 }
 
 /// Makes snapshots and purges the log behind them, until the replica stops.
-pub(crate) async fn compact<G: Ground>(
+pub(crate) async fn compact<E: Environment>(
     policy: SnapshotPolicy,
-    raft: Raft<G>,
-    metrics: Metrics<G>,
+    raft: Raft<E>,
+    metrics: Metrics<E>,
     weights: Weights,
-    peers: G::Peers,
+    peers: E::Peers,
     mut applied: watch::Receiver<u64>,
 ) {
     let mut newest: Option<u64> = None;
-    let mut made_at = G::instant();
+    let mut made_at = E::instant();
     let mut asked_at: Option<u64> = None;
     let age_max = Duration::from_millis(policy.every_ms.unwrap_or(3_600_000)).max(LOOK_INTERVAL);
     loop {
@@ -178,7 +178,7 @@ pub(crate) async fn compact<G: Ground>(
         }
         if snapshot > newest {
             newest = snapshot;
-            made_at = G::instant();
+            made_at = E::instant();
             asked_at = None;
         }
         if let (Some(snapshot), Some(kept_bytes)) = (snapshot, policy.kept_bytes)
@@ -194,11 +194,11 @@ pub(crate) async fn compact<G: Ground>(
         let since = Since {
             entries: next(last).saturating_sub(next(snapshot)),
             bytes: weights.bytes().saturating_sub(weights.through(snapshot)),
-            age: G::instant().saturating_duration_since(made_at),
+            age: E::instant().saturating_duration_since(made_at),
             snapshot_bytes: weights.with(|applied| applied.snapshot_bytes),
         };
         // Asked once for what is there; again only after a failure.
-        let retry = weights.may_retry(G::instant());
+        let retry = weights.may_retry(E::instant());
         let asked = asked_at.is_some() && weights.with(|applied| applied.failed_at.is_none());
         if retry && !asked && is_due(&policy, &since, peers.are_uploading()) {
             asked_at = last;
@@ -206,13 +206,13 @@ pub(crate) async fn compact<G: Ground>(
                 return;
             }
         }
-        G::sleep(LOOK_INTERVAL).await;
-        let age = G::instant().saturating_duration_since(made_at);
+        E::sleep(LOOK_INTERVAL).await;
+        let age = E::instant().saturating_duration_since(made_at);
         let rest = age_max.saturating_sub(age).max(LOOK_INTERVAL).min(Duration::from_secs(1));
         tokio::select! {
             biased;
             changed = applied.changed() => if changed.is_err() { return },
-            () = G::sleep(rest) => {}
+            () = E::sleep(rest) => {}
         }
     }
 }

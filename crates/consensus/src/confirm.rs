@@ -1,7 +1,7 @@
 //! Confirms leadership: one round of a quorum answers everybody who asked before it began.
 
+use crate::environment::{Environment, Peers, Raft};
 use crate::error::{NotLeader, ReadPoint};
-use crate::ground::{Ground, Peers, Raft};
 use crate::leadership::{Leadership, LeadershipView};
 use crate::rounds::{Caller, Rounds};
 use futures::FutureExt;
@@ -19,17 +19,17 @@ pub(crate) type Confirmation = Result<ReadPoint, NotLeader>;
 pub(crate) type Confirmations = mpsc::Sender<Caller<Confirmation>>;
 
 /// Runs rounds until nobody can ask any more.
-pub(crate) async fn run_confirmations<G: Ground>(
-    raft: Raft<G>,
-    network: G::Peers,
+pub(crate) async fn run_confirmations<E: Environment>(
+    raft: Raft<E>,
+    network: E::Peers,
     view: watch::Receiver<LeadershipView>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     pause: Duration,
 ) {
-    let mut rounds = Rounds::<G, _>::new(callers, pause);
+    let mut rounds = Rounds::<E, _>::new(callers, pause);
     let round = || {
         let (raft, network, view) = (raft.clone(), network.clone(), view.clone());
-        async move { proved(&network, || confirm::<G>(&raft, &view)).await }.boxed()
+        async move { proved(&network, || confirm::<E>(&raft, &view)).await }.boxed()
     };
     while let Some(finished) = rounds.next(&round).await {
         finished.answer();
@@ -60,7 +60,7 @@ async fn proved<P: Peers, F: Future<Output = Confirmation>>(
     Err(NotLeader::default())
 }
 
-async fn confirm<G: Ground>(raft: &Raft<G>, view: &watch::Receiver<LeadershipView>) -> Confirmation {
+async fn confirm<E: Environment>(raft: &Raft<E>, view: &watch::Receiver<LeadershipView>) -> Confirmation {
     match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
         Ok(linearizer) => {
             let point = linearizer.read_log_id();
@@ -88,7 +88,7 @@ mod tests {
     struct Counted(Arc<AtomicU64>);
 
     impl Peers for Counted {
-        type Link = crate::network::PeerChannel<crate::Process, crate::network::Grpc>;
+        type Link = crate::network::PeerChannel<crate::TokioEnv, crate::network::Grpc>;
 
         fn link(&self, _: ReplicaId, _: &ReplicaNode) -> Self::Link {
             unreachable!("nobody is called")

@@ -8,9 +8,9 @@ use crate::compaction::{Weights, compact};
 use crate::config::ConsensusConfig;
 use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
 use crate::election::{self, Ballot, Heard, campaign_in_turn};
+use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 use crate::gate::Gate;
-use crate::ground::{Ground, Peers as _, Process, Raft, Storage as _};
 use crate::handover::look_after_leadership;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
 use crate::membership::{Changing, finish_changes};
@@ -47,24 +47,24 @@ use tokio::sync::{mpsc, watch};
 pub type Proposal = BoxFuture<'static, Result<Committed, ProposeError>>;
 
 /// One replica's share in the agreement. Clones are handles to the same replica.
-pub struct Consensus<G: Ground = Process> {
-    pub(crate) inner: Arc<Inner<G>>,
+pub struct Consensus<E: Environment = TokioEnv> {
+    pub(crate) inner: Arc<Inner<E>>,
 }
 
-impl<G: Ground> Clone for Consensus<G> {
+impl<E: Environment> Clone for Consensus<E> {
     fn clone(&self) -> Self {
         Consensus { inner: Arc::clone(&self.inner) }
     }
 }
 
 /// The protocol and what it runs on, for [`Consensus::assemble`].
-pub struct Parts<G: Ground> {
+pub struct Parts<E: Environment> {
     /// The protocol, started.
-    pub raft: Raft<G>,
+    pub raft: Raft<E>,
     /// Where its log is.
-    pub storage: G::Storage,
+    pub storage: E::Storage,
     /// How it reaches its peers.
-    pub peers: G::Peers,
+    pub peers: E::Peers,
     /// The last applied entry, as it changes.
     pub applied: watch::Receiver<u64>,
     /// How much was applied.
@@ -73,11 +73,11 @@ pub struct Parts<G: Ground> {
     pub stop: Arc<watch::Sender<Option<StopReason>>>,
 }
 
-pub(crate) struct Inner<G: Ground> {
+pub(crate) struct Inner<E: Environment> {
     pub(crate) config: ConsensusConfig,
-    pub(crate) raft: Raft<G>,
-    pub(crate) store: G::Storage,
-    pub(crate) network: G::Peers,
+    pub(crate) raft: Raft<E>,
+    pub(crate) store: E::Storage,
+    pub(crate) network: E::Peers,
     pub(crate) view: watch::Receiver<LeadershipView>,
     pub(crate) applied: watch::Receiver<u64>,
     stop: Arc<watch::Sender<Option<StopReason>>>,
@@ -85,8 +85,8 @@ pub(crate) struct Inner<G: Ground> {
     reads: mpsc::Sender<Caller<Confirmation>>,
     fresh: Arc<FreshAsOf>,
     pub(crate) changing: Changing,
-    pub(crate) rejoin: RejoinGate<G>,
-    pub(crate) describer: Describer<G>,
+    pub(crate) rejoin: RejoinGate<E>,
+    pub(crate) describer: Describer<E>,
     pub(crate) reports: watch::Receiver<Reports>,
     pub(crate) heard: Heard,
 }
@@ -104,7 +104,7 @@ impl Consensus {
     ) -> Result<Consensus, StartError> {
         let mut openraft_config = config.to_openraft()?;
         // One that lost its storage might take itself for a voter before it knows better.
-        openraft_config.enable_elect = Consensus::<Process>::may_elect(&store);
+        openraft_config.enable_elect = Consensus::<TokioEnv>::may_elect(&store);
         let stop = Arc::new(watch::Sender::new(None));
         let (applied_sender, applied) = watch::channel(0);
         let machine = StateMachine::new(
@@ -148,7 +148,7 @@ impl Consensus {
     }
 }
 
-impl<G: Ground> Consensus<G> {
+impl<E: Environment> Consensus<E> {
     /// What traffic this replica refuses on purpose.
     #[must_use]
     pub fn traffic(&self) -> &Traffic {
@@ -156,23 +156,23 @@ impl<G: Ground> Consensus<G> {
     }
 
     /// Whether a replica with this storage may campaign at all when it starts.
-    pub fn may_elect(storage: &G::Storage) -> bool {
-        !RejoinGate::<G>::new(storage.clone()).is_closed()
+    pub fn may_elect(storage: &E::Storage) -> bool {
+        !RejoinGate::<E>::new(storage.clone()).is_closed()
     }
 
     /// Puts a replica together around a protocol that was started.
     #[must_use]
-    pub fn assemble(config: ConsensusConfig, parts: Parts<G>) -> Consensus<G> {
+    pub fn assemble(config: ConsensusConfig, parts: Parts<E>) -> Consensus<E> {
         let Parts { raft, storage: store, peers: network, applied, weights, stop } = parts;
         let rejoin = RejoinGate::new(store.clone());
-        let (view_sender, view) = watch::channel(LeadershipView::unknown(G::instant()));
-        G::detach(watch_leadership::<G>(raft.metrics(), config.timing, view_sender));
-        G::detach(watch_stop::<G>(raft.clone(), Arc::clone(&stop)));
+        let (view_sender, view) = watch::channel(LeadershipView::unknown(E::instant()));
+        E::detach(watch_leadership::<E>(raft.metrics(), config.timing, view_sender));
+        E::detach(watch_stop::<E>(raft.clone(), Arc::clone(&stop)));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let pace = config.timing.read_pace();
-        G::detach(run_confirmations::<G>(raft.clone(), network.clone(), view.clone(), callers, pace.pause));
+        E::detach(run_confirmations::<E>(raft.clone(), network.clone(), view.clone(), callers, pace.pause));
         let (reads, readers) = mpsc::channel(config.limits.confirmations_waiting_max);
-        let fresh = Arc::new(FreshAsOf::new(G::instant()));
+        let fresh = Arc::new(FreshAsOf::new(E::instant()));
         let source = Source {
             own: config.replica_id,
             raft: raft.clone(),
@@ -182,7 +182,7 @@ impl<G: Ground> Consensus<G> {
             answer_max: config.timing.stall_max(),
             link: Mutex::new(None),
         };
-        G::detach(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
+        E::detach(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
         let storage = config.storage_health.clone().unwrap_or_else(|| store.health());
         let describer = Describer {
             advertise: config.advertise.clone(),
@@ -217,7 +217,7 @@ impl<G: Ground> Consensus<G> {
     /// What goes on beside the protocol, until it stops.
     fn run_in_background(&self, weights: Weights, reports: watch::Sender<Reports>) {
         let Inner { config, raft, network, view, describer, rejoin, heard, .. } = self.inner.as_ref();
-        G::detach(compact::<G>(
+        E::detach(compact::<E>(
             config.snapshots,
             raft.clone(),
             raft.metrics(),
@@ -226,8 +226,8 @@ impl<G: Ground> Consensus<G> {
             self.inner.applied.clone(),
         ));
         let describer = describer.clone();
-        G::detach(poll_peers::<G>(config.clone(), network.clone(), describer, view.clone(), reports));
-        G::detach(campaign_in_turn::<G>(
+        E::detach(poll_peers::<E>(config.clone(), network.clone(), describer, view.clone(), reports));
+        E::detach(campaign_in_turn::<E>(
             config.clone(),
             raft.clone(),
             raft.metrics(),
@@ -235,10 +235,10 @@ impl<G: Ground> Consensus<G> {
             rejoin.clone(),
             self.inner.describer.storage.clone(),
         ));
-        G::detach(look_after_leadership(self.clone()));
-        G::detach(finish_changes(self.clone()));
+        E::detach(look_after_leadership(self.clone()));
+        E::detach(finish_changes(self.clone()));
         if rejoin.is_on_its_way() {
-            G::detach(come_back(self.clone()));
+            E::detach(come_back(self.clone()));
         }
     }
 
@@ -321,7 +321,7 @@ impl<G: Ground> Consensus<G> {
         if bound && !self.leads(leadership) {
             return refuse(self.not_leader().into());
         }
-        let (responder, answer) = G::responder();
+        let (responder, answer) = E::responder();
         let mut write = self.inner.raft.write(Payload(payload)).responder(responder);
         if bound {
             write = write.with_leader(LeaderId::new(leadership.term, leadership.replica.0));
@@ -347,7 +347,7 @@ impl<G: Ground> Consensus<G> {
         .boxed()
     }
 
-    fn outcome(&self, answer: Option<ClientWriteResult<G>>) -> Result<Committed, ProposeError> {
+    fn outcome(&self, answer: Option<ClientWriteResult<E>>) -> Result<Committed, ProposeError> {
         match answer {
             Some(Ok(response)) => Ok(Committed { raft_index: response.log_id.index() }),
             // Refused before it was appended.
@@ -363,7 +363,7 @@ impl<G: Ground> Consensus<G> {
         let mut view = self.inner.view.clone();
         loop {
             let _ = view.wait_for(|view| view.mine != Some(leadership)).await;
-            G::sleep(self.inner.config.timing.lease()).await;
+            E::sleep(self.inner.config.timing.lease()).await;
             // A leader that missed its quorum for a moment leads on under the same leadership.
             if view.borrow().mine != Some(leadership) {
                 return;
@@ -438,7 +438,7 @@ impl<G: Ground> Consensus<G> {
             let heard = self.inner.heard.leader();
             // One that has led until now has heard itself.
             let since = heard.map(|at| at.max(self.inner.view.borrow().since));
-            status.leader_silent_ms = since.map(|at| millis(G::instant().saturating_duration_since(at)));
+            status.leader_silent_ms = since.map(|at| millis(E::instant().saturating_duration_since(at)));
         }
         status.rejoining = self.inner.rejoin.is_closed();
         status
@@ -456,7 +456,7 @@ impl<G: Ground> Consensus<G> {
     #[must_use]
     pub fn clock_agrees(&self, apart: Duration) -> bool {
         let Inner { config, describer, reports, .. } = self.inner.as_ref();
-        peers::clock_agrees::<G>(config.replica_id.0, &describer.metrics, &reports.borrow(), apart)
+        peers::clock_agrees::<E>(config.replica_id.0, &describer.metrics, &reports.borrow(), apart)
     }
 
     /// The generation of the cluster, as this replica knows it.
@@ -475,7 +475,7 @@ impl<G: Ground> Consensus<G> {
         let Some(mine) = view.borrow_and_update().mine else { return Err(self.not_leader().into()) };
         self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|_| MembershipError::Shutdown)?;
         let lost = async { view.wait_for(|view| view.mine != Some(mine)).await.is_ok() };
-        match G::within(self.inner.config.timing.lease() * 2, lost).await {
+        match E::within(self.inner.config.timing.lease() * 2, lost).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(MembershipError::Shutdown),
             Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
@@ -484,7 +484,7 @@ impl<G: Ground> Consensus<G> {
 
     /// A leader's request was acknowledged just now: turns in an election are counted from here.
     pub(crate) fn leader_heard(&self) {
-        self.inner.heard.at(G::instant());
+        self.inner.heard.at(E::instant());
     }
 
     /// Answers a candidate: at the end of this replica's lease where that is near, at once otherwise.
@@ -494,15 +494,15 @@ impl<G: Ground> Consensus<G> {
     pub(crate) async fn answer_candidate(
         &self,
         ballot: Ballot,
-        request: VoteRequest<G>,
-    ) -> Result<VoteResponse<G>, RaftError<G>> {
+        request: VoteRequest<E>,
+    ) -> Result<VoteResponse<E>, RaftError<E>> {
         let inner = &self.inner;
         election::answer(&inner.config, &inner.raft, &inner.heard, ballot, request).await
     }
 
     /// The protocol underneath, for those who carry its messages.
     #[must_use]
-    pub fn raft(&self) -> &Raft<G> {
+    pub fn raft(&self) -> &Raft<E> {
         &self.inner.raft
     }
 
@@ -523,7 +523,7 @@ impl<G: Ground> Consensus<G> {
 }
 
 /// Notices when the protocol stops by itself.
-async fn watch_stop<G: Ground>(raft: Raft<G>, stop: Arc<watch::Sender<Option<StopReason>>>) {
+async fn watch_stop<E: Environment>(raft: Raft<E>, stop: Arc<watch::Sender<Option<StopReason>>>) {
     let mut metrics = raft.metrics();
     loop {
         let failed = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);

@@ -15,7 +15,7 @@
 //! kept waiting is answered by the protocol as if it had just come.
 
 use crate::config::ConsensusConfig;
-use crate::ground::{Ground, Metrics, Raft};
+use crate::environment::{Environment, Metrics, Raft};
 use crate::rejoin::RejoinGate;
 use muster_store::{Space, StorageHealth};
 use muster_types::ReplicaId;
@@ -83,27 +83,27 @@ pub enum Ballot {
 }
 
 /// Answers a candidate, at the end of this replica's lease if that is near.
-pub(crate) async fn answer<G: Ground>(
+pub(crate) async fn answer<E: Environment>(
     config: &ConsensusConfig,
-    raft: &Raft<G>,
+    raft: &Raft<E>,
     heard: &Heard,
     ballot: Ballot,
-    request: VoteRequest<G>,
-) -> Result<VoteResponse<G>, RaftError<G>> {
+    request: VoteRequest<E>,
+) -> Result<VoteResponse<E>, RaftError<E>> {
     let moments = *heard.moments();
     // A leader that hands over has its successor elected within its lease.
     if !request.leadership_transfer
-        && let Some(left) = wait_for_lease_end(config, moments, G::instant())
+        && let Some(left) = wait_for_lease_end(config, moments, E::instant())
     {
         // A lease is over after its last instant.
-        G::pause(left + Duration::from_millis(1)).await;
+        E::pause(left + Duration::from_millis(1)).await;
     }
     let answer = match ballot {
         Ballot::PreVote => raft.pre_vote(request).await?,
         Ballot::Vote => raft.vote(request).await?,
     };
     if answer.vote_granted {
-        heard.candidate_at(G::instant());
+        heard.candidate_at(E::instant());
     }
     Ok(answer)
 }
@@ -144,12 +144,12 @@ fn due(config: &ConsensusConfig, heard: Moments, offset: Duration) -> Option<Ins
 }
 
 /// Campaigns once in every silence, when this replica's turn comes.
-pub(crate) async fn campaign_in_turn<G: Ground>(
+pub(crate) async fn campaign_in_turn<E: Environment>(
     config: ConsensusConfig,
-    raft: Raft<G>,
-    metrics: Metrics<G>,
+    raft: Raft<E>,
+    metrics: Metrics<E>,
     heard: Heard,
-    rejoin: RejoinGate<G>,
+    rejoin: RejoinGate<E>,
     storage: watch::Receiver<StorageHealth>,
 ) {
     let lease = config.timing.lease();
@@ -173,15 +173,15 @@ pub(crate) async fn campaign_in_turn<G: Ground>(
         let moments = *heard.moments();
         let last = moments.leader.filter(|last| campaigned != Some(*last));
         let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
-            G::sleep(lease / 4).await;
+            E::sleep(lease / 4).await;
             continue;
         };
         let Some(due) = due(&config, moments, offset(&config, place, turns, *storage.borrow())) else {
             continue;
         };
-        let rest = due.saturating_duration_since(G::instant());
+        let rest = due.saturating_duration_since(E::instant());
         if !rest.is_zero() {
-            G::sleep(rest).await;
+            E::sleep(rest).await;
             continue;
         }
         campaigned = Some(last);

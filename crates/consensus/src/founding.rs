@@ -10,8 +10,8 @@
 //! **Invariant:** nothing is founded unless every configured member said that it has nothing.
 
 use crate::consensus::Consensus;
+use crate::environment::{Peers as _, TokioEnv};
 use crate::error::StartError;
-use crate::ground::{Peers as _, Process};
 use crate::network::{Grpc, PeerChannel};
 use crate::peers::{PeerReport, founding_of};
 use crate::rejoin::RejoinGate;
@@ -33,7 +33,7 @@ pub(crate) fn fresh_founding() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-impl Consensus<Process> {
+impl Consensus<TokioEnv> {
     /// Founds the cluster of `members`, all voters, or waits until the member with the lowest id has done so. Every
     /// replica of a new cluster calls this with the same members. A replica that has a log, or that waits to be taken
     /// into a cluster that runs, does nothing.
@@ -43,14 +43,14 @@ impl Consensus<Process> {
     pub async fn found(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
         let own = self.inner.config.replica_id;
         let store = &self.inner.store;
-        if RejoinGate::<Process>::new(store.clone()).is_closed() {
+        if RejoinGate::<TokioEnv>::new(store.clone()).is_closed() {
             return Ok(());
         }
         if store.founding() == Founding::Unknown || !members.contains_key(&own) {
             return self.initialize(members).await;
         }
         let founds = members.keys().next() == Some(&own);
-        let mut links: BTreeMap<ReplicaId, PeerChannel<Process, Grpc>> = BTreeMap::new();
+        let mut links: BTreeMap<ReplicaId, PeerChannel<TokioEnv, Grpc>> = BTreeMap::new();
         for (id, node) in members.iter().filter(|(id, _)| **id != own) {
             links.insert(*id, self.inner.network.link(*id, node));
         }
@@ -100,7 +100,7 @@ impl Consensus<Process> {
 
 /// How the members are that answer.
 async fn ask(
-    links: &mut BTreeMap<ReplicaId, PeerChannel<Process, Grpc>>,
+    links: &mut BTreeMap<ReplicaId, PeerChannel<TokioEnv, Grpc>>,
     found: Option<u64>,
 ) -> BTreeMap<ReplicaId, PeerReport> {
     let asked = links.iter_mut().map(|(id, link)| async move {

@@ -10,7 +10,7 @@
 //! **Invariant:** a leader that was heard within the bound is never held back.
 
 use crate::config::Timing;
-use crate::ground::{Ground, Metrics};
+use crate::environment::{Environment, Metrics};
 use crate::leadership::quorum_silence;
 use muster_planted::{Rule, breaks};
 use openraft::ServerState;
@@ -22,21 +22,21 @@ use std::time::{Duration, Instant};
 const PHASES: u128 = 3;
 
 /// Whether requests to followers may be sent now. Clones share it.
-pub struct Gate<G: Ground> {
-    shared: Arc<Shared<G>>,
+pub struct Gate<E: Environment> {
+    shared: Arc<Shared<E>>,
 }
 
-impl<G: Ground> Clone for Gate<G> {
+impl<E: Environment> Clone for Gate<E> {
     fn clone(&self) -> Self {
         Gate { shared: Arc::clone(&self.shared) }
     }
 }
 
-struct Shared<G: Ground> {
+struct Shared<E: Environment> {
     silence_max: Duration,
     phase: Duration,
     /// Set once the protocol runs.
-    metrics: Mutex<Option<Metrics<G>>>,
+    metrics: Mutex<Option<Metrics<E>>>,
     /// The term this replica last led in, and since when.
     leading: Mutex<Option<(u64, Instant)>>,
 }
@@ -49,10 +49,10 @@ fn passes(silence: Duration, silence_max: Duration, phase: Duration) -> bool {
     slot % PHASES == PHASES - 1
 }
 
-impl<G: Ground> Gate<G> {
+impl<E: Environment> Gate<E> {
     /// Open until the protocol says otherwise.
     #[must_use]
-    pub fn new(timing: Timing) -> Gate<G> {
+    pub fn new(timing: Timing) -> Gate<E> {
         let shared = Shared {
             silence_max: timing.silence_max(),
             phase: timing.silent_phase(),
@@ -63,7 +63,7 @@ impl<G: Ground> Gate<G> {
     }
 
     /// Once the protocol runs.
-    pub fn watch(&self, metrics: Metrics<G>) {
+    pub fn watch(&self, metrics: Metrics<E>) {
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
     }
 
@@ -82,7 +82,7 @@ impl<G: Ground> Gate<G> {
         }
         let since = match *leading {
             Some((term, since)) if term == metrics.current_term => since,
-            _ => leading.insert((metrics.current_term, G::instant())).1,
+            _ => leading.insert((metrics.current_term, E::instant())).1,
         };
         quorum_silence(&metrics, since)
             .is_none_or(|silence| passes(silence, self.shared.silence_max, self.shared.phase))

@@ -6,7 +6,7 @@
 
 use crate::config::{ConsensusConfig, LeaderPolicy, Timing};
 use crate::consensus::Consensus;
-use crate::ground::Ground;
+use crate::environment::Environment;
 use crate::leadership::Leadership;
 use crate::peers::{PeerReport, Reports};
 use crate::status::Member;
@@ -166,7 +166,7 @@ impl Watch {
 }
 
 /// Looks after this replica's leadership while it has it.
-pub(crate) async fn look_after_leadership<G: Ground>(consensus: Consensus<G>) {
+pub(crate) async fn look_after_leadership<E: Environment>(consensus: Consensus<E>) {
     let config = consensus.inner.config.clone();
     let interval = Duration::from_millis(config.timing.heartbeat_interval_ms);
     let mut view = consensus.leadership();
@@ -179,7 +179,7 @@ pub(crate) async fn look_after_leadership<G: Ground>(consensus: Consensus<G>) {
             biased;
             _ = stop.wait_for(Option::is_some) => return,
             changed = view.changed() => if changed.is_err() { return },
-            () = G::sleep(pause) => {}
+            () = E::sleep(pause) => {}
         }
         let Some(leadership) = view.borrow().mine else {
             watch = None;
@@ -189,14 +189,14 @@ pub(crate) async fn look_after_leadership<G: Ground>(consensus: Consensus<G>) {
             Some(watch) if watch.leadership == leadership => watch,
             other => other.insert(Watch {
                 leadership,
-                since: G::instant(),
+                since: E::instant(),
                 able_since: BTreeMap::new(),
                 tried: None,
             }),
         };
         let own = consensus.inner.describer.report();
         let reports = consensus.inner.reports.borrow().clone();
-        let now = G::instant();
+        let now = E::instant();
         let Some((to, cause)) = watch.decide(&config, &consensus.members(), &reports, &own, now) else {
             continue;
         };
@@ -208,14 +208,14 @@ pub(crate) async fn look_after_leadership<G: Ground>(consensus: Consensus<G>) {
     }
 }
 
-impl<G: Ground> Consensus<G> {
+impl<E: Environment> Consensus<E> {
     /// The voter that should lead next, if this replica may not go on: healthy, caught up, in the
     /// best region.
     #[must_use]
     pub fn successor(&self) -> Option<ReplicaId> {
         let reports = self.inner.reports.borrow().clone();
         let members = self.members();
-        successors(&self.inner.config, &members, &reports, G::instant()).first().map(|member| member.replica)
+        successors(&self.inner.config, &members, &reports, E::instant()).first().map(|member| member.replica)
     }
 }
 

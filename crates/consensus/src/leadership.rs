@@ -4,7 +4,7 @@
 //! a leader that hears nobody must not go on deciding as if it led.
 
 use crate::config::Timing;
-use crate::ground::{Ground, Metrics};
+use crate::environment::{Environment, Metrics};
 use muster_planted::{Rule, breaks};
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
@@ -45,8 +45,8 @@ pub struct LeadershipView {
 }
 
 /// How long the quorum has been silent; `None` where that says nothing: not leading, or alone.
-pub(crate) fn quorum_silence<G: Ground>(
-    metrics: &RaftMetrics<G>,
+pub(crate) fn quorum_silence<E: Environment>(
+    metrics: &RaftMetrics<E>,
     leading_since: Instant,
 ) -> Option<Duration> {
     if metrics.state != ServerState::Leader || metrics.membership_config.voter_ids().count() <= 1 {
@@ -54,7 +54,7 @@ pub(crate) fn quorum_silence<G: Ground>(
     }
     Some(match &metrics.last_quorum_acked {
         Some(acked) => acked.elapsed(),
-        None => G::instant().saturating_duration_since(leading_since),
+        None => E::instant().saturating_duration_since(leading_since),
     })
 }
 
@@ -63,7 +63,11 @@ impl LeadershipView {
         LeadershipView { term: 0, leader: None, mine: None, since }
     }
 
-    fn of<G: Ground>(metrics: &RaftMetrics<G>, leading_since: Instant, timing: Timing) -> LeadershipView {
+    fn of<E: Environment>(
+        metrics: &RaftMetrics<E>,
+        leading_since: Instant,
+        timing: Timing,
+    ) -> LeadershipView {
         let stopped = metrics.running_state.is_err();
         // The protocol refuses proposals without a lease: before the first answer of a quorum, and
         // a lease after the last.
@@ -88,7 +92,7 @@ impl LeadershipView {
                 .get_node(&leader)
                 .map(|node| node.client_endpoint.clone()),
         });
-        LeadershipView { term: metrics.current_term, leader, mine, since: G::instant() }
+        LeadershipView { term: metrics.current_term, leader, mine, since: E::instant() }
     }
 
     fn same(&self, other: &LeadershipView) -> bool {
@@ -97,19 +101,19 @@ impl LeadershipView {
 }
 
 /// Keeps the view true until the protocol stops.
-pub(crate) async fn watch_leadership<G: Ground>(
-    mut metrics: Metrics<G>,
+pub(crate) async fn watch_leadership<E: Environment>(
+    mut metrics: Metrics<E>,
     timing: Timing,
     view: watch::Sender<LeadershipView>,
 ) {
-    let mut leading_since = G::instant();
+    let mut leading_since = E::instant();
     let mut led = false;
     loop {
         let (now, running) = {
             let metrics = metrics.borrow_watched();
             let leads = metrics.state == ServerState::Leader;
             if leads && !led {
-                leading_since = G::instant();
+                leading_since = E::instant();
             }
             led = leads;
             (LeadershipView::of(&metrics, leading_since, timing), metrics.running_state.is_ok())
@@ -130,11 +134,11 @@ pub(crate) async fn watch_leadership<G: Ground>(
             biased;
             changed = metrics.changed() => {
                 if changed.is_err() {
-                    view.send_modify(|current| *current = LeadershipView::unknown(G::instant()));
+                    view.send_modify(|current| *current = LeadershipView::unknown(E::instant()));
                     return;
                 }
             }
-            () = G::sleep(pause) => {}
+            () = E::sleep(pause) => {}
         }
     }
 }

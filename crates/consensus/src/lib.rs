@@ -17,10 +17,10 @@ mod config;
 mod confirm;
 mod consensus;
 mod election;
+mod environment;
 mod error;
 mod founding;
 mod gate;
-mod ground;
 mod handover;
 mod leadership;
 mod log_reader;
@@ -46,9 +46,9 @@ pub use config::{
 };
 pub use consensus::{Consensus, Parts, Proposal};
 pub use election::Ballot;
+pub use environment::{Elapsed, Environment, Metrics, PeerError, PeerLink, Peers, Raft, Storage, TokioEnv};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
 pub use gate::Gate;
-pub use ground::{Ground, Late, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{

@@ -7,8 +7,8 @@
 //! ever, a learner catching up, does not.
 
 use crate::consensus::Consensus;
+use crate::environment::{Environment, Raft};
 use crate::error::MembershipError;
-use crate::ground::{Ground, Raft};
 use crate::status::Member;
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
@@ -181,9 +181,9 @@ fn warnings(voters: &BTreeSet<ReplicaId>, answers: &BTreeSet<ReplicaId>) -> Vec<
     warnings
 }
 
-type ChangeResult<G> = Result<ClientWriteResponse<G>, RaftError<G, ClientWriteError<G>>>;
+type ChangeResult<E> = Result<ClientWriteResponse<E>, RaftError<E, ClientWriteError<E>>>;
 
-impl<G: Ground> Consensus<G> {
+impl<E: Environment> Consensus<E> {
     /// Where a running change stands, as it goes on; `None` while none is made.
     #[must_use]
     pub fn change_progress(&self) -> watch::Receiver<Option<ChangeProgress>> {
@@ -251,15 +251,15 @@ impl<G: Ground> Consensus<G> {
     /// Runs one change to its end, whatever becomes of the caller.
     async fn commit<F>(
         &self,
-        change: impl FnOnce(Raft<G>) -> F + Send + 'static,
+        change: impl FnOnce(Raft<E>) -> F + Send + 'static,
     ) -> Result<u64, MembershipError>
     where
-        F: Future<Output = ChangeResult<G>> + Send,
+        F: Future<Output = ChangeResult<E>> + Send,
     {
         let raft = self.inner.raft.clone();
-        let running = G::spawn(async move { change(raft).await });
+        let running = E::spawn(async move { change(raft).await });
         let wait = COMMIT_WAIT_MIN.max(self.inner.config.timing.lease() * 10);
-        match G::timeout(wait, running).await {
+        match E::timeout(wait, running).await {
             Ok(Ok(changed)) => {
                 let index = changed.map_err(|error| self.membership_error(error))?.log_id.index();
                 self.known(index, wait).await?;
@@ -273,7 +273,7 @@ impl<G: Ground> Consensus<G> {
     /// Waits until [`Consensus::members`] shows a change: the protocol answers before its metrics show it, and the next
     /// step of the same change asks for the members.
     async fn known(&self, index: u64, wait: Duration) -> Result<(), MembershipError> {
-        let shows = move |metrics: &RaftMetrics<G>| {
+        let shows = move |metrics: &RaftMetrics<E>| {
             metrics.membership_config.log_id().as_ref().is_some_and(|at| at.index() >= index)
         };
         let shown = self.inner.raft.wait(Some(wait)).metrics(shows, "the members after a change").await;
@@ -508,7 +508,7 @@ impl<G: Ground> Consensus<G> {
         Ok(Readmission { raft_index, voted })
     }
 
-    pub(crate) fn membership_error(&self, error: RaftError<G, ClientWriteError<G>>) -> MembershipError {
+    pub(crate) fn membership_error(&self, error: RaftError<E, ClientWriteError<E>>) -> MembershipError {
         match error {
             RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.not_leader().into(),
             RaftError::APIError(ClientWriteError::LogEntryDiscarded(lost)) => {
@@ -540,7 +540,7 @@ fn caught_up(member: &Member) -> Result<(), MembershipError> {
 }
 
 /// What a member lacks; `None` before it answered.
-fn lag_of<G: Ground>(metrics: &RaftMetrics<G>, id: ReplicaId) -> Option<u64> {
+fn lag_of<E: Environment>(metrics: &RaftMetrics<E>, id: ReplicaId) -> Option<u64> {
     let last = metrics.last_log_index?;
     if id.0 == metrics.id {
         return Some(0);
@@ -551,7 +551,7 @@ fn lag_of<G: Ground>(metrics: &RaftMetrics<G>, id: ReplicaId) -> Option<u64> {
 
 /// A leader that dies between the two steps of a change leaves both sets of voters in force: every
 /// decision then needs both. Whoever leads next takes the second step.
-pub(crate) async fn finish_changes<G: Ground>(consensus: Consensus<G>) {
+pub(crate) async fn finish_changes<E: Environment>(consensus: Consensus<E>) {
     let mut view = consensus.leadership();
     let pause = consensus.inner.config.timing.lease() * 4;
     let mut stop = consensus.stopped();
@@ -559,7 +559,7 @@ pub(crate) async fn finish_changes<G: Ground>(consensus: Consensus<G>) {
         tokio::select! {
             biased;
             _ = stop.wait_for(Option::is_some) => return,
-            () = G::sleep(pause) => {}
+            () = E::sleep(pause) => {}
         }
         let left_over = || {
             let metrics = consensus.inner.raft.metrics();

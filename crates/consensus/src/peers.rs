@@ -4,7 +4,7 @@
 //! **Invariant:** a report never decides what is committed; it is advice, with its age.
 
 use crate::config::{Advertise, ConsensusConfig};
-use crate::ground::{Ground, Metrics, PeerLink as _, Peers as _, Storage as _};
+use crate::environment::{Environment, Metrics, PeerLink as _, Peers as _, Storage as _};
 use crate::leadership::LeadershipView;
 use crate::membership::MEMBERS_MAX;
 use crate::rejoin::RejoinGate;
@@ -76,15 +76,15 @@ impl PeerReport {
 }
 
 /// What this replica says of itself.
-pub(crate) struct Describer<G: Ground> {
+pub(crate) struct Describer<E: Environment> {
     pub(crate) advertise: Advertise,
-    pub(crate) store: G::Storage,
+    pub(crate) store: E::Storage,
     pub(crate) storage: watch::Receiver<StorageHealth>,
-    pub(crate) metrics: Metrics<G>,
-    pub(crate) rejoin: RejoinGate<G>,
+    pub(crate) metrics: Metrics<E>,
+    pub(crate) rejoin: RejoinGate<E>,
 }
 
-impl<G: Ground> Clone for Describer<G> {
+impl<E: Environment> Clone for Describer<E> {
     fn clone(&self) -> Self {
         Describer {
             advertise: self.advertise.clone(),
@@ -112,7 +112,7 @@ fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-impl<G: Ground> Describer<G> {
+impl<E: Environment> Describer<E> {
     pub(crate) fn report(&self) -> PeerReport {
         let metrics = self.metrics.borrow_watched();
         PeerReport {
@@ -124,9 +124,9 @@ impl<G: Ground> Describer<G> {
             last_log_index: metrics.last_log_index,
             snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
             rejoining: self.rejoin.is_closed(),
-            unix_ms: Some(G::unix_ms()),
+            unix_ms: Some(E::unix_ms()),
             founding: founding_of(self.store.founding()),
-            received_at: G::instant(),
+            received_at: E::instant(),
         }
     }
 }
@@ -185,13 +185,13 @@ pub(crate) fn from_wire(message: wire::DescribeResponse, received_at: Instant) -
 
 /// Whether the wall clocks of a quorum agree with this replica's now. A report that is older than `REPORT_AGE_MAX` says
 /// nothing.
-pub(crate) fn clock_agrees<G: Ground>(
+pub(crate) fn clock_agrees<E: Environment>(
     own: u64,
-    metrics: &Metrics<G>,
+    metrics: &Metrics<E>,
     reports: &Reports,
     apart: Duration,
 ) -> bool {
-    let (now, wall) = (G::instant(), G::unix_ms());
+    let (now, wall) = (E::instant(), E::unix_ms());
     let agrees = |id: &u64| {
         let report = || reports.get(&ReplicaId(*id)).filter(|report| report.age_at(now) <= REPORT_AGE_MAX);
         let theirs = || report().and_then(|report| report.unix_ms_at(now));
@@ -205,24 +205,24 @@ pub(crate) fn clock_agrees<G: Ground>(
 pub(crate) type Reports = BTreeMap<ReplicaId, PeerReport>;
 
 /// Keeps the reports: this replica's own always, those of the others while it leads.
-pub(crate) async fn poll_peers<G: Ground>(
+pub(crate) async fn poll_peers<E: Environment>(
     config: ConsensusConfig,
-    network: G::Peers,
-    describer: Describer<G>,
+    network: E::Peers,
+    describer: Describer<E>,
     view: watch::Receiver<LeadershipView>,
     reports: watch::Sender<Reports>,
 ) {
     let interval = Duration::from_millis(config.leader.report_interval_ms);
     let own = config.replica_id;
-    let mut channels: BTreeMap<ReplicaId, <G::Peers as crate::ground::Peers>::Link> = BTreeMap::new();
-    let mut next = G::instant();
+    let mut channels: BTreeMap<ReplicaId, <E::Peers as crate::environment::Peers>::Link> = BTreeMap::new();
+    let mut next = E::instant();
     loop {
         tokio::select! {
             biased;
             () = reports.closed() => return,
-            () = G::sleep(next.saturating_duration_since(G::instant())) => {}
+            () = E::sleep(next.saturating_duration_since(E::instant())) => {}
         }
-        next = G::instant() + interval;
+        next = E::instant() + interval;
         let leads = view.borrow().mine.is_some();
         let (members, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
             let metrics = describer.metrics.borrow_watched();
@@ -241,12 +241,12 @@ pub(crate) async fn poll_peers<G: Ground>(
         if !leads {
             let kept = links.into_iter().map(|(_, mut link)| async move { link.keep_open().await });
             // One that hangs holds up nothing but the next time.
-            let _ = G::timeout(interval, futures::future::join_all(kept)).await;
+            let _ = E::timeout(interval, futures::future::join_all(kept)).await;
             reports.send_modify(|reports| *reports = [(own, describer.report())].into());
             continue;
         }
         let asked = links.into_iter().map(|(id, mut link)| async move {
-            let answer = G::timeout(interval, link.describe()).await;
+            let answer = E::timeout(interval, link.describe()).await;
             (id, answer.ok().and_then(Result::ok))
         });
         let answers = futures::future::join_all(asked).await;

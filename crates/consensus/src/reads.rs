@@ -11,8 +11,8 @@
 //! **Invariant:** a number is believed only from the replica that was asked, for its own leadership.
 
 use crate::confirm::{Confirmation, Confirmations, confirmed};
+use crate::environment::{Environment, PeerLink as _, Peers, Raft};
 use crate::error::{NotLeader, ReadPoint};
-use crate::ground::{Ground, PeerLink as _, Peers, Raft};
 use crate::leadership::{Leadership, LeadershipView};
 use crate::rounds::{Caller, Finished, Rounds};
 use futures::FutureExt;
@@ -60,22 +60,22 @@ impl FreshAsOf {
 }
 
 /// The way to the replica that was asked last, and where that was.
-type LastLink<G> = Mutex<Option<(ReplicaId, ReplicaNode, <<G as Ground>::Peers as Peers>::Link)>>;
+type LastLink<E> = Mutex<Option<(ReplicaId, ReplicaNode, <<E as Environment>::Peers as Peers>::Link)>>;
 
 /// Gets read points from whoever leads.
-pub(crate) struct Source<G: Ground> {
+pub(crate) struct Source<E: Environment> {
     pub(crate) own: ReplicaId,
-    pub(crate) raft: Raft<G>,
-    pub(crate) network: G::Peers,
+    pub(crate) raft: Raft<E>,
+    pub(crate) network: E::Peers,
     pub(crate) view: watch::Receiver<LeadershipView>,
     pub(crate) confirmations: Confirmations,
     /// A leader that has not answered by then is given up.
     pub(crate) answer_max: Duration,
     /// The connection to the replica that was asked last.
-    pub(crate) link: LastLink<G>,
+    pub(crate) link: LastLink<E>,
 }
 
-impl<G: Ground> Source<G> {
+impl<E: Environment> Source<E> {
     async fn point(self: Arc<Self>) -> Confirmation {
         let (leads, leader) = {
             let view = self.view.borrow();
@@ -98,7 +98,7 @@ impl<G: Ground> Source<G> {
             view.wait_for(|view| view.leader.as_ref().is_none_or(|leader| leader.replica != asked));
         let answered = tokio::select! {
             biased;
-            answered = G::timeout(self.answer_max, link.read_index()) => answered.ok(),
+            answered = E::timeout(self.answer_max, link.read_index()) => answered.ok(),
             // It may never answer.
             _ = replaced => None,
         };
@@ -117,7 +117,7 @@ impl<G: Ground> Source<G> {
     }
 
     /// The connection to a replica; none while no membership here names it.
-    fn link(&self, replica: ReplicaId) -> Option<<G::Peers as Peers>::Link> {
+    fn link(&self, replica: ReplicaId) -> Option<<E::Peers as Peers>::Link> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
@@ -184,8 +184,8 @@ pub(crate) struct Pace {
 }
 
 /// Serves reads until nobody can ask any more.
-pub(crate) async fn run_reads<G: Ground>(
-    source: Source<G>,
+pub(crate) async fn run_reads<E: Environment>(
+    source: Source<E>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     mut applied: watch::Receiver<u64>,
     fresh: Arc<FreshAsOf>,
@@ -193,9 +193,9 @@ pub(crate) async fn run_reads<G: Ground>(
 ) {
     let source = Arc::new(source);
     let round = || -> BoxFuture<'static, Confirmation> { Arc::clone(&source).point().boxed() };
-    let mut rounds = Rounds::<G, _>::new(callers, pace.pause);
+    let mut rounds = Rounds::<E, _>::new(callers, pace.pause);
     let mut unapplied = Unapplied::default();
-    let mut sample = G::instant();
+    let mut sample = E::instant();
     loop {
         tokio::select! {
             biased;
@@ -214,8 +214,8 @@ pub(crate) async fn run_reads<G: Ground>(
                 let index = *applied.borrow_and_update();
                 unapplied.applied(index, &fresh);
             }
-            () = G::sleep(sample.saturating_duration_since(G::instant())) => {
-                let now = G::instant();
+            () = E::sleep(sample.saturating_duration_since(E::instant())) => {
+                let now = E::instant();
                 sample = now + pace.sample;
                 // Reads have measured it meanwhile, where there are any.
                 let began = rounds.last_began();

@@ -26,8 +26,8 @@
 //! replica voted before, once it votes again: a restart on the way goes on where it was.
 
 use crate::consensus::Consensus;
+use crate::environment::{Environment, PeerError, PeerLink as _, Peers as _, Storage as _};
 use crate::error::MembershipError;
-use crate::ground::{Ground, PeerError, PeerLink as _, Peers as _, Storage as _};
 use crate::membership::Readmission;
 use muster_store::{LeaderId, Rejoin, ReplicaNode, Vote};
 use muster_types::ReplicaId;
@@ -148,19 +148,19 @@ pub(crate) enum Standing {
 }
 
 /// Whether this replica may speak. Clones share it.
-pub(crate) struct RejoinGate<G: Ground> {
-    store: G::Storage,
+pub(crate) struct RejoinGate<E: Environment> {
+    store: E::Storage,
     mark: watch::Receiver<Option<Rejoin>>,
 }
 
-impl<G: Ground> Clone for RejoinGate<G> {
+impl<E: Environment> Clone for RejoinGate<E> {
     fn clone(&self) -> Self {
         RejoinGate { store: self.store.clone(), mark: self.mark.clone() }
     }
 }
 
-impl<G: Ground> RejoinGate<G> {
-    pub(crate) fn new(store: G::Storage) -> RejoinGate<G> {
+impl<E: Environment> RejoinGate<E> {
+    pub(crate) fn new(store: E::Storage) -> RejoinGate<E> {
         let mark = store.rejoin();
         RejoinGate { store, mark }
     }
@@ -201,7 +201,7 @@ impl<G: Ground> RejoinGate<G> {
 }
 
 /// Has the cluster take this replica in anew, and opens the gate when that is done.
-pub(crate) async fn come_back<G: Ground>(consensus: Consensus<G>) {
+pub(crate) async fn come_back<E: Environment>(consensus: Consensus<E>) {
     let mut stop = consensus.stopped();
     tokio::select! {
         biased;
@@ -210,7 +210,7 @@ pub(crate) async fn come_back<G: Ground>(consensus: Consensus<G>) {
     }
 }
 
-async fn find_back<G: Ground>(consensus: &Consensus<G>) {
+async fn find_back<E: Environment>(consensus: &Consensus<E>) {
     let gate = &consensus.inner.rejoin;
     if gate.standing() == Standing::Unknown {
         tracing::warn!("this replica lost its storage and asks to be taken in anew");
@@ -242,7 +242,7 @@ async fn find_back<G: Ground>(consensus: &Consensus<G>) {
 }
 
 /// Waits for a membership of this entry or a later one; false when the replica stops.
-async fn reaches<G: Ground>(consensus: &Consensus<G>, index: u64) -> bool {
+async fn reaches<E: Environment>(consensus: &Consensus<E>, index: u64) -> bool {
     let mut metrics = consensus.inner.raft.metrics();
     loop {
         let known = metrics.borrow_watched().membership_config.log_id().map(|log_id| log_id.index());
@@ -256,7 +256,7 @@ async fn reaches<G: Ground>(consensus: &Consensus<G>, index: u64) -> bool {
 }
 
 /// Asks one peer after the other until one that leads has done it.
-async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitted {
+async fn ask<E: Environment>(consensus: &Consensus<E>, step: ReturnStep) -> Readmitted {
     let own = consensus.inner.config.replica_id;
     let pause = consensus.inner.config.timing.lease() * 2;
     let mut links = BTreeMap::new();
@@ -279,14 +279,14 @@ async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitte
         for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
             let link = links.entry(*id).or_insert_with(|| consensus.inner.network.link(*id, node));
             let mut request = ReturnRequest { step, begun, voted, node: here.clone() };
-            let mut answer = G::timeout(READMIT_WAIT, link.readmit(request.clone())).await;
+            let mut answer = E::timeout(READMIT_WAIT, link.readmit(request.clone())).await;
             if let Ok(Ok(told)) = &answer
                 && voted == Voted::Asked
                 && told.from_index == 0
             {
                 voted = Voted::Told(told.voted);
                 request.voted = voted;
-                answer = G::timeout(READMIT_WAIT, link.readmit(request)).await;
+                answer = E::timeout(READMIT_WAIT, link.readmit(request)).await;
             }
             let refusal = match answer {
                 Err(_) => {
@@ -308,14 +308,14 @@ async fn ask<G: Ground>(consensus: &Consensus<G>, step: ReturnStep) -> Readmitte
                 said = refusal;
             }
         }
-        G::sleep(pause).await;
+        E::sleep(pause).await;
     }
 }
 
 /// Takes the vote of the leadership that took this replica in, durably, and only then its word for
 /// the entry.
-async fn accept<G: Ground>(
-    consensus: &Consensus<G>,
+async fn accept<E: Environment>(
+    consensus: &Consensus<E>,
     step: ReturnStep,
     readmitted: Readmitted,
 ) -> Result<(), String> {
@@ -325,7 +325,7 @@ async fn accept<G: Ground>(
     if !readmitted.vote.committed {
         return Err("the answer names no leader".to_owned());
     }
-    let heartbeat = AppendEntriesRequest::<G> {
+    let heartbeat = AppendEntriesRequest::<E> {
         vote: readmitted.vote,
         prev_log_id: None,
         entries: Vec::new(),
@@ -340,7 +340,7 @@ async fn accept<G: Ground>(
     consensus.inner.rejoin.set(Some(mark)).await
 }
 
-impl<G: Ground> Consensus<G> {
+impl<E: Environment> Consensus<E> {
     /// Whether this replica may be asked for its vote, or to lead.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 //! for two of them; but never sooner than a pause after it, which keeps the number of rounds small where
 //! they are short.
 
-use crate::ground::Ground;
+use crate::environment::Environment;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -45,17 +45,17 @@ impl<T: Clone> Finished<T> {
 }
 
 /// Callers, and the rounds that answer them.
-pub(crate) struct Rounds<G, T> {
+pub(crate) struct Rounds<E, T> {
     asking: mpsc::Receiver<Caller<T>>,
     open: bool,
     waiting: Vec<Caller<T>>,
     in_flight: FuturesUnordered<BoxFuture<'static, Finished<T>>>,
     last_began: Option<Instant>,
     pause: Duration,
-    ground: PhantomData<G>,
+    environment: PhantomData<E>,
 }
 
-impl<G: Ground, T: Send + 'static> Rounds<G, T> {
+impl<E: Environment, T: Send + 'static> Rounds<E, T> {
     /// Rounds that begin at least `pause` apart while another is under way.
     pub(crate) fn new(asking: mpsc::Receiver<Caller<T>>, pause: Duration) -> Self {
         Rounds {
@@ -65,7 +65,7 @@ impl<G: Ground, T: Send + 'static> Rounds<G, T> {
             in_flight: FuturesUnordered::new(),
             last_began: None,
             pause,
-            ground: PhantomData,
+            environment: PhantomData,
         }
     }
 
@@ -87,7 +87,7 @@ impl<G: Ground, T: Send + 'static> Rounds<G, T> {
         {
             self.waiting.push(caller);
         }
-        let began = G::instant();
+        let began = E::instant();
         if !self.is_due(began) {
             return;
         }
@@ -106,7 +106,7 @@ impl<G: Ground, T: Send + 'static> Rounds<G, T> {
                 self.begin(round);
             }
             let room = CALLERS_MAX - self.waiting.len();
-            let now = G::instant();
+            let now = E::instant();
             let rest = (self.last_began.unwrap_or(now) + self.pause).saturating_duration_since(now);
             let waits_for_turn = !self.waiting.is_empty() && self.in_flight.len() < IN_FLIGHT_MAX;
             tokio::select! {
@@ -115,7 +115,7 @@ impl<G: Ground, T: Send + 'static> Rounds<G, T> {
                 count = self.asking.recv_many(&mut self.waiting, room), if self.open && room > 0 => {
                     self.open = count > 0;
                 }
-                () = G::sleep(rest), if waits_for_turn => {}
+                () = E::sleep(rest), if waits_for_turn => {}
                 else => return None,
             }
         }
@@ -127,7 +127,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
     use super::*;
-    use crate::ground::Process;
+    use crate::environment::TokioEnv;
     use futures::FutureExt;
     use std::sync::{Arc, Mutex};
 
@@ -185,7 +185,7 @@ mod tests {
             let script = Script::default();
             let round = script.clone();
             let driver = tokio::spawn(async move {
-                let mut rounds = Rounds::<Process, _>::new(callers, pause);
+                let mut rounds = Rounds::<TokioEnv, _>::new(callers, pause);
                 while let Some(finished) = rounds.next(&|| round.round()).await {
                     finished.answer();
                 }

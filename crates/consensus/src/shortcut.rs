@@ -18,7 +18,7 @@
 //! module's own functions, and shows for each rule what goes wrong without it.
 
 use crate::config::Timing;
-use crate::ground::Ground;
+use crate::environment::Environment;
 use muster_store::{Entry, LeaderId, LogId};
 use muster_types::ReplicaId;
 use openraft::raft::AppendEntriesRequest;
@@ -75,9 +75,9 @@ impl Known {
     }
 
     /// What becomes of a leader's request. What the peer acknowledged counts for `fresh`.
-    pub fn way<G: Ground>(
+    pub fn way<E: Environment>(
         &mut self,
-        request: &AppendEntriesRequest<G>,
+        request: &AppendEntriesRequest<E>,
         now: Instant,
         fresh: Duration,
     ) -> Way {
@@ -105,7 +105,7 @@ impl Known {
     }
 
     /// The peer acknowledged everything through `through`, in answer to a request that was sent at `sent`.
-    pub fn held<G: Ground>(&mut self, request: &AppendEntriesRequest<G>, through: LogId, sent: Instant) {
+    pub fn held<E: Environment>(&mut self, request: &AppendEntriesRequest<E>, through: LogId, sent: Instant) {
         if self.leader == request.vote.leader_id {
             self.place = Place::Held { through, commit: request.leader_commit, at: sent };
         }
@@ -145,7 +145,12 @@ impl Shortcuts {
 
     /// What becomes of a leader's request to a peer.
     #[must_use]
-    pub fn way<G: Ground>(&self, peer: ReplicaId, request: &AppendEntriesRequest<G>, now: Instant) -> Way {
+    pub fn way<E: Environment>(
+        &self,
+        peer: ReplicaId,
+        request: &AppendEntriesRequest<E>,
+        now: Instant,
+    ) -> Way {
         let mut known = self.known();
         let way = known.get_mut(&peer).map_or(Way::Plain, |known| known.way(request, now, self.fresh));
         if let Way::Held(_) = way {
@@ -163,10 +168,10 @@ impl Shortcuts {
 
     /// A peer acknowledged everything through `through`, in answer to a request that was sent at `sent`: the answer may
     /// have waited in a socket while this process stood still.
-    pub fn held<G: Ground>(
+    pub fn held<E: Environment>(
         &self,
         peer: ReplicaId,
-        request: &AppendEntriesRequest<G>,
+        request: &AppendEntriesRequest<E>,
         through: LogId,
         sent: Instant,
     ) {
@@ -186,11 +191,11 @@ pub fn range(end: LogId) -> std::ops::Range<u64> {
 /// The request that takes another's place: from `end` on, with what the leader's own log has there and behind it.
 /// None where the log has another entry at that place, or none any more.
 #[must_use]
-pub fn from_end<G: Ground>(
-    request: &AppendEntriesRequest<G>,
+pub fn from_end<E: Environment>(
+    request: &AppendEntriesRequest<E>,
     end: LogId,
     own: Vec<Entry>,
-) -> Option<AppendEntriesRequest<G>> {
+) -> Option<AppendEntriesRequest<E>> {
     let mut own = own.into_iter();
     let same = own.next().is_some_and(|entry| entry.log_id == end);
     same.then(|| AppendEntriesRequest {

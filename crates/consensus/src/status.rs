@@ -1,6 +1,6 @@
 //! What a replica can say about itself and, while it leads, about its peers.
 
-use crate::ground::Ground;
+use crate::environment::Environment;
 use crate::peers::{PeerReport, Reports};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
@@ -83,7 +83,7 @@ pub(crate) fn millis(duration: std::time::Duration) -> u64 {
 }
 
 impl ReplicaStatus {
-    pub(crate) fn of<G: Ground>(metrics: &RaftMetrics<G>, reports: &Reports) -> ReplicaStatus {
+    pub(crate) fn of<E: Environment>(metrics: &RaftMetrics<E>, reports: &Reports) -> ReplicaStatus {
         use openraft::Instant as _;
         let voters: std::collections::BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
         let member = |(id, node): (&u64, &ReplicaNode)| {

@@ -16,7 +16,7 @@
 //! For each rule that these rest on, the same model without the rule has a counterexample.
 
 use muster_consensus::shortcut::{self, Known, Place, Way};
-use muster_consensus::{Process, Timing};
+use muster_consensus::{Timing, TokioEnv};
 use muster_store::{Entry, EntryPayload, LeaderId, LogId, Vote};
 use openraft::raft::AppendEntriesRequest;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
@@ -314,7 +314,7 @@ impl Model {
     }
 
     /// The protocol's request, in the product's words.
-    fn request(&self, log: &[u8], term: u8, wanted: Wanted) -> AppendEntriesRequest<Process> {
+    fn request(&self, log: &[u8], term: u8, wanted: Wanted) -> AppendEntriesRequest<TokioEnv> {
         AppendEntriesRequest {
             vote: Vote { leader_id: leader_id(term), committed: true },
             prev_log_id: last(&log[..wanted.prev]),
@@ -324,7 +324,7 @@ impl Model {
     }
 
     /// `Known::way`, without the rule that is left out.
-    fn way(&self, state: &mut State, request: &AppendEntriesRequest<Process>) -> Way {
+    fn way(&self, state: &mut State, request: &AppendEntriesRequest<TokioEnv>) -> Way {
         let Some(known) = &mut state.hint.0 else { return Way::Plain };
         let (mut request, mut now) = (request.clone(), self.at(state.clock));
         if !self.has(Rule::OwnLeadership) {
@@ -377,7 +377,7 @@ impl Model {
     fn instead(
         &self,
         state: &State,
-        request: &AppendEntriesRequest<Process>,
+        request: &AppendEntriesRequest<TokioEnv>,
         end: LogId,
     ) -> Option<SentRequest> {
         let log = &state.logs[A];
@@ -448,7 +448,7 @@ impl Model {
         let (before, index) = sent.prev.expect("it begins behind the voter's last entry");
         let through = log_id(sent.entries.last().copied().unwrap_or(before), index + sent.entries.len());
         let commit = wanted.commit.checked_sub(1).map(|index| log_id(state.committed[index], index));
-        let mut request = AppendEntriesRequest::<Process> {
+        let mut request = AppendEntriesRequest::<TokioEnv> {
             vote: Vote { leader_id: leader_id(term), committed: true },
             prev_log_id: None,
             entries: Vec::new(),

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** nothing is kept of a placement whose last record is older than the pause, unless somebody waits.
 
-use muster_consensus::Ground;
+use muster_consensus::Environment;
 use muster_decider::{Answer, Command};
 use muster_state::Phase;
 use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
@@ -91,7 +91,7 @@ impl Checkpoints {
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// Logs that a gang has saved its work, as a client says. Of what is said of one placement within a second only
     /// the newest becomes a record.
     ///

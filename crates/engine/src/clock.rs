@@ -1,6 +1,6 @@
 //! The leader's clock: read once a round and stamped on it.
 
-use muster_consensus::Ground;
+use muster_consensus::Environment;
 use muster_decider::Steady;
 use muster_planted::{Rule, breaks};
 use muster_types::LogTime;
@@ -15,17 +15,17 @@ const LOOKS_APART: Duration = Duration::from_millis(100);
 
 /// Wall-clock time for the next round. A clock before 1970 reads as the epoch; the speculation never
 /// lets log time go back.
-pub(crate) fn now<G: Ground>() -> LogTime {
+pub(crate) fn now<G: Environment>() -> LogTime {
     LogTime(G::unix_ms())
 }
 
 /// The time of this host's monotonic clock.
-pub(crate) fn instant<G: Ground>() -> Instant {
+pub(crate) fn instant<G: Environment>() -> Instant {
     Instant::from_std(G::instant())
 }
 
 /// How long until then; nothing once it is past.
-pub(crate) fn until<G: Ground>(deadline: Instant) -> Duration {
+pub(crate) fn until<G: Environment>(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(instant::<G>())
 }
 

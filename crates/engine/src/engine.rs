@@ -1,7 +1,7 @@
 //! The engine: one replica's services, put together.
 
 use futures::FutureExt;
-use muster_consensus::{Consensus, Ground, Leader, LeadershipView, Process, Space};
+use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
 use muster_decider::{Answer, Command, Founding, JobExplanation};
 use muster_journal::RankUpdate;
 use muster_planner::WaitReason;
@@ -96,7 +96,7 @@ const NODE_ROOM_KIB: u32 = 64 << 10;
 /// the agents come back within a heartbeat or two.
 const SESSION_RETURNS_MAX: Duration = Duration::from_secs(5);
 
-pub(crate) struct Inner<G: Ground> {
+pub(crate) struct Inner<G: Environment> {
     pub(crate) consensus: Consensus<G>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
@@ -126,17 +126,17 @@ pub(crate) struct Inner<G: Ground> {
 }
 
 /// One replica's services. Clones share it.
-pub struct Engine<G: Ground = Process> {
+pub struct Engine<G: Environment = TokioEnv> {
     pub(crate) inner: Arc<Inner<G>>,
 }
 
-impl<G: Ground> Clone for Engine<G> {
+impl<G: Environment> Clone for Engine<G> {
     fn clone(&self) -> Self {
         Engine { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// Starts the decision loop over a consensus that applies to the same replicated state.
     #[must_use]
     pub fn start(config: EngineConfig, info: ReplicaInfo, view: View, consensus: Consensus<G>) -> Engine<G> {
@@ -429,7 +429,7 @@ impl Engine {
     /// The refusal that a submission would get from this state.
     pub fn check_submission(&self, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
         // Like the leader's: never before what is in the log.
-        let now = clock::now::<Process>().max(view.log_time());
+        let now = clock::now::<TokioEnv>().max(view.log_time());
         muster_decider::check_submission(view, jobs, now)
     }
 
@@ -478,7 +478,7 @@ impl Engine {
         let explained = tokio::task::spawn_blocking(move || {
             let _place = place;
             // Like the leader's: never before what is in the log.
-            let now = clock::now::<Process>().max(view.log_time());
+            let now = clock::now::<TokioEnv>().max(view.log_time());
             explain(&view, now)
         });
         explained.await.map_err(|_| stopping())
@@ -555,7 +555,7 @@ impl Engine {
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// The session of a node, waiting a moment for that of a node that is up.
     pub(crate) async fn session_of(&self, node: NodeId) -> Result<mpsc::Sender<Outbound>, Refusal> {
         let deadline = clock::instant::<G>() + SESSION_RETURNS_MAX;

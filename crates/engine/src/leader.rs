@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use muster_consensus::{Consensus, Ground, LeadershipView, Proposal, ProposeError};
+use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
     Answer, Command, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all, split_round,
 };
@@ -79,7 +79,7 @@ pub(crate) struct Intake {
     pub(crate) _room: Option<OwnedSemaphorePermit>,
 }
 
-pub(crate) struct DecisionLoop<G: Ground> {
+pub(crate) struct DecisionLoop<G: Environment> {
     pub(crate) consensus: Consensus<G>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
@@ -132,7 +132,7 @@ enum End {
     Shutdown,
 }
 
-impl<G: Ground> DecisionLoop<G> {
+impl<G: Environment> DecisionLoop<G> {
     pub(crate) async fn run(mut self) {
         let mut leadership = self.consensus.leadership();
         loop {
@@ -234,7 +234,7 @@ fn refuse(intake: Intake) {
 }
 
 /// One leadership at work.
-struct Term<'a, G: Ground> {
+struct Term<'a, G: Environment> {
     outer: &'a mut DecisionLoop<G>,
     ours: muster_consensus::Leadership,
     speculation: Speculation,
@@ -257,7 +257,7 @@ struct Term<'a, G: Ground> {
     shared_at: Instant,
 }
 
-impl<G: Ground> Term<'_, G> {
+impl<G: Environment> Term<'_, G> {
     fn begin(&mut self) {
         if let Err(why) = self.attempt.step(&mut self.speculation, settle_all) {
             self.outer.faults.note_step("settling", &why);

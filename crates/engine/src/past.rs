@@ -4,7 +4,7 @@
 //! work is over, however long its caller waits.
 
 use muster_archive::{ArchiveError, ArchivedRound, Replay};
-use muster_consensus::{LogSlice, Process};
+use muster_consensus::{LogSlice, TokioEnv};
 use muster_state::State;
 use muster_types::{At, LogIndex, Refusal, RefusalCode};
 use std::collections::VecDeque;
@@ -111,7 +111,7 @@ impl Engine {
         match at {
             At::Index(index) if index == view.log_index() => return Ok(view),
             At::Index(index) if index > view.log_index() => return Err(future(at, &view)),
-            At::Time(time) if time > clock::now::<Process>().max(view.log_time()) => {
+            At::Time(time) if time > clock::now::<TokioEnv>().max(view.log_time()) => {
                 return Err(future(at, &view));
             }
             At::Time(time) if time >= view.log_time() => return Ok(view),

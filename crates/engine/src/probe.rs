@@ -8,7 +8,7 @@
 //! checks have kept from starting [`REFUSALS_MAX`] times. Nobody is blamed by one probe alone, and of a gang on two nodes nobody
 //! without others that take part as witnesses. Nodes that are kept away for their network are measured again by themselves.
 
-use muster_consensus::Ground;
+use muster_consensus::Environment;
 use muster_decider::Command;
 use muster_state::{NodeStatus, Phase, RankState};
 use muster_types::health::Finding as HealthFinding;
@@ -196,7 +196,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// Measures the network between these nodes, each named once; again when something seems to be wrong, so that
     /// nobody is blamed for a moment. This replica must lead.
     ///

@@ -5,7 +5,7 @@
 //! **Invariant:** the proof of freshness is read before the state it speaks of: the state may be newer
 //! than the proof says, never older.
 
-use muster_consensus::Ground;
+use muster_consensus::Environment;
 use muster_state::State;
 use muster_types::{Consistency, LogIndex, ReadFrom, Refusal, RefusalCode};
 use std::ops::Deref;
@@ -78,7 +78,7 @@ impl Engine {
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// The present state with the proof of its age: one atomic load each, no waiting.
     #[must_use]
     pub fn reading(&self) -> Reading {
@@ -190,7 +190,7 @@ fn unmade() -> Refusal {
     Refusal::new(RefusalCode::ArchiveUnavailable, text)
 }
 
-fn too_late<G: Ground>(engine: &Engine<G>) -> Refusal {
+fn too_late<G: Environment>(engine: &Engine<G>) -> Refusal {
     let text = "no leader confirmed within the deadline that the state here is current";
     let refusal = Refusal::new(RefusalCode::ReadUnconfirmed, text);
     match engine.reading().staleness() {

@@ -6,7 +6,7 @@
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use muster_consensus::{Consensus, Ground};
+use muster_consensus::{Consensus, Environment};
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
@@ -285,7 +285,7 @@ impl Session {
     }
 }
 
-impl<G: Ground> Engine<G> {
+impl<G: Environment> Engine<G> {
     /// Opens a session at this replica, which must lead.
     ///
     /// # Errors
@@ -359,7 +359,7 @@ impl<G: Ground> Engine<G> {
 }
 
 /// Proves to be the leader, now.
-async fn confirm<G: Ground>(consensus: &Consensus<G>) -> Result<Leadership, Refusal> {
+async fn confirm<G: Environment>(consensus: &Consensus<G>) -> Result<Leadership, Refusal> {
     match consensus.confirm_leadership().await {
         Ok(point) => Ok(Leadership { term: point.leadership.term, replica: point.leadership.replica }),
         Err(error) => Err(Refusal::new(RefusalCode::NotLeader, error.to_string())),
@@ -385,7 +385,7 @@ impl Outlet {
 }
 
 /// What must never wait.
-struct Work<G: Ground> {
+struct Work<G: Environment> {
     engine: Engine<G>,
     node: NodeId,
     session: u64,
@@ -405,7 +405,7 @@ enum Said {
 }
 
 /// Takes what others hold of a node to the log, the newest word first, until the session is over.
-async fn report_foreign<G: Ground>(
+async fn report_foreign<G: Environment>(
     engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
@@ -423,7 +423,7 @@ async fn report_foreign<G: Ground>(
 
 type Confirmation = BoxFuture<'static, Option<Outbound>>;
 
-impl<G: Ground> Work<G> {
+impl<G: Environment> Work<G> {
     async fn run(&self, workers: Vec<WorkerReport>, mut inbound: mpsc::Receiver<Inbound>) {
         let notify = self.engine.inner.shared.orders.subscribe(self.node);
         if self.open(workers).await.is_some() {
@@ -657,14 +657,14 @@ pub fn square(
 }
 
 /// Reports, one after another.
-struct Reporter<G: Ground> {
+struct Reporter<G: Environment> {
     engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
     out: Outlet,
 }
 
-impl<G: Ground> Reporter<G> {
+impl<G: Environment> Reporter<G> {
     async fn run(self, mut reports: mpsc::Receiver<Said>) {
         loop {
             let next = tokio::select! {

@@ -8,7 +8,7 @@ use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event};
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_consensus::{Application, CommittedEntry, Ground, SnapshotData, Weights};
+use muster_consensus::{Application, CommittedEntry, Environment, SnapshotData, Weights};
 use muster_engine::{Replicated, Subscription, View, WatchPosition, replicated};
 use muster_journal::{FORMAT_MAX, hash};
 use muster_store::{
@@ -89,7 +89,7 @@ impl SimMachine {
     /// With the snapshot that the disk has, if it has one; none when that is damaged.
     pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Option<SimMachine> {
         let (application, view) = replicated(FORMAT_MAX);
-        let application = application.with_clock(<SimConfig as Ground>::instant);
+        let application = application.with_clock(<SimConfig as Environment>::instant);
         let inner = Inner { application, last: None, membership: StoredMembership::default(), changes: None };
         let machine = SimMachine {
             cluster: Arc::clone(cluster),

@@ -6,7 +6,7 @@ use crate::runtime::{self, Gone, JoinHandle, Late, Sleep, Timeout};
 use crate::storage::SimStorage;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use muster_consensus::Ground;
+use muster_consensus::Environment;
 use muster_store::{Payload, ReplicaNode};
 use openraft::impls::{ProgressResponder, TokioRuntime};
 use openraft::raft::ClientWriteResult;
@@ -145,7 +145,7 @@ openraft::declare_raft_types!(
         AsyncRuntime = SimRuntime,
 );
 
-impl Ground for SimConfig {
+impl Environment for SimConfig {
     type Machine = SimMachine;
     type Storage = SimStorage;
     type Peers = SimPeers;

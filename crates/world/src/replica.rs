@@ -8,7 +8,7 @@ use crate::peers::{SimPeers, SimTransport};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, spawn, timeout};
 use crate::storage::SimStorage;
-use muster_consensus::{Consensus, Gate, Ground, Parts, PeerService, Raft};
+use muster_consensus::{Consensus, Environment, Gate, Parts, PeerService, Raft};
 use muster_decider::{Answer, Command, Founding};
 use muster_engine::{
     Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition,

@@ -11,9 +11,9 @@ use super::refusal::Refusal;
 use super::snapshots::Uploads;
 use super::transport::{Connection as _, Transport};
 use crate::config::ConsensusConfig;
+use crate::environment::{Environment, Metrics, PeerError, PeerLink, Peers, Storage as _};
 use crate::error::ReadPoint;
 use crate::gate::Gate;
-use crate::ground::{Ground, Metrics, PeerError, PeerLink, Peers, Storage as _};
 use crate::membership::MEMBERS_MAX;
 use crate::peers::{self, PeerReport};
 use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep, Voted};
@@ -63,24 +63,24 @@ type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
 /// The ways to peers over a transport. Clones share what it knows of them.
 #[derive(Clone)]
-pub struct PeerNetwork<G: Ground, T: Transport> {
+pub struct PeerNetwork<E: Environment, T: Transport> {
     pub(super) config: ConsensusConfig,
-    pub(super) gate: Gate<G>,
+    pub(super) gate: Gate<E>,
     pub(super) traffic: Traffic,
-    pub(super) store: G::Storage,
+    pub(super) store: E::Storage,
     pub(super) shortcuts: Shortcuts,
     transport: T,
     /// Set once the protocol runs.
-    metrics: Arc<OnceLock<Metrics<G>>>,
+    metrics: Arc<OnceLock<Metrics<E>>>,
     pub(super) uploads: Uploads,
     kept: Arc<Mutex<KeptConnections<T::Connection>>>,
     /// When a peer's refusal of this replica as such was last logged.
     refusals: Arc<Mutex<LoggedAt>>,
 }
 
-impl<G: Ground, T: Transport> PeerNetwork<G, T> {
+impl<E: Environment, T: Transport> PeerNetwork<E, T> {
     /// The ways from the replica with this configuration.
-    pub fn new(config: ConsensusConfig, gate: Gate<G>, store: G::Storage, transport: T) -> Self {
+    pub fn new(config: ConsensusConfig, gate: Gate<E>, store: E::Storage, transport: T) -> Self {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
         PeerNetwork {
             shortcuts: Shortcuts::new(config.timing),
@@ -97,7 +97,7 @@ impl<G: Ground, T: Transport> PeerNetwork<G, T> {
     }
 
     /// Follows the membership that the protocol knows; called once, when it runs.
-    pub fn watch(&self, metrics: Metrics<G>) {
+    pub fn watch(&self, metrics: Metrics<E>) {
         // Started once; a second protocol on this network does not exist.
         let _ = self.metrics.set(metrics);
     }
@@ -109,7 +109,7 @@ impl<G: Ground, T: Transport> PeerNetwork<G, T> {
         target: ReplicaId,
         node: &ReplicaNode,
         purpose: Purpose,
-    ) -> PeerChannel<G, T> {
+    ) -> PeerChannel<E, T> {
         let address = self.address(target, node);
         let client = self.connection(target, &address, purpose);
         PeerChannel { network: self.clone(), target, node: node.clone(), purpose, address, client }
@@ -163,8 +163,8 @@ impl<G: Ground, T: Transport> PeerNetwork<G, T> {
 
 /// One connection to one peer.
 #[derive(Clone)]
-pub struct PeerChannel<G: Ground, T: Transport> {
-    network: PeerNetwork<G, T>,
+pub struct PeerChannel<E: Environment, T: Transport> {
+    network: PeerNetwork<E, T>,
     target: ReplicaId,
     node: ReplicaNode,
     purpose: Purpose,
@@ -172,7 +172,7 @@ pub struct PeerChannel<G: Ground, T: Transport> {
     client: Result<T::Connection, String>,
 }
 
-impl<G: Ground, T: Transport> PeerChannel<G, T> {
+impl<E: Environment, T: Transport> PeerChannel<E, T> {
     pub(super) fn target(&self) -> ReplicaId {
         self.target
     }
@@ -214,7 +214,7 @@ impl<G: Ground, T: Transport> PeerChannel<G, T> {
         }
         let refusal = Refusal::of(status);
         let mut refusals = self.network.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let (logged, now) = (refusals.get(&(self.target, refusal)), G::instant());
+        let (logged, now) = (refusals.get(&(self.target, refusal)), E::instant());
         if logged.is_some_and(|logged| now.saturating_duration_since(*logged) < REFUSAL_LOG_INTERVAL) {
             return;
         }
@@ -241,14 +241,14 @@ impl<G: Ground, T: Transport> PeerChannel<G, T> {
     pub(crate) async fn found(&mut self, founding: Option<u64>) -> Result<PeerReport, PeerError> {
         let (mut client, peer) = self.ready()?;
         let answer = client.describe(wire::DescribeRequest { peer: Some(peer), found: founding }).await;
-        Ok(peers::from_wire(self.noted(answer)?, G::instant()))
+        Ok(peers::from_wire(self.noted(answer)?, E::instant()))
     }
 }
 
-impl<G: Ground, T: Transport> Peers for PeerNetwork<G, T> {
-    type Link = PeerChannel<G, T>;
+impl<E: Environment, T: Transport> Peers for PeerNetwork<E, T> {
+    type Link = PeerChannel<E, T>;
 
-    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel<G, T> {
+    fn link(&self, target: ReplicaId, node: &ReplicaNode) -> PeerChannel<E, T> {
         self.channel(target, node, Purpose::Calls)
     }
 
@@ -275,7 +275,7 @@ impl From<Status> for PeerError {
     }
 }
 
-impl<G: Ground, T: Transport> PeerLink for PeerChannel<G, T> {
+impl<E: Environment, T: Transport> PeerLink for PeerChannel<E, T> {
     async fn describe(&mut self) -> Result<PeerReport, PeerError> {
         self.found(None).await
     }

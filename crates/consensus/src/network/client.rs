@@ -8,8 +8,8 @@ use super::channel::{PeerChannel, PeerNetwork, Purpose};
 use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
 use super::transport::{Arriving, Connection as _, Transport};
+use crate::environment::{Environment, Storage as _};
 use crate::gate::Gate;
-use crate::ground::{Ground, Storage as _};
 use crate::shortcut::{self, Shortcuts, Way};
 use crate::traffic::Traffic;
 use futures::stream::BoxStream;
@@ -30,24 +30,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::Status;
 
-impl<G: Ground, T: Transport> RaftNetworkFactory<G> for PeerNetwork<G, T> {
-    type Network = PeerClient<G, T>;
+impl<E: Environment, T: Transport> RaftNetworkFactory<E> for PeerNetwork<E, T> {
+    type Network = PeerClient<E, T>;
 
-    async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
+    async fn new_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<E, T> {
         self.client(ReplicaId(target), node, Purpose::Log)
     }
 
-    async fn new_heartbeat_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
+    async fn new_heartbeat_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<E, T> {
         self.client(ReplicaId(target), node, Purpose::Heartbeats)
     }
 
-    async fn new_snapshot_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<G, T> {
+    async fn new_snapshot_client(&mut self, target: u64, node: &ReplicaNode) -> PeerClient<E, T> {
         self.client(ReplicaId(target), node, Purpose::Snapshot)
     }
 }
 
-impl<G: Ground, T: Transport> PeerNetwork<G, T> {
-    fn client(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerClient<G, T> {
+impl<E: Environment, T: Transport> PeerNetwork<E, T> {
+    fn client(&self, target: ReplicaId, node: &ReplicaNode, purpose: Purpose) -> PeerClient<E, T> {
         PeerClient {
             source: self.config.replica_id,
             channel: self.channel(target, node, purpose),
@@ -63,23 +63,23 @@ impl<G: Ground, T: Transport> PeerNetwork<G, T> {
 }
 
 /// One use of the ways to one peer.
-pub struct PeerClient<G: Ground, T: Transport> {
+pub struct PeerClient<E: Environment, T: Transport> {
     source: ReplicaId,
     /// For the log, heartbeats or a snapshot.
-    channel: PeerChannel<G, T>,
+    channel: PeerChannel<E, T>,
     /// For votes.
-    calls: PeerChannel<G, T>,
-    gate: Gate<G>,
+    calls: PeerChannel<E, T>,
+    gate: Gate<E>,
     traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,
     shortcuts: Shortcuts,
-    store: G::Storage,
+    store: E::Storage,
 }
 
-type RpcError<G> = RPCError<G>;
+type RpcError<E> = RPCError<E>;
 
-fn unreachable<G: Ground>(reason: impl ToString) -> RpcError<G> {
+fn unreachable<E: Environment>(reason: impl ToString) -> RpcError<E> {
     RPCError::Unreachable(Unreachable::from_string(reason))
 }
 
@@ -99,12 +99,12 @@ fn with_in_flight<T>(shared: &SharedInFlight, f: impl FnOnce(&mut InFlight) -> T
     f(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl<G: Ground, T: Transport> PeerClient<G, T> {
-    fn client(&mut self) -> Result<T::Connection, RpcError<G>> {
+impl<E: Environment, T: Transport> PeerClient<E, T> {
+    fn client(&mut self) -> Result<T::Connection, RpcError<E>> {
         self.channel.client().map_err(unreachable)
     }
 
-    fn failed(&mut self, status: &Status) -> RpcError<G> {
+    fn failed(&mut self, status: &Status) -> RpcError<E> {
         self.channel.note_refusal(status);
         unreachable(format!("{}: {}", status.code(), status.message()))
     }
@@ -115,15 +115,15 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
         action: RPCTypes,
         option: &RPCOption,
         call: impl Future<Output = Result<A, Status>> + Send,
-    ) -> Result<A, RpcError<G>> {
-        match G::within(option.hard_ttl(), call).await {
+    ) -> Result<A, RpcError<E>> {
+        match E::within(option.hard_ttl(), call).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(status)) => Err(self.failed(&status)),
             Err(_) => Err(self.timed_out(action, option.hard_ttl())),
         }
     }
 
-    fn timed_out(&self, action: RPCTypes, timeout: Duration) -> RpcError<G> {
+    fn timed_out(&self, action: RPCTypes, timeout: Duration) -> RpcError<E> {
         RPCError::Timeout(Timeout { action, id: self.source.0, target: self.channel.target().0, timeout })
     }
 
@@ -133,7 +133,7 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
         in_flight: SharedInFlight,
     ) -> impl Stream<Item = wire::AppendRequest> + Send + 'static
     where
-        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<E>> + OptionalSend + Unpin + 'static,
     {
         let (gate, traffic) = (self.gate.clone(), self.traffic.clone());
         let first_peer = Some(self.channel.peer());
@@ -146,18 +146,18 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
                     with_in_flight(&in_flight, |in_flight| in_flight.held_back = true);
                     return None;
                 }
-                with_in_flight(&in_flight, |in_flight| in_flight.sent_at.push_back(G::instant()));
+                with_in_flight(&in_flight, |in_flight| in_flight.sent_at.push_back(E::instant()));
                 Some((convert::append_to_wire(peer.take(), &request), (input, peer)))
             }
         })
     }
 
     /// Opens a stream of requests, the first of which is there, and sends all of them.
-    async fn send_all<'s>(&'s mut self, input: Requests<G>) -> Result<AppendAnswers<'s, G>, RpcError<G>> {
+    async fn send_all<'s>(&'s mut self, input: Requests<E>) -> Result<AppendAnswers<'s, E>, RpcError<E>> {
         let in_flight = SharedInFlight::default();
         let outbound = self.outbound(input, Arc::clone(&in_flight));
         let mut client = self.client()?;
-        let opened = G::within(self.stall_max, client.append(outbound.boxed())).await;
+        let opened = E::within(self.stall_max, client.append(outbound.boxed())).await;
         let inbound = match opened {
             Ok(Ok(inbound)) => inbound,
             Ok(Err(status)) => return Err(self.failed(&status)),
@@ -172,9 +172,9 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
     }
 
     /// Through where the peer is known to hold a request, asking it from the end of its log on where that is known.
-    async fn held(&mut self, request: &AppendEntriesRequest<G>) -> Result<Option<LogId>, RpcError<G>> {
+    async fn held(&mut self, request: &AppendEntriesRequest<E>) -> Result<Option<LogId>, RpcError<E>> {
         let peer = self.channel.target();
-        let end = match self.shortcuts.way(peer, request, G::instant()) {
+        let end = match self.shortcuts.way(peer, request, E::instant()) {
             Way::Plain => return Ok(None),
             Way::Held(through) => return Ok(Some(through)),
             Way::From(end) => end,
@@ -185,7 +185,7 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
         let Some(asked) = shortcut::from_end(request, end, own) else { return Ok(None) };
         let through = asked.entries.last().map_or(end, |entry| entry.log_id);
         let once = futures::stream::once(futures::future::ready(asked)).boxed();
-        let sent = G::instant();
+        let sent = E::instant();
         let answer = self.send_all(once).await?.next().await;
         match answer {
             Some(Ok(Ok(Some(matched)))) if matched == through => {
@@ -195,15 +195,15 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
             // The protocol asks in its own way, and hears why not.
             _ => return Ok(None),
         }
-        match self.shortcuts.way(peer, request, G::instant()) {
+        match self.shortcuts.way(peer, request, E::instant()) {
             Way::Held(through) => Ok(Some(through)),
             Way::Plain | Way::From(_) => Ok(None),
         }
     }
 
-    async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s, G>, RpcError<G>>
+    async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s, E>, RpcError<E>>
     where
-        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<E>> + OptionalSend + Unpin + 'static,
     {
         // The first request may be long in coming: an idle leader has nothing to send. Only once it
         // is there does the peer owe an answer. It is waited for before anything is refused, because the
@@ -221,26 +221,26 @@ impl<G: Ground, T: Transport> PeerClient<G, T> {
     }
 }
 
-type Requests<G> = BoxStream<'static, AppendEntriesRequest<G>>;
-type AppendAnswer<G> = Result<StreamAppendResult<G>, RpcError<G>>;
-type AppendAnswers<'s, G> = BoxStream<'s, AppendAnswer<G>>;
+type Requests<E> = BoxStream<'static, AppendEntriesRequest<E>>;
+type AppendAnswer<E> = Result<StreamAppendResult<E>, RpcError<E>>;
+type AppendAnswers<'s, E> = BoxStream<'s, AppendAnswer<E>>;
 
-fn with_first<G: Ground>(first: AppendEntriesRequest<G>, rest: Requests<G>) -> Requests<G> {
+fn with_first<E: Environment>(first: AppendEntriesRequest<E>, rest: Requests<E>) -> Requests<E> {
     futures::stream::once(futures::future::ready(first)).chain(rest).boxed()
 }
 
 /// How far a stream is whose first requests the peer is known to hold.
-enum Phase<'s, G: Ground, T: Transport> {
+enum Phase<'s, E: Environment, T: Transport> {
     /// Requests are answered without being sent; one is to be answered so now.
-    Held { client: &'s mut PeerClient<G, T>, input: Requests<G>, through: Option<LogId> },
+    Held { client: &'s mut PeerClient<E, T>, input: Requests<E>, through: Option<LogId> },
     /// Every request is sent.
-    Sent(AppendAnswers<'s, G>),
+    Sent(AppendAnswers<'s, E>),
     /// An error was the last answer.
     Over,
 }
 
-impl<'s, G: Ground, T: Transport> Phase<'s, G, T> {
-    async fn next(self) -> Option<(AppendAnswer<G>, Phase<'s, G, T>)> {
+impl<'s, E: Environment, T: Transport> Phase<'s, E, T> {
+    async fn next(self) -> Option<(AppendAnswer<E>, Phase<'s, E, T>)> {
         match self {
             Phase::Held { client, input, through: Some(through) } => {
                 Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
@@ -265,15 +265,15 @@ impl<'s, G: Ground, T: Transport> Phase<'s, G, T> {
 }
 
 /// The answers of one stream of requests.
-struct Answers<'s, G: Ground, T: Transport> {
-    client: &'s mut PeerClient<G, T>,
+struct Answers<'s, E: Environment, T: Transport> {
+    client: &'s mut PeerClient<E, T>,
     inbound: Arriving<wire::AppendResponse>,
     in_flight: SharedInFlight,
     done: bool,
 }
 
-impl<G: Ground, T: Transport> Answers<'_, G, T> {
-    async fn next(&mut self) -> Option<Result<StreamAppendResult<G>, RpcError<G>>> {
+impl<E: Environment, T: Transport> Answers<'_, E, T> {
+    async fn next(&mut self) -> Option<Result<StreamAppendResult<E>, RpcError<E>>> {
         if self.done {
             return None;
         }
@@ -282,12 +282,12 @@ impl<G: Ground, T: Transport> Answers<'_, G, T> {
         next
     }
 
-    async fn receive(&mut self) -> Option<Result<StreamAppendResult<G>, RpcError<G>>> {
+    async fn receive(&mut self) -> Option<Result<StreamAppendResult<E>, RpcError<E>>> {
         let stall_max = self.client.stall_max;
         loop {
-            let Ok(message) = G::within(stall_max / 2, self.inbound.next()).await else {
+            let Ok(message) = E::within(stall_max / 2, self.inbound.next()).await else {
                 let stalled = with_in_flight(&self.in_flight, |in_flight| {
-                    let now = G::instant();
+                    let now = E::instant();
                     let oldest = in_flight.sent_at.front();
                     oldest.is_some_and(|sent| now.saturating_duration_since(*sent) > stall_max)
                 });
@@ -311,14 +311,14 @@ impl<G: Ground, T: Transport> Answers<'_, G, T> {
     }
 }
 
-impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
+impl<E: Environment, T: Transport> RaftNetworkV2<E> for PeerClient<E, T> {
     type SnapshotData = SnapshotHandle;
 
     async fn append_entries(
         &mut self,
-        rpc: AppendEntriesRequest<G>,
+        rpc: AppendEntriesRequest<E>,
         _option: RPCOption,
-    ) -> Result<AppendEntriesResponse<G>, RpcError<G>> {
+    ) -> Result<AppendEntriesResponse<E>, RpcError<E>> {
         let once = futures::stream::once(async move { rpc }).boxed();
         let mut answers = self.open_append(once).await?;
         match answers.next().await {
@@ -333,15 +333,15 @@ impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
         _option: RPCOption,
     ) -> futures::future::BoxFuture<
         's,
-        Result<BoxStream<'s, Result<StreamAppendResult<G>, RpcError<G>>>, RpcError<G>>,
+        Result<BoxStream<'s, Result<StreamAppendResult<E>, RpcError<E>>>, RpcError<E>>,
     >
     where
-        S: Stream<Item = AppendEntriesRequest<G>> + OptionalSend + Unpin + 'static,
+        S: Stream<Item = AppendEntriesRequest<E>> + OptionalSend + Unpin + 'static,
     {
         self.open_append(input).boxed()
     }
 
-    async fn vote(&mut self, rpc: VoteRequest<G>, option: RPCOption) -> Result<VoteResponse<G>, RpcError<G>> {
+    async fn vote(&mut self, rpc: VoteRequest<E>, option: RPCOption) -> Result<VoteResponse<E>, RpcError<E>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.vote(request)).await?;
@@ -354,9 +354,9 @@ impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
 
     async fn pre_vote(
         &mut self,
-        rpc: VoteRequest<G>,
+        rpc: VoteRequest<E>,
         option: RPCOption,
-    ) -> Result<VoteResponse<G>, RpcError<G>> {
+    ) -> Result<VoteResponse<E>, RpcError<E>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let request = convert::vote_request_to_wire(self.calls.peer(), &rpc);
         let message = self.call(RPCTypes::Vote, &option, client.pre_vote(request)).await?;
@@ -366,11 +366,11 @@ impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
     async fn full_snapshot(
         &mut self,
         vote: Vote,
-        snapshot: SnapshotOf<G, SnapshotHandle>,
+        snapshot: SnapshotOf<E, SnapshotHandle>,
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
-    ) -> Result<SnapshotResponse<G>, StreamingError<G>> {
-        let upload = Upload::<G, T::Connection> {
+    ) -> Result<SnapshotResponse<E>, StreamingError<E>> {
+        let upload = Upload::<E, T::Connection> {
             client: self.client()?,
             peer: self.channel.peer(),
             vote,
@@ -389,7 +389,7 @@ impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
             Ok(vote) => Ok(SnapshotResponse::new(vote)),
             // A snapshot that cannot be read is this replica's own failure, not the network's.
             Err(UploadError::Read(error)) => {
-                let source = ErrorSourceOf::<G>::from_error(&error);
+                let source = ErrorSourceOf::<E>::from_error(&error);
                 Err(StreamingError::StorageError(StorageError::read_snapshot(None, source)))
             }
             Err(UploadError::Refused(status)) => Err(self.failed(&status).into()),
@@ -398,9 +398,9 @@ impl<G: Ground, T: Transport> RaftNetworkV2<G> for PeerClient<G, T> {
 
     async fn transfer_leader(
         &mut self,
-        request: TransferLeaderRequest<G>,
+        request: TransferLeaderRequest<E>,
         option: RPCOption,
-    ) -> Result<TransferLeaderResponse<G>, RpcError<G>> {
+    ) -> Result<TransferLeaderResponse<E>, RpcError<E>> {
         let mut client = self.calls.client().map_err(unreachable)?;
         let message = convert::transfer_to_wire(self.calls.peer(), &request);
         let response = self.call(RPCTypes::TransferLeader, &option, client.transfer_leader(message)).await?;

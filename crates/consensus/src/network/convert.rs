@@ -1,7 +1,7 @@
 //! Between messages of the wire and types of the protocol.
 
+use crate::environment::Environment;
 use crate::error::ReadPoint;
-use crate::ground::Ground;
 use crate::leadership::Leadership;
 use muster_store::{Entry, LeaderId, LogId, Vote, decode_entry, encode_entry};
 use muster_types::ReplicaId;
@@ -13,7 +13,7 @@ use openraft::raft::{
 use openraft::vote::RaftLeaderId;
 use tonic::Status;
 
-pub(crate) type AppendResult<G> = Result<Option<LogId>, StreamAppendError<G>>;
+pub(crate) type AppendResult<E> = Result<Option<LogId>, StreamAppendError<E>>;
 
 pub(crate) fn missing(field: &'static str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
@@ -52,9 +52,9 @@ pub(crate) fn read_point(message: wire::ReadIndexResponse) -> Result<ReadPoint, 
     Ok(ReadPoint { raft_index: point.index, leadership })
 }
 
-pub(crate) fn vote_request_to_wire<G: Ground>(
+pub(crate) fn vote_request_to_wire<E: Environment>(
     peer: wire::Peer,
-    request: &VoteRequest<G>,
+    request: &VoteRequest<E>,
 ) -> wire::VoteRequest {
     wire::VoteRequest {
         peer: Some(peer),
@@ -64,13 +64,13 @@ pub(crate) fn vote_request_to_wire<G: Ground>(
     }
 }
 
-pub(crate) fn vote_request<G: Ground>(message: wire::VoteRequest) -> Result<VoteRequest<G>, Status> {
+pub(crate) fn vote_request<E: Environment>(message: wire::VoteRequest) -> Result<VoteRequest<E>, Status> {
     let mut request = VoteRequest::new(vote(message.vote)?, message.last_log_id.map(log_id));
     request.leadership_transfer = message.leadership_transfer;
     Ok(request)
 }
 
-pub(crate) fn vote_response_to_wire<G: Ground>(response: &VoteResponse<G>) -> wire::VoteResponse {
+pub(crate) fn vote_response_to_wire<E: Environment>(response: &VoteResponse<E>) -> wire::VoteResponse {
     wire::VoteResponse {
         vote: Some(vote_to_wire(&response.vote)),
         granted: response.vote_granted,
@@ -78,13 +78,13 @@ pub(crate) fn vote_response_to_wire<G: Ground>(response: &VoteResponse<G>) -> wi
     }
 }
 
-pub(crate) fn vote_response<G: Ground>(message: wire::VoteResponse) -> Result<VoteResponse<G>, Status> {
+pub(crate) fn vote_response<E: Environment>(message: wire::VoteResponse) -> Result<VoteResponse<E>, Status> {
     Ok(VoteResponse::new(vote(message.vote)?, message.last_log_id.map(log_id), message.granted))
 }
 
-pub(crate) fn append_to_wire<G: Ground>(
+pub(crate) fn append_to_wire<E: Environment>(
     peer: Option<wire::Peer>,
-    request: &AppendEntriesRequest<G>,
+    request: &AppendEntriesRequest<E>,
 ) -> wire::AppendRequest {
     wire::AppendRequest {
         peer,
@@ -108,10 +108,10 @@ pub(crate) fn is_held_by(log_id: &LogId, vote: &Vote) -> bool {
 
 /// Decodes a request and checks what the protocol takes for granted: that a leader sends it, that
 /// its log can hold what is named, and that its entries follow one another.
-pub(crate) fn append<G: Ground>(
+pub(crate) fn append<E: Environment>(
     message: wire::AppendRequest,
     source: u64,
-) -> Result<AppendEntriesRequest<G>, Status> {
+) -> Result<AppendEntriesRequest<E>, Status> {
     let vote = vote(message.vote)?;
     if !vote.committed || vote.leader_id.node_id != source {
         return Err(Status::invalid_argument("only a leader appends, in its own name"));
@@ -137,7 +137,7 @@ pub(crate) fn append<G: Ground>(
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
 }
 
-pub(crate) fn append_result_to_wire<G: Ground>(result: &AppendResult<G>) -> wire::AppendResponse {
+pub(crate) fn append_result_to_wire<E: Environment>(result: &AppendResult<E>) -> wire::AppendResponse {
     use wire::append_response::Outcome;
     let outcome = match result {
         Ok(matched) => Outcome::Matched(wire::Matched { log_id: matched.as_ref().map(log_id_to_wire) }),
@@ -147,7 +147,9 @@ pub(crate) fn append_result_to_wire<G: Ground>(result: &AppendResult<G>) -> wire
     wire::AppendResponse { outcome: Some(outcome) }
 }
 
-pub(crate) fn append_result<G: Ground>(message: wire::AppendResponse) -> Result<AppendResult<G>, Status> {
+pub(crate) fn append_result<E: Environment>(
+    message: wire::AppendResponse,
+) -> Result<AppendResult<E>, Status> {
     use wire::append_response::Outcome;
     Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
         Outcome::Matched(matched) => Ok(matched.log_id.map(log_id)),
@@ -156,9 +158,9 @@ pub(crate) fn append_result<G: Ground>(message: wire::AppendResponse) -> Result<
     })
 }
 
-pub(crate) fn transfer_to_wire<G: Ground>(
+pub(crate) fn transfer_to_wire<E: Environment>(
     peer: wire::Peer,
-    request: &TransferLeaderRequest<G>,
+    request: &TransferLeaderRequest<E>,
 ) -> wire::TransferLeaderRequest {
     wire::TransferLeaderRequest {
         peer: Some(peer),
@@ -168,15 +170,15 @@ pub(crate) fn transfer_to_wire<G: Ground>(
     }
 }
 
-pub(crate) fn transfer<G: Ground>(
+pub(crate) fn transfer<E: Environment>(
     message: wire::TransferLeaderRequest,
-) -> Result<TransferLeaderRequest<G>, Status> {
+) -> Result<TransferLeaderRequest<E>, Status> {
     let from = vote(message.from_leader)?;
     Ok(TransferLeaderRequest::new(from, message.to, message.last_log_id.map(log_id)))
 }
 
-pub(crate) fn transfer_response_to_wire<G: Ground>(
-    response: &TransferLeaderResponse<G>,
+pub(crate) fn transfer_response_to_wire<E: Environment>(
+    response: &TransferLeaderResponse<E>,
 ) -> wire::TransferLeaderResponse {
     use wire::transfer_leader_response::{Accepted, LogNotFlushed, Outcome, VoteChanged};
     let outcome = match response {
@@ -195,9 +197,9 @@ pub(crate) fn transfer_response_to_wire<G: Ground>(
     wire::TransferLeaderResponse { outcome: Some(outcome) }
 }
 
-pub(crate) fn transfer_response<G: Ground>(
+pub(crate) fn transfer_response<E: Environment>(
     message: wire::TransferLeaderResponse,
-) -> Result<TransferLeaderResponse<G>, Status> {
+) -> Result<TransferLeaderResponse<E>, Status> {
     use wire::transfer_leader_response::Outcome;
     Ok(match message.outcome.ok_or_else(|| missing("outcome"))? {
         Outcome::Accepted(_) => Ok(()),

@@ -12,7 +12,7 @@ use crate::config::Limits;
 use crate::confirm::confirmed;
 use crate::consensus::Consensus;
 use crate::election::Ballot;
-use crate::ground::{Ground, Peers as _, Process, Raft, Storage as _};
+use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
 use crate::peers;
 use crate::rejoin::{ReturnRequest, ReturnStep, Unable, Voted};
 use crate::traffic::{Traffic, silent};
@@ -39,12 +39,12 @@ const ENDPOINT_BYTES_MAX: usize = 1_024;
 
 /// What peers call. Clones share it.
 #[derive(Clone)]
-pub struct PeerService<G: Ground = Process> {
-    shared: Arc<Shared<G>>,
+pub struct PeerService<E: Environment = TokioEnv> {
+    shared: Arc<Shared<E>>,
 }
 
-struct Shared<G: Ground> {
-    consensus: Consensus<G>,
+struct Shared<E: Environment> {
+    consensus: Consensus<E>,
     /// One snapshot is received at a time.
     receiving: Semaphore,
     /// What was logged: why, the cluster named, source, target.
@@ -59,14 +59,14 @@ impl PeerService {
     }
 }
 
-impl<G: Ground> PeerService<G> {
+impl<E: Environment> PeerService<E> {
     /// The service of a replica.
-    pub fn new(consensus: Consensus<G>) -> Self {
+    pub fn new(consensus: Consensus<E>) -> Self {
         let shared = Shared { consensus, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
         PeerService { shared: Arc::new(shared) }
     }
 
-    fn raft(&self) -> &Raft<G> {
+    fn raft(&self) -> &Raft<E> {
         &self.shared.consensus.inner.raft
     }
 
@@ -200,11 +200,11 @@ impl<G: Ground> PeerService<G> {
         &self,
         from: Principal,
         message: wire::VoteRequest,
-    ) -> Result<openraft::raft::VoteRequest<G>, Status> {
+    ) -> Result<openraft::raft::VoteRequest<E>, Status> {
         let source = self.check(from, message.peer.clone())?;
         self.check_founded()?;
         self.shared.consensus.may_vote().map_err(unable)?;
-        let request = convert::vote_request::<G>(message)?;
+        let request = convert::vote_request::<E>(message)?;
         // A vote that says it was granted would be taken for a leader's.
         let vote: Vote = request.vote;
         if vote.leader_id.node_id != source || vote.committed {
@@ -238,7 +238,7 @@ fn stopped(error: impl std::fmt::Display) -> Status {
 ///
 /// # Errors
 /// A refusal, with its reason.
-impl<G: Ground> PeerService<G> {
+impl<E: Environment> PeerService<E> {
     /// A candidate asks for a vote, or whether it would have one.
     pub async fn take_ballot(
         &self,
@@ -324,10 +324,10 @@ impl<G: Ground> PeerService<G> {
         let _turn = self.turn()?;
         let store = self.shared.consensus.inner.store.snapshots();
         let handle = tokio::select! {
-            received = snapshots::receive::<G>(announced, store, start.first_chunk, inbound) => received?,
+            received = snapshots::receive::<E>(announced, store, start.first_chunk, inbound) => received?,
             () = self.traffic().until_peers_in_refused() => return Err(silent()),
         };
-        let snapshot = SnapshotOf::<G, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
+        let snapshot = SnapshotOf::<E, SnapshotHandle> { meta: handle.meta().clone(), snapshot: handle };
         let response = self.raft().install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
         Ok(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&response.vote)) })
     }
@@ -343,7 +343,7 @@ impl<G: Ground> PeerService<G> {
         let announced = snapshots::announced(&message.meta, message.digest)?;
         let _turn = self.turn()?;
         let store = self.shared.consensus.inner.store.snapshots();
-        let held = G::spawn_blocking(move || announced.held(&store)).await;
+        let held = E::spawn_blocking(move || announced.held(&store)).await;
         Ok(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? })
     }
 
@@ -390,7 +390,7 @@ impl<G: Ground> PeerService<G> {
         let request = ReturnRequest { step, begun: message.begun, voted, node };
         let consensus = self.shared.consensus.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = G::spawn(async move { consensus.readmit_or_promote(source, request).await });
+        let running = E::spawn(async move { consensus.readmit_or_promote(source, request).await });
         let readmitted = running.await.map_err(stopped)?.map_err(|error| match error.may_have_begun {
             true => Status::aborted(error.detail),
             false => Status::unavailable(error.detail),
@@ -411,7 +411,7 @@ impl<G: Ground> PeerService<G> {
         let source = self.check(from, message.peer.clone())?;
         self.check_founded()?;
         self.shared.consensus.may_vote().map_err(unable)?;
-        let request = convert::transfer::<G>(message)?;
+        let request = convert::transfer::<E>(message)?;
         let from_leader: &Vote = request.from_leader();
         if !from_leader.committed || from_leader.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader hands over, in its own name"));

@@ -7,7 +7,7 @@
 
 use super::convert;
 use super::transport::Connection;
-use crate::ground::Ground;
+use crate::environment::Environment;
 use crate::reception::{Announced, ReceptionError, SnapshotPart};
 use futures::{Stream, StreamExt};
 use muster_store::{SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta};
@@ -71,22 +71,22 @@ impl From<Status> for UploadError {
 }
 
 /// One snapshot for one peer.
-pub(super) struct Upload<G: Ground, C> {
+pub(super) struct Upload<E: Environment, C> {
     pub(super) client: C,
     pub(super) peer: wire::Peer,
     pub(super) vote: Vote,
-    pub(super) snapshot: SnapshotOf<G, SnapshotHandle>,
+    pub(super) snapshot: SnapshotOf<E, SnapshotHandle>,
     pub(super) part_wait: Duration,
 }
 
 /// Runs what may wait for a disk where it holds up nobody.
-async fn blocking<G: Ground, T: Send + 'static>(
+async fn blocking<E: Environment, T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    G::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+    E::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
-impl<G: Ground, C: Connection> Upload<G, C> {
+impl<E: Environment, C: Connection> Upload<E, C> {
     /// Sends what the receiver does not hold, and waits until it is installed.
     pub(super) async fn run(mut self, uploads: &Uploads) -> Result<Vote, UploadError> {
         uploads.0.running.fetch_add(1, Ordering::AcqRel);
@@ -99,7 +99,7 @@ impl<G: Ground, C: Connection> Upload<G, C> {
             meta: meta.clone(),
             digest: Some(digest),
         };
-        let held = G::within(self.part_wait, self.client.snapshot_held(asked)).await;
+        let held = E::within(self.part_wait, self.client.snapshot_held(asked)).await;
         let held = held.map_err(|_| Status::deadline_exceeded("the receiver does not answer"))??;
         let first_chunk = held.chunks.min(digest.chunks);
         if first_chunk > 0 {
@@ -114,7 +114,7 @@ impl<G: Ground, C: Connection> Upload<G, C> {
         };
         let (parts, outbound) = mpsc::channel(CHUNKS_AHEAD);
         let handle = self.snapshot.snapshot.clone();
-        let reading = G::spawn(send_parts::<G>(handle, start, parts, uploads.0.bytes_per_s));
+        let reading = E::spawn(send_parts::<E>(handle, start, parts, uploads.0.bytes_per_s));
         let outbound = tokio_stream::wrappers::ReceiverStream::new(outbound);
         let uploaded = self.client.install_snapshot(outbound.boxed()).await;
         if let Ok(Err(error)) = reading.await {
@@ -125,7 +125,7 @@ impl<G: Ground, C: Connection> Upload<G, C> {
 }
 
 /// Reads a snapshot into the upload until it is complete or nobody listens any more.
-async fn send_parts<G: Ground>(
+async fn send_parts<E: Environment>(
     snapshot: SnapshotHandle,
     start: wire::SnapshotStart,
     parts: mpsc::Sender<wire::SnapshotRequest>,
@@ -136,12 +136,12 @@ async fn send_parts<G: Ground>(
     if !send(Part::Start(start)).await {
         return Ok(());
     }
-    let began = G::instant();
+    let began = E::instant();
     let mut sent_bytes: u64 = 0;
-    let opened = blocking::<G, _>(move || snapshot.chunks_from(number)).await?;
+    let opened = blocking::<E, _>(move || snapshot.chunks_from(number)).await?;
     let mut chunks = opened.map_err(UploadError::Read)?;
     loop {
-        let (chunk, rest) = blocking::<G, _>(move || (chunks.next(), chunks)).await?;
+        let (chunk, rest) = blocking::<E, _>(move || (chunks.next(), chunks)).await?;
         chunks = rest;
         let Some(chunk) = chunk else { break };
         let content = chunk.map_err(UploadError::Read)?;
@@ -155,8 +155,8 @@ async fn send_parts<G: Ground>(
             // Arithmetic in microseconds; a snapshot has less than 2^64 of them at any rate.
             let micros = u128::from(sent_bytes) * 1_000_000 / u128::from(bytes_per_s.max(1));
             let due = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
-            let passed = G::instant().saturating_duration_since(began);
-            G::pause(due.saturating_sub(passed).min(PART_WAIT / 2)).await;
+            let passed = E::instant().saturating_duration_since(began);
+            E::pause(due.saturating_sub(passed).min(PART_WAIT / 2)).await;
         }
     }
     send(Part::End(wire::SnapshotEnd { chunks: number })).await;
@@ -179,25 +179,25 @@ pub(super) fn announced(
 }
 
 /// Receives the rest, from `first_chunk` on. What arrived of one that ends early is kept.
-pub(super) async fn receive<G: Ground>(
+pub(super) async fn receive<E: Environment>(
     announced: Announced,
     snapshots: SnapshotStore,
     first_chunk: u64,
     mut inbound: impl Stream<Item = Result<wire::SnapshotRequest, Status>> + Unpin + Send,
 ) -> Result<SnapshotHandle, Status> {
-    let begun = blocking::<G, _>(move || announced.receive(&snapshots, first_chunk)).await?;
+    let begun = blocking::<E, _>(move || announced.receive(&snapshots, first_chunk)).await?;
     let mut reception = begun.map_err(|error| refused(&error))?;
     loop {
-        let message = G::within(PART_WAIT, inbound.next()).await;
+        let message = E::within(PART_WAIT, inbound.next()).await;
         let message = message.map_err(|_| Status::deadline_exceeded("nothing more of the snapshot came"))?;
         match message.transpose()?.and_then(|message| message.part) {
             Some(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) => {
                 let part = SnapshotPart { number, content, checksum };
-                let taken = blocking::<G, _>(move || reception.take(&part).map(|()| reception)).await?;
+                let taken = blocking::<E, _>(move || reception.take(&part).map(|()| reception)).await?;
                 reception = taken.map_err(|error| refused(&error))?;
             }
             Some(Part::End(end)) => {
-                let finished = blocking::<G, _>(move || reception.finish(end.chunks)).await?;
+                let finished = blocking::<E, _>(move || reception.finish(end.chunks)).await?;
                 return finished.map_err(|error| refused(&error));
             }
             Some(Part::Start(_)) => {

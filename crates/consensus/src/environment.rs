@@ -1,6 +1,6 @@
 //! What a replica stands on: time, tasks, storage, and the ways to its peers.
 //!
-//! In a server that is tokio, a folder and gRPC ([`Process`]). The simulation of whole clusters runs the same
+//! In a server that is tokio, a folder and gRPC ([`TokioEnv`]). The simulation of whole clusters runs the same
 //! code on a ground of its own, where time jumps from one event to the next and every choice has a seed.
 //!
 //! **Invariant:** outside of `network::grpc`, `founding`, `offline` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
@@ -30,10 +30,10 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 /// The ground of a server.
-pub use muster_store::RaftConfig as Process;
+pub use muster_store::RaftConfig as TokioEnv;
 
 /// What a replica stands on. Entries, votes and members are the same on all of them.
-pub trait Ground:
+pub trait Environment:
     RaftTypeConfig<
         D = Payload,
         R = (),
@@ -61,11 +61,11 @@ pub trait Ground:
     }
 
     /// Waits for something no longer than so long.
-    fn within<T, F>(duration: Duration, future: F) -> impl Future<Output = Result<T, Late>> + Send
+    fn within<T, F>(duration: Duration, future: F) -> impl Future<Output = Result<T, Elapsed>> + Send
     where
         F: Future<Output = T> + Send,
     {
-        async move { Self::timeout(duration, future).await.map_err(|_| Late) }
+        async move { Self::timeout(duration, future).await.map_err(|_| Elapsed) }
     }
 
     /// Starts a task that nobody waits for.
@@ -81,10 +81,10 @@ pub trait Ground:
 }
 
 /// The protocol on a ground.
-pub type Raft<G> = openraft::Raft<G, <G as Ground>::Machine>;
+pub type Raft<E> = openraft::Raft<E, <E as Environment>::Machine>;
 
 /// What the protocol says of itself, as it changes.
-pub type Metrics<G> = openraft::type_config::alias::WatchReceiverOf<G, openraft::RaftMetrics<G>>;
+pub type Metrics<E> = openraft::type_config::alias::WatchReceiverOf<E, openraft::RaftMetrics<E>>;
 
 /// What is asked of storage beside the log itself. Clones share it.
 pub trait Storage: Clone + Send + Sync + 'static {
@@ -173,7 +173,7 @@ pub trait PeerLink: Clone + Send + Sync + 'static {
 /// What was waited for has not come in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("not in time")]
-pub struct Late;
+pub struct Elapsed;
 
 /// A peer did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -185,10 +185,10 @@ pub struct PeerError {
     pub may_have_begun: bool,
 }
 
-impl Ground for Process {
+impl Environment for TokioEnv {
     type Machine = StateMachine;
     type Storage = ReplicaStore;
-    type Peers = PeerNetwork<Process, Grpc>;
+    type Peers = PeerNetwork<TokioEnv, Grpc>;
 
     fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>) {
         let (responder, answer) = ProgressResponder::complete_only();
