@@ -4,15 +4,15 @@
 //! **Invariant:** a proposal is appended only under the leadership it was made for.
 
 use crate::application::Application;
+use crate::check_quorum::CheckQuorum;
 use crate::compaction::{Weights, compact};
 use crate::config::ConsensusConfig;
 use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
-use crate::election::{self, Ballot, Heard, campaign_in_turn};
+use crate::election::{self, LastContact, VoteKind, run_staggered_elections};
 use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
-use crate::gate::Gate;
-use crate::handover::look_after_leadership;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
+use crate::leadership_transfer::run_transfer_policy;
 use crate::membership::{Changing, finish_changes};
 use crate::network::{Grpc, PeerNetwork, PeerService, peer_server};
 use crate::peers::{self, Describer, PeerReport, Reports, poll_peers};
@@ -88,7 +88,7 @@ pub(crate) struct Inner<E: Environment> {
     pub(crate) rejoin: RejoinGate<E>,
     pub(crate) describer: Describer<E>,
     pub(crate) reports: watch::Receiver<Reports>,
-    pub(crate) heard: Heard,
+    pub(crate) last_contact: LastContact,
 }
 
 impl Consensus {
@@ -115,14 +115,14 @@ impl Consensus {
             Arc::clone(&stop),
         );
         let weights = machine.weights();
-        let gate = Gate::new(config.timing);
+        let check_quorum = CheckQuorum::new(config.timing);
         let transport = Grpc::new(config.timing, &config.limits, &config.security);
-        let network = PeerNetwork::new(config.clone(), gate.clone(), store.clone(), transport);
+        let network = PeerNetwork::new(config.clone(), check_quorum.clone(), store.clone(), transport);
         let log = store.log.clone();
         let raft = Raft::new(config.replica_id.0, Arc::new(openraft_config), network.clone(), log, machine)
             .await
             .map_err(|error| StartError::Raft { detail: error.to_string() })?;
-        gate.watch(raft.metrics());
+        check_quorum.watch(raft.metrics());
         network.watch(raft.metrics());
         let parts = Parts { raft, storage: store, peers: network, applied, weights, stop };
         Ok(Consensus::assemble(config, parts))
@@ -207,7 +207,7 @@ impl<E: Environment> Consensus<E> {
             rejoin,
             describer,
             reports,
-            heard: Heard::default(),
+            last_contact: LastContact::default(),
         };
         let consensus = Consensus { inner: Arc::new(inner) };
         consensus.run_in_background(weights, reports_sender);
@@ -216,7 +216,7 @@ impl<E: Environment> Consensus<E> {
 
     /// What goes on beside the protocol, until it stops.
     fn run_in_background(&self, weights: Weights, reports: watch::Sender<Reports>) {
-        let Inner { config, raft, network, view, describer, rejoin, heard, .. } = self.inner.as_ref();
+        let Inner { config, raft, network, view, describer, rejoin, last_contact, .. } = self.inner.as_ref();
         E::detach(compact::<E>(
             config.snapshots,
             raft.clone(),
@@ -227,15 +227,15 @@ impl<E: Environment> Consensus<E> {
         ));
         let describer = describer.clone();
         E::detach(poll_peers::<E>(config.clone(), network.clone(), describer, view.clone(), reports));
-        E::detach(campaign_in_turn::<E>(
+        E::detach(run_staggered_elections::<E>(
             config.clone(),
             raft.clone(),
             raft.metrics(),
-            heard.clone(),
+            last_contact.clone(),
             rejoin.clone(),
             self.inner.describer.storage.clone(),
         ));
-        E::detach(look_after_leadership(self.clone()));
+        E::detach(run_transfer_policy(self.clone()));
         E::detach(finish_changes(self.clone()));
         if rejoin.is_on_its_way() {
             E::detach(come_back(self.clone()));
@@ -435,7 +435,7 @@ impl<E: Environment> Consensus<E> {
         let reports = self.peer_reports();
         let mut status = ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched(), &reports.borrow());
         if status.role != Role::Leader {
-            let heard = self.inner.heard.leader();
+            let heard = self.inner.last_contact.leader();
             // One that has led until now has heard itself.
             let since = heard.map(|at| at.max(self.inner.view.borrow().since));
             status.leader_silent_ms = since.map(|at| millis(E::instant().saturating_duration_since(at)));
@@ -484,7 +484,7 @@ impl<E: Environment> Consensus<E> {
 
     /// A leader's request was acknowledged just now: turns in an election are counted from here.
     pub(crate) fn leader_heard(&self) {
-        self.inner.heard.at(E::instant());
+        self.inner.last_contact.at(E::instant());
     }
 
     /// Answers a candidate: at the end of this replica's lease where that is near, at once otherwise.
@@ -493,11 +493,11 @@ impl<E: Environment> Consensus<E> {
     /// When the protocol has stopped.
     pub(crate) async fn answer_candidate(
         &self,
-        ballot: Ballot,
+        kind: VoteKind,
         request: VoteRequest<E>,
     ) -> Result<VoteResponse<E>, RaftError<E>> {
         let inner = &self.inner;
-        election::answer(&inner.config, &inner.raft, &inner.heard, ballot, request).await
+        election::answer(&inner.config, &inner.raft, &inner.last_contact, kind, request).await
     }
 
     /// The protocol underneath, for those who carry its messages.

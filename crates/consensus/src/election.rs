@@ -30,29 +30,29 @@ use tokio::sync::watch;
 
 /// When this replica last acknowledged a leader, and when it last granted a candidate something. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Heard(Arc<Mutex<Moments>>);
+pub(crate) struct LastContact(Arc<Mutex<ContactTimes>>);
 
 #[derive(Clone, Copy, Default)]
-struct Moments {
+struct ContactTimes {
     leader: Option<Instant>,
     candidate: Option<Instant>,
 }
 
-impl Heard {
+impl LastContact {
     pub(crate) fn at(&self, now: Instant) {
-        self.moments().leader = Some(now);
+        self.times().leader = Some(now);
     }
 
     pub(crate) fn candidate_at(&self, now: Instant) {
-        self.moments().candidate = Some(now);
+        self.times().candidate = Some(now);
     }
 
     /// When a leader was last acknowledged; none before the first.
     pub(crate) fn leader(&self) -> Option<Instant> {
-        self.moments().leader
+        self.times().leader
     }
 
-    fn moments(&self) -> MutexGuard<'_, Moments> {
+    fn times(&self) -> MutexGuard<'_, ContactTimes> {
         // Nothing panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,7 +67,7 @@ fn margin(config: &ConsensusConfig) -> Duration {
 
 /// How long a candidate is kept waiting: until the lease of whoever is asked is over, if it is nearly so. No longer
 /// than half the time that the candidate waits for an answer, for it also has the way back.
-fn wait_for_lease_end(config: &ConsensusConfig, heard: Moments, now: Instant) -> Option<Duration> {
+fn wait_for_lease_end(config: &ConsensusConfig, heard: ContactTimes, now: Instant) -> Option<Duration> {
     let left = (heard.leader? + config.timing.lease()).checked_duration_since(now)?;
     let longest = Duration::from_millis(config.timing.election_timeout_min_ms / 2);
     (!left.is_zero() && left <= longest).then_some(left)
@@ -75,7 +75,7 @@ fn wait_for_lease_end(config: &ConsensusConfig, heard: Moments, now: Instant) ->
 
 /// What a candidate asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ballot {
+pub enum VoteKind {
     /// Whether it would be voted for.
     PreVote,
     /// For the vote.
@@ -86,21 +86,21 @@ pub enum Ballot {
 pub(crate) async fn answer<E: Environment>(
     config: &ConsensusConfig,
     raft: &Raft<E>,
-    heard: &Heard,
-    ballot: Ballot,
+    heard: &LastContact,
+    kind: VoteKind,
     request: VoteRequest<E>,
 ) -> Result<VoteResponse<E>, RaftError<E>> {
-    let moments = *heard.moments();
+    let times = *heard.times();
     // A leader that hands over has its successor elected within its lease.
     if !request.leadership_transfer
-        && let Some(left) = wait_for_lease_end(config, moments, E::instant())
+        && let Some(left) = wait_for_lease_end(config, times, E::instant())
     {
         // A lease is over after its last instant.
         E::pause(left + Duration::from_millis(1)).await;
     }
-    let answer = match ballot {
-        Ballot::PreVote => raft.pre_vote(request).await?,
-        Ballot::Vote => raft.vote(request).await?,
+    let answer = match kind {
+        VoteKind::PreVote => raft.pre_vote(request).await?,
+        VoteKind::Vote => raft.vote(request).await?,
     };
     if answer.vote_granted {
         heard.candidate_at(E::instant());
@@ -135,7 +135,7 @@ fn offset(config: &ConsensusConfig, place: u32, turns: u32, storage: StorageHeal
 }
 
 /// When this replica's turn comes, whom it heard when.
-fn due(config: &ConsensusConfig, heard: Moments, offset: Duration) -> Option<Instant> {
+fn due(config: &ConsensusConfig, heard: ContactTimes, offset: Duration) -> Option<Instant> {
     let due = heard.leader? + config.timing.lease() + margin(config) + offset;
     // A candidate of an earlier silence says nothing of this one.
     let candidate = heard.candidate.filter(|candidate| Some(*candidate) > heard.leader);
@@ -144,11 +144,11 @@ fn due(config: &ConsensusConfig, heard: Moments, offset: Duration) -> Option<Ins
 }
 
 /// Campaigns once in every silence, when this replica's turn comes.
-pub(crate) async fn campaign_in_turn<E: Environment>(
+pub(crate) async fn run_staggered_elections<E: Environment>(
     config: ConsensusConfig,
     raft: Raft<E>,
     metrics: Metrics<E>,
-    heard: Heard,
+    heard: LastContact,
     rejoin: RejoinGate<E>,
     storage: watch::Receiver<StorageHealth>,
 ) {
@@ -170,13 +170,13 @@ pub(crate) async fn campaign_in_turn<E: Environment>(
         if !running {
             return;
         }
-        let moments = *heard.moments();
-        let last = moments.leader.filter(|last| campaigned != Some(*last));
+        let times = *heard.times();
+        let last = times.leader.filter(|last| campaigned != Some(*last));
         let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
             E::sleep(lease / 4).await;
             continue;
         };
-        let Some(due) = due(&config, moments, offset(&config, place, turns, *storage.borrow())) else {
+        let Some(due) = due(&config, times, offset(&config, place, turns, *storage.borrow())) else {
             continue;
         };
         let rest = due.saturating_duration_since(E::instant());
@@ -237,13 +237,14 @@ mod tests {
         let lease = config.timing.lease() + margin(&config);
         let span = ms(config.timing.election_timeout_min_ms);
         let at = |leader, candidate: Option<Duration>| {
-            let moments = Moments { leader: Some(start + leader), candidate: candidate.map(|at| start + at) };
-            due(&config, moments, ms(10))
+            let times =
+                ContactTimes { leader: Some(start + leader), candidate: candidate.map(|at| start + at) };
+            due(&config, times, ms(10))
         };
         assert_eq!(at(ms(5_000), None), Some(start + ms(5_010) + lease));
         assert_eq!(at(ms(5_000), Some(ms(4_999))), at(ms(5_000), None), "of an earlier silence");
         assert_eq!(at(ms(5_000), Some(ms(5_000) + lease)), Some(start + ms(5_000) + lease + span));
-        assert_eq!(due(&config, Moments::default(), ms(0)), None, "no leader was ever heard");
+        assert_eq!(due(&config, ContactTimes::default(), ms(0)), None, "no leader was ever heard");
     }
 
     #[test]
@@ -252,14 +253,18 @@ mod tests {
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let lease = config.timing.lease();
         let half = ms(config.timing.election_timeout_min_ms / 2);
-        let heard = Moments { leader: Some(start), candidate: None };
+        let heard = ContactTimes { leader: Some(start), candidate: None };
         let at = |now| wait_for_lease_end(&config, heard, start + now);
         assert_eq!(at(lease - ms(10)), Some(ms(10)));
         assert_eq!(at(lease - half), Some(half));
         assert_eq!(at(lease - half - ms(1)), None, "a leader that was just heard: refused at once");
         assert_eq!(at(lease), None, "over");
         assert_eq!(at(lease + ms(500)), None);
-        assert_eq!(wait_for_lease_end(&config, Moments::default(), start), None, "no leader was ever heard");
+        assert_eq!(
+            wait_for_lease_end(&config, ContactTimes::default(), start),
+            None,
+            "no leader was ever heard"
+        );
     }
 
     #[test]

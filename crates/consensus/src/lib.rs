@@ -12,6 +12,7 @@
 //! **Invariant:** this crate never knows a job; payloads are opaque.
 
 mod application;
+mod check_quorum;
 mod compaction;
 mod config;
 mod confirm;
@@ -19,10 +20,10 @@ mod consensus;
 mod election;
 mod environment;
 mod error;
+pub mod follower_hint;
 mod founding;
-mod gate;
-mod handover;
 mod leadership;
+mod leadership_transfer;
 mod log_reader;
 mod membership;
 mod network;
@@ -32,7 +33,6 @@ mod reads;
 mod reception;
 mod rejoin;
 mod rounds;
-pub mod shortcut;
 mod state_machine;
 mod status;
 mod traffic;
@@ -40,15 +40,15 @@ mod traffic;
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
 };
+pub use check_quorum::CheckQuorum;
 pub use compaction::Weights;
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };
 pub use consensus::{Consensus, Parts, Proposal};
-pub use election::Ballot;
+pub use election::VoteKind;
 pub use environment::{Elapsed, Environment, Metrics, PeerError, PeerLink, Peers, Raft, Storage, TokioEnv};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
-pub use gate::Gate;
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{

@@ -3,8 +3,8 @@
 //!
 //! The checker goes through every order of elections, appends, late answers, lost storage, confirmations and clock
 //! ticks within the bounds of a [`Scope`]. Replica A leads in terms 1 and 3, and C in term 2. What A knows of the log of B is
-//! the product's own `Known`; how A's requests become others is its own `range` and `from_end`; the sequence of
-//! `PeerClient::held` and `Phase::next` is the one of [`Model::pull`] and [`Model::take_answer`]. All other replicas take
+//! the product's own `FollowerHint`; how A's requests become others is its own `range` and `from_end`; the sequence of
+//! `PeerClient::already_replicated` and `Phase::next` is the one of [`Model::pull`] and [`Model::take_answer`]. All other replicas take
 //! entries in one step.
 //!
 //! **Invariants** that are proved within the bounds:
@@ -15,7 +15,7 @@
 //!
 //! For each rule that these rest on, the same model without the rule has a counterexample.
 
-use muster_consensus::shortcut::{self, Known, Place, Way};
+use muster_consensus::follower_hint::{self, FollowerHint, LogEnd, SendPlan};
 use muster_consensus::{Timing, TokioEnv};
 use muster_store::{Entry, EntryPayload, LeaderId, LogId, Vote};
 use openraft::raft::AppendEntriesRequest;
@@ -35,19 +35,19 @@ const LOG_MAX: usize = 3;
 /// A rule of the product that a variant of the model does without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// `Known::way`: what is known counts for the leadership only that it was said to.
+    /// `FollowerHint::plan`: what is known counts for the leadership only that it was said to.
     OwnLeadership,
-    /// `Known::way`: no entry counts as held beyond the one that was acknowledged.
+    /// `FollowerHint::plan`: no entry counts as held beyond the one that was acknowledged.
     NothingBeyond,
-    /// `Known::way`: a request that tells of a commit is sent.
+    /// `FollowerHint::plan`: a request that tells of a commit is sent.
     CommitsAreSent,
-    /// `Known::way`: what was acknowledged counts for a part of a heartbeat only.
+    /// `FollowerHint::plan`: what was acknowledged counts for a part of a heartbeat only.
     Fresh,
     /// `from_end`: the leader's own log has the voter's last entry.
     SameEntry,
-    /// `PeerClient::held`: the answer acknowledges all that was sent.
+    /// `PeerClient::already_replicated`: the answer acknowledges all that was sent.
     WholeAnswer,
-    /// `PeerClient::held`: it counts from when the request was sent.
+    /// `PeerClient::already_replicated`: it counts from when the request was sent.
     CountedFromSending,
     /// `confirm::proved`: a confirmation with an answer that was not sent is asked for again.
     UnsentProvesNothing,
@@ -81,17 +81,17 @@ type Log = Vec<u8>;
 
 /// What is known of B's log. Log ids have no hash of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hint(Option<Known>);
+struct Hint(Option<FollowerHint>);
 
 impl Hash for Hint {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Some(Known { leader, place }) = self.0 else { return 0u8.hash(state) };
+        let Some(FollowerHint { leader, log_end }) = self.0 else { return 0u8.hash(state) };
         leader.term.hash(state);
         let mut id = |id: LogId| (id.committed_leader_id().term, id.index()).hash(state);
-        match place {
-            Place::Said(end) => id(end),
-            Place::Asked => 1u8.hash(state),
-            Place::Held { through, commit, at } => {
+        match log_end {
+            LogEnd::Reported(end) => id(end),
+            LogEnd::Probing => 1u8.hash(state),
+            LogEnd::Acknowledged { through, commit, at } => {
                 id(through);
                 commit.map(id);
                 at.hash(state);
@@ -323,14 +323,14 @@ impl Model {
         }
     }
 
-    /// `Known::way`, without the rule that is left out.
-    fn way(&self, state: &mut State, request: &AppendEntriesRequest<TokioEnv>) -> Way {
-        let Some(known) = &mut state.hint.0 else { return Way::Plain };
+    /// `FollowerHint::plan`, without the rule that is left out.
+    fn plan(&self, state: &mut State, request: &AppendEntriesRequest<TokioEnv>) -> SendPlan {
+        let Some(known) = &mut state.hint.0 else { return SendPlan::AsIs };
         let (mut request, mut now) = (request.clone(), self.at(state.clock));
         if !self.has(Rule::OwnLeadership) {
             request.vote.leader_id = known.leader;
         }
-        if let Place::Held { through, commit, at } = &mut known.place {
+        if let LogEnd::Acknowledged { through, commit, at } = &mut known.log_end {
             if !self.has(Rule::NothingBeyond) {
                 *through = request.entries.last().map_or(*through, |entry| entry.log_id.max(*through));
             }
@@ -341,24 +341,24 @@ impl Model {
                 now = *at;
             }
         }
-        known.way(&request, now, self.fresh)
+        known.plan(&request, now, self.fresh)
     }
 
-    /// `PeerClient::held` up to its sending: the protocol asks for something to be sent.
+    /// `PeerClient::already_replicated` up to its sending: the protocol asks for something to be sent.
     fn pull(&self, state: &mut State, term: u8, wanted: Wanted) {
         let request = self.request(&state.logs[A], term, wanted);
-        let way = self.way(state, &request);
-        state.streams[usize::from(term)] = match way {
-            Way::Held(_) => self.unsent(state, wanted),
-            Way::Plain => self.plain(state, wanted),
-            Way::From(end) => match self.instead(state, &request, end) {
+        let plan = self.plan(state, &request);
+        state.streams[usize::from(term)] = match plan {
+            SendPlan::AlreadyReplicated(_) => self.unsent(state, wanted),
+            SendPlan::AsIs => self.plain(state, wanted),
+            SendPlan::ResumeFrom(end) => match self.instead(state, &request, end) {
                 Some(sent) => Stream::OnItsWay(wanted, sent),
                 None => self.plain(state, wanted),
             },
         };
     }
 
-    /// `Shortcuts::way` counts the answer before it is given.
+    /// `FollowerHints::plan` counts the answer before it is given.
     fn unsent(&self, state: &mut State, wanted: Wanted) -> Stream {
         if let Some(read) = &mut state.read {
             read.unsent = true;
@@ -381,7 +381,7 @@ impl Model {
         end: LogId,
     ) -> Option<SentRequest> {
         let log = &state.logs[A];
-        let range = shortcut::range(end);
+        let range = follower_hint::range(end);
         let (from, to) = (range.start as usize, range.end as usize);
         let mut own = entries(log, from, to);
         if !self.has(Rule::SameEntry)
@@ -389,7 +389,7 @@ impl Model {
         {
             first.log_id = end;
         }
-        let asked = shortcut::from_end(request, end, own)?;
+        let asked = follower_hint::from_end(request, end, own)?;
         let prev = asked.prev_log_id.map(|id| (id.committed_leader_id().term as u8, id.index() as usize));
         let entries = asked.entries.iter().map(|entry| entry.log_id.committed_leader_id().term as u8);
         Some(SentRequest { prev, entries: entries.collect(), at: state.clock, instead: true })
@@ -412,7 +412,7 @@ impl Model {
         Answer::Success
     }
 
-    /// `PeerClient::held` from its answer on; a plain request is the protocol's.
+    /// `PeerClient::already_replicated` from its answer on; a plain request is the protocol's.
     fn take_answer(&self, state: &mut State, term: u8, wanted: Wanted, sent: &SentRequest, answer: Answer) {
         let stream = usize::from(term);
         state.streams[stream] = Stream::Idle;
@@ -435,13 +435,13 @@ impl Model {
             return;
         }
         let request = self.request(&state.logs[A], term, wanted);
-        state.streams[stream] = match self.way(state, &request) {
-            Way::Held(_) => self.unsent(state, wanted),
-            Way::Plain | Way::From(_) => self.plain(state, wanted),
+        state.streams[stream] = match self.plan(state, &request) {
+            SendPlan::AlreadyReplicated(_) => self.unsent(state, wanted),
+            SendPlan::AsIs | SendPlan::ResumeFrom(_) => self.plain(state, wanted),
         };
     }
 
-    /// `Known::held`, which an answer may reach after its leadership has ended.
+    /// `FollowerHint::acknowledged`, which an answer may reach after its leadership has ended.
     fn held(&self, state: &mut State, term: u8, wanted: Wanted, sent: &SentRequest) {
         let Some(known) = &mut state.hint.0 else { return };
         let at = if self.has(Rule::CountedFromSending) { sent.at } else { state.clock };
@@ -457,7 +457,7 @@ impl Model {
         if !self.has(Rule::OwnLeadership) {
             request.vote.leader_id = known.leader;
         }
-        known.held(&request, through, self.at(at));
+        known.acknowledged(&request, through, self.at(at));
     }
 
     /// The protocol takes an answer as proof that the peer was alive at the time of its request, and for an acknowledgement of a read.
@@ -585,7 +585,7 @@ impl Model {
         state.votes[voter] = term;
         state.granted[usize::from(term)] |= 1 << voter;
         if voter == B && OWNERS[usize::from(term)] == A {
-            let known = Known::voted(leader_id(term), last(&state.logs[B]));
+            let known = FollowerHint::voted(leader_id(term), last(&state.logs[B]));
             state.hint = Hint(known.or(state.hint.0));
         }
     }
@@ -758,7 +758,7 @@ impl stateright::Model for Model {
                 state.believed <= state.alive + 1
             }),
             Property::sometimes("a search goes on from the voter's end", |_, state: &State| {
-                matches!(state.hint.0, Some(Known { place: Place::Held { .. }, .. }))
+                matches!(state.hint.0, Some(FollowerHint { log_end: LogEnd::Acknowledged { .. }, .. }))
             }),
             Property::sometimes("a request is answered without being sent", |_, state: &State| {
                 state.streams.iter().any(|stream| matches!(stream, Stream::Unsent(_)))

@@ -10,7 +10,7 @@ use crate::runtime::{HARNESS, Host, event, sleep_true_ns, spawn, spawn_on};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use muster_consensus::{
-    Arriving, Ballot, Connection, PeerNetwork, PeerService, Principal, Status, Transport, wire,
+    Arriving, Connection, PeerNetwork, PeerService, Principal, Status, Transport, VoteKind, wire,
 };
 use muster_types::ReplicaId;
 use std::future::Future;
@@ -208,7 +208,7 @@ impl Connection for Wire {
     async fn vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.take_ballot(NOBODY, Ballot::Vote, request).await }
+            async move { peer.answer_vote_request(NOBODY, VoteKind::Vote, request).await }
         };
         self.ask("vote", PATIENCE, ask).await
     }
@@ -216,7 +216,7 @@ impl Connection for Wire {
     async fn pre_vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.take_ballot(NOBODY, Ballot::PreVote, request).await }
+            async move { peer.answer_vote_request(NOBODY, VoteKind::PreVote, request).await }
         };
         self.ask("prevote", PATIENCE, ask).await
     }

@@ -8,7 +8,7 @@ use crate::peers::{SimPeers, SimTransport};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, spawn, timeout};
 use crate::storage::SimStorage;
-use muster_consensus::{Consensus, Environment, Gate, Parts, PeerService, Raft};
+use muster_consensus::{CheckQuorum, Consensus, Environment, Parts, PeerService, Raft};
 use muster_decider::{Answer, Command, Founding};
 use muster_engine::{
     Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition,
@@ -77,16 +77,16 @@ impl Replica {
         }
         let storage = SimStorage::new(host, &disk, &log, machine.snapshots());
         let config = cluster.consensus_config(host);
-        let gate = Gate::new(config.timing);
+        let check_quorum = CheckQuorum::new(config.timing);
         let transport = SimTransport { cluster: Arc::clone(&cluster), host };
-        let peers = SimPeers::new(config.clone(), gate.clone(), storage.clone(), transport);
+        let peers = SimPeers::new(config.clone(), check_quorum.clone(), storage.clone(), transport);
         let mut protocol = cluster.protocol_config(&config).map_err(BootError::Refused)?;
         protocol.enable_elect = Consensus::<SimConfig>::may_elect(&storage);
         let raft: Raft<SimConfig> =
             Raft::<SimConfig>::new(u64::from(host), Arc::new(protocol), peers.clone(), log, machine.clone())
                 .await
                 .map_err(|error| BootError::Refused(error.to_string()))?;
-        gate.watch(raft.metrics());
+        check_quorum.watch(raft.metrics());
         peers.watch(raft.metrics());
         let parts = Parts {
             raft,

@@ -10,14 +10,14 @@ use super::convert;
 use super::refusal::Refusal;
 use super::snapshots::Uploads;
 use super::transport::{Connection as _, Transport};
+use crate::check_quorum::CheckQuorum;
 use crate::config::ConsensusConfig;
 use crate::environment::{Environment, Metrics, PeerError, PeerLink, Peers, Storage as _};
 use crate::error::ReadPoint;
-use crate::gate::Gate;
+use crate::follower_hint::FollowerHints;
 use crate::membership::MEMBERS_MAX;
 use crate::peers::{self, PeerReport};
 use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep, Voted};
-use crate::shortcut::Shortcuts;
 use crate::traffic::Traffic;
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
@@ -65,10 +65,10 @@ type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 #[derive(Clone)]
 pub struct PeerNetwork<E: Environment, T: Transport> {
     pub(super) config: ConsensusConfig,
-    pub(super) gate: Gate<E>,
+    pub(super) check_quorum: CheckQuorum<E>,
     pub(super) traffic: Traffic,
     pub(super) store: E::Storage,
-    pub(super) shortcuts: Shortcuts,
+    pub(super) hints: FollowerHints,
     transport: T,
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics<E>>>,
@@ -80,12 +80,17 @@ pub struct PeerNetwork<E: Environment, T: Transport> {
 
 impl<E: Environment, T: Transport> PeerNetwork<E, T> {
     /// The ways from the replica with this configuration.
-    pub fn new(config: ConsensusConfig, gate: Gate<E>, store: E::Storage, transport: T) -> Self {
+    pub fn new(
+        config: ConsensusConfig,
+        check_quorum: CheckQuorum<E>,
+        store: E::Storage,
+        transport: T,
+    ) -> Self {
         let uploads = Uploads::new(config.snapshots.send_bytes_per_s);
         PeerNetwork {
-            shortcuts: Shortcuts::new(config.timing),
+            hints: FollowerHints::new(config.timing),
             config,
-            gate,
+            check_quorum,
             traffic: Traffic::default(),
             store,
             transport,
@@ -257,7 +262,7 @@ impl<E: Environment, T: Transport> Peers for PeerNetwork<E, T> {
     }
 
     fn answered_unsent(&self) -> u64 {
-        self.shortcuts.answered()
+        self.hints.answered()
     }
 
     fn traffic(&self) -> &Traffic {

@@ -8,9 +8,9 @@ use super::channel::{PeerChannel, PeerNetwork, Purpose};
 use super::convert;
 use super::snapshots::{self, Upload, UploadError, Uploads};
 use super::transport::{Arriving, Connection as _, Transport};
+use crate::check_quorum::CheckQuorum;
 use crate::environment::{Environment, Storage as _};
-use crate::gate::Gate;
-use crate::shortcut::{self, Shortcuts, Way};
+use crate::follower_hint::{self, FollowerHints, SendPlan};
 use crate::traffic::Traffic;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
@@ -52,11 +52,11 @@ impl<E: Environment, T: Transport> PeerNetwork<E, T> {
             source: self.config.replica_id,
             channel: self.channel(target, node, purpose),
             calls: self.channel(target, node, Purpose::Calls),
-            gate: self.gate.clone(),
+            check_quorum: self.check_quorum.clone(),
             traffic: self.traffic.clone(),
             stall_max: self.config.timing.stall_max(),
             uploads: self.uploads.clone(),
-            shortcuts: self.shortcuts.clone(),
+            hints: self.hints.clone(),
             store: self.store.clone(),
         }
     }
@@ -69,11 +69,11 @@ pub struct PeerClient<E: Environment, T: Transport> {
     channel: PeerChannel<E, T>,
     /// For votes.
     calls: PeerChannel<E, T>,
-    gate: Gate<E>,
+    check_quorum: CheckQuorum<E>,
     traffic: Traffic,
     stall_max: Duration,
     uploads: Uploads,
-    shortcuts: Shortcuts,
+    hints: FollowerHints,
     store: E::Storage,
 }
 
@@ -135,14 +135,14 @@ impl<E: Environment, T: Transport> PeerClient<E, T> {
     where
         S: Stream<Item = AppendEntriesRequest<E>> + OptionalSend + Unpin + 'static,
     {
-        let (gate, traffic) = (self.gate.clone(), self.traffic.clone());
+        let (check_quorum, traffic) = (self.check_quorum.clone(), self.traffic.clone());
         let first_peer = Some(self.channel.peer());
         futures::stream::unfold((input, first_peer), move |(mut input, mut peer)| {
-            let (gate, traffic) = (gate.clone(), traffic.clone());
+            let (check_quorum, traffic) = (check_quorum.clone(), traffic.clone());
             let in_flight = Arc::clone(&in_flight);
             async move {
                 let request = input.next().await?;
-                if !gate.is_open() || traffic.peers_out_refused().is_some() {
+                if !check_quorum.may_send() || traffic.peers_out_refused().is_some() {
                     with_in_flight(&in_flight, |in_flight| in_flight.held_back = true);
                     return None;
                 }
@@ -172,32 +172,35 @@ impl<E: Environment, T: Transport> PeerClient<E, T> {
     }
 
     /// Through where the peer is known to hold a request, asking it from the end of its log on where that is known.
-    async fn held(&mut self, request: &AppendEntriesRequest<E>) -> Result<Option<LogId>, RpcError<E>> {
+    async fn already_replicated(
+        &mut self,
+        request: &AppendEntriesRequest<E>,
+    ) -> Result<Option<LogId>, RpcError<E>> {
         let peer = self.channel.target();
-        let end = match self.shortcuts.way(peer, request, E::instant()) {
-            Way::Plain => return Ok(None),
-            Way::Held(through) => return Ok(Some(through)),
-            Way::From(end) => end,
+        let end = match self.hints.plan(peer, request, E::instant()) {
+            SendPlan::AsIs => return Ok(None),
+            SendPlan::AlreadyReplicated(through) => return Ok(Some(through)),
+            SendPlan::ResumeFrom(end) => end,
         };
         // A log that cannot be read is the protocol's matter, which reads it next.
-        let range = shortcut::range(end);
+        let range = follower_hint::range(end);
         let own = self.store.read(range.start, range.end, FROM_END_BYTES_MAX).await.unwrap_or_default();
-        let Some(asked) = shortcut::from_end(request, end, own) else { return Ok(None) };
+        let Some(asked) = follower_hint::from_end(request, end, own) else { return Ok(None) };
         let through = asked.entries.last().map_or(end, |entry| entry.log_id);
         let once = futures::stream::once(futures::future::ready(asked)).boxed();
         let sent = E::instant();
         let answer = self.send_all(once).await?.next().await;
         match answer {
             Some(Ok(Ok(Some(matched)))) if matched == through => {
-                self.shortcuts.held(peer, request, through, sent);
+                self.hints.acknowledged(peer, request, through, sent);
             }
             Some(Err(error)) => return Err(error),
             // The protocol asks in its own way, and hears why not.
             _ => return Ok(None),
         }
-        match self.shortcuts.way(peer, request, E::instant()) {
-            Way::Held(through) => Ok(Some(through)),
-            Way::Plain | Way::From(_) => Ok(None),
+        match self.hints.plan(peer, request, E::instant()) {
+            SendPlan::AlreadyReplicated(through) => Ok(Some(through)),
+            SendPlan::AsIs | SendPlan::ResumeFrom(_) => Ok(None),
         }
     }
 
@@ -210,14 +213,14 @@ impl<E: Environment, T: Transport> PeerClient<E, T> {
         // protocol pauses after an error where it makes the next request: without that, a leader behind a
         // closed gate would try again at once, for ever.
         let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
-        if !self.gate.is_open() {
+        if !self.check_quorum.may_send() {
             return Err(unreachable("no quorum is heard"));
         }
-        let Some(through) = self.held(&first).await? else {
+        let Some(through) = self.already_replicated(&first).await? else {
             return self.send_all(with_first(first, input.boxed())).await;
         };
-        let held = Phase::Held { client: self, input: input.boxed(), through: Some(through) };
-        Ok(futures::stream::unfold(held, Phase::next).boxed())
+        let answering = Phase::Answering { client: self, input: input.boxed(), through: Some(through) };
+        Ok(futures::stream::unfold(answering, Phase::next).boxed())
     }
 }
 
@@ -232,9 +235,9 @@ fn with_first<E: Environment>(first: AppendEntriesRequest<E>, rest: Requests<E>)
 /// How far a stream is whose first requests the peer is known to hold.
 enum Phase<'s, E: Environment, T: Transport> {
     /// Requests are answered without being sent; one is to be answered so now.
-    Held { client: &'s mut PeerClient<E, T>, input: Requests<E>, through: Option<LogId> },
+    Answering { client: &'s mut PeerClient<E, T>, input: Requests<E>, through: Option<LogId> },
     /// Every request is sent.
-    Sent(AppendAnswers<'s, E>),
+    Sending(AppendAnswers<'s, E>),
     /// An error was the last answer.
     Over,
 }
@@ -242,23 +245,27 @@ enum Phase<'s, E: Environment, T: Transport> {
 impl<'s, E: Environment, T: Transport> Phase<'s, E, T> {
     async fn next(self) -> Option<(AppendAnswer<E>, Phase<'s, E, T>)> {
         match self {
-            Phase::Held { client, input, through: Some(through) } => {
-                Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
+            Phase::Answering { client, input, through: Some(through) } => {
+                Some((Ok(Ok(Some(through))), Phase::Answering { client, input, through: None }))
             }
-            Phase::Held { client, mut input, through: None } => {
+            Phase::Answering { client, mut input, through: None } => {
                 let request = input.next().await?;
-                match client.held(&request).await {
+                match client.already_replicated(&request).await {
                     Ok(Some(through)) => {
-                        Some((Ok(Ok(Some(through))), Phase::Held { client, input, through: None }))
+                        Some((Ok(Ok(Some(through))), Phase::Answering { client, input, through: None }))
                     }
                     Ok(None) => match client.send_all(with_first(request, input)).await {
-                        Ok(mut answers) => answers.next().await.map(|answer| (answer, Phase::Sent(answers))),
+                        Ok(mut answers) => {
+                            answers.next().await.map(|answer| (answer, Phase::Sending(answers)))
+                        }
                         Err(error) => Some((Err(error), Phase::Over)),
                     },
                     Err(error) => Some((Err(error), Phase::Over)),
                 }
             }
-            Phase::Sent(mut answers) => answers.next().await.map(|answer| (answer, Phase::Sent(answers))),
+            Phase::Sending(mut answers) => {
+                answers.next().await.map(|answer| (answer, Phase::Sending(answers)))
+            }
             Phase::Over => None,
         }
     }
@@ -347,7 +354,7 @@ impl<E: Environment, T: Transport> RaftNetworkV2<E> for PeerClient<E, T> {
         let message = self.call(RPCTypes::Vote, &option, client.vote(request)).await?;
         let answer = convert::vote_response(message).map_err(|status| self.failed(&status))?;
         if answer.vote_granted {
-            self.shortcuts.voted(self.calls.target(), rpc.vote.leader_id, answer.last_log_id);
+            self.hints.voted(self.calls.target(), rpc.vote.leader_id, answer.last_log_id);
         }
         Ok(answer)
     }

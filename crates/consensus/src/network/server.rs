@@ -11,7 +11,7 @@ use super::transport::Arriving;
 use crate::config::Limits;
 use crate::confirm::confirmed;
 use crate::consensus::Consensus;
-use crate::election::Ballot;
+use crate::election::VoteKind;
 use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
 use crate::peers;
 use crate::rejoin::{ReturnRequest, ReturnStep, Unable, Voted};
@@ -240,14 +240,14 @@ fn stopped(error: impl std::fmt::Display) -> Status {
 /// A refusal, with its reason.
 impl<E: Environment> PeerService<E> {
     /// A candidate asks for a vote, or whether it would have one.
-    pub async fn take_ballot(
+    pub async fn answer_vote_request(
         &self,
         from: Principal,
-        ballot: Ballot,
+        kind: VoteKind,
         message: wire::VoteRequest,
     ) -> Result<wire::VoteResponse, Status> {
         let request = self.candidate(from, message)?;
-        let response = self.shared.consensus.answer_candidate(ballot, request).await.map_err(stopped)?;
+        let response = self.shared.consensus.answer_candidate(kind, request).await.map_err(stopped)?;
         Ok(convert::vote_response_to_wire(&response))
     }
 
@@ -441,7 +441,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let from = sender(&request);
-        self.take_ballot(from, Ballot::Vote, request.into_inner()).await.map(Response::new)
+        self.answer_vote_request(from, VoteKind::Vote, request.into_inner()).await.map(Response::new)
     }
 
     async fn pre_vote(
@@ -449,7 +449,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let from = sender(&request);
-        self.take_ballot(from, Ballot::PreVote, request.into_inner()).await.map(Response::new)
+        self.answer_vote_request(from, VoteKind::PreVote, request.into_inner()).await.map(Response::new)
     }
 
     type AppendStream = Arriving<wire::AppendResponse>;

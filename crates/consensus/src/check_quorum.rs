@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 const PHASES: u128 = 3;
 
 /// Whether requests to followers may be sent now. Clones share it.
-pub struct Gate<E: Environment> {
+pub struct CheckQuorum<E: Environment> {
     shared: Arc<Shared<E>>,
 }
 
-impl<E: Environment> Clone for Gate<E> {
+impl<E: Environment> Clone for CheckQuorum<E> {
     fn clone(&self) -> Self {
-        Gate { shared: Arc::clone(&self.shared) }
+        CheckQuorum { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -49,17 +49,17 @@ fn passes(silence: Duration, silence_max: Duration, phase: Duration) -> bool {
     slot % PHASES == PHASES - 1
 }
 
-impl<E: Environment> Gate<E> {
+impl<E: Environment> CheckQuorum<E> {
     /// Open until the protocol says otherwise.
     #[must_use]
-    pub fn new(timing: Timing) -> Gate<E> {
+    pub fn new(timing: Timing) -> CheckQuorum<E> {
         let shared = Shared {
             silence_max: timing.silence_max(),
             phase: timing.silent_phase(),
             metrics: Mutex::new(None),
             leading: Mutex::new(None),
         };
-        Gate { shared: Arc::new(shared) }
+        CheckQuorum { shared: Arc::new(shared) }
     }
 
     /// Once the protocol runs.
@@ -69,7 +69,7 @@ impl<E: Environment> Gate<E> {
 
     /// Whether requests to followers may be sent now.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub fn may_send(&self) -> bool {
         if breaks(Rule::DeafLeaderSpeaks) {
             return true;
         }

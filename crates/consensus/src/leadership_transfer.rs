@@ -119,7 +119,7 @@ fn successors<'m>(
 }
 
 /// What the leader remembers from one look to the next.
-struct Watch {
+struct TransferPolicy {
     leadership: Leadership,
     since: Instant,
     /// Since when each voter in a better region has been able to lead.
@@ -128,7 +128,7 @@ struct Watch {
     tried: Option<Instant>,
 }
 
-impl Watch {
+impl TransferPolicy {
     /// Whom to hand over to now, and why.
     fn decide(
         &mut self,
@@ -166,12 +166,12 @@ impl Watch {
 }
 
 /// Looks after this replica's leadership while it has it.
-pub(crate) async fn look_after_leadership<E: Environment>(consensus: Consensus<E>) {
+pub(crate) async fn run_transfer_policy<E: Environment>(consensus: Consensus<E>) {
     let config = consensus.inner.config.clone();
     let interval = Duration::from_millis(config.timing.heartbeat_interval_ms);
     let mut view = consensus.leadership();
     let mut stop = consensus.stopped();
-    let mut watch: Option<Watch> = None;
+    let mut policy: Option<TransferPolicy> = None;
     loop {
         let mine = view.borrow_and_update().mine;
         let pause = if mine.is_some() { interval } else { Duration::from_secs(3_600) };
@@ -182,12 +182,12 @@ pub(crate) async fn look_after_leadership<E: Environment>(consensus: Consensus<E
             () = E::sleep(pause) => {}
         }
         let Some(leadership) = view.borrow().mine else {
-            watch = None;
+            policy = None;
             continue;
         };
-        let watch = match &mut watch {
-            Some(watch) if watch.leadership == leadership => watch,
-            other => other.insert(Watch {
+        let policy = match &mut policy {
+            Some(policy) if policy.leadership == leadership => policy,
+            other => other.insert(TransferPolicy {
                 leadership,
                 since: E::instant(),
                 able_since: BTreeMap::new(),
@@ -197,10 +197,10 @@ pub(crate) async fn look_after_leadership<E: Environment>(consensus: Consensus<E
         let own = consensus.inner.describer.report();
         let reports = consensus.inner.reports.borrow().clone();
         let now = E::instant();
-        let Some((to, cause)) = watch.decide(&config, &consensus.members(), &reports, &own, now) else {
+        let Some((to, cause)) = policy.decide(&config, &consensus.members(), &reports, &own, now) else {
             continue;
         };
-        watch.tried = Some(now);
+        policy.tried = Some(now);
         tracing::warn!(%to, cause = cause.text(), urgent = cause.is_urgent(), "this replica hands over leadership");
         if let Err(error) = consensus.transfer_leadership(to).await {
             tracing::warn!(%to, %error, "leadership was not handed over");
@@ -258,11 +258,11 @@ mod tests {
         }
     }
 
-    fn watch() -> Watch {
+    fn policy() -> TransferPolicy {
         let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap_or_else(Instant::now);
         let able_since = [(ReplicaId(2), long_ago), (ReplicaId(3), long_ago)].into();
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        Watch { leadership, since: long_ago, able_since, tried: None }
+        TransferPolicy { leadership, since: long_ago, able_since, tried: None }
     }
 
     fn config() -> ConsensusConfig {
@@ -274,7 +274,7 @@ mod tests {
         let members = [member(1, "a"), member(2, "b"), member(3, "c")];
         let well = report(flushes_in(500));
         let reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
-        assert_eq!(watch().decide(&config(), &members, &reports, &well, Instant::now()), None);
+        assert_eq!(policy().decide(&config(), &members, &reports, &well, Instant::now()), None);
     }
 
     #[test]
@@ -283,14 +283,14 @@ mod tests {
         let slow = report(flushes_in(400_000));
         let mut reports: Reports = (2..=3).map(|id| (ReplicaId(id), slow.clone())).collect();
         assert_eq!(
-            watch().decide(&config(), &members, &reports, &slow, Instant::now()),
+            policy().decide(&config(), &members, &reports, &slow, Instant::now()),
             None,
             "all are as slow"
         );
         reports.insert(ReplicaId(3), report(flushes_in(900)));
         let expected = Some((ReplicaId(3), Cause::FlushesAreSlow));
-        assert_eq!(watch().decide(&config(), &members, &reports, &slow, Instant::now()), expected);
-        let mut tried = watch();
+        assert_eq!(policy().decide(&config(), &members, &reports, &slow, Instant::now()), expected);
+        let mut tried = policy();
         tried.tried = Some(Instant::now());
         assert_eq!(
             tried.decide(&config(), &members, &reports, &slow, Instant::now()),
@@ -304,7 +304,7 @@ mod tests {
         let full = report(StorageHealth { space: Space::Full, ..StorageHealth::default() });
         let reports: Reports = [(ReplicaId(2), report(flushes_in(500)))].into();
         let decide = |other: Member, reports: &Reports| {
-            watch()
+            policy()
                 .decide(&config(), &[member(1, "a"), other], reports, &full, Instant::now())
                 .map(|(to, _)| to)
         };
@@ -326,8 +326,8 @@ mod tests {
         let well = report(flushes_in(500));
         let mut reports: Reports = (1..=3).map(|id| (ReplicaId(id), well.clone())).collect();
         let expected = Some((ReplicaId(3), Cause::BetterRegion));
-        assert_eq!(watch().decide(&config, &members, &reports, &well, Instant::now()), expected);
-        let mut fresh = watch();
+        assert_eq!(policy().decide(&config, &members, &reports, &well, Instant::now()), expected);
+        let mut fresh = policy();
         fresh.able_since.clear();
         assert_eq!(
             fresh.decide(&config, &members, &reports, &well, Instant::now()),
@@ -336,7 +336,7 @@ mod tests {
         );
         reports.insert(ReplicaId(3), report(flushes_in(400_000)));
         assert_eq!(
-            watch().decide(&config, &members, &reports, &well, Instant::now()),
+            policy().decide(&config, &members, &reports, &well, Instant::now()),
             None,
             "it would hand over again"
         );

@@ -12,7 +12,7 @@
 //! it is a leader's judgement of how deaf it is, and whether it refuses votes and takes proposals meanwhile: proposals
 //! need their quorum all the same.
 //! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is
-//! asked for once more ([`Shortcuts::answered`]).
+//! asked for once more ([`FollowerHints::answered`]).
 //!
 //! `tests/log_end_model.rs` checks all three over every order of votes, requests, answers and confirmations, with this
 //! module's own functions, and shows for each rule what goes wrong without it.
@@ -32,8 +32,8 @@ const ENTRIES_MAX: u64 = 1_024;
 
 /// What is known of peers. Clones share it.
 #[derive(Clone)]
-pub struct Shortcuts {
-    known: Arc<Mutex<BTreeMap<ReplicaId, Known>>>,
+pub struct FollowerHints {
+    by_peer: Arc<Mutex<BTreeMap<ReplicaId, FollowerHint>>>,
     /// Requests that were answered without being sent.
     answered: Arc<AtomicU64>,
     fresh: Duration,
@@ -42,22 +42,22 @@ pub struct Shortcuts {
 /// What is known of one peer. It decides without a clock, a lock or a network, so that a model can check every order of
 /// events (`tests/log_end_model.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct FollowerHint {
     /// Whom it voted for.
     pub leader: LeaderId,
     /// How far its log goes.
-    pub place: Place,
+    pub log_end: LogEnd,
 }
 
 /// How far the log of a peer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LogEnd {
     /// Its log ends here, it said.
-    Said(LogId),
+    Reported(LogId),
     /// It is being asked, or it did not answer as was thought.
-    Asked,
+    Probing,
     /// It acknowledged everything up to an entry.
-    Held {
+    Acknowledged {
         /// That entry.
         through: LogId,
         /// How far the log was committed, as the peer was told then.
@@ -67,97 +67,104 @@ pub enum Place {
     },
 }
 
-impl Known {
+impl FollowerHint {
     /// The peer voted for `candidate`, with a log that ends at `last`; an empty log says nothing.
     #[must_use]
-    pub fn voted(candidate: LeaderId, last: Option<LogId>) -> Option<Known> {
-        last.map(|last| Known { leader: candidate, place: Place::Said(last) })
+    pub fn voted(candidate: LeaderId, last: Option<LogId>) -> Option<FollowerHint> {
+        last.map(|last| FollowerHint { leader: candidate, log_end: LogEnd::Reported(last) })
     }
 
     /// What becomes of a leader's request. What the peer acknowledged counts for `fresh`.
-    pub fn way<E: Environment>(
+    pub fn plan<E: Environment>(
         &mut self,
         request: &AppendEntriesRequest<E>,
         now: Instant,
         fresh: Duration,
-    ) -> Way {
-        let (Some(last), true) = (request.entries.last(), request.vote.committed) else { return Way::Plain };
+    ) -> SendPlan {
+        let (Some(last), true) = (request.entries.last(), request.vote.committed) else {
+            return SendPlan::AsIs;
+        };
         if self.leader != request.vote.leader_id {
-            return Way::Plain;
+            return SendPlan::AsIs;
         }
-        match self.place {
+        match self.log_end {
             // A request that tells the peer of a commit has to arrive, for the protocol tells it once. It is also what keeps
             // the acknowledgement of a storage that was lost since from counting: the cluster takes such a peer in by
             // entries that it commits.
-            Place::Held { through, commit, at }
+            LogEnd::Acknowledged { through, commit, at }
                 if last.log_id.index() <= through.index()
                     && request.leader_commit <= commit
                     && now.saturating_duration_since(at) <= fresh =>
             {
-                Way::Held(last.log_id)
+                SendPlan::AlreadyReplicated(last.log_id)
             }
-            Place::Said(end) if request.prev_log_id.is_none_or(|prev| prev.index() < end.index()) => {
-                self.place = Place::Asked;
-                Way::From(end)
+            LogEnd::Reported(end) if request.prev_log_id.is_none_or(|prev| prev.index() < end.index()) => {
+                self.log_end = LogEnd::Probing;
+                SendPlan::ResumeFrom(end)
             }
-            _ => Way::Plain,
+            _ => SendPlan::AsIs,
         }
     }
 
     /// The peer acknowledged everything through `through`, in answer to a request that was sent at `sent`.
-    pub fn held<E: Environment>(&mut self, request: &AppendEntriesRequest<E>, through: LogId, sent: Instant) {
+    pub fn acknowledged<E: Environment>(
+        &mut self,
+        request: &AppendEntriesRequest<E>,
+        through: LogId,
+        sent: Instant,
+    ) {
         if self.leader == request.vote.leader_id {
-            self.place = Place::Held { through, commit: request.leader_commit, at: sent };
+            self.log_end = LogEnd::Acknowledged { through, commit: request.leader_commit, at: sent };
         }
     }
 }
 
 /// What becomes of a request to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum SendPlan {
     /// It is sent as it is.
-    Plain,
+    AsIs,
     /// The peer holds it, through its last entry: it is answered without being sent.
-    Held(LogId),
+    AlreadyReplicated(LogId),
     /// What follows this entry is sent in its place, if the leader's own log has it.
-    From(LogId),
+    ResumeFrom(LogId),
 }
 
-impl Shortcuts {
+impl FollowerHints {
     /// Nothing is known yet.
     #[must_use]
-    pub fn new(timing: Timing) -> Shortcuts {
+    pub fn new(timing: Timing) -> FollowerHints {
         let fresh = Duration::from_millis(timing.heartbeat_interval_ms / 4);
-        Shortcuts { known: Arc::default(), answered: Arc::default(), fresh }
+        FollowerHints { by_peer: Arc::default(), answered: Arc::default(), fresh }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, Known>> {
+    fn by_peer(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, FollowerHint>> {
         // Nothing panics while it holds the lock.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A peer voted for `candidate`, with a log that ends at `last`.
     pub fn voted(&self, peer: ReplicaId, candidate: LeaderId, last: Option<LogId>) {
-        if let Some(known) = Known::voted(candidate, last) {
-            self.known().insert(peer, known);
+        if let Some(hint) = FollowerHint::voted(candidate, last) {
+            self.by_peer().insert(peer, hint);
         }
     }
 
     /// What becomes of a leader's request to a peer.
     #[must_use]
-    pub fn way<E: Environment>(
+    pub fn plan<E: Environment>(
         &self,
         peer: ReplicaId,
         request: &AppendEntriesRequest<E>,
         now: Instant,
-    ) -> Way {
-        let mut known = self.known();
-        let way = known.get_mut(&peer).map_or(Way::Plain, |known| known.way(request, now, self.fresh));
-        if let Way::Held(_) = way {
+    ) -> SendPlan {
+        let mut hints = self.by_peer();
+        let plan = hints.get_mut(&peer).map_or(SendPlan::AsIs, |hint| hint.plan(request, now, self.fresh));
+        if let SendPlan::AlreadyReplicated(_) = plan {
             // Before it is answered, so that whoever is confirmed by it sees it.
             self.answered.fetch_add(1, Ordering::SeqCst);
         }
-        way
+        plan
     }
 
     /// How many requests were answered without being sent, so far.
@@ -168,15 +175,15 @@ impl Shortcuts {
 
     /// A peer acknowledged everything through `through`, in answer to a request that was sent at `sent`: the answer may
     /// have waited in a socket while this process stood still.
-    pub fn held<E: Environment>(
+    pub fn acknowledged<E: Environment>(
         &self,
         peer: ReplicaId,
         request: &AppendEntriesRequest<E>,
         through: LogId,
         sent: Instant,
     ) {
-        if let Some(known) = self.known().get_mut(&peer) {
-            known.held(request, through, sent);
+        if let Some(hint) = self.by_peer().get_mut(&peer) {
+            hint.acknowledged(request, through, sent);
         }
     }
 }
@@ -233,61 +240,67 @@ mod tests {
 
     #[test]
     fn a_search_goes_on_from_where_the_voter_said_and_what_it_then_holds_is_not_sent() {
-        let (known, now) = (Shortcuts::new(Timing::WIDE), Instant::now());
+        let (hints, now) = (FollowerHints::new(Timing::WIDE), Instant::now());
         let search = request(id(4, 50), &[id(4, 51), id(4, 52)]);
-        assert_eq!(known.way(PEER, &search, now), Way::Plain, "nobody voted");
-        known.voted(PEER, leader(5), Some(id(4, 100)));
-        assert_eq!(known.way(ReplicaId(3), &search, now), Way::Plain, "another peer");
-        assert_eq!(known.way(PEER, &search, now), Way::From(id(4, 100)));
-        assert_eq!(known.way(PEER, &search, now), Way::Plain, "asked once");
-        known.held(PEER, &search, id(5, 101), now);
-        assert_eq!(known.way(PEER, &search, now), Way::Held(id(4, 52)));
-        assert_eq!(known.way(PEER, &request(id(4, 100), &[id(5, 101)]), now), Way::Held(id(5, 101)));
-        assert_eq!(known.way(PEER, &request(id(5, 101), &[id(5, 102)]), now), Way::Plain, "not held");
+        assert_eq!(hints.plan(PEER, &search, now), SendPlan::AsIs, "nobody voted");
+        hints.voted(PEER, leader(5), Some(id(4, 100)));
+        assert_eq!(hints.plan(ReplicaId(3), &search, now), SendPlan::AsIs, "another peer");
+        assert_eq!(hints.plan(PEER, &search, now), SendPlan::ResumeFrom(id(4, 100)));
+        assert_eq!(hints.plan(PEER, &search, now), SendPlan::AsIs, "asked once");
+        hints.acknowledged(PEER, &search, id(5, 101), now);
+        assert_eq!(hints.plan(PEER, &search, now), SendPlan::AlreadyReplicated(id(4, 52)));
+        assert_eq!(
+            hints.plan(PEER, &request(id(4, 100), &[id(5, 101)]), now),
+            SendPlan::AlreadyReplicated(id(5, 101))
+        );
+        assert_eq!(hints.plan(PEER, &request(id(5, 101), &[id(5, 102)]), now), SendPlan::AsIs, "not held");
         let mut telling = request(id(4, 100), &[id(5, 101)]);
         telling.leader_commit = Some(id(5, 101));
-        assert_eq!(known.way(PEER, &telling, now), Way::Plain, "it has to hear of the commit");
+        assert_eq!(hints.plan(PEER, &telling, now), SendPlan::AsIs, "it has to hear of the commit");
         let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
-        assert_eq!(known.way(PEER, &search, later), Way::Plain, "too long ago for a sign of life");
+        assert_eq!(hints.plan(PEER, &search, later), SendPlan::AsIs, "too long ago for a sign of life");
     }
 
     #[test]
     fn an_answer_that_was_read_late_says_nothing_of_the_present() {
-        let (known, sent) = (Shortcuts::new(Timing::WIDE), Instant::now());
+        let (hints, sent) = (FollowerHints::new(Timing::WIDE), Instant::now());
         let search = request(id(4, 50), &[id(4, 51), id(4, 52)]);
-        known.voted(PEER, leader(5), Some(id(4, 100)));
-        assert_eq!(known.way(PEER, &search, sent), Way::From(id(4, 100)));
+        hints.voted(PEER, leader(5), Some(id(4, 100)));
+        assert_eq!(hints.plan(PEER, &search, sent), SendPlan::ResumeFrom(id(4, 100)));
         // The process stood still before it read the answer.
-        known.held(PEER, &search, id(5, 101), sent);
-        assert_eq!(known.way(PEER, &search, sent + Duration::from_secs(3)), Way::Plain);
-        assert_eq!(known.answered(), 0);
+        hints.acknowledged(PEER, &search, id(5, 101), sent);
+        assert_eq!(hints.plan(PEER, &search, sent + Duration::from_secs(3)), SendPlan::AsIs);
+        assert_eq!(hints.answered(), 0);
         // By a clock that stood still as well it cannot be told, but it is counted.
-        assert_eq!(known.way(PEER, &search, sent), Way::Held(id(4, 52)));
-        assert_eq!(known.answered(), 1);
+        assert_eq!(hints.plan(PEER, &search, sent), SendPlan::AlreadyReplicated(id(4, 52)));
+        assert_eq!(hints.answered(), 1);
     }
 
     #[test]
     fn heartbeats_other_leaders_and_what_lies_behind_the_end_go_as_they_are() {
-        let (known, now) = (Shortcuts::new(Timing::WIDE), Instant::now());
-        known.voted(PEER, leader(5), Some(id(4, 100)));
-        assert_eq!(known.way(PEER, &request(id(4, 50), &[]), now), Way::Plain, "a heartbeat");
+        let (hints, now) = (FollowerHints::new(Timing::WIDE), Instant::now());
+        hints.voted(PEER, leader(5), Some(id(4, 100)));
+        assert_eq!(hints.plan(PEER, &request(id(4, 50), &[]), now), SendPlan::AsIs, "a heartbeat");
         let mut other = request(id(4, 50), &[id(4, 51)]);
         other.vote.leader_id = leader(6);
-        assert_eq!(known.way(PEER, &other, now), Way::Plain, "it voted for somebody else");
+        assert_eq!(hints.plan(PEER, &other, now), SendPlan::AsIs, "it voted for somebody else");
         let mut candidate = request(id(4, 50), &[id(4, 51)]);
         candidate.vote.committed = false;
-        assert_eq!(known.way(PEER, &candidate, now), Way::Plain, "not elected");
+        assert_eq!(hints.plan(PEER, &candidate, now), SendPlan::AsIs, "not elected");
         assert_eq!(
-            known.way(PEER, &request(id(4, 100), &[id(5, 101)]), now),
-            Way::Plain,
+            hints.plan(PEER, &request(id(4, 100), &[id(5, 101)]), now),
+            SendPlan::AsIs,
             "at the end already"
         );
-        known.held(PEER, &other, id(5, 101), now);
-        assert_eq!(known.way(PEER, &request(id(4, 50), &[id(4, 51)]), now), Way::From(id(4, 100)));
-        known.voted(PEER, leader(5), None);
+        hints.acknowledged(PEER, &other, id(5, 101), now);
         assert_eq!(
-            known.way(PEER, &request(id(4, 50), &[id(4, 51)]), now),
-            Way::Plain,
+            hints.plan(PEER, &request(id(4, 50), &[id(4, 51)]), now),
+            SendPlan::ResumeFrom(id(4, 100))
+        );
+        hints.voted(PEER, leader(5), None);
+        assert_eq!(
+            hints.plan(PEER, &request(id(4, 50), &[id(4, 51)]), now),
+            SendPlan::AsIs,
             "an empty log says nothing"
         );
     }
