@@ -27,7 +27,7 @@ const PATIENCE_WHILE_SENDING: u64 = 4;
 
 /// How many bytes of entries were applied, and by which entry. Clones share it.
 #[derive(Clone, Default)]
-pub struct Weights(Arc<Mutex<Applied>>);
+pub struct AppliedBytes(Arc<Mutex<Applied>>);
 
 #[derive(Default)]
 struct Applied {
@@ -40,7 +40,7 @@ struct Applied {
     snapshot_bytes: u64,
 }
 
-impl Weights {
+impl AppliedBytes {
     fn with<T>(&self, look: impl FnOnce(&mut Applied) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -125,7 +125,7 @@ impl Weights {
 }
 
 /// What was applied since the newest snapshot.
-struct Since {
+struct Growth {
     entries: u64,
     bytes: u64,
     age: Duration,
@@ -136,7 +136,7 @@ struct Since {
 /// For its age alone a snapshot is made when this part of the usual proportion was written since.
 const PROPORTION_FOR_AGE: u64 = 8;
 
-fn is_due(policy: &SnapshotPolicy, since: &Since, sending: bool) -> bool {
+fn is_due(policy: &SnapshotPolicy, since: &Growth, sending: bool) -> bool {
     if since.entries == 0 {
         return false;
     }
@@ -159,7 +159,7 @@ pub(crate) async fn compact<E: Environment>(
     policy: SnapshotPolicy,
     raft: Raft<E>,
     metrics: Metrics<E>,
-    weights: Weights,
+    applied_bytes: AppliedBytes,
     peers: E::Peers,
     mut applied: watch::Receiver<u64>,
 ) {
@@ -182,24 +182,24 @@ pub(crate) async fn compact<E: Environment>(
             asked_at = None;
         }
         if let (Some(snapshot), Some(kept_bytes)) = (snapshot, policy.kept_bytes)
-            && let Some(upto) = weights.purge_upto(snapshot, kept_bytes)
+            && let Some(upto) = applied_bytes.purge_upto(snapshot, kept_bytes)
         {
             let purged = metrics.borrow_watched().purged.map(|log_id| log_id.index());
             if purged < Some(upto) && raft.trigger().purge_log(upto).await.is_err() {
                 return;
             }
-            weights.forget_through(upto);
+            applied_bytes.forget_through(upto);
         }
         let next = |index: Option<u64>| index.map_or(0, |index| index + 1);
-        let since = Since {
+        let since = Growth {
             entries: next(last).saturating_sub(next(snapshot)),
-            bytes: weights.bytes().saturating_sub(weights.through(snapshot)),
+            bytes: applied_bytes.bytes().saturating_sub(applied_bytes.through(snapshot)),
             age: E::instant().saturating_duration_since(made_at),
-            snapshot_bytes: weights.with(|applied| applied.snapshot_bytes),
+            snapshot_bytes: applied_bytes.with(|applied| applied.snapshot_bytes),
         };
         // Asked once for what is there; again only after a failure.
-        let retry = weights.may_retry(E::instant());
-        let asked = asked_at.is_some() && weights.with(|applied| applied.failed_at.is_none());
+        let retry = applied_bytes.may_retry(E::instant());
+        let asked = asked_at.is_some() && applied_bytes.with(|applied| applied.failed_at.is_none());
         if retry && !asked && is_due(&policy, &since, peers.are_uploading()) {
             asked_at = last;
             if raft.trigger().snapshot().await.is_err() {
@@ -228,8 +228,8 @@ mod tests {
         ..SnapshotPolicy::ON_DEMAND
     };
 
-    fn since(entries: u64, bytes: u64, age_ms: u64) -> Since {
-        Since { entries, bytes, age: Duration::from_millis(age_ms), snapshot_bytes: 0 }
+    fn since(entries: u64, bytes: u64, age_ms: u64) -> Growth {
+        Growth { entries, bytes, age: Duration::from_millis(age_ms), snapshot_bytes: 0 }
     }
 
     #[test]
@@ -246,14 +246,14 @@ mod tests {
     #[test]
     fn a_large_state_is_not_written_again_for_little() {
         let gib = 1 << 30;
-        let of = |entries, bytes, age_ms| Since { snapshot_bytes: gib, ..since(entries, bytes, age_ms) };
+        let of = |entries, bytes, age_ms| Growth { snapshot_bytes: gib, ..since(entries, bytes, age_ms) };
         let policy = SnapshotPolicy::PRODUCTION;
         assert!(is_due(&policy, &since(20_000, 4 << 20, 0), false), "a small state");
         assert!(!is_due(&policy, &of(20_000, 4 << 20, 0), false));
         assert!(!is_due(&policy, &of(150_000, 60 << 20, 3_600_000), false));
         assert!(is_due(&policy, &of(200_000, 4 << 20, 0), false), "a restart would replay too many");
         assert!(is_due(&policy, &of(1, 64 << 20, 0), false), "or too much");
-        let small = |bytes, age_ms| Since { snapshot_bytes: 8 << 20, ..since(30_000, bytes, age_ms) };
+        let small = |bytes, age_ms| Growth { snapshot_bytes: 8 << 20, ..since(30_000, bytes, age_ms) };
         assert!(!is_due(&policy, &small(3 << 20, 0), false) && is_due(&policy, &small(4 << 20, 0), false));
         assert!(!is_due(&policy, &small(400 << 10, 3_600_000), false), "an old one, for next to nothing");
         assert!(is_due(&policy, &small(600 << 10, 3_600_000), false));
@@ -267,39 +267,39 @@ mod tests {
 
     #[test]
     fn purging_leaves_no_more_than_asked_for() {
-        let weights = Weights::default();
+        let applied_bytes = AppliedBytes::default();
         for index in 1..=10 {
-            weights.applied(index, 1, 100 - ENTRY_OVERHEAD_BYTES);
+            applied_bytes.applied(index, 1, 100 - ENTRY_OVERHEAD_BYTES);
         }
-        assert_eq!(weights.purge_upto(10, 300), Some(7), "entries 8, 9 and 10 stay");
-        assert_eq!(weights.purge_upto(10, 350), Some(7), "not a byte more than asked for");
-        assert_eq!(weights.purge_upto(6, 600), None.or(weights.purge_upto(6, 600)));
-        assert_eq!(weights.purge_upto(10, 2_000), None, "there is not that much");
-        weights.forget_through(7);
-        assert_eq!(weights.purge_upto(10, 100), Some(9));
-        assert_eq!(weights.through(Some(10)), 1_000);
+        assert_eq!(applied_bytes.purge_upto(10, 300), Some(7), "entries 8, 9 and 10 stay");
+        assert_eq!(applied_bytes.purge_upto(10, 350), Some(7), "not a byte more than asked for");
+        assert_eq!(applied_bytes.purge_upto(6, 600), None.or(applied_bytes.purge_upto(6, 600)));
+        assert_eq!(applied_bytes.purge_upto(10, 2_000), None, "there is not that much");
+        applied_bytes.forget_through(7);
+        assert_eq!(applied_bytes.purge_upto(10, 100), Some(9));
+        assert_eq!(applied_bytes.through(Some(10)), 1_000);
     }
 
     #[test]
     fn positions_are_bounded() {
-        let weights = Weights::default();
+        let applied_bytes = AppliedBytes::default();
         for index in 0..50_000 {
-            weights.applied(index, 1, 0);
+            applied_bytes.applied(index, 1, 0);
         }
-        assert!(weights.with(|applied| applied.positions.len()) <= POSITIONS_MAX);
+        assert!(applied_bytes.with(|applied| applied.positions.len()) <= POSITIONS_MAX);
         let kept = 1_000 * ENTRY_OVERHEAD_BYTES;
-        let upto = weights.purge_upto(49_999, kept).expect("there is more than that");
+        let upto = applied_bytes.purge_upto(49_999, kept).expect("there is more than that");
         assert!((48_999..=49_100).contains(&upto), "{upto}");
     }
 
     #[test]
     fn a_failure_is_followed_by_a_pause() {
-        let weights = Weights::default();
+        let applied_bytes = AppliedBytes::default();
         let now = Instant::now();
-        assert!(weights.may_retry(now));
-        weights.build_failed(now);
-        assert!(!weights.may_retry(now) && weights.may_retry(now + RETRY_MIN));
-        weights.build_succeeded(0);
-        assert!(weights.may_retry(now));
+        assert!(applied_bytes.may_retry(now));
+        applied_bytes.build_failed(now);
+        assert!(!applied_bytes.may_retry(now) && applied_bytes.may_retry(now + RETRY_MIN));
+        applied_bytes.build_succeeded(0);
+        assert!(applied_bytes.may_retry(now));
     }
 }

@@ -5,23 +5,23 @@
 
 use crate::application::Application;
 use crate::check_quorum::CheckQuorum;
-use crate::compaction::{Weights, compact};
+use crate::compaction::{AppliedBytes, compact};
 use crate::config::ConsensusConfig;
 use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
 use crate::election::{self, LastContact, VoteKind, run_staggered_elections};
 use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
 use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+use crate::fault_injection::Traffic;
 use crate::leadership::{Leadership, LeadershipView, watch_leadership};
 use crate::leadership_transfer::run_transfer_policy;
-use crate::membership::{Changing, finish_changes};
+use crate::membership::{ChangeLock, finish_changes};
 use crate::network::{Grpc, PeerNetwork, PeerService, peer_server};
 use crate::peers::{self, Describer, PeerReport, Reports, poll_peers};
 use crate::reads::{FreshAsOf, Source, run_reads};
-use crate::rejoin::{RejoinGate, come_back};
+use crate::rejoin::{RejoinGate, run_rejoin};
 use crate::rounds::Caller;
 use crate::state_machine::StateMachine;
 use crate::status::{ReplicaStatus, Role, millis};
-use crate::traffic::Traffic;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -68,7 +68,7 @@ pub struct Parts<E: Environment> {
     /// The last applied entry, as it changes.
     pub applied: watch::Receiver<u64>,
     /// How much was applied.
-    pub weights: Weights,
+    pub applied_bytes: AppliedBytes,
     /// Why the replica takes no part any more, once it does not.
     pub stop: Arc<watch::Sender<Option<StopReason>>>,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Inner<E: Environment> {
     pub(crate) confirmations: Confirmations,
     reads: mpsc::Sender<Caller<Confirmation>>,
     fresh: Arc<FreshAsOf>,
-    pub(crate) changing: Changing,
+    pub(crate) changing: ChangeLock,
     pub(crate) rejoin: RejoinGate<E>,
     pub(crate) describer: Describer<E>,
     pub(crate) reports: watch::Receiver<Reports>,
@@ -114,7 +114,7 @@ impl Consensus {
             applied_sender,
             Arc::clone(&stop),
         );
-        let weights = machine.weights();
+        let applied_bytes = machine.applied_bytes();
         let check_quorum = CheckQuorum::new(config.timing);
         let transport = Grpc::new(config.timing, &config.limits, &config.security);
         let network = PeerNetwork::new(config.clone(), check_quorum.clone(), store.clone(), transport);
@@ -124,7 +124,7 @@ impl Consensus {
             .map_err(|error| StartError::Raft { detail: error.to_string() })?;
         check_quorum.watch(raft.metrics());
         network.watch(raft.metrics());
-        let parts = Parts { raft, storage: store, peers: network, applied, weights, stop };
+        let parts = Parts { raft, storage: store, peers: network, applied, applied_bytes, stop };
         Ok(Consensus::assemble(config, parts))
     }
 
@@ -163,7 +163,7 @@ impl<E: Environment> Consensus<E> {
     /// Puts a replica together around a protocol that was started.
     #[must_use]
     pub fn assemble(config: ConsensusConfig, parts: Parts<E>) -> Consensus<E> {
-        let Parts { raft, storage: store, peers: network, applied, weights, stop } = parts;
+        let Parts { raft, storage: store, peers: network, applied, applied_bytes, stop } = parts;
         let rejoin = RejoinGate::new(store.clone());
         let (view_sender, view) = watch::channel(LeadershipView::unknown(E::instant()));
         E::detach(watch_leadership::<E>(raft.metrics(), config.timing, view_sender));
@@ -203,25 +203,25 @@ impl<E: Environment> Consensus<E> {
             confirmations,
             reads,
             fresh,
-            changing: Changing::new(),
+            changing: ChangeLock::new(),
             rejoin,
             describer,
             reports,
             last_contact: LastContact::default(),
         };
         let consensus = Consensus { inner: Arc::new(inner) };
-        consensus.run_in_background(weights, reports_sender);
+        consensus.run_in_background(applied_bytes, reports_sender);
         consensus
     }
 
     /// What goes on beside the protocol, until it stops.
-    fn run_in_background(&self, weights: Weights, reports: watch::Sender<Reports>) {
+    fn run_in_background(&self, applied_bytes: AppliedBytes, reports: watch::Sender<Reports>) {
         let Inner { config, raft, network, view, describer, rejoin, last_contact, .. } = self.inner.as_ref();
         E::detach(compact::<E>(
             config.snapshots,
             raft.clone(),
             raft.metrics(),
-            weights,
+            applied_bytes,
             network.clone(),
             self.inner.applied.clone(),
         ));
@@ -237,8 +237,8 @@ impl<E: Environment> Consensus<E> {
         ));
         E::detach(run_transfer_policy(self.clone()));
         E::detach(finish_changes(self.clone()));
-        if rejoin.is_on_its_way() {
-            E::detach(come_back(self.clone()));
+        if rejoin.is_pending() {
+            E::detach(run_rejoin(self.clone()));
         }
     }
 

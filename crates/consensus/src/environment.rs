@@ -7,11 +7,11 @@
 //! waits, starts a task or asks for the time but through its ground.
 
 use crate::error::ReadPoint;
+use crate::fault_injection::Traffic;
 use crate::network::{Grpc, PeerNetwork};
 use crate::peers::PeerReport;
-use crate::rejoin::{Readmitted, ReturnRequest};
+use crate::rejoin::{RejoinGrant, RejoinRequest};
 use crate::state_machine::StateMachine;
-use crate::traffic::Traffic;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_store::{
@@ -166,8 +166,8 @@ pub trait PeerLink: Clone + Send + Sync + 'static {
     /// Asks the peer, if it leads, to take this replica in anew.
     fn readmit(
         &mut self,
-        request: ReturnRequest,
-    ) -> impl Future<Output = Result<Readmitted, PeerError>> + Send;
+        request: RejoinRequest,
+    ) -> impl Future<Output = Result<RejoinGrant, PeerError>> + Send;
 }
 
 /// What was waited for has not come in time.

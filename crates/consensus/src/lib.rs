@@ -12,6 +12,7 @@
 //! **Invariant:** this crate never knows a job; payloads are opaque.
 
 mod application;
+mod bootstrap;
 mod check_quorum;
 mod compaction;
 mod config;
@@ -20,8 +21,8 @@ mod consensus;
 mod election;
 mod environment;
 mod error;
+mod fault_injection;
 pub mod follower_hint;
-mod founding;
 mod leadership;
 mod leadership_transfer;
 mod log_reader;
@@ -30,18 +31,17 @@ mod network;
 pub mod offline;
 mod peers;
 mod reads;
-mod reception;
 mod rejoin;
 mod rounds;
+mod snapshot_receiver;
 mod state_machine;
 mod status;
-mod traffic;
 
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
 };
 pub use check_quorum::CheckQuorum;
-pub use compaction::Weights;
+pub use compaction::AppliedBytes;
 pub use config::{
     Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
 };
@@ -49,10 +49,11 @@ pub use consensus::{Consensus, Parts, Proposal};
 pub use election::VoteKind;
 pub use environment::{Elapsed, Environment, Metrics, PeerError, PeerLink, Peers, Raft, Storage, TokioEnv};
 pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+pub use fault_injection::{Traffic, TrafficScope};
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use membership::{
-    ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
+    ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, ReaddedMember, VOTER_LAG_ENTRIES_MAX,
 };
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
 pub use muster_transport::Principal;
@@ -61,10 +62,10 @@ pub use network::{
     Arriving, Connection, Grpc, PeerChannel, PeerClient, PeerNetwork, PeerService, Transport, peer_server,
 };
 pub use peers::PeerReport;
-pub use reception::{Announced, Reception, ReceptionError, SnapshotPart};
 pub use rejoin::{
-    Readmitted, ReturnRequest, ReturnStep, Unable, Voted, mark_behind_entry, may_acknowledge, may_vote,
+    FormerVote, RejoinGrant, RejoinRefusal, RejoinRequest, RejoinStep, mark_behind_entry, may_acknowledge,
+    may_vote,
 };
+pub use snapshot_receiver::{AnnouncedSnapshot, ReceiveError, SnapshotPart, SnapshotReceiver};
 pub use status::{Member, ReplicaStatus, Role};
 pub use tonic::Status;
-pub use traffic::{Traffic, TrafficScope};

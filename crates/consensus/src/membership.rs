@@ -53,7 +53,7 @@ pub struct Changed {
 
 /// A replica was taken in anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readmission {
+pub struct ReaddedMember {
     /// The entry that added it again; it may not vote before it has it.
     pub raft_index: u64,
     /// Whether it voted before.
@@ -88,7 +88,7 @@ pub struct ChangeProgress {
 }
 
 /// The one change that may be made at a time.
-pub(crate) struct Changing {
+pub(crate) struct ChangeLock {
     running: Mutex<Option<String>>,
     progress: watch::Sender<Option<ChangeProgress>>,
     /// Replicas that lost their vote here because they were taken in anew, and have it not back yet: one
@@ -97,9 +97,9 @@ pub(crate) struct Changing {
     owed: Mutex<BTreeSet<ReplicaId>>,
 }
 
-impl Changing {
-    pub(crate) fn new() -> Changing {
-        Changing { running: Mutex::new(None), progress: watch::Sender::new(None), owed: Mutex::default() }
+impl ChangeLock {
+    pub(crate) fn new() -> ChangeLock {
+        ChangeLock { running: Mutex::new(None), progress: watch::Sender::new(None), owed: Mutex::default() }
     }
 
     fn owed(&self) -> std::sync::MutexGuard<'_, BTreeSet<ReplicaId>> {
@@ -111,13 +111,13 @@ impl Changing {
         self.owed().contains(&id)
     }
 
-    fn begin(&self, operation: String) -> Result<Turn<'_>, MembershipError> {
+    fn begin(&self, operation: String) -> Result<ChangePermit<'_>, MembershipError> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &*running {
             return Err(MembershipError::Busy { running: running.clone() });
         }
         *running = Some(operation.clone());
-        Ok(Turn { changing: self, operation })
+        Ok(ChangePermit { changing: self, operation })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -126,12 +126,12 @@ impl Changing {
 }
 
 /// Held while a change is made.
-struct Turn<'c> {
-    changing: &'c Changing,
+struct ChangePermit<'c> {
+    changing: &'c ChangeLock,
     operation: String,
 }
 
-impl Turn<'_> {
+impl ChangePermit<'_> {
     fn at(&self, step: ChangeStep) {
         let progress = ChangeProgress { operation: self.operation.clone(), step };
         self.changing.progress.send_if_modified(|current| {
@@ -144,7 +144,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ChangePermit<'_> {
     fn drop(&mut self) {
         *self.changing.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.changing.progress.send_replace(None);
@@ -314,7 +314,12 @@ impl<E: Environment> Consensus<E> {
         Ok(self.changed(raft_index))
     }
 
-    async fn add(&self, turn: &Turn<'_>, id: ReplicaId, node: ReplicaNode) -> Result<u64, MembershipError> {
+    async fn add(
+        &self,
+        turn: &ChangePermit<'_>,
+        id: ReplicaId,
+        node: ReplicaNode,
+    ) -> Result<u64, MembershipError> {
         let members = self.members_as_leader()?;
         match members.get(&id) {
             Some(member) if member.node == node && !member.votes => {}
@@ -341,7 +346,7 @@ impl<E: Environment> Consensus<E> {
         self.catch_up(None, id).await
     }
 
-    async fn catch_up(&self, turn: Option<&Turn<'_>>, id: ReplicaId) -> Result<(), MembershipError> {
+    async fn catch_up(&self, turn: Option<&ChangePermit<'_>>, id: ReplicaId) -> Result<(), MembershipError> {
         let mut metrics = self.inner.raft.metrics();
         loop {
             let (leads, lag_entries) = {
@@ -480,7 +485,7 @@ impl<E: Environment> Consensus<E> {
     /// # Errors
     /// When this replica does not lead, another change runs, it is not a member, or the other
     /// voters are not a quorum, with it and without it.
-    pub async fn readmit(&self, id: ReplicaId) -> Result<Readmission, MembershipError> {
+    pub async fn readmit(&self, id: ReplicaId) -> Result<ReaddedMember, MembershipError> {
         let turn = self.inner.changing.begin(format!("taking {id} in anew"))?;
         let members = self.members_as_leader()?;
         let member = members.get(&id).ok_or(MembershipError::NotMember { replica: id })?;
@@ -505,7 +510,7 @@ impl<E: Environment> Consensus<E> {
         }
         let raft_index = self.add(&turn, id, node).await?;
         tracing::info!(replica = %id, raft_index, "a replica that lost its storage is taken in anew");
-        Ok(Readmission { raft_index, voted })
+        Ok(ReaddedMember { raft_index, voted })
     }
 
     pub(crate) fn membership_error(&self, error: RaftError<E, ClientWriteError<E>>) -> MembershipError {
@@ -612,7 +617,7 @@ mod tests {
 
     #[test]
     fn one_change_at_a_time() {
-        let changing = Changing::new();
+        let changing = ChangeLock::new();
         let turn = changing.begin("one".to_owned()).expect("nothing runs yet");
         turn.at(ChangeStep::AddingLearner);
         assert!(changing.progress.borrow().is_some());

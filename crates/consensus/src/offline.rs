@@ -11,7 +11,7 @@
 //! its state: its first leadership is newer than every other in it.
 
 use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
-use crate::founding::fresh_founding;
+use crate::bootstrap::fresh_founding;
 use bytes::Bytes;
 use muster_store::{
     Entry, EntryPayload, Founding, Identity, LeaderId, LogId, Membership, OpenMode, ReplicaNode,

@@ -28,7 +28,7 @@
 use crate::consensus::Consensus;
 use crate::environment::{Environment, PeerError, PeerLink as _, Peers as _, Storage as _};
 use crate::error::MembershipError;
-use crate::membership::Readmission;
+use crate::membership::ReaddedMember;
 use muster_store::{LeaderId, Rejoin, ReplicaNode, Vote};
 use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
@@ -41,36 +41,36 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 /// How long a leader may take for the two changes that taking a replica in anew needs.
-const READMIT_WAIT: Duration = Duration::from_secs(30);
+const REJOIN_WAIT: Duration = Duration::from_secs(30);
 
 /// What a replica that lost its storage asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReturnStep {
+pub enum RejoinStep {
     /// To be taken in anew.
-    Readmit,
+    AddAsLearner,
     /// To be given its vote back.
-    Promote,
+    RestoreVote,
 }
 
 /// What a replica that lost its storage knows of whether it voted. The leader that took its vote may end before it gives
 /// the vote back, and no later one could know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Voted {
+pub enum FormerVote {
     /// It says nothing: an earlier release.
-    Unsaid,
+    Unreported,
     /// It asks, and nothing is to be changed yet.
-    Asked,
+    Queried,
     /// A leader has told it.
-    Told(bool),
+    Known(bool),
 }
 
 /// A replica that lost its storage asks whoever leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReturnRequest {
+pub struct RejoinRequest {
     /// For what.
-    pub step: ReturnStep,
+    pub step: RejoinStep,
     /// What it knows of its vote.
-    pub voted: Voted,
+    pub voted: FormerVote,
     /// Whether an earlier attempt may have removed it and not added it again.
     pub begun: bool,
     /// Where it lives, for a leader that does not know it any more.
@@ -79,7 +79,7 @@ pub struct ReturnRequest {
 
 /// What a leader has done for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readmitted {
+pub struct RejoinGrant {
     /// The entry that added it again; 0 where it only asked whether it voted.
     pub from_index: u64,
     /// The leadership that did so.
@@ -90,7 +90,7 @@ pub struct Readmitted {
 
 /// A replica that lost its storage is asked for what it must not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Unable {
+pub enum RejoinRefusal {
     /// To vote, or to lead.
     #[error("this replica lost its storage: it does not vote before the cluster has taken it in anew")]
     Vote,
@@ -103,10 +103,10 @@ pub enum Unable {
 ///
 /// # Errors
 /// Before it knows the entry that added it again.
-pub fn may_vote(mark: Option<Rejoin>) -> Result<(), Unable> {
+pub fn may_vote(mark: Option<Rejoin>) -> Result<(), RejoinRefusal> {
     match mark {
-        Some(Rejoin::Unknown | Rejoin::From { .. }) => Err(Unable::Vote),
-        Some(Rejoin::Voteless) | None => Ok(()),
+        Some(Rejoin::Unknown | Rejoin::From { .. }) => Err(RejoinRefusal::Vote),
+        Some(Rejoin::AwaitingVote) | None => Ok(()),
     }
 }
 
@@ -114,10 +114,10 @@ pub fn may_vote(mark: Option<Rejoin>) -> Result<(), Unable> {
 ///
 /// # Errors
 /// While no leader has taken it in.
-pub fn may_acknowledge(mark: Option<Rejoin>) -> Result<(), Unable> {
+pub fn may_acknowledge(mark: Option<Rejoin>) -> Result<(), RejoinRefusal> {
     match mark {
-        Some(Rejoin::Unknown) => Err(Unable::Acknowledge),
-        Some(Rejoin::From { .. } | Rejoin::Voteless) | None => Ok(()),
+        Some(Rejoin::Unknown) => Err(RejoinRefusal::Acknowledge),
+        Some(Rejoin::From { .. } | Rejoin::AwaitingVote) | None => Ok(()),
     }
 }
 
@@ -125,14 +125,14 @@ pub fn may_acknowledge(mark: Option<Rejoin>) -> Result<(), Unable> {
 #[must_use]
 pub fn mark_behind_entry(mark: Option<Rejoin>) -> Option<Rejoin> {
     match mark {
-        Some(Rejoin::From { voted, .. }) => voted.then_some(Rejoin::Voteless),
+        Some(Rejoin::From { voted, .. }) => voted.then_some(Rejoin::AwaitingVote),
         other => other,
     }
 }
 
 /// Where a replica that was emptied stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum RejoinState {
     /// It was never emptied, or is a full member again.
     Member,
     /// It was emptied, and the cluster has not taken it in anew yet.
@@ -144,7 +144,7 @@ pub(crate) enum Standing {
         voted: bool,
     },
     /// It is a full member again, and is to be given its vote back.
-    Voteless,
+    AwaitingVote,
 }
 
 /// Whether this replica may speak. Clones share it.
@@ -165,12 +165,12 @@ impl<E: Environment> RejoinGate<E> {
         RejoinGate { store, mark }
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn state(&self) -> RejoinState {
         match *self.mark.borrow() {
-            None => Standing::Member,
-            Some(Rejoin::Unknown) => Standing::Unknown,
-            Some(Rejoin::From { index, voted }) => Standing::From { index, voted },
-            Some(Rejoin::Voteless) => Standing::Voteless,
+            None => RejoinState::Member,
+            Some(Rejoin::Unknown) => RejoinState::Unknown,
+            Some(Rejoin::From { index, voted }) => RejoinState::From { index, voted },
+            Some(Rejoin::AwaitingVote) => RejoinState::AwaitingVote,
         }
     }
 
@@ -180,17 +180,17 @@ impl<E: Environment> RejoinGate<E> {
     }
 
     /// Whether something of being taken in anew is still to be done.
-    pub(crate) fn is_on_its_way(&self) -> bool {
-        self.standing() != Standing::Member
+    pub(crate) fn is_pending(&self) -> bool {
+        self.state() != RejoinState::Member
     }
 
     /// Refuses calls that ask for a promise this replica cannot judge.
-    pub(crate) fn may_vote(&self) -> Result<(), Unable> {
+    pub(crate) fn may_vote(&self) -> Result<(), RejoinRefusal> {
         may_vote(*self.mark.borrow())
     }
 
     /// Refuses entries and snapshots while an acknowledgement could count for its earlier life.
-    pub(crate) fn may_acknowledge(&self) -> Result<(), Unable> {
+    pub(crate) fn may_acknowledge(&self) -> Result<(), RejoinRefusal> {
         may_acknowledge(*self.mark.borrow())
     }
 
@@ -201,23 +201,23 @@ impl<E: Environment> RejoinGate<E> {
 }
 
 /// Has the cluster take this replica in anew, and opens the gate when that is done.
-pub(crate) async fn come_back<E: Environment>(consensus: Consensus<E>) {
+pub(crate) async fn run_rejoin<E: Environment>(consensus: Consensus<E>) {
     let mut stop = consensus.stopped();
     tokio::select! {
         biased;
         _ = stop.wait_for(Option::is_some) => {}
-        () = find_back(&consensus) => {}
+        () = rejoin(&consensus) => {}
     }
 }
 
-async fn find_back<E: Environment>(consensus: &Consensus<E>) {
+async fn rejoin<E: Environment>(consensus: &Consensus<E>) {
     let gate = &consensus.inner.rejoin;
-    if gate.standing() == Standing::Unknown {
+    if gate.state() == RejoinState::Unknown {
         tracing::warn!("this replica lost its storage and asks to be taken in anew");
-        let readmitted = ask(consensus, ReturnStep::Readmit).await;
+        let readmitted = ask(consensus, RejoinStep::AddAsLearner).await;
         tracing::info!(from_index = readmitted.from_index, "this replica is taken in anew and catches up");
     }
-    if let Standing::From { index, voted } = gate.standing() {
+    if let RejoinState::From { index, voted } = gate.state() {
         if !reaches(consensus, index).await {
             return;
         }
@@ -231,8 +231,8 @@ async fn find_back<E: Environment>(consensus: &Consensus<E>) {
             "this replica knows the entry that took it in anew: it is a full member again"
         );
     }
-    if gate.standing() == Standing::Voteless {
-        ask(consensus, ReturnStep::Promote).await;
+    if gate.state() == RejoinState::AwaitingVote {
+        ask(consensus, RejoinStep::RestoreVote).await;
         if let Err(error) = gate.set(None).await {
             // At the next start it asks for what it has.
             tracing::warn!(error, "the mark of a vote that is given back stays until the next start");
@@ -256,7 +256,7 @@ async fn reaches<E: Environment>(consensus: &Consensus<E>, index: u64) -> bool {
 }
 
 /// Asks one peer after the other until one that leads has done it.
-async fn ask<E: Environment>(consensus: &Consensus<E>, step: ReturnStep) -> Readmitted {
+async fn ask<E: Environment>(consensus: &Consensus<E>, step: RejoinStep) -> RejoinGrant {
     let own = consensus.inner.config.replica_id;
     let pause = consensus.inner.config.timing.lease() * 2;
     let mut links = BTreeMap::new();
@@ -266,8 +266,8 @@ async fn ask<E: Environment>(consensus: &Consensus<E>, step: ReturnStep) -> Read
     let mut begun = false;
     // Asked before anything is changed, so that it is known here whichever leader carries the changes out.
     let mut voted = match step {
-        ReturnStep::Readmit => Voted::Asked,
-        ReturnStep::Promote => Voted::Told(true),
+        RejoinStep::AddAsLearner => FormerVote::Queried,
+        RejoinStep::RestoreVote => FormerVote::Known(true),
     };
     loop {
         let mut peers = consensus.inner.config.known_peers.clone();
@@ -278,15 +278,15 @@ async fn ask<E: Environment>(consensus: &Consensus<E>, step: ReturnStep) -> Read
         }
         for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
             let link = links.entry(*id).or_insert_with(|| consensus.inner.network.link(*id, node));
-            let mut request = ReturnRequest { step, begun, voted, node: here.clone() };
-            let mut answer = E::timeout(READMIT_WAIT, link.readmit(request.clone())).await;
+            let mut request = RejoinRequest { step, begun, voted, node: here.clone() };
+            let mut answer = E::timeout(REJOIN_WAIT, link.readmit(request.clone())).await;
             if let Ok(Ok(told)) = &answer
-                && voted == Voted::Asked
+                && voted == FormerVote::Queried
                 && told.from_index == 0
             {
-                voted = Voted::Told(told.voted);
+                voted = FormerVote::Known(told.voted);
                 request.voted = voted;
-                answer = E::timeout(READMIT_WAIT, link.readmit(request)).await;
+                answer = E::timeout(REJOIN_WAIT, link.readmit(request)).await;
             }
             let refusal = match answer {
                 Err(_) => {
@@ -316,10 +316,10 @@ async fn ask<E: Environment>(consensus: &Consensus<E>, step: ReturnStep) -> Read
 /// the entry.
 async fn accept<E: Environment>(
     consensus: &Consensus<E>,
-    step: ReturnStep,
-    readmitted: Readmitted,
+    step: RejoinStep,
+    readmitted: RejoinGrant,
 ) -> Result<(), String> {
-    if step != ReturnStep::Readmit {
+    if step != RejoinStep::AddAsLearner {
         return Ok(());
     }
     if !readmitted.vote.committed {
@@ -345,7 +345,7 @@ impl<E: Environment> Consensus<E> {
     ///
     /// # Errors
     /// When its storage was lost and the cluster has not taken it in anew.
-    pub fn may_vote(&self) -> Result<(), Unable> {
+    pub fn may_vote(&self) -> Result<(), RejoinRefusal> {
         self.inner.rejoin.may_vote()
     }
 
@@ -353,7 +353,7 @@ impl<E: Environment> Consensus<E> {
     ///
     /// # Errors
     /// When its storage was lost and no leader has begun to take it in anew.
-    pub fn may_acknowledge(&self) -> Result<(), Unable> {
+    pub fn may_acknowledge(&self) -> Result<(), RejoinRefusal> {
         self.inner.rejoin.may_acknowledge()
     }
 
@@ -361,11 +361,11 @@ impl<E: Environment> Consensus<E> {
     ///
     /// # Errors
     /// When it does not, or the membership refuses; with a word on whether half of it may be done.
-    pub async fn readmit_or_promote(
+    pub async fn rejoin_or_restore_vote(
         &self,
         source: ReplicaId,
-        request: ReturnRequest,
-    ) -> Result<Readmitted, PeerError> {
+        request: RejoinRequest,
+    ) -> Result<RejoinGrant, PeerError> {
         let gone = |detail: &str| PeerError { detail: detail.to_owned(), may_have_begun: false };
         let leads = self.leadership().borrow().mine;
         let Some(mine) = leads else { return Err(gone("this replica does not lead")) };
@@ -382,35 +382,35 @@ impl<E: Environment> Consensus<E> {
             return Err(gone("the leadership ended meanwhile"));
         }
         let vote = Vote { leader_id: LeaderId::new(mine.term, mine.replica.0), committed: true };
-        Ok(Readmitted { from_index: readmission.raft_index, vote, voted: readmission.voted })
+        Ok(RejoinGrant { from_index: readmission.raft_index, vote, voted: readmission.voted })
     }
 
     async fn readmission(
         &self,
         source: ReplicaId,
-        request: ReturnRequest,
-    ) -> Result<Readmission, MembershipError> {
-        let told = request.voted == Voted::Told(true);
+        request: RejoinRequest,
+    ) -> Result<ReaddedMember, MembershipError> {
+        let told = request.voted == FormerVote::Known(true);
         match request.step {
-            ReturnStep::Readmit if request.voted == Voted::Asked => {
+            RejoinStep::AddAsLearner if request.voted == FormerVote::Queried => {
                 let votes = self.members().iter().any(|member| member.replica == source && member.votes);
                 let voted = votes || self.inner.changing.owes_a_vote(source);
-                Ok(Readmission { raft_index: 0, voted })
+                Ok(ReaddedMember { raft_index: 0, voted })
             }
-            ReturnStep::Readmit => match self.readmit(source).await {
+            RejoinStep::AddAsLearner => match self.readmit(source).await {
                 // Its removal was committed under a leadership that ended before it added it again.
                 Err(MembershipError::NotMember { .. }) if request.begun => {
                     let added = self.add_learner(source, request.node).await?;
                     let voted = told || self.inner.changing.owes_a_vote(source);
-                    Ok(Readmission { raft_index: added.raft_index, voted })
+                    Ok(ReaddedMember { raft_index: added.raft_index, voted })
                 }
                 // It voted when a leader first looked: what took its vote since was its coming back.
-                readmitted => readmitted.map(|done| Readmission { voted: done.voted || told, ..done }),
+                readmitted => readmitted.map(|done| ReaddedMember { voted: done.voted || told, ..done }),
             },
-            ReturnStep::Promote => {
+            RejoinStep::RestoreVote => {
                 let already = self.members().iter().any(|member| member.replica == source && member.votes);
                 let raft_index = if already { 0 } else { self.promote(source).await?.raft_index };
-                Ok(Readmission { raft_index, voted: true })
+                Ok(ReaddedMember { raft_index, voted: true })
             }
         }
     }

@@ -5,7 +5,7 @@
 //! **Invariant:** building a snapshot holds the application only while the copy is taken.
 
 use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
-use crate::compaction::Weights;
+use crate::compaction::AppliedBytes;
 use crate::error::StopReason;
 use futures::{Stream, StreamExt};
 use muster_store::{
@@ -37,7 +37,7 @@ pub struct StateMachine {
     snapshots: SnapshotStore,
     apply_entries_max: usize,
     applied_index: Arc<watch::Sender<u64>>,
-    weights: Weights,
+    applied_bytes: AppliedBytes,
     stop: Arc<watch::Sender<Option<StopReason>>>,
 }
 
@@ -49,8 +49,8 @@ impl StateMachine {
         applied_index: watch::Sender<u64>,
         stop: Arc<watch::Sender<Option<StopReason>>>,
     ) -> Self {
-        let weights = Weights::default();
-        weights.newest_snapshot(snapshots.current().map_or(0, |snapshot| snapshot.bytes()));
+        let applied_bytes = AppliedBytes::default();
+        applied_bytes.newest_snapshot(snapshots.current().map_or(0, |snapshot| snapshot.bytes()));
         let applied =
             Applied { application, panicked: false, last: None, membership: StoredMembership::default() };
         StateMachine {
@@ -58,13 +58,13 @@ impl StateMachine {
             snapshots,
             apply_entries_max,
             applied_index: Arc::new(applied_index),
-            weights,
+            applied_bytes,
             stop,
         }
     }
 
-    pub(crate) fn weights(&self) -> Weights {
-        self.weights.clone()
+    pub(crate) fn applied_bytes(&self) -> AppliedBytes {
+        self.applied_bytes.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Applied> {
@@ -118,7 +118,7 @@ impl StateMachine {
         }
         let last_index = applied.last.map_or(0, |last| last.index());
         drop(applied);
-        self.weights.applied(last_index, committed.len() as u64, payload_bytes);
+        self.applied_bytes.applied(last_index, committed.len() as u64, payload_bytes);
         self.applied_index.send_replace(last_index);
         Ok(())
     }
@@ -274,7 +274,7 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
         let machine = self.machine.clone();
         let built = tokio::task::spawn_blocking(move || match SnapshotBuilder::build(&machine) {
             Ok(handle) => {
-                machine.weights.build_succeeded(handle.bytes());
+                machine.applied_bytes.build_succeeded(handle.bytes());
                 Ok(handle)
             }
             Err(BuildError::Broken(error)) => Err(error),
@@ -283,7 +283,7 @@ impl RaftSnapshotBuilder<RaftConfig> for SnapshotBuilder {
                     error = &error as &dyn std::error::Error,
                     "a snapshot could not be made; the log stays, and it is tried again later"
                 );
-                machine.weights.build_failed(std::time::Instant::now());
+                machine.applied_bytes.build_failed(std::time::Instant::now());
                 SnapshotBuilder::nothing_new(&machine)
             }
         });

@@ -4,7 +4,7 @@
 mod support;
 
 use muster_consensus::{
-    ChangeOptions, ChangeStep, MembershipError, ReplicaNode, ReturnRequest, ReturnStep, Voted,
+    ChangeOptions, ChangeStep, FormerVote, MembershipError, RejoinRequest, RejoinStep, ReplicaNode,
 };
 use muster_store::Rejoin;
 use muster_types::ReplicaId;
@@ -308,7 +308,7 @@ async fn an_emptied_voter_that_restarts_on_its_way_back_votes_again() {
     cluster.start_replica(emptied).await;
     until("it may promise again", || !cluster.replicas[&emptied].consensus.status().rejoining).await;
     cluster.stop_replica(emptied).await;
-    assert_eq!(mark(&cluster).await, Some(Rejoin::Voteless));
+    assert_eq!(mark(&cluster).await, Some(Rejoin::AwaitingVote));
 
     cluster.heal();
     cluster.start_replica(emptied).await;
@@ -361,14 +361,14 @@ async fn a_vote_that_is_owed_survives_a_change_of_leader() {
     let emptied = ReplicaId(rest[0]);
     let leader = cluster.consensus(first).clone();
     let asks =
-        |begun, voted| ReturnRequest { step: ReturnStep::Readmit, begun, voted, node: node(emptied.0) };
+        |begun, voted| RejoinRequest { step: RejoinStep::AddAsLearner, begun, voted, node: node(emptied.0) };
     // How they fare changes by itself; who they are does not.
     let membership = || {
         let members = leader.members().into_iter();
         members.map(|member| (member.replica, member.node, member.votes)).collect::<Vec<_>>()
     };
     let before = membership();
-    let told = leader.readmit_or_promote(emptied, asks(false, Voted::Asked)).await.unwrap();
+    let told = leader.rejoin_or_restore_vote(emptied, asks(false, FormerVote::Queried)).await.unwrap();
     assert_eq!((told.from_index, told.voted), (0, true));
     assert_eq!(membership(), before, "asking changes nothing");
     // The half that was carried out: it is no member any more, and who knew that it voted leads no more.
@@ -379,11 +379,11 @@ async fn a_vote_that_is_owed_survives_a_change_of_leader() {
     let next = cluster.consensus(second).clone();
     let mut view = next.leadership();
     guarded("it leads", view.wait_for(|view| view.mine.is_some())).await.unwrap();
-    let forgotten = next.readmit_or_promote(emptied, asks(true, Voted::Asked)).await.unwrap();
+    let forgotten = next.rejoin_or_restore_vote(emptied, asks(true, FormerVote::Queried)).await.unwrap();
     assert!(!forgotten.voted, "the next leader does not know it by itself");
-    let taken = next.readmit_or_promote(emptied, asks(true, Voted::Told(true))).await.unwrap();
+    let taken = next.rejoin_or_restore_vote(emptied, asks(true, FormerVote::Known(true))).await.unwrap();
     assert!(taken.from_index > 0 && taken.voted, "it is to have its vote back: {taken:?}");
     // And once more, as a learner that did not hear the answer.
-    let again = next.readmit_or_promote(emptied, asks(false, Voted::Told(true))).await.unwrap();
+    let again = next.rejoin_or_restore_vote(emptied, asks(false, FormerVote::Known(true))).await.unwrap();
     assert!(again.from_index > taken.from_index && again.voted, "{again:?}");
 }

@@ -32,7 +32,7 @@ const BALLOTS: usize = REPLICAS + 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     /// `may_vote`: who does not know what it promised does not vote.
-    UnknownIsVoteless,
+    UnknownMayVote,
     /// `may_acknowledge`: nor does it acknowledge.
     UnknownIsSilent,
     /// `accept`: it takes the vote of the leadership that took it in before it takes anything else.
@@ -105,7 +105,7 @@ enum Mark {
     None,
     Unknown,
     From(u8),
-    Voteless,
+    AwaitingVote,
 }
 
 impl Mark {
@@ -114,7 +114,7 @@ impl Mark {
             Mark::None => None,
             Mark::Unknown => Some(Rejoin::Unknown),
             Mark::From(index) => Some(Rejoin::From { index: index.into(), voted: true }),
-            Mark::Voteless => Some(Rejoin::Voteless),
+            Mark::AwaitingVote => Some(Rejoin::AwaitingVote),
         }
     }
 
@@ -123,7 +123,7 @@ impl Mark {
             None => Mark::None,
             Some(Rejoin::Unknown) => Mark::Unknown,
             Some(Rejoin::From { index, .. }) => Mark::From(index as u8),
-            Some(Rejoin::Voteless) => Mark::Voteless,
+            Some(Rejoin::AwaitingVote) => Mark::AwaitingVote,
         }
     }
 }
@@ -262,7 +262,7 @@ impl Model {
     fn may_vote(&self, replica: &Replica) -> bool {
         may_vote(replica.mark.stored()).is_ok()
             || match replica.mark {
-                Mark::Unknown => !self.has(Rule::UnknownIsVoteless),
+                Mark::Unknown => !self.has(Rule::UnknownMayVote),
                 _ => !self.has(Rule::WaitsForEntry),
             }
     }
@@ -464,7 +464,7 @@ impl Model {
                     actions.push(Action::AddLearner(leader, id));
                 }
                 Mark::Unknown if offer.is_none() => actions.push(Action::Remove(leader, id)),
-                Mark::Voteless if learners & bit != 0 => actions.push(Action::Promote(leader, id)),
+                Mark::AwaitingVote if learners & bit != 0 => actions.push(Action::Promote(leader, id)),
                 _ => {}
             }
         }
@@ -614,14 +614,14 @@ impl stateright::Model for Model {
                 state.decisive.iter().any(|decisive| *decisive != 0)
             }),
             Property::sometimes("a replica is taken in again", |_, state: &State| {
-                state.replicas.iter().any(|replica| replica.mark == Mark::Voteless)
+                state.replicas.iter().any(|replica| replica.mark == Mark::AwaitingVote)
             }),
         ];
         if self.scope.start == Start::Three {
             properties.push(Property::sometimes("its vote is given back", |_, state: &State| {
                 let votes = |id: usize| {
                     let voters = |entry: &Entry| matches!(entry.kind, Kind::Members(voters, _) if voters & (1 << id) != 0);
-                    state.replicas[id].mark == Mark::Voteless && state.committed.last().is_some_and(voters)
+                    state.replicas[id].mark == Mark::AwaitingVote && state.committed.last().is_some_and(voters)
                 };
                 (0..REPLICAS).any(votes)
             }));
@@ -682,7 +682,7 @@ fn a_leader_that_was_left_behind_gains_nothing_by_a_lost_storage() {
 
 #[test]
 fn without_any_one_rule_something_is_lost() {
-    breaks(ONE_LOSS, Rule::UnknownIsVoteless, FORGOTTEN);
+    breaks(ONE_LOSS, Rule::UnknownMayVote, FORGOTTEN);
     breaks(ONE_LOSS, Rule::UnknownIsSilent, LOST);
     breaks(GROWN, Rule::TakesVote, LOST);
     breaks(GROWN, Rule::WaitsForEntry, LOST);

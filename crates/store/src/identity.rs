@@ -89,7 +89,7 @@ pub enum Rejoin {
         voted: bool,
     },
     /// It may promise again like every other replica, and is to be given its vote back.
-    Voteless,
+    AwaitingVote,
 }
 
 impl Rejoin {
@@ -98,7 +98,7 @@ impl Rejoin {
             Rejoin::Unknown => (0, 0),
             Rejoin::From { index, voted: false } => (1, index),
             Rejoin::From { index, voted: true } => (2, index),
-            Rejoin::Voteless => (3, 0),
+            Rejoin::AwaitingVote => (3, 0),
         }
     }
 
@@ -107,7 +107,7 @@ impl Rejoin {
             0 => Ok(Rejoin::Unknown),
             1 => Ok(Rejoin::From { index, voted: false }),
             2 => Ok(Rejoin::From { index, voted: true }),
-            3 => Ok(Rejoin::Voteless),
+            3 => Ok(Rejoin::AwaitingVote),
             value => Err(CodecError::Unknown { field: "the step of a rebuild", value: value.into() }),
         }
     }
@@ -448,7 +448,7 @@ mod tests {
         write(dir.path(), &record(OURS), &SystemFiles).unwrap();
         let files: Arc<dyn FileLayer> = Arc::new(SystemFiles);
         let file = IdentityFile::new(record(OURS), Some((dir.path().to_path_buf(), files)));
-        let rejoin = Some(Rejoin::Voteless);
+        let rejoin = Some(Rejoin::AwaitingVote);
         file.change(|record| record.rejoin = rejoin).unwrap();
         assert_eq!(*file.rejoin().borrow(), rejoin);
         assert_eq!(found_in(dir.path()).unwrap().unwrap().rejoin, rejoin);

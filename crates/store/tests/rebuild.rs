@@ -65,7 +65,7 @@ async fn a_rebuild_stays_one_until_it_is_told_otherwise() {
     assert_eq!(*rejoin.borrow_and_update(), BLANK);
     let steps = [true, false].map(|voted| Rejoin::From { index: 12, voted });
     let mut store = store;
-    for known in steps.into_iter().chain([Rejoin::Voteless]) {
+    for known in steps.into_iter().chain([Rejoin::AwaitingVote]) {
         store.set_rejoin(known).unwrap();
         rejoin.changed().await.unwrap();
         store.log.close().await;

@@ -8,7 +8,7 @@ use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event};
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
-use muster_consensus::{Application, CommittedEntry, Environment, SnapshotData, Weights};
+use muster_consensus::{Application, AppliedBytes, CommittedEntry, Environment, SnapshotData};
 use muster_engine::{Replicated, Subscription, View, WatchPosition, replicated};
 use muster_journal::{FORMAT_MAX, hash};
 use muster_store::{
@@ -42,7 +42,7 @@ pub struct SimMachine {
     snapshots: SnapshotStore,
     inner: Arc<Mutex<Inner>>,
     view: View,
-    weights: Weights,
+    applied_bytes: AppliedBytes,
     applied: watch::Sender<u64>,
 }
 
@@ -98,7 +98,7 @@ impl SimMachine {
             snapshots: SnapshotStore::memory(&StoreOptions::small()),
             inner: Arc::new(Mutex::new(inner)),
             view,
-            weights: Weights::default(),
+            applied_bytes: AppliedBytes::default(),
             applied: watch::Sender::new(0),
         };
         if let Some(bytes) = disk.file(SNAPSHOT) {
@@ -116,8 +116,8 @@ impl SimMachine {
     }
 
     /// How much was applied.
-    pub fn weights(&self) -> Weights {
-        self.weights.clone()
+    pub fn applied_bytes(&self) -> AppliedBytes {
+        self.applied_bytes.clone()
     }
 
     /// The last entry that is in it.
@@ -184,7 +184,7 @@ impl SimMachine {
             EntryPayload::Normal(payload) => payload.0.len() as u64,
             EntryPayload::Blank | EntryPayload::Membership(_) => 0,
         };
-        self.weights.applied(entry.log_id.index(), 1, bytes);
+        self.applied_bytes.applied(entry.log_id.index(), 1, bytes);
         self.applied.send_replace(entry.log_id.index());
     }
 

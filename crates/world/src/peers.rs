@@ -201,14 +201,14 @@ impl Connection for Wire {
         requests: BoxStream<'static, wire::AppendRequest>,
     ) -> Result<Arriving<wire::AppendResponse>, Status> {
         let serve =
-            |peer: PeerService<SimConfig>, inbound| async move { peer.take_entries(NOBODY, inbound).await };
+            |peer: PeerService<SimConfig>, inbound| async move { peer.handle_append(NOBODY, inbound).await };
         self.stream("append", requests, serve).await
     }
 
     async fn vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.answer_vote_request(NOBODY, VoteKind::Vote, request).await }
+            async move { peer.handle_vote(NOBODY, VoteKind::Vote, request).await }
         };
         self.ask("vote", PATIENCE, ask).await
     }
@@ -216,7 +216,7 @@ impl Connection for Wire {
     async fn pre_vote(&mut self, request: wire::VoteRequest) -> Result<wire::VoteResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.answer_vote_request(NOBODY, VoteKind::PreVote, request).await }
+            async move { peer.handle_vote(NOBODY, VoteKind::PreVote, request).await }
         };
         self.ask("prevote", PATIENCE, ask).await
     }
@@ -227,7 +227,7 @@ impl Connection for Wire {
     ) -> Result<wire::TransferLeaderResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.take_over(NOBODY, request).await }
+            async move { peer.handle_transfer(NOBODY, request).await }
         };
         self.ask("transfer", PATIENCE, ask).await
     }
@@ -238,7 +238,7 @@ impl Connection for Wire {
     ) -> Result<wire::SnapshotHeldResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.say_held(NOBODY, request).await }
+            async move { peer.handle_snapshot_held(NOBODY, request).await }
         };
         self.ask("snapshot held", PATIENCE, ask).await
     }
@@ -255,7 +255,7 @@ impl Connection for Wire {
             }
         });
         let serve = |peer: PeerService<SimConfig>, inbound| async move {
-            let installed = peer.take_snapshot(NOBODY, inbound).await?;
+            let installed = peer.handle_snapshot(NOBODY, inbound).await?;
             Ok(futures::stream::once(futures::future::ready(Ok(installed))).boxed())
         };
         let mut answers = self.stream("snapshot", parts, serve).await?;
@@ -265,7 +265,7 @@ impl Connection for Wire {
     async fn describe(&mut self, request: wire::DescribeRequest) -> Result<wire::DescribeResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.describe_itself(NOBODY, request).await }
+            async move { peer.handle_describe(NOBODY, request).await }
         };
         self.ask("describe", PATIENCE, ask).await
     }
@@ -276,7 +276,7 @@ impl Connection for Wire {
     ) -> Result<wire::ReadIndexResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.say_read_index(NOBODY, request).await }
+            async move { peer.handle_read_index(NOBODY, request).await }
         };
         self.ask("read index", PATIENCE, ask).await
     }
@@ -284,7 +284,7 @@ impl Connection for Wire {
     async fn readmit(&mut self, request: wire::ReadmitRequest) -> Result<wire::ReadmitResponse, Status> {
         let ask = move |peer: PeerService<SimConfig>| {
             let request = request.clone();
-            async move { peer.take_in(NOBODY, request).await }
+            async move { peer.handle_rejoin(NOBODY, request).await }
         };
         self.ask("readmit", READMIT_PATIENCE, ask).await
     }

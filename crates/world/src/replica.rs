@@ -93,7 +93,7 @@ impl Replica {
             storage,
             peers,
             applied: machine.applied(),
-            weights: machine.weights(),
+            applied_bytes: machine.applied_bytes(),
             stop: Arc::new(watch::Sender::new(None)),
         };
         let consensus = Consensus::assemble(config, parts);

@@ -34,7 +34,7 @@ fn encode(mark: Rejoin) -> Vec<u8> {
             bytes.extend_from_slice(&index.to_le_bytes());
             bytes
         }
-        Rejoin::Voteless => vec![2],
+        Rejoin::AwaitingVote => vec![2],
     }
 }
 
@@ -45,7 +45,7 @@ fn decode(bytes: &[u8]) -> Option<Rejoin> {
             let index = u64::from_le_bytes(index.try_into().ok()?);
             Some(Rejoin::From { index, voted: *voted == 1 })
         }
-        [2] => Some(Rejoin::Voteless),
+        [2] => Some(Rejoin::AwaitingVote),
         _ => None,
     }
 }

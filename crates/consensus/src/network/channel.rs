@@ -14,11 +14,11 @@ use crate::check_quorum::CheckQuorum;
 use crate::config::ConsensusConfig;
 use crate::environment::{Environment, Metrics, PeerError, PeerLink, Peers, Storage as _};
 use crate::error::ReadPoint;
+use crate::fault_injection::Traffic;
 use crate::follower_hint::FollowerHints;
 use crate::membership::MEMBERS_MAX;
 use crate::peers::{self, PeerReport};
-use crate::rejoin::{Readmitted, ReturnRequest, ReturnStep, Voted};
-use crate::traffic::Traffic;
+use crate::rejoin::{FormerVote, RejoinGrant, RejoinRequest, RejoinStep};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
@@ -45,7 +45,7 @@ pub(super) enum Purpose {
 }
 
 /// A connection that is kept.
-struct Kept<C> {
+struct CachedConnection<C> {
     address: String,
     /// Of the certificates it was made with.
     epoch: u64,
@@ -53,10 +53,10 @@ struct Kept<C> {
 }
 
 /// The connections that are kept, by peer and purpose.
-type KeptConnections<C> = BTreeMap<(ReplicaId, Purpose), Kept<C>>;
+type CachedConnections<C> = BTreeMap<(ReplicaId, Purpose), CachedConnection<C>>;
 
 /// A few for each member. More are those of former members.
-const KEPT_MAX: usize = 4 * MEMBERS_MAX;
+const CACHED_MAX: usize = 4 * MEMBERS_MAX;
 
 /// When which refusal by which peer was logged.
 type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
@@ -73,7 +73,7 @@ pub struct PeerNetwork<E: Environment, T: Transport> {
     /// Set once the protocol runs.
     metrics: Arc<OnceLock<Metrics<E>>>,
     pub(super) uploads: Uploads,
-    kept: Arc<Mutex<KeptConnections<T::Connection>>>,
+    kept: Arc<Mutex<CachedConnections<T::Connection>>>,
     /// When a peer's refusal of this replica as such was last logged.
     refusals: Arc<Mutex<LoggedAt>>,
 }
@@ -139,10 +139,10 @@ impl<E: Environment, T: Transport> PeerNetwork<E, T> {
             return Ok(kept.client.clone());
         }
         let client = self.connect(target, address)?;
-        if kept.len() >= KEPT_MAX {
+        if kept.len() >= CACHED_MAX {
             kept.clear();
         }
-        let connection = Kept { address: address.to_owned(), epoch, client: client.clone() };
+        let connection = CachedConnection { address: address.to_owned(), epoch, client: client.clone() };
         kept.insert((target, purpose), connection);
         Ok(client)
     }
@@ -307,17 +307,17 @@ impl<E: Environment, T: Transport> PeerLink for PeerChannel<E, T> {
         Ok(convert::read_point(self.noted(answer)?)?)
     }
 
-    async fn readmit(&mut self, request: ReturnRequest) -> Result<Readmitted, PeerError> {
-        let ReturnRequest { step, begun, voted, node } = request;
+    async fn readmit(&mut self, request: RejoinRequest) -> Result<RejoinGrant, PeerError> {
+        let RejoinRequest { step, begun, voted, node } = request;
         let voted = match voted {
-            Voted::Unsaid => wire::readmit_request::Voted::Unspecified,
-            Voted::Asked => wire::readmit_request::Voted::Asked,
-            Voted::Told(true) => wire::readmit_request::Voted::Yes,
-            Voted::Told(false) => wire::readmit_request::Voted::No,
+            FormerVote::Unreported => wire::readmit_request::Voted::Unspecified,
+            FormerVote::Queried => wire::readmit_request::Voted::Asked,
+            FormerVote::Known(true) => wire::readmit_request::Voted::Yes,
+            FormerVote::Known(false) => wire::readmit_request::Voted::No,
         };
         let step = match step {
-            ReturnStep::Readmit => wire::readmit_request::Step::Readmit,
-            ReturnStep::Promote => wire::readmit_request::Step::Promote,
+            RejoinStep::AddAsLearner => wire::readmit_request::Step::Readmit,
+            RejoinStep::RestoreVote => wire::readmit_request::Step::Promote,
         };
         let (mut client, peer) = self.ready()?;
         let request = wire::ReadmitRequest {
@@ -332,6 +332,6 @@ impl<E: Environment, T: Transport> PeerLink for PeerChannel<E, T> {
         // What a refusal means is for the caller to say.
         let answer = client.readmit(request).await?;
         let vote = convert::vote(answer.vote)?;
-        Ok(Readmitted { from_index: answer.from_index, vote, voted: answer.voted })
+        Ok(RejoinGrant { from_index: answer.from_index, vote, voted: answer.voted })
     }
 }

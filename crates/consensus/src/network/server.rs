@@ -13,9 +13,9 @@ use crate::confirm::confirmed;
 use crate::consensus::Consensus;
 use crate::election::VoteKind;
 use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
+use crate::fault_injection::{Traffic, silent};
 use crate::peers;
-use crate::rejoin::{ReturnRequest, ReturnStep, Unable, Voted};
-use crate::traffic::{Traffic, silent};
+use crate::rejoin::{FormerVote, RejoinRefusal, RejoinRequest, RejoinStep};
 use futures::{FutureExt, StreamExt};
 use muster_store::{Founding, ReplicaNode, SnapshotHandle, Vote};
 use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
@@ -221,7 +221,7 @@ impl<E: Environment> PeerService<E> {
 }
 
 /// A replica that lost its storage says so in a form the other side can tell apart.
-fn unable(unable: Unable) -> Status {
+fn unable(unable: RejoinRefusal) -> Status {
     Refusal::Rejoining.status(unable.to_string())
 }
 
@@ -240,7 +240,7 @@ fn stopped(error: impl std::fmt::Display) -> Status {
 /// A refusal, with its reason.
 impl<E: Environment> PeerService<E> {
     /// A candidate asks for a vote, or whether it would have one.
-    pub async fn answer_vote_request(
+    pub async fn handle_vote(
         &self,
         from: Principal,
         kind: VoteKind,
@@ -252,7 +252,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// A leader appends.
-    pub async fn take_entries(
+    pub async fn handle_append(
         &self,
         from: Principal,
         mut inbound: Arriving<wire::AppendRequest>,
@@ -293,7 +293,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// A leader sends a snapshot.
-    pub async fn take_snapshot(
+    pub async fn handle_snapshot(
         &self,
         from: Principal,
         mut inbound: Arriving<wire::SnapshotRequest>,
@@ -333,7 +333,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// A leader asks how much of a snapshot is held here.
-    pub async fn say_held(
+    pub async fn handle_snapshot_held(
         &self,
         from: Principal,
         message: wire::SnapshotHeldRequest,
@@ -348,7 +348,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// What this replica is and how it fares.
-    pub async fn describe_itself(
+    pub async fn handle_describe(
         &self,
         from: Principal,
         message: wire::DescribeRequest,
@@ -361,7 +361,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// A replica that lost its storage asks to be taken in again.
-    pub async fn take_in(
+    pub async fn handle_rejoin(
         &self,
         from: Principal,
         message: wire::ReadmitRequest,
@@ -372,25 +372,25 @@ impl<E: Environment> PeerService<E> {
             return Err(Status::invalid_argument("a region or an endpoint is too long"));
         }
         let step = match message.step() {
-            wire::readmit_request::Step::Readmit => ReturnStep::Readmit,
-            wire::readmit_request::Step::Promote => ReturnStep::Promote,
+            wire::readmit_request::Step::Readmit => RejoinStep::AddAsLearner,
+            wire::readmit_request::Step::Promote => RejoinStep::RestoreVote,
             wire::readmit_request::Step::Unspecified => return Err(convert::missing("step")),
         };
         let voted = match message.voted() {
-            wire::readmit_request::Voted::Unspecified => Voted::Unsaid,
-            wire::readmit_request::Voted::Asked => Voted::Asked,
-            wire::readmit_request::Voted::Yes => Voted::Told(true),
-            wire::readmit_request::Voted::No => Voted::Told(false),
+            wire::readmit_request::Voted::Unspecified => FormerVote::Unreported,
+            wire::readmit_request::Voted::Asked => FormerVote::Queried,
+            wire::readmit_request::Voted::Yes => FormerVote::Known(true),
+            wire::readmit_request::Voted::No => FormerVote::Known(false),
         };
         let node = ReplicaNode {
             region: message.region,
             peer_endpoint: message.peer_endpoint,
             client_endpoint: message.client_endpoint,
         };
-        let request = ReturnRequest { step, begun: message.begun, voted, node };
+        let request = RejoinRequest { step, begun: message.begun, voted, node };
         let consensus = self.shared.consensus.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = E::spawn(async move { consensus.readmit_or_promote(source, request).await });
+        let running = E::spawn(async move { consensus.rejoin_or_restore_vote(source, request).await });
         let readmitted = running.await.map_err(stopped)?.map_err(|error| match error.may_have_begun {
             true => Status::aborted(error.detail),
             false => Status::unavailable(error.detail),
@@ -403,7 +403,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// A leader hands over.
-    pub async fn take_over(
+    pub async fn handle_transfer(
         &self,
         from: Principal,
         message: wire::TransferLeaderRequest,
@@ -421,7 +421,7 @@ impl<E: Environment> PeerService<E> {
     }
 
     /// How far reads have to wait, while this replica leads.
-    pub async fn say_read_index(
+    pub async fn handle_read_index(
         &self,
         from: Principal,
         message: wire::ReadIndexRequest,
@@ -441,7 +441,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let from = sender(&request);
-        self.answer_vote_request(from, VoteKind::Vote, request.into_inner()).await.map(Response::new)
+        self.handle_vote(from, VoteKind::Vote, request.into_inner()).await.map(Response::new)
     }
 
     async fn pre_vote(
@@ -449,7 +449,7 @@ impl RaftService for PeerService {
         request: Request<wire::VoteRequest>,
     ) -> Result<Response<wire::VoteResponse>, Status> {
         let from = sender(&request);
-        self.answer_vote_request(from, VoteKind::PreVote, request.into_inner()).await.map(Response::new)
+        self.handle_vote(from, VoteKind::PreVote, request.into_inner()).await.map(Response::new)
     }
 
     type AppendStream = Arriving<wire::AppendResponse>;
@@ -459,7 +459,7 @@ impl RaftService for PeerService {
         request: Request<Streaming<wire::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
         let from = sender(&request);
-        self.take_entries(from, request.into_inner().boxed()).await.map(Response::new)
+        self.handle_append(from, request.into_inner().boxed()).await.map(Response::new)
     }
 
     async fn install_snapshot(
@@ -467,7 +467,7 @@ impl RaftService for PeerService {
         request: Request<Streaming<wire::SnapshotRequest>>,
     ) -> Result<Response<wire::SnapshotResponse>, Status> {
         let from = sender(&request);
-        self.take_snapshot(from, request.into_inner().boxed()).await.map(Response::new)
+        self.handle_snapshot(from, request.into_inner().boxed()).await.map(Response::new)
     }
 
     async fn snapshot_held(
@@ -475,7 +475,7 @@ impl RaftService for PeerService {
         request: Request<wire::SnapshotHeldRequest>,
     ) -> Result<Response<wire::SnapshotHeldResponse>, Status> {
         let from = sender(&request);
-        self.say_held(from, request.into_inner()).await.map(Response::new)
+        self.handle_snapshot_held(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn describe(
@@ -483,7 +483,7 @@ impl RaftService for PeerService {
         request: Request<wire::DescribeRequest>,
     ) -> Result<Response<wire::DescribeResponse>, Status> {
         let from = sender(&request);
-        self.describe_itself(from, request.into_inner()).await.map(Response::new)
+        self.handle_describe(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn readmit(
@@ -491,7 +491,7 @@ impl RaftService for PeerService {
         request: Request<wire::ReadmitRequest>,
     ) -> Result<Response<wire::ReadmitResponse>, Status> {
         let from = sender(&request);
-        self.take_in(from, request.into_inner()).await.map(Response::new)
+        self.handle_rejoin(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn transfer_leader(
@@ -499,7 +499,7 @@ impl RaftService for PeerService {
         request: Request<wire::TransferLeaderRequest>,
     ) -> Result<Response<wire::TransferLeaderResponse>, Status> {
         let from = sender(&request);
-        self.take_over(from, request.into_inner()).await.map(Response::new)
+        self.handle_transfer(from, request.into_inner()).await.map(Response::new)
     }
 
     async fn read_index(
@@ -507,7 +507,7 @@ impl RaftService for PeerService {
         request: Request<wire::ReadIndexRequest>,
     ) -> Result<Response<wire::ReadIndexResponse>, Status> {
         let from = sender(&request);
-        self.say_read_index(from, request.into_inner()).await.map(Response::new)
+        self.handle_read_index(from, request.into_inner()).await.map(Response::new)
     }
 }
 

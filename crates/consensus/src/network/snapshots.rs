@@ -8,7 +8,7 @@
 use super::convert;
 use super::transport::Connection;
 use crate::environment::Environment;
-use crate::reception::{Announced, ReceptionError, SnapshotPart};
+use crate::snapshot_receiver::{AnnouncedSnapshot, ReceiveError, SnapshotPart};
 use futures::{Stream, StreamExt};
 use muster_store::{SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta};
 use muster_wire::raft::v1 as wire;
@@ -171,49 +171,49 @@ fn digest_to_wire(digest: SnapshotDigest) -> wire::SnapshotDigest {
 pub(super) fn announced(
     meta: &bytes::Bytes,
     digest: Option<wire::SnapshotDigest>,
-) -> Result<Announced, Status> {
+) -> Result<AnnouncedSnapshot, Status> {
     let digest = digest.ok_or_else(|| convert::missing("digest"))?;
     let digest = SnapshotDigest { chunks: digest.chunks, bytes: digest.bytes, checksum: digest.checksum };
-    Announced::new(meta, digest)
+    AnnouncedSnapshot::new(meta, digest)
         .map_err(|error| Status::invalid_argument(format!("the description cannot be decoded: {error}")))
 }
 
 /// Receives the rest, from `first_chunk` on. What arrived of one that ends early is kept.
 pub(super) async fn receive<E: Environment>(
-    announced: Announced,
+    announced: AnnouncedSnapshot,
     snapshots: SnapshotStore,
     first_chunk: u64,
     mut inbound: impl Stream<Item = Result<wire::SnapshotRequest, Status>> + Unpin + Send,
 ) -> Result<SnapshotHandle, Status> {
     let begun = blocking::<E, _>(move || announced.receive(&snapshots, first_chunk)).await?;
-    let mut reception = begun.map_err(|error| refused(&error))?;
+    let mut receiver = begun.map_err(|error| refused(&error))?;
     loop {
         let message = E::within(PART_WAIT, inbound.next()).await;
         let message = message.map_err(|_| Status::deadline_exceeded("nothing more of the snapshot came"))?;
         match message.transpose()?.and_then(|message| message.part) {
             Some(Part::Chunk(wire::SnapshotChunk { number, content, checksum })) => {
                 let part = SnapshotPart { number, content, checksum };
-                let taken = blocking::<E, _>(move || reception.take(&part).map(|()| reception)).await?;
-                reception = taken.map_err(|error| refused(&error))?;
+                let taken = blocking::<E, _>(move || receiver.take(&part).map(|()| receiver)).await?;
+                receiver = taken.map_err(|error| refused(&error))?;
             }
             Some(Part::End(end)) => {
-                let finished = blocking::<E, _>(move || reception.finish(end.chunks)).await?;
+                let finished = blocking::<E, _>(move || receiver.finish(end.chunks)).await?;
                 return finished.map_err(|error| refused(&error));
             }
             Some(Part::Start(_)) => {
-                return Err(refused(&ReceptionError::Unfit("a snapshot begins inside another".to_owned())));
+                return Err(refused(&ReceiveError::Unfit("a snapshot begins inside another".to_owned())));
             }
-            None => return Err(refused(&ReceptionError::Cut)),
+            None => return Err(refused(&ReceiveError::Cut)),
         }
     }
 }
 
-fn refused(error: &ReceptionError) -> Status {
+fn refused(error: &ReceiveError) -> Status {
     let code = match error {
-        ReceptionError::Gap | ReceptionError::Cut => Code::Aborted,
-        ReceptionError::Unfit(_) => Code::InvalidArgument,
-        ReceptionError::Damaged(_) => Code::DataLoss,
-        ReceptionError::Storage(_) => Code::Internal,
+        ReceiveError::Gap | ReceiveError::Cut => Code::Aborted,
+        ReceiveError::Unfit(_) => Code::InvalidArgument,
+        ReceiveError::Damaged(_) => Code::DataLoss,
+        ReceiveError::Storage(_) => Code::Internal,
     };
     Status::new(code, error.to_string())
 }

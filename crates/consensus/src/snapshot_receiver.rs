@@ -14,7 +14,7 @@ use thiserror::Error;
 
 /// Why a part of a snapshot is not taken.
 #[derive(Debug, Error)]
-pub enum ReceptionError {
+pub enum ReceiveError {
     /// The sender goes on behind what is held here.
     #[error("this replica does not hold the chunks before these")]
     Gap,
@@ -54,24 +54,24 @@ impl SnapshotPart {
 
 /// Which snapshot is meant.
 #[derive(Clone, Debug)]
-pub struct Announced {
+pub struct AnnouncedSnapshot {
     pub(crate) meta: SnapshotMeta,
     digest: SnapshotDigest,
     key: Bytes,
 }
 
-impl Announced {
+impl AnnouncedSnapshot {
     /// By its encoded description and what its content comes to.
     ///
     /// # Errors
     /// When the description is none.
-    pub fn new(meta: &[u8], digest: SnapshotDigest) -> Result<Announced, CodecError> {
+    pub fn new(meta: &[u8], digest: SnapshotDigest) -> Result<AnnouncedSnapshot, CodecError> {
         let decoded = decode_snapshot_meta(meta)?;
         let mut key = meta.to_vec();
         key.extend_from_slice(&digest.chunks.to_le_bytes());
         key.extend_from_slice(&digest.bytes.to_le_bytes());
         key.extend_from_slice(&digest.checksum.to_le_bytes());
-        Ok(Announced { meta: decoded, digest, key: key.into() })
+        Ok(AnnouncedSnapshot { meta: decoded, digest, key: key.into() })
     }
 
     /// How many chunks of it are held here.
@@ -87,25 +87,29 @@ impl Announced {
     ///
     /// # Errors
     /// When the chunks before that are not here, or there is no room.
-    pub fn receive(self, snapshots: &SnapshotStore, first_chunk: u64) -> Result<Reception, ReceptionError> {
+    pub fn receive(
+        self,
+        snapshots: &SnapshotStore,
+        first_chunk: u64,
+    ) -> Result<SnapshotReceiver, ReceiveError> {
         let writer = match snapshots.take_partial(&self.key) {
             Some(writer) if writer.chunks() == first_chunk => writer,
-            _ if first_chunk > 0 => return Err(ReceptionError::Gap),
-            _ => snapshots.create(self.meta.clone()).map_err(ReceptionError::Storage)?,
+            _ if first_chunk > 0 => return Err(ReceiveError::Gap),
+            _ => snapshots.create(self.meta.clone()).map_err(ReceiveError::Storage)?,
         };
-        Ok(Reception { announced: self, snapshots: snapshots.clone(), writer: Some(writer) })
+        Ok(SnapshotReceiver { announced: self, snapshots: snapshots.clone(), writer: Some(writer) })
     }
 }
 
 /// A snapshot that is being received. What arrived is kept when it is dropped before its end.
-pub struct Reception {
-    announced: Announced,
+pub struct SnapshotReceiver {
+    announced: AnnouncedSnapshot,
     snapshots: SnapshotStore,
     /// None once it is complete or good for nothing.
     writer: Option<SnapshotWriter>,
 }
 
-impl Drop for Reception {
+impl Drop for SnapshotReceiver {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
             self.snapshots.keep_partial(writer, self.announced.key.clone());
@@ -113,18 +117,18 @@ impl Drop for Reception {
     }
 }
 
-impl Reception {
+impl SnapshotReceiver {
     /// Takes the next chunk.
     ///
     /// # Errors
     /// When it is not the next one, is damaged or cannot be stored.
-    pub fn take(&mut self, part: &SnapshotPart) -> Result<(), ReceptionError> {
-        let Some(writer) = &mut self.writer else { return Err(ReceptionError::Cut) };
+    pub fn take(&mut self, part: &SnapshotPart) -> Result<(), ReceiveError> {
+        let Some(writer) = &mut self.writer else { return Err(ReceiveError::Cut) };
         check_part(writer, &self.announced.digest, part)?;
         if let Err(error) = writer.write(&part.content) {
             // After a failed write nothing of it is good any more.
             self.writer = None;
-            return Err(ReceptionError::Storage(error));
+            return Err(ReceiveError::Storage(error));
         }
         Ok(())
     }
@@ -133,17 +137,17 @@ impl Reception {
     ///
     /// # Errors
     /// When it is not, or cannot be made durable.
-    pub fn finish(mut self, chunks: u64) -> Result<SnapshotHandle, ReceptionError> {
+    pub fn finish(mut self, chunks: u64) -> Result<SnapshotHandle, ReceiveError> {
         let digest = self.announced.digest;
         let complete =
             self.writer.as_ref().is_some_and(|writer| chunks == writer.chunks() && chunks == digest.chunks);
         let Some(writer) = (if complete { self.writer.take() } else { None }) else {
-            return Err(ReceptionError::Unfit("the parts of the snapshot do not fit together".to_owned()));
+            return Err(ReceiveError::Unfit("the parts of the snapshot do not fit together".to_owned()));
         };
-        let handle = writer.finish().map_err(ReceptionError::Storage)?;
+        let handle = writer.finish().map_err(ReceiveError::Storage)?;
         if handle.digest() != digest {
             let text = "the snapshot is not the one that was announced";
-            return Err(ReceptionError::Damaged(text.to_owned()));
+            return Err(ReceiveError::Damaged(text.to_owned()));
         }
         Ok(handle)
     }
@@ -153,18 +157,18 @@ fn check_part(
     writer: &SnapshotWriter,
     digest: &SnapshotDigest,
     part: &SnapshotPart,
-) -> Result<(), ReceptionError> {
+) -> Result<(), ReceiveError> {
     if part.number != writer.chunks() || part.number >= digest.chunks {
         let text = format!("chunk {} came where chunk {} was due", part.number, writer.chunks());
-        return Err(ReceptionError::Unfit(text));
+        return Err(ReceiveError::Unfit(text));
     }
     // The store cuts larger ones, and would count them differently.
     if part.content.is_empty() || writer.bytes() + part.content.len() as u64 > digest.bytes {
         let text = "a chunk is empty or larger than what was announced";
-        return Err(ReceptionError::Unfit(text.to_owned()));
+        return Err(ReceiveError::Unfit(text.to_owned()));
     }
     if crc32fast::hash(&part.content) != part.checksum {
-        return Err(ReceptionError::Damaged(format!("the checksum of chunk {} does not hold", part.number)));
+        return Err(ReceiveError::Damaged(format!("the checksum of chunk {} does not hold", part.number)));
     }
     Ok(())
 }
