@@ -9,14 +9,13 @@
 //! **Invariant:** a replica that waits for a founding neither votes nor acknowledges.
 //! **Invariant:** nothing is founded unless every configured member said that it has nothing.
 
-use crate::consensus::Consensus;
-use crate::environment::{Peers as _, TokioEnv};
+use crate::environment::{Environment, Peers as _, Raft, TokioEnv};
 use crate::error::StartError;
-use crate::network::{Grpc, PeerChannel};
-use crate::peers::{PeerReport, founding_of};
-use crate::rejoin::RejoinGate;
-use muster_store::{Founding, ReplicaNode};
+use crate::messages::PeerReport;
+use crate::network::{Grpc, PeerChannel, PeerNetwork};
+use muster_store::{Founding, ReplicaNode, ReplicaStore};
 use muster_types::ReplicaId;
+use openraft::errors::{InitializeError, RaftError};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
@@ -33,35 +32,62 @@ pub(crate) fn fresh_founding() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-impl Consensus<TokioEnv> {
+/// Writes the first membership, if this replica is the member with the lowest id and its log is empty.
+///
+/// # Errors
+/// When this replica is not in the list, or it stops.
+pub(crate) async fn initialize<E: Environment>(
+    own: ReplicaId,
+    raft: &Raft<E>,
+    members: BTreeMap<ReplicaId, ReplicaNode>,
+) -> Result<(), StartError> {
+    if !members.contains_key(&own) {
+        return Err(StartError::Initialize { detail: format!("{own} is not among the members") });
+    }
+    if members.keys().next() != Some(&own) {
+        return Ok(());
+    }
+    let members: BTreeMap<u64, ReplicaNode> = members.into_iter().map(|(id, node)| (id.0, node)).collect();
+    match raft.initialize(members).await {
+        // Already part of a cluster.
+        Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+        Err(error) => Err(StartError::Initialize { detail: error.to_string() }),
+    }
+}
+
+/// Forms a new cluster from this replica's side.
+pub(crate) struct Bootstrap<'r> {
+    pub(crate) own: ReplicaId,
+    pub(crate) store: &'r ReplicaStore,
+    pub(crate) raft: &'r Raft<TokioEnv>,
+    pub(crate) network: &'r PeerNetwork<TokioEnv, Grpc>,
+}
+
+impl Bootstrap<'_> {
     /// Founds the cluster of `members`, all voters, or waits until the member with the lowest id has done so. Every
     /// replica of a new cluster calls this with the same members. A replica that has a log, or that waits to be taken
     /// into a cluster that runs, does nothing.
     ///
     /// # Errors
     /// [`StartError::Exists`] when a member has this cluster already: this replica lost its disk.
-    pub async fn found(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
-        let own = self.inner.config.replica_id;
-        let store = &self.inner.store;
-        if RejoinGate::<TokioEnv>::new(store.clone()).is_closed() {
-            return Ok(());
-        }
+    pub(crate) async fn found(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
+        let (own, store) = (self.own, self.store);
         if store.founding() == Founding::Unknown || !members.contains_key(&own) {
-            return self.initialize(members).await;
+            return initialize(own, self.raft, members).await;
         }
         let founds = members.keys().next() == Some(&own);
         let mut links: BTreeMap<ReplicaId, PeerChannel<TokioEnv, Grpc>> = BTreeMap::new();
         for (id, node) in members.iter().filter(|(id, _)| **id != own) {
-            links.insert(*id, self.inner.network.link(*id, node));
+            links.insert(*id, self.network.link(*id, node));
         }
         for round in 1_u32.. {
-            if !store.is_blank() || (!founds && founding_of(store.founding()).is_some()) {
+            if !store.is_blank() || (!founds && store.founding().id().is_some()) {
                 return Ok(());
             }
-            let ours = founding_of(store.founding());
+            let ours = store.founding().id();
             let answers = ask(&mut links, ours.filter(|_| founds)).await;
             // A member that was made one of this founding meanwhile may see its founder's first entry.
-            let is_still_blank = store.is_blank() && founding_of(store.founding()) == ours;
+            let is_still_blank = store.is_blank() && store.founding().id() == ours;
             let has_log =
                 |report: &PeerReport| report.last_log_index.is_some() || report.applied_index.is_some();
             if let Some((peer, _)) = answers.iter().find(|(_, report)| has_log(report))
@@ -72,7 +98,7 @@ impl Consensus<TokioEnv> {
             let has_all = answers.len() == links.len();
             if founds && has_all {
                 if ours.is_some() && answers.values().all(|report| report.founding == ours) {
-                    return self.initialize(members).await;
+                    return initialize(own, self.raft, members).await;
                 }
                 if ours.is_none() {
                     // One that was chosen before an interruption stays.
@@ -91,7 +117,7 @@ impl Consensus<TokioEnv> {
     }
 
     async fn belong_to(&self, founding: u64) -> Result<(), StartError> {
-        let store = self.inner.store.clone();
+        let store = self.store.clone();
         let marked = tokio::task::spawn_blocking(move || store.set_founding(founding)).await;
         let marked = marked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         marked.map_err(StartError::Mark)

@@ -10,7 +10,6 @@
 //!
 //! **Invariant:** every limit is finite.
 
-use crate::reads::Pace;
 use muster_planted::{Rule, breaks};
 use muster_store::{ReplicaNode, StorageHealth};
 use muster_transport::Security;
@@ -24,6 +23,18 @@ use tokio::sync::watch;
 /// Where to reach a replica, when that is not its own `peer_endpoint`: for address translation,
 /// split names, and fault injection between two replicas.
 pub type Dial = Arc<dyn Fn(ReplicaId, &ReplicaNode) -> String + Send + Sync>;
+
+/// Members of one cluster, learners included.
+pub const MEMBERS_MAX: usize = 16;
+
+/// Pauses between the rounds of reads.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadPace {
+    /// Between the beginnings of two rounds that overlap.
+    pub(crate) pause: Duration,
+    /// Without reads, a round begins this long after the one before.
+    pub(crate) sample: Duration,
+}
 
 /// Heartbeats and elections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +74,9 @@ impl Timing {
     /// Rounds of reads: a twentieth of a heartbeat apart while another runs, so that a round trip to
     /// another region is shared by a few rounds and one inside a region by none; and one for every
     /// second heartbeat without reads, which is as good as a measure needs to be.
-    pub(crate) fn read_pace(self) -> Pace {
+    pub(crate) fn read_pace(self) -> ReadPace {
         let heartbeat = Duration::from_millis(self.heartbeat_interval_ms.max(1));
-        Pace { pause: heartbeat / 20, sample: heartbeat * 2 }
+        ReadPace { pause: heartbeat / 20, sample: heartbeat * 2 }
     }
 
     /// A request that was not answered for this long ends its stream.

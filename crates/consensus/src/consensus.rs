@@ -1,54 +1,45 @@
-//! One replica's share in the agreement, as the application sees it.
+//! One replica's share in the agreement, as the application sees it: the owner of all its parts.
 //!
-//! **Invariant:** proposals are appended in the order of the calls of [`Consensus::propose`].
-//! **Invariant:** a proposal is appended only under the leadership it was made for.
+//! Each part has a handle with what it needs; only this file knows all of them.
 
 use crate::application::Application;
-use crate::check_quorum::CheckQuorum;
-use crate::compaction::{AppliedBytes, compact};
+use crate::bootstrap::{self, Bootstrap};
 use crate::config::ConsensusConfig;
-use crate::confirm::{Confirmation, Confirmations, confirmed, run_confirmations};
-use crate::election::{self, LastContact, VoteKind, run_staggered_elections};
-use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
-use crate::error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+use crate::environment::{Environment, PeerError, Peers as _, Raft, Storage as _, TokioEnv};
+use crate::error::{MembershipError, StartError};
 use crate::fault_injection::Traffic;
-use crate::leadership::{Leadership, LeadershipView, watch_leadership};
-use crate::leadership_transfer::run_transfer_policy;
-use crate::membership::{ChangeLock, finish_changes};
-use crate::network::{Grpc, PeerNetwork, PeerService, peer_server};
-use crate::peers::{self, Describer, PeerReport, Reports, poll_peers};
-use crate::reads::{FreshAsOf, Source, run_reads};
-use crate::rejoin::{RejoinGate, run_rejoin};
-use crate::rounds::Caller;
+use crate::leader::{Leadership, LeadershipHandle, LeadershipView, NotLeader, ReadPoint};
+use crate::leadership::{CheckQuorum, Elections, LeadershipTransfer, watch_leadership};
+use crate::log_reader::{LogReader, LogSlice, ReadLogError};
+use crate::membership::{ChangeOptions, ChangeProgress, Changed, Membership};
+use crate::messages::{PeerReport, RejoinGrant, RejoinRequest, Reports, millis};
+use crate::network::{Grpc, PeerNetwork, PeerService, ServedReplica, peer_server};
+use crate::peers::{self, Describer, poll_peers};
+use crate::proposals::{Proposal, Proposals};
+use crate::reads::{
+    Caller, Confirmation, Confirmations, FreshAsOf, Source, confirmed, run_confirmations, run_reads,
+};
+use crate::rejoin::{RejoinGate, RejoinTask};
+use crate::snapshots::{AppliedBytes, compact};
 use crate::state_machine::StateMachine;
-use crate::status::{ReplicaStatus, Role, millis};
+use crate::status::{Member, Members, ReplicaStatus, Role};
+use crate::stop::{StopHandle, StopReason};
 use bytes::Bytes;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use muster_planted::{Rule, breaks};
-use muster_store::{FlushProgress, LeaderId, Payload, ReplicaNode, ReplicaStore};
+use muster_store::{FlushProgress, ReplicaNode, ReplicaStore};
 use muster_transport::AcceptLimits;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::{ClientWriteError, InitializeError, RaftError};
-use openraft::raft::{ClientWriteResult, VoteRequest, VoteResponse};
 use openraft::type_config::TypeConfigExt as _;
-use openraft::vote::RaftLeaderId;
-use std::collections::BTreeMap;
-use std::future::IntoFuture;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-/// The outcome of a proposal that is already in line. Dropping it gives up the answer, not the
-/// proposal.
-pub type Proposal = BoxFuture<'static, Result<Committed, ProposeError>>;
-
 /// One replica's share in the agreement. Clones are handles to the same replica.
 pub struct Consensus<E: Environment = TokioEnv> {
-    pub(crate) inner: Arc<Inner<E>>,
+    inner: Arc<Inner<E>>,
 }
 
 impl<E: Environment> Clone for Consensus<E> {
@@ -73,22 +64,24 @@ pub struct Parts<E: Environment> {
     pub stop: Arc<watch::Sender<Option<StopReason>>>,
 }
 
-pub(crate) struct Inner<E: Environment> {
-    pub(crate) config: ConsensusConfig,
-    pub(crate) raft: Raft<E>,
-    pub(crate) store: E::Storage,
-    pub(crate) network: E::Peers,
-    pub(crate) view: watch::Receiver<LeadershipView>,
-    pub(crate) applied: watch::Receiver<u64>,
-    stop: Arc<watch::Sender<Option<StopReason>>>,
-    pub(crate) confirmations: Confirmations,
+struct Inner<E: Environment> {
+    config: ConsensusConfig,
+    raft: Raft<E>,
+    store: E::Storage,
+    network: E::Peers,
+    leadership: LeadershipHandle,
+    applied: watch::Receiver<u64>,
+    stop: StopHandle,
+    confirmations: Confirmations,
     reads: mpsc::Sender<Caller<Confirmation>>,
     fresh: Arc<FreshAsOf>,
-    pub(crate) changing: ChangeLock,
-    pub(crate) rejoin: RejoinGate<E>,
-    pub(crate) describer: Describer<E>,
-    pub(crate) reports: watch::Receiver<Reports>,
-    pub(crate) last_contact: LastContact,
+    rejoin: RejoinGate<E>,
+    describer: Describer<E>,
+    members: Members<E>,
+    elections: Elections<E>,
+    membership: Membership<E>,
+    transfer: LeadershipTransfer<E>,
+    proposals: Arc<Proposals<E>>,
 }
 
 impl Consensus {
@@ -112,7 +105,7 @@ impl Consensus {
             store.snapshots.clone(),
             config.limits.apply_entries_max,
             applied_sender,
-            Arc::clone(&stop),
+            StopHandle::new(Arc::clone(&stop)),
         );
         let applied_bytes = machine.applied_bytes();
         let check_quorum = CheckQuorum::new(config.timing);
@@ -131,7 +124,7 @@ impl Consensus {
     /// What peers call, to be mounted on the peer listener.
     #[must_use]
     pub fn peer_service(&self) -> RaftServiceServer<PeerService> {
-        PeerService::new(self.clone()).into_server(&self.inner.config.limits)
+        self.peer_calls().into_server(&self.inner.config.limits)
     }
 
     /// Serves peers on `listener` until `shutdown` resolves.
@@ -146,15 +139,49 @@ impl Consensus {
         let incoming = self.inner.config.security.accept(listener, AcceptLimits::DEFAULT);
         peer_server(self.peer_service(), incoming, shutdown).await
     }
+
+    /// Founds the cluster of `members`, all voters, or waits until the member with the lowest id has done so. Every
+    /// replica of a new cluster calls this with the same members. A replica that has a log, or that waits to be added
+    /// to a running cluster, does nothing.
+    ///
+    /// # Errors
+    /// [`StartError::Exists`] when a member has this cluster already: this replica lost its disk.
+    pub async fn found(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
+        let Inner { config, store, raft, network, rejoin, .. } = self.inner.as_ref();
+        // A replica that lost its storage does not remember that there is a cluster.
+        if rejoin.is_closed() {
+            return Ok(());
+        }
+        Bootstrap { own: config.replica_id, store, raft, network }.found(members).await
+    }
+
+    fn log_reader(&self) -> LogReader {
+        LogReader::new(self.inner.store.log.clone(), self.inner.applied.clone())
+    }
+
+    /// Applied entries from raft index `from` on, about a megabyte of them: at least one, unless none
+    /// is applied.
+    ///
+    /// # Errors
+    /// When storage fails or was closed.
+    pub async fn read_applied(&self, from: u64) -> Result<LogSlice, ReadLogError> {
+        self.log_reader().read_applied(from).await
+    }
+
+    /// Everything up to here was purged from the log; none when it begins at the beginning.
+    #[must_use]
+    pub fn log_floor(&self) -> Option<u64> {
+        self.log_reader().floor()
+    }
+
+    /// Keeps entries behind `hold` in the log, whatever snapshots there are: another reader does not have them yet.
+    /// `None` holds nothing back.
+    pub fn hold_purge(&self, hold: Option<u64>) {
+        self.inner.store.log.hold_purge(hold);
+    }
 }
 
 impl<E: Environment> Consensus<E> {
-    /// What traffic this replica refuses on purpose.
-    #[must_use]
-    pub fn traffic(&self) -> &Traffic {
-        self.inner.network.traffic()
-    }
-
     /// Whether a replica with this storage may campaign at all when it starts.
     pub fn may_elect(storage: &E::Storage) -> bool {
         !RejoinGate::<E>::new(storage.clone()).is_closed()
@@ -164,82 +191,97 @@ impl<E: Environment> Consensus<E> {
     #[must_use]
     pub fn assemble(config: ConsensusConfig, parts: Parts<E>) -> Consensus<E> {
         let Parts { raft, storage: store, peers: network, applied, applied_bytes, stop } = parts;
-        let rejoin = RejoinGate::new(store.clone());
+        let stop = StopHandle::new(stop);
         let (view_sender, view) = watch::channel(LeadershipView::unknown(E::instant()));
+        let leadership = LeadershipHandle::new(view);
         E::detach(watch_leadership::<E>(raft.metrics(), config.timing, view_sender));
-        E::detach(watch_stop::<E>(raft.clone(), Arc::clone(&stop)));
+        E::detach(watch_stop::<E>(raft.clone(), stop.clone()));
         let (confirmations, callers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let pace = config.timing.read_pace();
-        E::detach(run_confirmations::<E>(raft.clone(), network.clone(), view.clone(), callers, pace.pause));
+        let (confirming, reaching) = (raft.clone(), network.clone());
+        E::detach(run_confirmations::<E>(confirming, reaching, leadership.clone(), callers, pace.pause));
         let (reads, readers) = mpsc::channel(config.limits.confirmations_waiting_max);
         let fresh = Arc::new(FreshAsOf::new(E::instant()));
         let source = Source {
             own: config.replica_id,
             raft: raft.clone(),
             network: network.clone(),
-            view: view.clone(),
+            leadership: leadership.clone(),
             confirmations: confirmations.clone(),
             answer_max: config.timing.stall_max(),
             link: Mutex::new(None),
         };
         E::detach(run_reads(source, readers, applied.clone(), Arc::clone(&fresh), pace));
-        let storage = config.storage_health.clone().unwrap_or_else(|| store.health());
+        let rejoin = RejoinGate::new(store.clone());
         let describer = Describer {
             advertise: config.advertise.clone(),
             store: store.clone(),
-            storage,
+            storage: config.storage_health.clone().unwrap_or_else(|| store.health()),
             metrics: raft.metrics(),
             rejoin: rejoin.clone(),
         };
         let (reports_sender, reports) = watch::channel(Reports::new());
+        let members = Members::new(raft.metrics(), reports);
+        let (id, timing) = (config.replica_id, config.timing);
         let inner = Inner {
+            elections: Elections::new(config.clone(), raft.clone()),
+            membership: Membership::new(id, timing, raft.clone(), leadership.clone(), members.clone()),
+            transfer: LeadershipTransfer {
+                config: config.clone(),
+                raft: raft.clone(),
+                leadership: leadership.clone(),
+                stop: stop.clone(),
+                members: members.clone(),
+                describer: describer.clone(),
+            },
+            proposals: Arc::new(Proposals {
+                raft: raft.clone(),
+                leadership: leadership.clone(),
+                stop: stop.clone(),
+                lease: timing.lease(),
+                payload_bytes_max: config.limits.payload_bytes_max,
+            }),
             config,
             raft,
             store,
             network,
-            view,
+            leadership,
             applied,
             stop,
             confirmations,
             reads,
             fresh,
-            changing: ChangeLock::new(),
             rejoin,
             describer,
-            reports,
-            last_contact: LastContact::default(),
+            members,
         };
-        let consensus = Consensus { inner: Arc::new(inner) };
-        consensus.run_in_background(applied_bytes, reports_sender);
-        consensus
+        inner.run_in_background(applied_bytes, reports_sender);
+        Consensus { inner: Arc::new(inner) }
     }
 
-    /// What goes on beside the protocol, until it stops.
-    fn run_in_background(&self, applied_bytes: AppliedBytes, reports: watch::Sender<Reports>) {
-        let Inner { config, raft, network, view, describer, rejoin, last_contact, .. } = self.inner.as_ref();
-        E::detach(compact::<E>(
-            config.snapshots,
-            raft.clone(),
-            raft.metrics(),
-            applied_bytes,
-            network.clone(),
-            self.inner.applied.clone(),
-        ));
-        let describer = describer.clone();
-        E::detach(poll_peers::<E>(config.clone(), network.clone(), describer, view.clone(), reports));
-        E::detach(run_staggered_elections::<E>(
-            config.clone(),
-            raft.clone(),
-            raft.metrics(),
-            last_contact.clone(),
-            rejoin.clone(),
-            self.inner.describer.storage.clone(),
-        ));
-        E::detach(run_transfer_policy(self.clone()));
-        E::detach(finish_changes(self.clone()));
-        if rejoin.is_pending() {
-            E::detach(run_rejoin(self.clone()));
-        }
+    /// The calls of peers, for a transport that carries them.
+    #[must_use]
+    pub fn peer_calls(&self) -> PeerService<E> {
+        let inner = self.inner.as_ref();
+        PeerService::new(ServedReplica {
+            cluster_id: inner.config.cluster_id,
+            replica_id: inner.config.replica_id,
+            security: inner.config.security.clone(),
+            raft: inner.raft.clone(),
+            store: inner.store.clone(),
+            traffic: inner.network.traffic().clone(),
+            rejoin: inner.rejoin.clone(),
+            elections: inner.elections.clone(),
+            membership: inner.membership.clone(),
+            confirmations: inner.confirmations.clone(),
+            describer: inner.describer.clone(),
+        })
+    }
+
+    /// The traffic that this replica refuses on purpose.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        self.inner.network.traffic()
     }
 
     /// Forms the cluster of `members`, all voters. Every replica may call this at its first start
@@ -249,30 +291,17 @@ impl<E: Environment> Consensus<E> {
     /// # Errors
     /// When this replica is not in the list, or it stops.
     pub async fn initialize(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
-        // An emptied replica does not remember that there is a cluster.
+        // A replica that lost its storage does not remember that there is a cluster.
         if self.inner.rejoin.is_closed() {
             return Ok(());
         }
-        let own = self.inner.config.replica_id;
-        if !members.contains_key(&own) {
-            return Err(StartError::Initialize { detail: format!("{own} is not among the members") });
-        }
-        if members.keys().next() != Some(&own) {
-            return Ok(());
-        }
-        let members: BTreeMap<u64, ReplicaNode> =
-            members.into_iter().map(|(id, node)| (id.0, node)).collect();
-        match self.inner.raft.initialize(members).await {
-            // Already part of a cluster.
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
-            Err(error) => Err(StartError::Initialize { detail: error.to_string() }),
-        }
+        bootstrap::initialize(self.inner.config.replica_id, &self.inner.raft, members).await
     }
 
     /// Who leads, as it changes.
     #[must_use]
     pub fn leadership(&self) -> watch::Receiver<LeadershipView> {
-        self.inner.view.clone()
+        self.inner.leadership.subscribe()
     }
 
     /// The last applied entry, as it changes; 0 before anything was applied. Entry 0 is always the
@@ -294,85 +323,21 @@ impl<E: Environment> Consensus<E> {
         self.inner.stop.subscribe()
     }
 
-    pub(crate) fn not_leader(&self) -> NotLeader {
-        let view = self.inner.view.borrow();
-        NotLeader { leader: view.leader.clone().filter(|_| view.mine.is_none()) }
-    }
-
-    fn leads(&self, leadership: Leadership) -> bool {
-        self.inner.view.borrow().mine == Some(leadership)
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.inner.stop.borrow().is_some()
-    }
-
-    /// Puts a payload in line, bound to `leadership`. It is in line when this returns, so proposals
-    /// are appended in the order of the calls; the future says what became of it.
+    /// Queues a payload, bound to `leadership`. It is queued when this returns, so proposals are appended in the
+    /// order of the calls.
     ///
     /// The future resolves with `Ok` once the entry is committed and applied on this replica.
     pub fn propose(&self, payload: Bytes, leadership: Leadership) -> Proposal {
-        let refuse = |error: ProposeError| futures::future::ready(Err(error)).boxed();
-        let bytes_max = self.inner.config.limits.payload_bytes_max;
-        if payload.len() > bytes_max {
-            return refuse(ProposeError::TooLarge { bytes: payload.len(), bytes_max });
-        }
-        let bound = !breaks(Rule::SkipGuard);
-        if bound && !self.leads(leadership) {
-            return refuse(self.not_leader().into());
-        }
-        let (responder, answer) = E::responder();
-        let mut write = self.inner.raft.write(Payload(payload)).responder(responder);
-        if bound {
-            write = write.with_leader(LeaderId::new(leadership.term, leadership.replica.0));
-        }
-        let enqueue = write.into_future();
-        // One poll puts it in line or finds the line full; nothing was sent in the second case.
-        // Unconstrained, because a task that used up its budget would see a full line.
-        match tokio::task::unconstrained(enqueue).now_or_never() {
-            Some(Ok(())) => {}
-            Some(Err(_)) => return refuse(ProposeError::Shutdown),
-            None if self.is_stopped() => return refuse(ProposeError::Shutdown),
-            None => return refuse(ProposeError::Overloaded),
-        }
-        let this = self.clone();
-        async move {
-            tokio::select! {
-                biased;
-                answer = answer => this.outcome(answer),
-                () = this.leadership_over(leadership) => Err(ProposeError::Unknown),
-                () = this.until_stopped() => Err(ProposeError::Shutdown),
-            }
-        }
-        .boxed()
+        self.inner.proposals.propose(payload, leadership)
     }
 
-    fn outcome(&self, answer: Option<ClientWriteResult<E>>) -> Result<Committed, ProposeError> {
-        match answer {
-            Some(Ok(response)) => Ok(Committed { raft_index: response.log_id.index() }),
-            // Refused before it was appended.
-            Some(Err(ClientWriteError::ForwardToLeader(_))) => Err(self.not_leader().into()),
-            Some(Err(_)) => Err(ProposeError::Unknown),
-            None if self.is_stopped() => Err(ProposeError::Shutdown),
-            None => Err(ProposeError::Unknown),
-        }
-    }
-
-    /// Resolves one lease after a leadership ended: by then whatever could still be answered was.
-    async fn leadership_over(&self, leadership: Leadership) {
-        let mut view = self.inner.view.clone();
-        loop {
-            let _ = view.wait_for(|view| view.mine != Some(leadership)).await;
-            E::sleep(self.inner.config.timing.lease()).await;
-            // A leader that missed its quorum for a moment leads on under the same leadership.
-            if view.borrow().mine != Some(leadership) {
-                return;
-            }
-        }
-    }
-
-    async fn until_stopped(&self) {
-        let _ = self.inner.stop.subscribe().wait_for(Option::is_some).await;
+    /// Waits until everything appended before this call, under any leadership, is applied here.
+    /// It commits an entry that belongs to the protocol, so it also proves the leadership.
+    ///
+    /// # Errors
+    /// When `leadership` is over before that.
+    pub async fn barrier(&self, leadership: Leadership) -> Result<ReadPoint, NotLeader> {
+        self.inner.proposals.barrier(leadership).await
     }
 
     /// Has a quorum confirm that this replica leads. All callers that wait share one round.
@@ -388,14 +353,14 @@ impl<E: Environment> Consensus<E> {
     /// all callers that wait.
     ///
     /// # Errors
-    /// When no leader is known or it confirms nothing; a moment later another may. Has no deadline of
-    /// its own while apply catches up.
+    /// When no leader is known or it confirms nothing; a moment later another may. It has no deadline while apply
+    /// catches up.
     pub async fn read_index(&self) -> Result<ReadPoint, NotLeader> {
         confirmed(&self.inner.reads).await
     }
 
     /// What is applied here is known to hold everything that was committed before this instant; none
-    /// before the first proof. Read it before the state it is to speak of. Measured by every
+    /// before the first proof. Read it before the state that it is to speak of. Measured by every
     /// [`Consensus::read_index`] and, without any, about every second heartbeat; stands still while no
     /// leader is heard.
     #[must_use]
@@ -403,60 +368,33 @@ impl<E: Environment> Consensus<E> {
         self.inner.fresh.get()
     }
 
-    /// Waits until everything appended before this call, under any leadership, is applied here.
-    /// It commits an entry of the protocol's own, so it also proves the leadership.
-    ///
-    /// # Errors
-    /// When `leadership` is over before that.
-    pub async fn barrier(&self, leadership: Leadership) -> Result<ReadPoint, NotLeader> {
-        if !self.leads(leadership) {
-            return Err(self.not_leader());
-        }
-        let written = tokio::select! {
-            biased;
-            written = self.inner.raft.write_blank() => written,
-            () = self.leadership_over(leadership) => return Err(self.not_leader()),
-            () = self.until_stopped() => return Err(NotLeader::default()),
-        };
-        let response = written.map_err(|error| {
-            tracing::debug!(%error, "a barrier was refused");
-            self.not_leader()
-        })?;
-        let leader = response.log_id.committed_leader_id();
-        if (leader.term, leader.node_id) != (leadership.term, leadership.replica.0) {
-            return Err(self.not_leader());
-        }
-        Ok(ReadPoint { raft_index: response.log_id.index(), leadership })
-    }
-
     /// The replica's state now.
     #[must_use]
     pub fn status(&self) -> ReplicaStatus {
-        let reports = self.peer_reports();
-        let mut status = ReplicaStatus::of(&self.inner.raft.metrics().borrow_watched(), &reports.borrow());
+        let mut status = self.inner.members.status();
         if status.role != Role::Leader {
-            let heard = self.inner.last_contact.leader();
-            // One that has led until now has heard itself.
-            let since = heard.map(|at| at.max(self.inner.view.borrow().since));
+            let heard = self.inner.elections.leader_heard_at();
+            // A replica that has led until now has heard itself.
+            let since = heard.map(|at| at.max(self.inner.leadership.since()));
             status.leader_silent_ms = since.map(|at| millis(E::instant().saturating_duration_since(at)));
         }
         status.rejoining = self.inner.rejoin.is_closed();
         status
     }
 
-    /// What the replicas say of themselves: this one always, the others while it leads. Each with
-    /// the moment it was said.
+    /// The newest report of each replica: of this one always, of the others while it leads. Each has the moment at
+    /// which it arrived.
     #[must_use]
     pub fn peer_reports(&self) -> watch::Receiver<BTreeMap<ReplicaId, PeerReport>> {
-        self.inner.reports.clone()
+        self.inner.members.reports().clone()
     }
 
     /// Whether the wall clocks of a quorum, this replica's among them, are no further apart from this one than `apart`.
     /// Only a leader knows those of the others.
     #[must_use]
     pub fn clock_agrees(&self, apart: Duration) -> bool {
-        let Inner { config, describer, reports, .. } = self.inner.as_ref();
-        peers::clock_agrees::<E>(config.replica_id.0, &describer.metrics, &reports.borrow(), apart)
+        let Inner { config, describer, members, .. } = self.inner.as_ref();
+        peers::clock_agrees::<E>(config.replica_id.0, &describer.metrics, &members.reports().borrow(), apart)
     }
 
     /// The generation of the cluster, as this replica knows it.
@@ -465,39 +403,111 @@ impl<E: Environment> Consensus<E> {
         self.inner.store.generation()
     }
 
-    /// Hands leadership to another voter and waits until this replica does not lead any more, or
-    /// for two leases.
+    /// All members, in the order of their ids, with what is known of them.
+    #[must_use]
+    pub fn members(&self) -> Vec<Member> {
+        self.inner.members.all()
+    }
+
+    /// Where a running change of the membership stands, as it goes on; `None` while none is made.
+    #[must_use]
+    pub fn change_progress(&self) -> watch::Receiver<Option<ChangeProgress>> {
+        self.inner.membership.progress()
+    }
+
+    /// Adds a replica that follows without a vote. It is a member when this returns; see
+    /// [`Consensus::wait_caught_up`].
+    ///
+    /// # Errors
+    /// When this replica does not lead, another change runs, or it is a member elsewhere.
+    pub async fn add_learner(&self, id: ReplicaId, node: ReplicaNode) -> Result<Changed, MembershipError> {
+        self.inner.membership.add_learner(id, node).await
+    }
+
+    /// Waits until a member has almost everything; [`Consensus::members`] shows the progress.
+    ///
+    /// # Errors
+    /// When this replica does not lead, stops leading, or the member is removed.
+    pub async fn wait_caught_up(&self, id: ReplicaId) -> Result<(), MembershipError> {
+        self.inner.membership.wait_caught_up(id).await
+    }
+
+    /// Gives a learner that has caught up a vote.
+    ///
+    /// # Errors
+    /// [`MembershipError::NotCaughtUp`] with its lag, or a refusal of [`Consensus::change_voters`].
+    pub async fn promote(&self, id: ReplicaId) -> Result<Changed, MembershipError> {
+        self.inner.membership.promote(id).await
+    }
+
+    /// Removes a voter or a learner. A leader that removes itself gives up leadership when it is done.
+    ///
+    /// # Errors
+    /// When this replica does not lead, another change runs, or the quorum would be lost.
+    pub async fn remove(&self, id: ReplicaId, options: ChangeOptions) -> Result<Changed, MembershipError> {
+        self.inner.membership.remove(id, options).await
+    }
+
+    /// Makes exactly `voters` vote; each has to be a member that has caught up.
+    ///
+    /// # Errors
+    /// When this replica does not lead, another change runs, or the quorum would be lost.
+    pub async fn change_voters(
+        &self,
+        voters: BTreeSet<ReplicaId>,
+        options: ChangeOptions,
+    ) -> Result<Changed, MembershipError> {
+        self.inner.membership.change_voters(voters, options).await
+    }
+
+    /// Replaces a voter that is gone by a new replica: adds it, waits until it has caught up, and changes the voters
+    /// once. Asked again after an interruption, it goes on.
+    ///
+    /// # Errors
+    /// When this replica does not lead, another change runs, or the quorum would be lost.
+    pub async fn replace(
+        &self,
+        gone: ReplicaId,
+        id: ReplicaId,
+        node: ReplicaNode,
+        options: ChangeOptions,
+    ) -> Result<Changed, MembershipError> {
+        self.inner.membership.replace(gone, id, node, options).await
+    }
+
+    /// Changes the endpoints and the region of a member; connections follow.
+    ///
+    /// # Errors
+    /// When this replica does not lead, another change runs, or there is no such member.
+    pub async fn update_member(&self, id: ReplicaId, node: ReplicaNode) -> Result<Changed, MembershipError> {
+        self.inner.membership.update_member(id, node).await
+    }
+
+    /// Lets a replica rejoin that lost its storage, or gives it its vote back, while this replica leads.
+    ///
+    /// # Errors
+    /// When it does not lead, or the membership refuses. The error tells whether half of it may be done.
+    pub async fn grant_rejoin(
+        &self,
+        source: ReplicaId,
+        request: RejoinRequest,
+    ) -> Result<RejoinGrant, PeerError> {
+        self.inner.membership.grant_rejoin(source, request).await
+    }
+
+    /// The voter that should lead next, if this replica may not go on: healthy, caught up, in the
+    /// best region.
+    #[must_use]
+    pub fn successor(&self) -> Option<ReplicaId> {
+        self.inner.transfer.successor()
+    }
+
+    /// Transfers leadership to another voter and waits until this replica no longer leads, or for two leases.
     ///
     /// # Errors
     /// When this replica does not lead or still leads afterwards.
     pub async fn transfer_leadership(&self, to: ReplicaId) -> Result<(), MembershipError> {
-        let mut view = self.inner.view.clone();
-        let Some(mine) = view.borrow_and_update().mine else { return Err(self.not_leader().into()) };
-        self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|_| MembershipError::Shutdown)?;
-        let lost = async { view.wait_for(|view| view.mine != Some(mine)).await.is_ok() };
-        match E::within(self.inner.config.timing.lease() * 2, lost).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(MembershipError::Shutdown),
-            Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
-        }
-    }
-
-    /// A leader's request was acknowledged just now: turns in an election are counted from here.
-    pub(crate) fn leader_heard(&self) {
-        self.inner.last_contact.at(E::instant());
-    }
-
-    /// Answers a candidate: at the end of this replica's lease where that is near, at once otherwise.
-    ///
-    /// # Errors
-    /// When the protocol has stopped.
-    pub(crate) async fn answer_candidate(
-        &self,
-        kind: VoteKind,
-        request: VoteRequest<E>,
-    ) -> Result<VoteResponse<E>, RaftError<E>> {
-        let inner = &self.inner;
-        election::answer(&inner.config, &inner.raft, &inner.last_contact, kind, request).await
+        self.inner.transfer.transfer(to).await
     }
 
     /// The protocol underneath, for those who carry its messages.
@@ -508,13 +518,13 @@ impl<E: Environment> Consensus<E> {
 
     /// Asks for a snapshot now; it is made in the background.
     pub async fn trigger_snapshot(&self) {
-        // A replica that stops makes no snapshot, and says so elsewhere.
+        // A replica that stops makes no snapshot, and reports its stop elsewhere.
         let _ = self.inner.raft.trigger().snapshot().await;
     }
 
-    /// Stops taking part, finishes what storage has in line and releases it.
+    /// Stops taking part, finishes what storage has queued and releases it.
     pub async fn shutdown(&self) {
-        self.inner.stop.send_modify(|current| *current = current.take().or(Some(StopReason::Shutdown)));
+        self.inner.stop.stop(StopReason::Shutdown);
         if let Err(error) = self.inner.raft.shutdown().await {
             tracing::error!(%error, "the protocol's task ended badly");
         }
@@ -522,8 +532,34 @@ impl<E: Environment> Consensus<E> {
     }
 }
 
+impl<E: Environment> Inner<E> {
+    /// Starts what runs next to the protocol, until it stops.
+    fn run_in_background(&self, applied_bytes: AppliedBytes, reports: watch::Sender<Reports>) {
+        let Inner { config, raft, network, leadership, describer, rejoin, .. } = self;
+        E::detach(compact::<E>(
+            config.snapshots,
+            raft.clone(),
+            raft.metrics(),
+            applied_bytes,
+            network.clone(),
+            self.applied.clone(),
+        ));
+        let storage = describer.storage.clone();
+        let (describer, peers) = (describer.clone(), network.clone());
+        E::detach(poll_peers::<E>(config.clone(), peers, describer, leadership.clone(), reports));
+        E::detach(self.elections.clone().run_staggered(rejoin.clone(), storage));
+        E::detach(self.transfer.clone().run_policy());
+        E::detach(self.membership.clone().finish_changes(self.stop.clone()));
+        if rejoin.is_pending() {
+            let (config, raft, peers) = (config.clone(), raft.clone(), network.clone());
+            let task = RejoinTask { config, raft, peers, gate: rejoin.clone() };
+            E::detach(task.run(self.stop.clone()));
+        }
+    }
+}
+
 /// Notices when the protocol stops by itself.
-async fn watch_stop<E: Environment>(raft: Raft<E>, stop: Arc<watch::Sender<Option<StopReason>>>) {
+async fn watch_stop<E: Environment>(raft: Raft<E>, stop: StopHandle) {
     let mut metrics = raft.metrics();
     loop {
         let failed = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
@@ -532,16 +568,9 @@ async fn watch_stop<E: Environment>(raft: Raft<E>, stop: Arc<watch::Sender<Optio
             None if metrics.changed().await.is_ok() => continue,
             None => StopReason::Shutdown,
         };
-        stop.send_if_modified(|current| {
-            if current.is_some() {
-                return false;
-            }
-            if reason != StopReason::Shutdown {
-                tracing::error!(%reason, "this replica takes no part any more");
-            }
-            *current = Some(reason);
-            true
-        });
+        if stop.stop(reason.clone()) && reason != StopReason::Shutdown {
+            tracing::error!(%reason, "this replica takes no part any more");
+        }
         return;
     }
 }

@@ -6,26 +6,21 @@
 //! **Invariant:** outside of `network::grpc`, `founding`, `offline` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
 //! waits, starts a task or asks for the time but through its ground.
 
-use crate::error::ReadPoint;
 use crate::fault_injection::Traffic;
-use crate::network::{Grpc, PeerNetwork};
-use crate::peers::PeerReport;
-use crate::rejoin::{RejoinGrant, RejoinRequest};
-use crate::state_machine::StateMachine;
-use futures::FutureExt;
+use crate::leader::ReadPoint;
+use crate::messages::{PeerReport, RejoinGrant, RejoinRequest};
 use futures::future::BoxFuture;
 use muster_store::{
-    Entry, FlushProgress, Founding, LeaderId, Payload, Rejoin, ReplicaNode, ReplicaStore, SnapshotHandle,
-    SnapshotStore, StorageHealth, StoreError, Vote,
+    Entry, FlushProgress, Founding, LeaderId, Payload, Rejoin, ReplicaNode, SnapshotHandle, SnapshotStore,
+    StorageHealth, StoreError, Vote,
 };
 use muster_types::ReplicaId;
 use openraft::RaftTypeConfig;
-use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use openraft::storage::RaftStateMachine;
 use openraft::type_config::TypeConfigExt as _;
 use openraft::type_config::alias::WriteResponderOf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -183,89 +178,4 @@ pub struct PeerError {
     pub detail: String,
     /// Whether it may have begun to.
     pub may_have_begun: bool,
-}
-
-impl Environment for TokioEnv {
-    type Machine = StateMachine;
-    type Storage = ReplicaStore;
-    type Peers = PeerNetwork<TokioEnv, Grpc>;
-
-    fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>) {
-        let (responder, answer) = ProgressResponder::complete_only();
-        (responder, answer.map(Result::ok).boxed())
-    }
-
-    fn instant() -> Instant {
-        tokio::time::Instant::now().into_std()
-    }
-
-    fn unix_ms() -> u64 {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-impl Storage for ReplicaStore {
-    fn generation(&self) -> u32 {
-        self.identity().generation
-    }
-
-    fn founding(&self) -> Founding {
-        ReplicaStore::founding(self)
-    }
-
-    fn health(&self) -> watch::Receiver<StorageHealth> {
-        self.log.health()
-    }
-
-    fn flushed(&self) -> watch::Receiver<FlushProgress> {
-        self.log.flushed()
-    }
-
-    fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
-        ReplicaStore::rejoin(self)
-    }
-
-    async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
-        let store = self.clone();
-        written(move || match mark {
-            None => store.clear_rejoin(),
-            Some(rejoin) => ReplicaStore::set_rejoin(&store, rejoin),
-        })
-        .await
-    }
-
-    async fn close(&self) {
-        self.log.close().await;
-    }
-
-    fn is_blank(&self) -> bool {
-        ReplicaStore::is_blank(self)
-    }
-
-    fn snapshots(&self) -> SnapshotStore {
-        self.snapshots.clone()
-    }
-
-    async fn read(&self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
-        self.log.read(start, end, bytes_max).await
-    }
-
-    async fn adopt_generation(&self, generation: u32) -> Result<(), String> {
-        let store = self.clone();
-        written(move || store.set_generation(generation)).await
-    }
-
-    async fn belong_to(&self, founding: u64) -> Result<(), String> {
-        let store = self.clone();
-        written(move || store.set_founding(founding)).await
-    }
-}
-
-/// Waits for what is written beside the log.
-async fn written(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), String> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    }
 }

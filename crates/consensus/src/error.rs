@@ -1,7 +1,7 @@
 //! Outcomes and refusals of the consensus interface.
 
 use crate::config::ConfigError;
-use crate::leadership::{Leader, Leadership};
+use crate::leader::NotLeader;
 use muster_store::StoreError;
 use muster_types::ReplicaId;
 use thiserror::Error;
@@ -11,24 +11,6 @@ use thiserror::Error;
 pub struct Committed {
     /// Its position in the log.
     pub raft_index: u64,
-}
-
-/// A confirmed leadership, and how far a reader has to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadPoint {
-    /// Everything through here was committed before the confirmation began; a read is linearizable
-    /// once this is applied.
-    pub raft_index: u64,
-    /// Whose leadership a quorum confirmed.
-    pub leadership: Leadership,
-}
-
-/// This replica does not lead, or cannot prove that it does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Error)]
-#[error("this replica does not lead{}", leader.as_ref().map(|leader| format!("; {} does", leader.replica)).unwrap_or_default())]
-pub struct NotLeader {
-    /// Who does, as far as is known.
-    pub leader: Option<Leader>,
 }
 
 /// What became of a proposal that was not acknowledged.
@@ -159,30 +141,4 @@ pub enum MembershipError {
     /// The replica stops.
     #[error("the replica stops")]
     Shutdown,
-}
-
-/// Why a replica stopped taking part.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum StopReason {
-    /// It was asked to.
-    #[error("it was shut down")]
-    Shutdown,
-    /// The application stopped it, for a reason of its own.
-    #[error("{detail}")]
-    Halted {
-        /// The reason.
-        detail: String,
-    },
-    /// The application panicked while it applied an entry.
-    #[error("the application panicked: {detail}")]
-    ApplicationPanicked {
-        /// The panic's message.
-        detail: String,
-    },
-    /// Storage failed or the protocol found a contradiction.
-    #[error("the protocol stopped: {detail}")]
-    Raft {
-        /// What it said.
-        detail: String,
-    },
 }

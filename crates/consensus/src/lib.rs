@@ -13,59 +13,53 @@
 
 mod application;
 mod bootstrap;
-mod check_quorum;
-mod compaction;
 mod config;
-mod confirm;
 mod consensus;
-mod election;
 mod environment;
 mod error;
 mod fault_injection;
 pub mod follower_hint;
+mod leader;
 mod leadership;
-mod leadership_transfer;
 mod log_reader;
 mod membership;
+mod messages;
 mod network;
 pub mod offline;
 mod peers;
+mod proposals;
 mod reads;
 mod rejoin;
-mod rounds;
-mod snapshot_receiver;
+mod snapshots;
 mod state_machine;
 mod status;
+mod stop;
+mod tokio_env;
 
 pub use application::{
     Application, ApplicationError, CommittedEntry, Halt, SnapshotData, SnapshotSource, halt,
 };
-pub use check_quorum::CheckQuorum;
-pub use compaction::AppliedBytes;
 pub use config::{
-    Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, SnapshotPolicy, Timing,
+    Advertise, ConfigError, ConsensusConfig, Dial, LeaderPolicy, Limits, MEMBERS_MAX, SnapshotPolicy, Timing,
 };
-pub use consensus::{Consensus, Parts, Proposal};
-pub use election::VoteKind;
+pub use consensus::{Consensus, Parts};
 pub use environment::{Elapsed, Environment, Metrics, PeerError, PeerLink, Peers, Raft, Storage, TokioEnv};
-pub use error::{Committed, MembershipError, NotLeader, ProposeError, ReadPoint, StartError, StopReason};
+pub use error::{Committed, MembershipError, ProposeError, StartError};
 pub use fault_injection::{Traffic, TrafficScope};
-pub use leadership::{Leader, Leadership, LeadershipView};
+pub use leader::{Leader, Leadership, LeadershipView, NotLeader, ReadPoint};
+pub use leadership::{CheckQuorum, VoteKind};
 pub use log_reader::{LogSlice, ReadLogError};
-pub use membership::{
-    ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, ReaddedMember, VOTER_LAG_ENTRIES_MAX,
-};
+pub use membership::{ChangeOptions, ChangeProgress, ChangeStep, Changed, VOTER_LAG_ENTRIES_MAX};
+pub use messages::{FormerVote, PeerReport, RejoinGrant, RejoinRequest, RejoinStep};
 pub use muster_store::{FlushProgress, ReplicaNode, Space, StorageHealth};
 pub use muster_transport::Principal;
 pub use muster_wire::raft::v1 as wire;
 pub use network::{
     Arriving, Connection, Grpc, PeerChannel, PeerClient, PeerNetwork, PeerService, Transport, peer_server,
 };
-pub use peers::PeerReport;
-pub use rejoin::{
-    FormerVote, RejoinGrant, RejoinRefusal, RejoinRequest, RejoinStep, mark_behind_entry, may_acknowledge,
-    may_vote,
-};
-pub use snapshot_receiver::{AnnouncedSnapshot, ReceiveError, SnapshotPart, SnapshotReceiver};
+pub use proposals::Proposal;
+pub use rejoin::{RejoinRefusal, mark_behind_entry, may_acknowledge, may_vote};
+pub use snapshots::{AnnouncedSnapshot, AppliedBytes, ReceiveError, SnapshotPart, SnapshotReceiver};
 pub use status::{Member, ReplicaStatus, Role};
+pub use stop::StopReason;
 pub use tonic::Status;

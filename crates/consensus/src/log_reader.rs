@@ -3,10 +3,11 @@
 //! **Invariant:** only applied entries are handed out: nothing of it can be taken back.
 
 use crate::application::CommittedEntry;
-use crate::consensus::Consensus;
 use crate::state_machine::committed_entry;
+use muster_store::LogStore;
 use openraft::RaftLogReader;
 use thiserror::Error;
+use tokio::sync::watch;
 
 /// Applied entries from one place of the log on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +32,24 @@ pub struct ReadLogError {
     pub source: std::io::Error,
 }
 
-impl Consensus {
-    /// Applied entries from raft index `from` on, about a megabyte of them: at least one, unless none
-    /// is applied.
-    ///
-    /// # Errors
-    /// When storage fails or was closed.
-    pub async fn read_applied(&self, from: u64) -> Result<LogSlice, ReadLogError> {
-        // Entry 0 is the cluster's first membership: nothing of the application, and gone with the first
-        // purge, however far that is held.
+/// Reads the log of this replica. Clones share it.
+#[derive(Clone)]
+pub(crate) struct LogReader {
+    log: LogStore,
+    applied: watch::Receiver<u64>,
+}
+
+impl LogReader {
+    pub(crate) fn new(log: LogStore, applied: watch::Receiver<u64>) -> LogReader {
+        LogReader { log, applied }
+    }
+
+    pub(crate) async fn read_applied(&self, from: u64) -> Result<LogSlice, ReadLogError> {
+        // Entry 0 is the cluster's first membership: it means nothing to the application, and the first purge
+        // removes it, however much the purge is held back.
         let from = from.max(1);
-        let applied = *self.inner.applied.borrow();
-        let mut log = self.inner.store.log.clone();
+        let applied = *self.applied.borrow();
+        let mut log = self.log.clone();
         let entries = if from > applied {
             Vec::new()
         } else {
@@ -51,7 +58,7 @@ impl Consensus {
         };
         if entries.is_empty() {
             // Looked at after the read: a purge between the two must not look like the end of the log.
-            return Ok(match log.floor().map(|floor| floor.index()) {
+            return Ok(match self.floor() {
                 Some(floor) if from <= floor => LogSlice::Purged { first: floor + 1 },
                 _ => LogSlice::Entries(Vec::new()),
             });
@@ -59,15 +66,8 @@ impl Consensus {
         Ok(LogSlice::Entries(entries.iter().map(committed_entry).collect()))
     }
 
-    /// Everything up to here was purged from the log; none when it begins at the beginning.
-    #[must_use]
-    pub fn log_floor(&self) -> Option<u64> {
-        self.inner.store.log.floor().map(|floor| floor.index())
-    }
-
-    /// Keeps entries behind `hold` in the log, whatever snapshots there are: somebody else does not have
-    /// them yet. `None` holds nothing back.
-    pub fn hold_purge(&self, hold: Option<u64>) {
-        self.inner.store.log.hold_purge(hold);
+    /// Everything up to here was purged; `None` when the log begins at the beginning.
+    pub(crate) fn floor(&self) -> Option<u64> {
+        self.log.floor().map(|floor| floor.index())
     }
 }

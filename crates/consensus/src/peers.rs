@@ -3,77 +3,21 @@
 //!
 //! **Invariant:** a report never decides what is committed; it is advice, with its age.
 
-use crate::config::{Advertise, ConsensusConfig};
-use crate::environment::{Environment, Metrics, PeerLink as _, Peers as _, Storage as _};
-use crate::leadership::LeadershipView;
-use crate::membership::MEMBERS_MAX;
+use crate::config::{Advertise, ConsensusConfig, MEMBERS_MAX};
+use crate::environment::{Environment, Metrics, PeerLink as _, Peers, Storage as _};
+use crate::leader::LeadershipHandle;
+use crate::messages::{PeerReport, Reports, bounded_version};
 use crate::rejoin::RejoinGate;
-use crate::status::millis;
-use muster_store::{Founding, ReplicaNode, Space, StorageHealth};
+use muster_store::{ReplicaNode, StorageHealth};
 use muster_types::ReplicaId;
-use muster_wire::raft::v1 as wire;
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Bytes of a version that are passed on.
-const VERSION_BYTES_MAX: usize = 64;
 /// A report of a clock that is older than this says nothing about it.
 const REPORT_AGE_MAX: Duration = Duration::from_secs(10);
-
-/// What a replica says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerReport {
-    /// The release it runs.
-    pub version: String,
-    /// The newest record format it reads.
-    pub format_max: u32,
-    /// The cluster's generation as it knows it.
-    pub generation: u32,
-    /// How its storage fares.
-    pub storage: StorageHealth,
-    /// The last entry it applied.
-    pub applied_index: Option<u64>,
-    /// The last entry of its log.
-    pub last_log_index: Option<u64>,
-    /// Where its newest snapshot ends.
-    pub snapshot_index: Option<u64>,
-    /// Its storage lost what it had promised, and it was not taken in anew yet.
-    pub rejoining: bool,
-    /// What its wall clock said, in milliseconds since 1970; none of a release that does not say so.
-    pub unix_ms: Option<u64>,
-    /// Which founding of the cluster it belongs to, where it knows.
-    pub founding: Option<u64>,
-    /// When it said so.
-    pub received_at: Instant,
-}
-
-impl PeerReport {
-    /// How old the report is.
-    #[must_use]
-    pub fn age(&self) -> Duration {
-        self.age_at(Instant::now())
-    }
-
-    /// How old the report is at a time.
-    pub(crate) fn age_at(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.received_at)
-    }
-
-    /// What the replica's wall clock says at a time, in milliseconds since 1970, if it has gone on since the report.
-    #[must_use]
-    pub fn unix_ms_at(&self, now: Instant) -> Option<u64> {
-        self.unix_ms.map(|then| then.saturating_add(millis(self.age_at(now))))
-    }
-
-    /// Whether storage takes new work and keeps up.
-    #[must_use]
-    pub fn storage_is_well(&self) -> bool {
-        self.storage.space == Space::Enough && self.storage.stalled_ms.is_none() && !self.rejoining
-    }
-}
 
 /// What this replica says of itself.
 pub(crate) struct Describer<E: Environment> {
@@ -96,27 +40,11 @@ impl<E: Environment> Clone for Describer<E> {
     }
 }
 
-/// What is said of a founding to others.
-pub(crate) fn founding_of(founding: Founding) -> Option<u64> {
-    match founding {
-        Founding::Of(founding) => Some(founding),
-        Founding::Unknown | Founding::Awaited => None,
-    }
-}
-
-fn cut(text: &str) -> String {
-    let mut end = text.len().min(VERSION_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
-}
-
 impl<E: Environment> Describer<E> {
     pub(crate) fn report(&self) -> PeerReport {
         let metrics = self.metrics.borrow_watched();
         PeerReport {
-            version: cut(&self.advertise.version),
+            version: bounded_version(&self.advertise.version),
             format_max: self.advertise.format_max,
             generation: self.store.generation(),
             storage: *self.storage.borrow(),
@@ -125,61 +53,9 @@ impl<E: Environment> Describer<E> {
             snapshot_index: metrics.snapshot.map(|log_id| log_id.index()),
             rejoining: self.rejoin.is_closed(),
             unix_ms: Some(E::unix_ms()),
-            founding: founding_of(self.store.founding()),
+            founding: self.store.founding().id(),
             received_at: E::instant(),
         }
-    }
-}
-
-pub(crate) fn to_wire(report: &PeerReport) -> wire::DescribeResponse {
-    let space = match report.storage.space {
-        Space::Enough => wire::Space::Enough,
-        Space::Low => wire::Space::Low,
-        Space::Full => wire::Space::Full,
-    };
-    wire::DescribeResponse {
-        version: report.version.clone(),
-        format_max: report.format_max,
-        generation: report.generation,
-        space: space.into(),
-        free_bytes: report.storage.free_bytes,
-        stalled_ms: report.storage.stalled_ms,
-        flush_us: report.storage.flush_mean_us,
-        applied_index: report.applied_index,
-        last_log_index: report.last_log_index,
-        snapshot_index: report.snapshot_index,
-        rejoining: report.rejoining,
-        unix_ms: report.unix_ms,
-        founding: report.founding,
-    }
-}
-
-pub(crate) fn from_wire(message: wire::DescribeResponse, received_at: Instant) -> PeerReport {
-    let space = match message.space() {
-        wire::Space::Enough => Space::Enough,
-        wire::Space::Low => Space::Low,
-        // One that says what nobody here knows is not to be relied on.
-        wire::Space::Full | wire::Space::Unspecified => Space::Full,
-    };
-    let storage = StorageHealth {
-        free_bytes: message.free_bytes,
-        space,
-        stalled_ms: message.stalled_ms,
-        flush_mean_us: message.flush_us,
-        ..StorageHealth::default()
-    };
-    PeerReport {
-        version: cut(&message.version),
-        format_max: message.format_max,
-        generation: message.generation,
-        storage,
-        applied_index: message.applied_index,
-        last_log_index: message.last_log_index,
-        snapshot_index: message.snapshot_index,
-        rejoining: message.rejoining,
-        unix_ms: message.unix_ms,
-        founding: message.founding,
-        received_at,
     }
 }
 
@@ -202,19 +78,17 @@ pub(crate) fn clock_agrees<E: Environment>(
     configs.iter().all(|voters| voters.iter().filter(|id| agrees(id)).count() > voters.len() / 2)
 }
 
-pub(crate) type Reports = BTreeMap<ReplicaId, PeerReport>;
-
 /// Keeps the reports: this replica's own always, those of the others while it leads.
 pub(crate) async fn poll_peers<E: Environment>(
     config: ConsensusConfig,
     network: E::Peers,
     describer: Describer<E>,
-    view: watch::Receiver<LeadershipView>,
+    leadership: LeadershipHandle,
     reports: watch::Sender<Reports>,
 ) {
     let interval = Duration::from_millis(config.leader.report_interval_ms);
     let own = config.replica_id;
-    let mut channels: BTreeMap<ReplicaId, <E::Peers as crate::environment::Peers>::Link> = BTreeMap::new();
+    let mut channels: BTreeMap<ReplicaId, <E::Peers as Peers>::Link> = BTreeMap::new();
     let mut next = E::instant();
     loop {
         tokio::select! {
@@ -223,7 +97,7 @@ pub(crate) async fn poll_peers<E: Environment>(
             () = E::sleep(next.saturating_duration_since(E::instant())) => {}
         }
         next = E::instant() + interval;
-        let leads = view.borrow().mine.is_some();
+        let leads = leadership.mine().is_some();
         let (members, running): (Vec<(ReplicaId, ReplicaNode)>, bool) = {
             let metrics = describer.metrics.borrow_watched();
             let nodes = metrics.membership_config.nodes().filter(|(id, _)| **id != own.0);

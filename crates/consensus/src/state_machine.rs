@@ -5,8 +5,8 @@
 //! **Invariant:** building a snapshot holds the application only while the copy is taken.
 
 use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
-use crate::compaction::AppliedBytes;
-use crate::error::StopReason;
+use crate::snapshots::AppliedBytes;
+use crate::stop::{StopHandle, StopReason};
 use futures::{Stream, StreamExt};
 use muster_store::{
     Entry, EntryPayload, LogId, RaftConfig, SnapshotHandle, SnapshotMeta, SnapshotStore, StoreError,
@@ -38,7 +38,7 @@ pub struct StateMachine {
     apply_entries_max: usize,
     applied_index: Arc<watch::Sender<u64>>,
     applied_bytes: AppliedBytes,
-    stop: Arc<watch::Sender<Option<StopReason>>>,
+    stop: StopHandle,
 }
 
 impl StateMachine {
@@ -47,7 +47,7 @@ impl StateMachine {
         snapshots: SnapshotStore,
         apply_entries_max: usize,
         applied_index: watch::Sender<u64>,
-        stop: Arc<watch::Sender<Option<StopReason>>>,
+        stop: StopHandle,
     ) -> Self {
         let applied_bytes = AppliedBytes::default();
         applied_bytes.newest_snapshot(snapshots.current().map_or(0, |snapshot| snapshot.bytes()));
@@ -84,7 +84,7 @@ impl StateMachine {
                 StopReason::ApplicationPanicked { detail }
             };
             let error = io::Error::other(reason.clone());
-            self.stop.send_modify(|current| *current = current.take().or(Some(reason)));
+            self.stop.stop(reason);
             error
         })
     }
@@ -344,13 +344,13 @@ mod tests {
     #[test]
     fn nothing_is_taken_from_an_application_that_panicked() {
         let snapshots = SnapshotStore::memory(&StoreOptions::small());
-        let stop = Arc::new(watch::Sender::new(None));
+        let stop = StopHandle::new(Arc::new(watch::Sender::new(None)));
         let application = Box::new(Halves::default());
         let machine =
-            StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), Arc::clone(&stop));
+            StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), stop.clone());
         machine.apply_batch(entries(0..1)).unwrap();
         machine.apply_batch(entries(1..3)).unwrap_err();
-        assert!(matches!(*stop.borrow(), Some(StopReason::ApplicationPanicked { .. })));
+        assert!(matches!(*stop.subscribe().borrow(), Some(StopReason::ApplicationPanicked { .. })));
         assert!(SnapshotBuilder::build(&machine).is_err());
         assert!(machine.apply_batch(entries(1..2)).is_err());
         assert!(snapshots.current().is_none());
@@ -361,7 +361,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("snapshots");
         let snapshots = SnapshotStore::open(&folder, &StoreOptions::small()).unwrap();
-        let stop = Arc::new(watch::Sender::new(None));
+        let stop = StopHandle::new(Arc::new(watch::Sender::new(None)));
         let application = Box::new(Halves::default());
         let machine = StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), stop);
         let meta =

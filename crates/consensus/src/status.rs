@@ -1,10 +1,12 @@
 //! What a replica can say about itself and, while it leads, about its peers.
 
-use crate::environment::Environment;
-use crate::peers::{PeerReport, Reports};
+use crate::environment::{Environment, Metrics};
+use crate::messages::{PeerReport, Reports, millis};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
+use openraft::async_runtime::WatchReceiver;
 use openraft::{RaftMetrics, ServerState};
+use tokio::sync::watch;
 
 /// What a replica does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +80,40 @@ pub struct ReplicaStatus {
     pub rejoining: bool,
 }
 
-pub(crate) fn millis(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+/// The members as this replica knows them, with their reports. Clones share it.
+pub(crate) struct Members<E: Environment> {
+    metrics: Metrics<E>,
+    reports: watch::Receiver<Reports>,
+}
+
+impl<E: Environment> Clone for Members<E> {
+    fn clone(&self) -> Self {
+        Members { metrics: self.metrics.clone(), reports: self.reports.clone() }
+    }
+}
+
+impl<E: Environment> Members<E> {
+    pub(crate) fn new(metrics: Metrics<E>, reports: watch::Receiver<Reports>) -> Members<E> {
+        Members { metrics, reports }
+    }
+
+    pub(crate) fn reports(&self) -> &watch::Receiver<Reports> {
+        &self.reports
+    }
+
+    /// The replica's state, without what the protocol does not know of it.
+    pub(crate) fn status(&self) -> ReplicaStatus {
+        ReplicaStatus::of(&self.metrics.borrow_watched(), &self.reports.borrow())
+    }
+
+    /// All members, in the order of their ids.
+    pub(crate) fn all(&self) -> Vec<Member> {
+        self.status().members
+    }
 }
 
 impl ReplicaStatus {
-    pub(crate) fn of<E: Environment>(metrics: &RaftMetrics<E>, reports: &Reports) -> ReplicaStatus {
+    fn of<E: Environment>(metrics: &RaftMetrics<E>, reports: &Reports) -> ReplicaStatus {
         use openraft::Instant as _;
         let voters: std::collections::BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
         let member = |(id, node): (&u64, &ReplicaNode)| {

@@ -368,7 +368,7 @@ async fn a_vote_that_is_owed_survives_a_change_of_leader() {
         members.map(|member| (member.replica, member.node, member.votes)).collect::<Vec<_>>()
     };
     let before = membership();
-    let told = leader.rejoin_or_restore_vote(emptied, asks(false, FormerVote::Queried)).await.unwrap();
+    let told = leader.grant_rejoin(emptied, asks(false, FormerVote::Queried)).await.unwrap();
     assert_eq!((told.from_index, told.voted), (0, true));
     assert_eq!(membership(), before, "asking changes nothing");
     // The half that was carried out: it is no member any more, and who knew that it voted leads no more.
@@ -379,11 +379,11 @@ async fn a_vote_that_is_owed_survives_a_change_of_leader() {
     let next = cluster.consensus(second).clone();
     let mut view = next.leadership();
     guarded("it leads", view.wait_for(|view| view.mine.is_some())).await.unwrap();
-    let forgotten = next.rejoin_or_restore_vote(emptied, asks(true, FormerVote::Queried)).await.unwrap();
+    let forgotten = next.grant_rejoin(emptied, asks(true, FormerVote::Queried)).await.unwrap();
     assert!(!forgotten.voted, "the next leader does not know it by itself");
-    let taken = next.rejoin_or_restore_vote(emptied, asks(true, FormerVote::Known(true))).await.unwrap();
+    let taken = next.grant_rejoin(emptied, asks(true, FormerVote::Known(true))).await.unwrap();
     assert!(taken.from_index > 0 && taken.voted, "it is to have its vote back: {taken:?}");
     // And once more, as a learner that did not hear the answer.
-    let again = next.rejoin_or_restore_vote(emptied, asks(false, FormerVote::Known(true))).await.unwrap();
+    let again = next.grant_rejoin(emptied, asks(false, FormerVote::Known(true))).await.unwrap();
     assert!(again.from_index > taken.from_index && again.voted, "{again:?}");
 }

@@ -56,6 +56,15 @@ pub enum Founding {
 }
 
 impl Founding {
+    /// The number of the founding, where it is known.
+    #[must_use]
+    pub fn id(self) -> Option<u64> {
+        match self {
+            Founding::Of(founding) => Some(founding),
+            Founding::Unknown | Founding::Awaited => None,
+        }
+    }
+
     fn to_parts(self) -> (u8, u64) {
         match self {
             Founding::Unknown => (0, 0),

@@ -105,7 +105,7 @@ impl Replica {
         };
         let info = ReplicaInfo { replica: ReplicaId(u64::from(host)), region: Name::literal("eu") };
         let engine = Engine::start(engine_config, info, machine.view(), consensus.clone());
-        let service = PeerService::new(consensus.clone());
+        let service = consensus.peer_calls();
         let replica = Arc::new(Replica {
             view: machine.view(),
             cluster,

@@ -10,15 +10,13 @@ use super::convert;
 use super::refusal::Refusal;
 use super::snapshots::Uploads;
 use super::transport::{Connection as _, Transport};
-use crate::check_quorum::CheckQuorum;
-use crate::config::ConsensusConfig;
+use crate::config::{ConsensusConfig, MEMBERS_MAX};
 use crate::environment::{Environment, Metrics, PeerError, PeerLink, Peers, Storage as _};
-use crate::error::ReadPoint;
 use crate::fault_injection::Traffic;
 use crate::follower_hint::FollowerHints;
-use crate::membership::MEMBERS_MAX;
-use crate::peers::{self, PeerReport};
-use crate::rejoin::{FormerVote, RejoinGrant, RejoinRequest, RejoinStep};
+use crate::leader::ReadPoint;
+use crate::leadership::CheckQuorum;
+use crate::messages::{FormerVote, PeerReport, RejoinGrant, RejoinRequest, RejoinStep};
 use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
@@ -189,7 +187,7 @@ impl<E: Environment, T: Transport> PeerChannel<E, T> {
             source: self.network.config.replica_id.0,
             target: self.target.0,
             generation: self.network.store.generation(),
-            founding: peers::founding_of(self.network.store.founding()),
+            founding: self.network.store.founding().id(),
         }
     }
 
@@ -246,7 +244,7 @@ impl<E: Environment, T: Transport> PeerChannel<E, T> {
     pub(crate) async fn found(&mut self, founding: Option<u64>) -> Result<PeerReport, PeerError> {
         let (mut client, peer) = self.ready()?;
         let answer = client.describe(wire::DescribeRequest { peer: Some(peer), found: founding }).await;
-        Ok(peers::from_wire(self.noted(answer)?, E::instant()))
+        Ok(convert::report(self.noted(answer)?, E::instant()))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Between messages of the wire and types of the protocol.
 
 use crate::environment::Environment;
-use crate::error::ReadPoint;
-use crate::leadership::Leadership;
-use muster_store::{Entry, LeaderId, LogId, Vote, decode_entry, encode_entry};
+use crate::leader::{Leadership, ReadPoint};
+use crate::messages::{PeerReport, bounded_version};
+use muster_store::{Entry, LeaderId, LogId, Space, StorageHealth, Vote, decode_entry, encode_entry};
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use openraft::raft::{
@@ -11,6 +11,7 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use openraft::vote::RaftLeaderId;
+use std::time::Instant;
 use tonic::Status;
 
 pub(crate) type AppendResult<E> = Result<Option<LogId>, StreamAppendError<E>>;
@@ -212,4 +213,56 @@ pub(crate) fn transfer_response<E: Environment>(
             actual: log.actual.map(log_id),
         }),
     })
+}
+
+pub(crate) fn report_to_wire(report: &PeerReport) -> wire::DescribeResponse {
+    let space = match report.storage.space {
+        Space::Enough => wire::Space::Enough,
+        Space::Low => wire::Space::Low,
+        Space::Full => wire::Space::Full,
+    };
+    wire::DescribeResponse {
+        version: report.version.clone(),
+        format_max: report.format_max,
+        generation: report.generation,
+        space: space.into(),
+        free_bytes: report.storage.free_bytes,
+        stalled_ms: report.storage.stalled_ms,
+        flush_us: report.storage.flush_mean_us,
+        applied_index: report.applied_index,
+        last_log_index: report.last_log_index,
+        snapshot_index: report.snapshot_index,
+        rejoining: report.rejoining,
+        unix_ms: report.unix_ms,
+        founding: report.founding,
+    }
+}
+
+pub(crate) fn report(message: wire::DescribeResponse, received_at: Instant) -> PeerReport {
+    let space = match message.space() {
+        wire::Space::Enough => Space::Enough,
+        wire::Space::Low => Space::Low,
+        // One that says what nobody here knows is not to be relied on.
+        wire::Space::Full | wire::Space::Unspecified => Space::Full,
+    };
+    let storage = StorageHealth {
+        free_bytes: message.free_bytes,
+        space,
+        stalled_ms: message.stalled_ms,
+        flush_mean_us: message.flush_us,
+        ..StorageHealth::default()
+    };
+    PeerReport {
+        version: bounded_version(&message.version),
+        format_max: message.format_max,
+        generation: message.generation,
+        storage,
+        applied_index: message.applied_index,
+        last_log_index: message.last_log_index,
+        snapshot_index: message.snapshot_index,
+        rejoining: message.rejoining,
+        unix_ms: message.unix_ms,
+        founding: message.founding,
+        received_at,
+    }
 }

@@ -16,5 +16,6 @@ mod transport;
 pub use channel::{PeerChannel, PeerNetwork};
 pub use client::PeerClient;
 pub use grpc::Grpc;
+pub(crate) use server::ServedReplica;
 pub use server::{PeerService, peer_server};
 pub use transport::{Arriving, Connection, Transport};

@@ -9,17 +9,18 @@ use super::refusal::Refusal;
 use super::snapshots;
 use super::transport::Arriving;
 use crate::config::Limits;
-use crate::confirm::confirmed;
-use crate::consensus::Consensus;
-use crate::election::VoteKind;
-use crate::environment::{Environment, Peers as _, Raft, Storage as _, TokioEnv};
+use crate::environment::{Environment, Raft, Storage as _, TokioEnv};
 use crate::fault_injection::{Traffic, silent};
-use crate::peers;
-use crate::rejoin::{FormerVote, RejoinRefusal, RejoinRequest, RejoinStep};
+use crate::leadership::{Elections, VoteKind};
+use crate::membership::Membership;
+use crate::messages::{FormerVote, RejoinRequest, RejoinStep};
+use crate::peers::Describer;
+use crate::reads::{Confirmations, confirmed};
+use crate::rejoin::{RejoinGate, RejoinRefusal};
 use futures::{FutureExt, StreamExt};
 use muster_store::{Founding, ReplicaNode, SnapshotHandle, Vote};
 use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
-use muster_types::ReplicaId;
+use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
 use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer};
 use openraft::async_runtime::WatchReceiver;
@@ -43,8 +44,23 @@ pub struct PeerService<E: Environment = TokioEnv> {
     shared: Arc<Shared<E>>,
 }
 
+/// What the calls of peers reach in this replica, and nothing more.
+pub(crate) struct ServedReplica<E: Environment> {
+    pub(crate) cluster_id: ClusterId,
+    pub(crate) replica_id: ReplicaId,
+    pub(crate) security: Security,
+    pub(crate) raft: Raft<E>,
+    pub(crate) store: E::Storage,
+    pub(crate) traffic: Traffic,
+    pub(crate) rejoin: RejoinGate<E>,
+    pub(crate) elections: Elections<E>,
+    pub(crate) membership: Membership<E>,
+    pub(crate) confirmations: Confirmations,
+    pub(crate) describer: Describer<E>,
+}
+
 struct Shared<E: Environment> {
-    consensus: Consensus<E>,
+    replica: ServedReplica<E>,
     /// One snapshot is received at a time.
     receiving: Semaphore,
     /// What was logged: why, the cluster named, source, target.
@@ -61,25 +77,25 @@ impl PeerService {
 
 impl<E: Environment> PeerService<E> {
     /// The service of a replica.
-    pub fn new(consensus: Consensus<E>) -> Self {
-        let shared = Shared { consensus, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
+    pub(crate) fn new(replica: ServedReplica<E>) -> Self {
+        let shared = Shared { replica, receiving: Semaphore::new(1), refused: Mutex::new(BTreeSet::new()) };
         PeerService { shared: Arc::new(shared) }
     }
 
     fn raft(&self) -> &Raft<E> {
-        &self.shared.consensus.inner.raft
+        &self.shared.replica.raft
     }
 
     fn traffic(&self) -> &Traffic {
-        self.shared.consensus.inner.network.traffic()
+        &self.shared.replica.traffic
     }
 
     /// Refuses whoever does not belong here, and everybody while peers are refused; returns the sender.
     fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         self.traffic().admit_peer()?;
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
-        let inner = &self.shared.consensus.inner;
-        let (cluster_id, replica_id) = (inner.config.cluster_id, inner.config.replica_id);
+        let replica = &self.shared.replica;
+        let (cluster_id, replica_id) = (replica.cluster_id, replica.replica_id);
         self.check_name(from, &peer)?;
         if peer.cluster_id.parse() != Ok(cluster_id) || peer.target != replica_id.0 {
             let text = format!(
@@ -90,7 +106,7 @@ impl<E: Environment> PeerService<E> {
             );
             return Err(self.refuse(Refusal::Stranger, &peer, text));
         }
-        let own = inner.store.generation();
+        let own = replica.store.generation();
         if peer.generation < own {
             let text = format!(
                 "the cluster was rebuilt and is in generation {own}; the caller is of generation {}, from before \
@@ -107,7 +123,7 @@ impl<E: Environment> PeerService<E> {
             );
             return Err(self.refuse(Refusal::NewerGeneration, &peer, text));
         }
-        if let (Some(theirs), Founding::Of(own)) = (peer.founding, inner.store.founding())
+        if let (Some(theirs), Founding::Of(own)) = (peer.founding, replica.store.founding())
             && theirs != own
         {
             let text = format!(
@@ -123,7 +139,7 @@ impl<E: Environment> PeerService<E> {
 
     /// A replica whose cluster is not founded so far promises nothing: its disk may have been lost.
     fn check_founded(&self) -> Result<(), Status> {
-        match self.shared.consensus.inner.store.founding() {
+        match self.shared.replica.store.founding() {
             Founding::Awaited => {
                 let text = "this replica waits for its cluster to be founded (--bootstrap)";
                 Err(Refusal::Unfounded.status(text))
@@ -134,7 +150,7 @@ impl<E: Environment> PeerService<E> {
 
     /// Belongs to the founding that the founder of a new cluster asks for, if this replica waits for one.
     async fn be_founded(&self, founding: u64) -> Result<(), Status> {
-        let store = self.shared.consensus.inner.store.clone();
+        let store = self.shared.replica.store.clone();
         if store.founding() != Founding::Awaited {
             return Ok(());
         }
@@ -145,7 +161,7 @@ impl<E: Environment> PeerService<E> {
 
     /// With certificates, nobody speaks in another's name.
     fn check_name(&self, from: Principal, peer: &wire::Peer) -> Result<(), Status> {
-        let secured = matches!(self.shared.consensus.inner.config.security, Security::Tls(_));
+        let secured = matches!(self.shared.replica.security, Security::Tls(_));
         let named = matches!(from.role(), Some(Role::Replica(id)) if id.0 == peer.source);
         if secured && !named {
             let text = format!("{from} speaks as {}", ReplicaId(peer.source));
@@ -157,17 +173,17 @@ impl<E: Environment> PeerService<E> {
     /// The same for calls of a leader: a replica that has nothing yet takes over the generation.
     async fn check_leader(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         self.traffic().admit_peer()?;
-        let inner = &self.shared.consensus.inner;
+        let replica = &self.shared.replica;
         if let Some(peer) = &peer {
             self.check_name(from, peer)?;
         }
         if let Some(peer) = &peer
-            && peer.cluster_id.parse() == Ok(inner.config.cluster_id)
-            && peer.target == inner.config.replica_id.0
-            && peer.generation > inner.store.generation()
+            && peer.cluster_id.parse() == Ok(replica.cluster_id)
+            && peer.target == replica.replica_id.0
+            && peer.generation > replica.store.generation()
         {
             let generation = peer.generation;
-            match inner.store.adopt_generation(generation).await {
+            match replica.store.adopt_generation(generation).await {
                 Ok(()) => tracing::info!(generation, "this replica takes over the cluster's generation"),
                 // What follows refuses it, with the reason.
                 Err(error) => tracing::debug!(%error, "the generation is not taken over"),
@@ -178,8 +194,8 @@ impl<E: Environment> PeerService<E> {
         self.check_founded()?;
         // One that waits to be taken in belongs to the founding of whoever takes it in.
         if let Some(founding) =
-            founding.filter(|_| inner.store.founding() == Founding::Unknown && inner.store.is_blank())
-            && let Err(error) = inner.store.belong_to(founding).await
+            founding.filter(|_| replica.store.founding() == Founding::Unknown && replica.store.is_blank())
+            && let Err(error) = replica.store.belong_to(founding).await
         {
             tracing::debug!(%error, "the founding is not taken over");
         }
@@ -203,7 +219,7 @@ impl<E: Environment> PeerService<E> {
     ) -> Result<openraft::raft::VoteRequest<E>, Status> {
         let source = self.check(from, message.peer.clone())?;
         self.check_founded()?;
-        self.shared.consensus.may_vote().map_err(unable)?;
+        self.shared.replica.rejoin.may_vote().map_err(unable)?;
         let request = convert::vote_request::<E>(message)?;
         // A vote that says it was granted would be taken for a leader's.
         let vote: Vote = request.vote;
@@ -247,7 +263,7 @@ impl<E: Environment> PeerService<E> {
         message: wire::VoteRequest,
     ) -> Result<wire::VoteResponse, Status> {
         let request = self.candidate(from, message)?;
-        let response = self.shared.consensus.answer_candidate(kind, request).await.map_err(stopped)?;
+        let response = self.shared.replica.elections.answer(kind, request).await.map_err(stopped)?;
         Ok(convert::vote_response_to_wire(&response))
     }
 
@@ -259,7 +275,7 @@ impl<E: Environment> PeerService<E> {
     ) -> Result<Arriving<wire::AppendResponse>, Status> {
         let first = inbound.next().await.transpose()?.ok_or_else(|| convert::missing("the first request"))?;
         let source = self.check_leader(from, first.peer.clone()).await?;
-        self.shared.consensus.may_acknowledge().map_err(unable)?;
+        self.shared.replica.rejoin.may_acknowledge().map_err(unable)?;
         let first = convert::append(first, source)?;
         // Why the input ended, where that was not the peer's wish.
         let refusal = Arc::new(Mutex::new(None));
@@ -280,10 +296,10 @@ impl<E: Environment> PeerService<E> {
             }
         });
         let requests = futures::stream::once(async move { first }).chain(rest);
-        let consensus = self.shared.consensus.clone();
+        let elections = self.shared.replica.elections.clone();
         let answers = self.raft().stream_append(requests).map(move |answer| {
             if let Ok(Ok(_)) = &answer {
-                consensus.leader_heard();
+                elections.leader_heard();
             }
             answer.map(|result| convert::append_result_to_wire(&result)).map_err(stopped)
         });
@@ -304,7 +320,7 @@ impl<E: Environment> PeerService<E> {
             return Err(convert::missing("the start of the snapshot"));
         };
         let source = self.check_leader(from, start.peer).await?;
-        self.shared.consensus.may_acknowledge().map_err(unable)?;
+        self.shared.replica.rejoin.may_acknowledge().map_err(unable)?;
         let vote = convert::vote(start.vote)?;
         if !vote.committed || vote.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader sends snapshots, in its own name"));
@@ -315,14 +331,14 @@ impl<E: Environment> PeerService<E> {
             return Ok(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) });
         }
         let announced = snapshots::announced(&start.meta, start.digest)?;
-        let named = [announced.meta.last_log_id, *announced.meta.last_membership.log_id()];
+        let named = [announced.meta().last_log_id, *announced.meta().last_membership.log_id()];
         if !named.iter().flatten().all(|log_id| convert::is_held_by(log_id, &vote)) {
             return Err(Status::invalid_argument(
                 "no log of this leader's can hold what the snapshot covers",
             ));
         }
         let _turn = self.turn()?;
-        let store = self.shared.consensus.inner.store.snapshots();
+        let store = self.shared.replica.store.snapshots();
         let handle = tokio::select! {
             received = snapshots::receive::<E>(announced, store, start.first_chunk, inbound) => received?,
             () = self.traffic().until_peers_in_refused() => return Err(silent()),
@@ -339,10 +355,10 @@ impl<E: Environment> PeerService<E> {
         message: wire::SnapshotHeldRequest,
     ) -> Result<wire::SnapshotHeldResponse, Status> {
         self.check_leader(from, message.peer).await?;
-        self.shared.consensus.may_acknowledge().map_err(unable)?;
+        self.shared.replica.rejoin.may_acknowledge().map_err(unable)?;
         let announced = snapshots::announced(&message.meta, message.digest)?;
         let _turn = self.turn()?;
-        let store = self.shared.consensus.inner.store.snapshots();
+        let store = self.shared.replica.store.snapshots();
         let held = E::spawn_blocking(move || announced.held(&store)).await;
         Ok(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? })
     }
@@ -357,7 +373,7 @@ impl<E: Environment> PeerService<E> {
         if let Some(founding) = message.found {
             self.be_founded(founding).await?;
         }
-        Ok(peers::to_wire(&self.shared.consensus.inner.describer.report()))
+        Ok(convert::report_to_wire(&self.shared.replica.describer.report()))
     }
 
     /// A replica that lost its storage asks to be taken in again.
@@ -388,9 +404,9 @@ impl<E: Environment> PeerService<E> {
             client_endpoint: message.client_endpoint,
         };
         let request = RejoinRequest { step, begun: message.begun, voted, node };
-        let consensus = self.shared.consensus.clone();
+        let membership = self.shared.replica.membership.clone();
         // It goes on when the caller does not wait: half of it would leave the caller out.
-        let running = E::spawn(async move { consensus.rejoin_or_restore_vote(source, request).await });
+        let running = E::spawn(async move { membership.grant_rejoin(source, request).await });
         let readmitted = running.await.map_err(stopped)?.map_err(|error| match error.may_have_begun {
             true => Status::aborted(error.detail),
             false => Status::unavailable(error.detail),
@@ -410,7 +426,7 @@ impl<E: Environment> PeerService<E> {
     ) -> Result<wire::TransferLeaderResponse, Status> {
         let source = self.check(from, message.peer.clone())?;
         self.check_founded()?;
-        self.shared.consensus.may_vote().map_err(unable)?;
+        self.shared.replica.rejoin.may_vote().map_err(unable)?;
         let request = convert::transfer::<E>(message)?;
         let from_leader: &Vote = request.from_leader();
         if !from_leader.committed || from_leader.leader_id.node_id != source {
@@ -428,7 +444,7 @@ impl<E: Environment> PeerService<E> {
     ) -> Result<wire::ReadIndexResponse, Status> {
         self.check(from, message.peer)?;
         // Never passed on: whoever asks has to know the leader itself.
-        let point = confirmed(&self.shared.consensus.inner.confirmations).await;
+        let point = confirmed(&self.shared.replica.confirmations).await;
         let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(convert::read_point_to_wire(&point))
     }

@@ -8,7 +8,7 @@
 use super::convert;
 use super::transport::Connection;
 use crate::environment::Environment;
-use crate::snapshot_receiver::{AnnouncedSnapshot, ReceiveError, SnapshotPart};
+use crate::snapshots::{AnnouncedSnapshot, ReceiveError, SnapshotPart};
 use futures::{Stream, StreamExt};
 use muster_store::{SnapshotDigest, SnapshotHandle, SnapshotStore, StoreError, Vote, encode_snapshot_meta};
 use muster_wire::raft::v1 as wire;

@@ -5,11 +5,13 @@
 //! for a while, and for storage at most once in two leases, so it does not go to and fro.
 
 use crate::config::{ConsensusConfig, LeaderPolicy, Timing};
-use crate::consensus::Consensus;
-use crate::environment::Environment;
-use crate::leadership::Leadership;
-use crate::peers::{PeerReport, Reports};
-use crate::status::Member;
+use crate::environment::{Environment, Raft};
+use crate::error::MembershipError;
+use crate::leader::{Leadership, LeadershipHandle};
+use crate::messages::{PeerReport, Reports};
+use crate::peers::Describer;
+use crate::status::{Member, Members};
+use crate::stop::StopHandle;
 use muster_planted::{Rule, breaks};
 use muster_store::Space;
 use muster_types::ReplicaId;
@@ -165,57 +167,96 @@ impl TransferPolicy {
     }
 }
 
-/// Looks after this replica's leadership while it has it.
-pub(crate) async fn run_transfer_policy<E: Environment>(consensus: Consensus<E>) {
-    let config = consensus.inner.config.clone();
-    let interval = Duration::from_millis(config.timing.heartbeat_interval_ms);
-    let mut view = consensus.leadership();
-    let mut stop = consensus.stopped();
-    let mut policy: Option<TransferPolicy> = None;
-    loop {
-        let mine = view.borrow_and_update().mine;
-        let pause = if mine.is_some() { interval } else { Duration::from_secs(3_600) };
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(Option::is_some) => return,
-            changed = view.changed() => if changed.is_err() { return },
-            () = E::sleep(pause) => {}
-        }
-        let Some(leadership) = view.borrow().mine else {
-            policy = None;
-            continue;
-        };
-        let policy = match &mut policy {
-            Some(policy) if policy.leadership == leadership => policy,
-            other => other.insert(TransferPolicy {
-                leadership,
-                since: E::instant(),
-                able_since: BTreeMap::new(),
-                tried: None,
-            }),
-        };
-        let own = consensus.inner.describer.report();
-        let reports = consensus.inner.reports.borrow().clone();
-        let now = E::instant();
-        let Some((to, cause)) = policy.decide(&config, &consensus.members(), &reports, &own, now) else {
-            continue;
-        };
-        policy.tried = Some(now);
-        tracing::warn!(%to, cause = cause.text(), urgent = cause.is_urgent(), "this replica hands over leadership");
-        if let Err(error) = consensus.transfer_leadership(to).await {
-            tracing::warn!(%to, %error, "leadership was not handed over");
+/// Transfers this replica's leadership, on request and by its own policy. Clones share it.
+pub(crate) struct LeadershipTransfer<E: Environment> {
+    pub(crate) config: ConsensusConfig,
+    pub(crate) raft: Raft<E>,
+    pub(crate) leadership: LeadershipHandle,
+    pub(crate) stop: StopHandle,
+    pub(crate) members: Members<E>,
+    pub(crate) describer: Describer<E>,
+}
+
+impl<E: Environment> Clone for LeadershipTransfer<E> {
+    fn clone(&self) -> Self {
+        LeadershipTransfer {
+            config: self.config.clone(),
+            raft: self.raft.clone(),
+            leadership: self.leadership.clone(),
+            stop: self.stop.clone(),
+            members: self.members.clone(),
+            describer: self.describer.clone(),
         }
     }
 }
 
-impl<E: Environment> Consensus<E> {
-    /// The voter that should lead next, if this replica may not go on: healthy, caught up, in the
-    /// best region.
-    #[must_use]
-    pub fn successor(&self) -> Option<ReplicaId> {
-        let reports = self.inner.reports.borrow().clone();
-        let members = self.members();
-        successors(&self.inner.config, &members, &reports, E::instant()).first().map(|member| member.replica)
+impl<E: Environment> LeadershipTransfer<E> {
+    /// The voter that should lead next, if this replica may not go on.
+    pub(crate) fn successor(&self) -> Option<ReplicaId> {
+        let reports = self.members.reports().borrow().clone();
+        let members = self.members.all();
+        successors(&self.config, &members, &reports, E::instant()).first().map(|member| member.replica)
+    }
+
+    /// Transfers leadership, and waits until this replica no longer leads, or for two leases.
+    ///
+    /// # Errors
+    /// When this replica does not lead or still leads afterwards.
+    pub(crate) async fn transfer(&self, to: ReplicaId) -> Result<(), MembershipError> {
+        let mut view = self.leadership.subscribe();
+        let Some(mine) = view.borrow_and_update().mine else {
+            return Err(self.leadership.not_leader().into());
+        };
+        self.raft.trigger().transfer_leader(to.0).await.map_err(|_| MembershipError::Shutdown)?;
+        let lost = async { view.wait_for(|view| view.mine != Some(mine)).await.is_ok() };
+        match E::within(self.config.timing.lease() * 2, lost).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(MembershipError::Shutdown),
+            Err(_) => Err(MembershipError::Refused { detail: format!("{to} did not take over") }),
+        }
+    }
+
+    /// Runs the policy while this replica leads, until it stops.
+    pub(crate) async fn run_policy(self) {
+        let interval = Duration::from_millis(self.config.timing.heartbeat_interval_ms);
+        let mut view = self.leadership.subscribe();
+        let mut stop = self.stop.subscribe();
+        let mut policy: Option<TransferPolicy> = None;
+        loop {
+            let mine = view.borrow_and_update().mine;
+            let pause = if mine.is_some() { interval } else { Duration::from_secs(3_600) };
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(Option::is_some) => return,
+                changed = view.changed() => if changed.is_err() { return },
+                () = E::sleep(pause) => {}
+            }
+            let Some(leadership) = view.borrow().mine else {
+                policy = None;
+                continue;
+            };
+            let policy = match &mut policy {
+                Some(policy) if policy.leadership == leadership => policy,
+                other => other.insert(TransferPolicy {
+                    leadership,
+                    since: E::instant(),
+                    able_since: BTreeMap::new(),
+                    tried: None,
+                }),
+            };
+            let own = self.describer.report();
+            let reports = self.members.reports().borrow().clone();
+            let now = E::instant();
+            let Some((to, cause)) = policy.decide(&self.config, &self.members.all(), &reports, &own, now)
+            else {
+                continue;
+            };
+            policy.tried = Some(now);
+            tracing::warn!(%to, cause = cause.text(), urgent = cause.is_urgent(), "this replica transfers its leadership");
+            if let Err(error) = self.transfer(to).await {
+                tracing::warn!(%to, %error, "leadership was not transferred");
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 //! kept waiting is answered by the protocol as if it had just come.
 
 use crate::config::ConsensusConfig;
-use crate::environment::{Environment, Metrics, Raft};
+use crate::environment::{Environment, Raft};
 use crate::rejoin::RejoinGate;
 use muster_store::{Space, StorageHealth};
 use muster_types::ReplicaId;
@@ -82,30 +82,64 @@ pub enum VoteKind {
     Vote,
 }
 
-/// Answers a candidate, at the end of this replica's lease if that is near.
-pub(crate) async fn answer<E: Environment>(
-    config: &ConsensusConfig,
-    raft: &Raft<E>,
-    heard: &LastContact,
-    kind: VoteKind,
-    request: VoteRequest<E>,
-) -> Result<VoteResponse<E>, RaftError<E>> {
-    let times = *heard.times();
-    // A leader that hands over has its successor elected within its lease.
-    if !request.leadership_transfer
-        && let Some(left) = wait_for_lease_end(config, times, E::instant())
-    {
-        // A lease is over after its last instant.
-        E::pause(left + Duration::from_millis(1)).await;
+/// This replica's part in elections. Clones share it.
+pub(crate) struct Elections<E: Environment> {
+    config: ConsensusConfig,
+    raft: Raft<E>,
+    last_contact: LastContact,
+}
+
+impl<E: Environment> Clone for Elections<E> {
+    fn clone(&self) -> Self {
+        Elections {
+            config: self.config.clone(),
+            raft: self.raft.clone(),
+            last_contact: self.last_contact.clone(),
+        }
     }
-    let answer = match kind {
-        VoteKind::PreVote => raft.pre_vote(request).await?,
-        VoteKind::Vote => raft.vote(request).await?,
-    };
-    if answer.vote_granted {
-        heard.candidate_at(E::instant());
+}
+
+impl<E: Environment> Elections<E> {
+    pub(crate) fn new(config: ConsensusConfig, raft: Raft<E>) -> Elections<E> {
+        Elections { config, raft, last_contact: LastContact::default() }
     }
-    Ok(answer)
+
+    /// A leader's request was acknowledged just now: the staggered elections count from here.
+    pub(crate) fn leader_heard(&self) {
+        self.last_contact.at(E::instant());
+    }
+
+    /// When a leader was last acknowledged; `None` before the first.
+    pub(crate) fn leader_heard_at(&self) -> Option<Instant> {
+        self.last_contact.leader()
+    }
+
+    /// Answers a candidate: at the end of this replica's lease where that is near, at once otherwise.
+    ///
+    /// # Errors
+    /// When the protocol has stopped.
+    pub(crate) async fn answer(
+        &self,
+        kind: VoteKind,
+        request: VoteRequest<E>,
+    ) -> Result<VoteResponse<E>, RaftError<E>> {
+        let times = *self.last_contact.times();
+        // A leader that transfers leadership has its successor elected within its lease.
+        if !request.leadership_transfer
+            && let Some(left) = wait_for_lease_end(&self.config, times, E::instant())
+        {
+            // A lease is over after its last instant.
+            E::pause(left + Duration::from_millis(1)).await;
+        }
+        let answer = match kind {
+            VoteKind::PreVote => self.raft.pre_vote(request).await?,
+            VoteKind::Vote => self.raft.vote(request).await?,
+        };
+        if answer.vote_granted {
+            self.last_contact.candidate_at(E::instant());
+        }
+        Ok(answer)
+    }
 }
 
 /// A voter and its region.
@@ -143,55 +177,52 @@ fn due(config: &ConsensusConfig, heard: ContactTimes, offset: Duration) -> Optio
     Some(due.max(left_to_it.unwrap_or(due)))
 }
 
-/// Campaigns once in every silence, when this replica's turn comes.
-pub(crate) async fn run_staggered_elections<E: Environment>(
-    config: ConsensusConfig,
-    raft: Raft<E>,
-    metrics: Metrics<E>,
-    heard: LastContact,
-    rejoin: RejoinGate<E>,
-    storage: watch::Receiver<StorageHealth>,
-) {
-    let lease = config.timing.lease();
-    let mut campaigned = None;
-    loop {
-        let (running, order, other_candidate) = {
-            let metrics = metrics.borrow_watched();
-            let members = &metrics.membership_config;
-            let region = |id: u64| {
-                members.membership().get_node(&id).map_or(String::new(), |node| node.region.clone())
+impl<E: Environment> Elections<E> {
+    /// Campaigns once in every silence of the leader, at the time that this replica's rank gives it.
+    pub(crate) async fn run_staggered(self, rejoin: RejoinGate<E>, storage: watch::Receiver<StorageHealth>) {
+        let Elections { config, raft, last_contact } = self;
+        let metrics = raft.metrics();
+        let lease = config.timing.lease();
+        let mut campaigned = None;
+        loop {
+            let (running, order, other_candidate) = {
+                let metrics = metrics.borrow_watched();
+                let members = &metrics.membership_config;
+                let region = |id: u64| {
+                    members.membership().get_node(&id).map_or(String::new(), |node| node.region.clone())
+                };
+                let voters: Vec<Voter> = members.voter_ids().map(|id| (ReplicaId(id), region(id))).collect();
+                let follows = matches!(metrics.state, ServerState::Follower);
+                let silent = metrics.vote.committed.then_some(ReplicaId(metrics.vote.leader_id.node_id));
+                let order = if follows { turn(&config, &voters, silent) } else { None };
+                (metrics.running_state.is_ok(), order, !metrics.vote.committed)
             };
-            let voters: Vec<Voter> = members.voter_ids().map(|id| (ReplicaId(id), region(id))).collect();
-            let follows = matches!(metrics.state, ServerState::Follower);
-            let silent = metrics.vote.committed.then_some(ReplicaId(metrics.vote.leader_id.node_id));
-            let order = if follows { turn(&config, &voters, silent) } else { None };
-            (metrics.running_state.is_ok(), order, !metrics.vote.committed)
-        };
-        if !running {
-            return;
-        }
-        let times = *heard.times();
-        let last = times.leader.filter(|last| campaigned != Some(*last));
-        let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
-            E::sleep(lease / 4).await;
-            continue;
-        };
-        let Some(due) = due(&config, times, offset(&config, place, turns, *storage.borrow())) else {
-            continue;
-        };
-        let rest = due.saturating_duration_since(E::instant());
-        if !rest.is_zero() {
-            E::sleep(rest).await;
-            continue;
-        }
-        campaigned = Some(last);
-        // Somebody whose turn was earlier got this replica's vote already.
-        if other_candidate {
-            continue;
-        }
-        tracing::info!(place, "the leader is silent: this replica campaigns in its turn");
-        if raft.trigger().elect(true).await.is_err() {
-            return;
+            if !running {
+                return;
+            }
+            let times = *last_contact.times();
+            let last = times.leader.filter(|last| campaigned != Some(*last));
+            let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
+                E::sleep(lease / 4).await;
+                continue;
+            };
+            let Some(due) = due(&config, times, offset(&config, place, turns, *storage.borrow())) else {
+                continue;
+            };
+            let rest = due.saturating_duration_since(E::instant());
+            if !rest.is_zero() {
+                E::sleep(rest).await;
+                continue;
+            }
+            campaigned = Some(last);
+            // Somebody whose turn was earlier got this replica's vote already.
+            if other_candidate {
+                continue;
+            }
+            tracing::info!(place, "the leader is silent: this replica campaigns in its turn");
+            if raft.trigger().elect(true).await.is_err() {
+                return;
+            }
         }
     }
 }

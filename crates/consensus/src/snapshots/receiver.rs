@@ -55,7 +55,7 @@ impl SnapshotPart {
 /// Which snapshot is meant.
 #[derive(Clone, Debug)]
 pub struct AnnouncedSnapshot {
-    pub(crate) meta: SnapshotMeta,
+    meta: SnapshotMeta,
     digest: SnapshotDigest,
     key: Bytes,
 }
@@ -72,6 +72,11 @@ impl AnnouncedSnapshot {
         key.extend_from_slice(&digest.bytes.to_le_bytes());
         key.extend_from_slice(&digest.checksum.to_le_bytes());
         Ok(AnnouncedSnapshot { meta: decoded, digest, key: key.into() })
+    }
+
+    /// What the snapshot covers.
+    pub(crate) fn meta(&self) -> &SnapshotMeta {
+        &self.meta
     }
 
     /// How many chunks of it are held here.

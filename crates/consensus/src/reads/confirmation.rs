@@ -1,14 +1,13 @@
 //! Confirms leadership: one round of a quorum answers everybody who asked before it began.
 
+use super::coalescing::{Caller, Rounds};
 use crate::environment::{Environment, Peers, Raft};
-use crate::error::{NotLeader, ReadPoint};
-use crate::leadership::{Leadership, LeadershipView};
-use crate::rounds::{Caller, Rounds};
+use crate::leader::{Leadership, LeadershipHandle, NotLeader, ReadPoint};
 use futures::FutureExt;
 use muster_types::ReplicaId;
 use openraft::ReadPolicy;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 /// Confirmations in a row that may count for nothing.
 const TRIES_MAX: usize = 16;
@@ -22,14 +21,14 @@ pub(crate) type Confirmations = mpsc::Sender<Caller<Confirmation>>;
 pub(crate) async fn run_confirmations<E: Environment>(
     raft: Raft<E>,
     network: E::Peers,
-    view: watch::Receiver<LeadershipView>,
+    leadership: LeadershipHandle,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     pause: Duration,
 ) {
     let mut rounds = Rounds::<E, _>::new(callers, pause);
     let round = || {
-        let (raft, network, view) = (raft.clone(), network.clone(), view.clone());
-        async move { proved(&network, || confirm::<E>(&raft, &view)).await }.boxed()
+        let (raft, network, leadership) = (raft.clone(), network.clone(), leadership.clone());
+        async move { proved(&network, || confirm::<E>(&raft, &leadership)).await }.boxed()
     };
     while let Some(finished) = rounds.next(&round).await {
         finished.answer();
@@ -60,7 +59,7 @@ async fn proved<P: Peers, F: Future<Output = Confirmation>>(
     Err(NotLeader::default())
 }
 
-async fn confirm<E: Environment>(raft: &Raft<E>, view: &watch::Receiver<LeadershipView>) -> Confirmation {
+async fn confirm<E: Environment>(raft: &Raft<E>, leadership: &LeadershipHandle) -> Confirmation {
     match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
         Ok(linearizer) => {
             let point = linearizer.read_log_id();
@@ -68,12 +67,8 @@ async fn confirm<E: Environment>(raft: &Raft<E>, view: &watch::Receiver<Leadersh
             let leadership = Leadership { term: leader.term, replica: ReplicaId(leader.node_id) };
             Ok(ReadPoint { raft_index: point.index(), leadership })
         }
-        Err(_) => {
-            // Whoever could not be confirmed is not named: it would send callers in a circle.
-            let view = view.borrow();
-            let leader = view.leader.clone().filter(|_| view.mine.is_none());
-            Err(NotLeader { leader })
-        }
+        // A leader that could not be confirmed is not named: callers would come back to it.
+        Err(_) => Err(leadership.not_leader()),
     }
 }
 

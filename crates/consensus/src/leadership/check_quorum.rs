@@ -9,9 +9,9 @@
 //!
 //! **Invariant:** a leader that was heard within the bound is never held back.
 
+use super::watch::quorum_silence;
 use crate::config::Timing;
 use crate::environment::{Environment, Metrics};
-use crate::leadership::quorum_silence;
 use muster_planted::{Rule, breaks};
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;

@@ -10,11 +10,11 @@
 //! monotonic clock; no clock of another machine is believed.
 //! **Invariant:** a number is believed only from the replica that was asked, for its own leadership.
 
-use crate::confirm::{Confirmation, Confirmations, confirmed};
+use super::coalescing::{Caller, Finished, Rounds};
+use super::confirmation::{Confirmation, Confirmations, confirmed};
+use crate::config::ReadPace;
 use crate::environment::{Environment, PeerLink as _, Peers, Raft};
-use crate::error::{NotLeader, ReadPoint};
-use crate::leadership::{Leadership, LeadershipView};
-use crate::rounds::{Caller, Finished, Rounds};
+use crate::leader::{Leadership, LeadershipHandle, NotLeader, ReadPoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_planted::{Rule, breaks};
@@ -67,7 +67,7 @@ pub(crate) struct Source<E: Environment> {
     pub(crate) own: ReplicaId,
     pub(crate) raft: Raft<E>,
     pub(crate) network: E::Peers,
-    pub(crate) view: watch::Receiver<LeadershipView>,
+    pub(crate) leadership: LeadershipHandle,
     pub(crate) confirmations: Confirmations,
     /// A leader that has not answered by then is given up.
     pub(crate) answer_max: Duration,
@@ -77,8 +77,9 @@ pub(crate) struct Source<E: Environment> {
 
 impl<E: Environment> Source<E> {
     async fn point(self: Arc<Self>) -> Confirmation {
+        let mut view = self.leadership.subscribe();
         let (leads, leader) = {
-            let view = self.view.borrow();
+            let view = view.borrow();
             (view.mine.is_some(), view.leader.clone())
         };
         if breaks(Rule::ReadWithoutQuorum) {
@@ -92,7 +93,6 @@ impl<E: Environment> Source<E> {
             return Err(NotLeader::default());
         };
         let Some(link) = self.link(leader.replica) else { return Err(NotLeader { leader: Some(leader) }) };
-        let mut view = self.view.clone();
         let asked = leader.replica;
         let replaced =
             view.wait_for(|view| view.leader.as_ref().is_none_or(|leader| leader.replica != asked));
@@ -174,22 +174,13 @@ impl Unapplied {
     }
 }
 
-/// Pauses of the rounds of reads.
-#[derive(Clone, Copy)]
-pub(crate) struct Pace {
-    /// Between the beginnings of two rounds that run beside each other.
-    pub(crate) pause: Duration,
-    /// Without reads, a round begins so long after the one before.
-    pub(crate) sample: Duration,
-}
-
 /// Serves reads until nobody can ask any more.
 pub(crate) async fn run_reads<E: Environment>(
     source: Source<E>,
     callers: mpsc::Receiver<Caller<Confirmation>>,
     mut applied: watch::Receiver<u64>,
     fresh: Arc<FreshAsOf>,
-    pace: Pace,
+    pace: ReadPace,
 ) {
     let source = Arc::new(source);
     let round = || -> BoxFuture<'static, Confirmation> { Arc::clone(&source).point().boxed() };
