@@ -14,7 +14,7 @@
 use crate::backend::{LogBackend, LogFloor, WriteBatch};
 use crate::error::StoreError;
 use crate::identity::FolderLock;
-use crate::log_store::{DuePurge, Shared};
+use crate::log_state::{DuePurge, Shared};
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, EntryPayload, LogId, RaftConfig, Vote};

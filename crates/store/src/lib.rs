@@ -19,6 +19,7 @@ mod health;
 mod high_water;
 mod identity;
 mod io_thread;
+mod log_state;
 mod log_store;
 mod memory;
 mod meta;
@@ -27,7 +28,7 @@ mod raft_types;
 mod segment;
 mod snapshot;
 mod store;
-mod watch;
+mod watchdog;
 
 pub use backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 pub use codec::{
@@ -38,7 +39,8 @@ pub use error::{Damage, StoreError};
 pub use files::{FileLayer, SystemFiles};
 pub use health::{Space, StorageHealth};
 pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Founding, Identity, OpenMode, Rejoin};
-pub use log_store::{FlushProgress, LogEntries, LogReader, LogStore};
+pub use log_state::FlushProgress;
+pub use log_store::{LogEntries, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};
 pub use options::{FatalHandler, StoreOptions, abort_on_fatal};
 pub use raft_types::{

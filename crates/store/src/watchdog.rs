@@ -6,7 +6,7 @@
 
 use crate::health::Health;
 use crate::io_thread::Operation;
-use crate::log_store::Shared;
+use crate::log_state::Shared;
 use crate::options::StoreOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
