@@ -13,7 +13,7 @@ use muster_types::ReplicaId;
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// A report of a clock that is older than this says nothing about it.

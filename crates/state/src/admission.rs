@@ -5,44 +5,14 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::RequestKey;
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, CertificateSerial, LogIndex, LogTime, Name, NodeAdmission,
-    NodeBounds, NodeSpec, Revocation, limits,
+    AdmissionMode, AdmissionRule, Approval, CertificateSerial, Name, NodeAdmission, NodeBounds, NodeSpec,
+    Revocation, limits,
 };
-use serde::{Deserialize, Serialize};
 
-use crate::apply::{Effect, State};
-use crate::guard::{GuardError, require};
-use crate::rows::RequestAnswer;
-
-/// What a row is about.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum DoorKey {
-    /// Which nodes are admitted.
-    Admission,
-    /// A node by its name.
-    Node(Name),
-    /// A revoked certificate.
-    Certificate(CertificateSerial),
-}
-
-/// What is said of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum DoorRow {
-    Admission(AdmissionRow),
-    Node(Approval),
-    Certificate(Revocation),
-}
-
-/// Which nodes are admitted, as an operator has said.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AdmissionRow {
-    /// The record that set it.
-    pub version: LogIndex,
-    /// When.
-    pub set_at: LogTime,
-    /// All of it.
-    pub admission: NodeAdmission,
-}
+use crate::effect::Effect;
+use crate::guard_error::{GuardError, require};
+use crate::rows::{AdmissionRow, DoorKey, DoorRow, RequestAnswer};
+use crate::state::State;
 
 /// Why a node is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,55 +6,13 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Estimate, hash};
+use muster_journal::Estimate;
 use muster_types::{JobId, JobSpec, LogTime};
-use serde::{Deserialize, Serialize};
 
-use crate::apply::State;
-use crate::guard::GuardError;
-use crate::history::{add, stem};
-use crate::index::{GangClass, Standing};
-use crate::rows::{JobRow, Phase};
-
-/// A job joins a burst whose last member was submitted at most this long before it.
-pub const BURST_GAP_MS: u64 = 60_000;
-
-/// What the members of a burst have in common; a hash, so that the rows are small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct BurstKey(u64);
-
-impl BurstKey {
-    /// The key of a job: its tenant and tier, its name without trailing digits, what it asks for, and what
-    /// its owner says of its time.
-    #[must_use]
-    pub fn of(spec: &JobSpec) -> BurstKey {
-        BurstKey::of_request(spec, GangClass::request(spec))
-    }
-
-    pub(crate) fn of_request(spec: &JobSpec, request: u64) -> BurstKey {
-        let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
-        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), request, times)))
-    }
-}
-
-/// A burst of two or more jobs, until the last of them is over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BurstRow {
-    /// What its members have in common.
-    pub key: BurstKey,
-    /// Its place in the order; the smaller goes first.
-    pub turn: u64,
-    /// Members that are not over.
-    pub members: u32,
-    /// When the last of them was submitted.
-    pub last_submitted: LogTime,
-    /// Members that ran and ended, by the bucket of their run time; since format 5 those that succeeded, and in the
-    /// bucket behind it those that were stopped at their limit. Buckets ascending.
-    pub ended: Vec<(u8, u32)>,
-}
-
-/// The burst of a job as far as the order is concerned: its id and its turn, when it has a row.
-pub(crate) type BurstTurn = Option<(JobId, u64)>;
+use crate::guard_error::GuardError;
+use crate::index::JobIndexKeys;
+use crate::rows::{BURST_GAP_MS, BurstKey, BurstRow, BurstTurn, JobRow, Phase, add, holds_devices};
+use crate::state::State;
 
 impl State {
     /// The burst of a job; the job's own id when it is alone.
@@ -203,8 +161,8 @@ impl State {
                 };
                 let wait = self.retry_wait(burst);
                 // From its own place in line to that of the burst.
-                let before = Standing::of(first, &spec, None, wait);
-                let after = Standing::of(first, &spec, Some((burst, row.turn)), wait);
+                let before = JobIndexKeys::of(first, &spec, None, wait);
+                let after = JobIndexKeys::of(first, &spec, Some((burst, row.turn)), wait);
                 self.indexes.shift(burst, &spec, &before, &after);
                 row
             }
@@ -254,9 +212,4 @@ impl State {
         };
         assert!(self.indexes.bursts_by_key.remove(&(key, burst)), "a burst is indexed until its end");
     }
-}
-
-/// Whether a job holds or may hold devices.
-pub(crate) fn holds_devices(row: &JobRow) -> bool {
-    matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_))
 }

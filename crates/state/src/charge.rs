@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobSpec, Name, limits};
 
-use crate::apply::State;
-use crate::guard::GuardError;
+use crate::guard_error::GuardError;
 use crate::index::Indexes;
 use crate::quota::QuotaUsage;
 use crate::rows::Charge;
+use crate::state::State;
 use crate::usage::{Capacity, Rate, TenantUsage};
 
 impl Charge {

@@ -11,14 +11,15 @@ use muster_journal::{
 use muster_types::health::Quarantine;
 use muster_types::{FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
 
-use crate::apply::{Effect, Meta, State};
-use crate::free::{Free, Promised};
-use crate::index::Standing;
+use crate::effect::Effect;
+use crate::free::{Free, Promised, Restricted};
+use crate::index::JobIndexKeys;
 use crate::restrict::repair;
 use crate::rows::{
     Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PromiseRow,
-    RankState, RequestAnswer, RequestRow, Restricted,
+    RankState, RequestAnswer, RequestRow,
 };
+use crate::state::{Meta, State};
 
 impl State {
     pub(crate) fn fold(&mut self, leadership: Leadership, decision: &Decision) -> Vec<Effect> {
@@ -184,12 +185,12 @@ impl State {
         let row = self.jobs.get(&id).expect("the guard has seen the job");
         let burst = self.burst_turn(id, row);
         let wait = self.retry_wait(id);
-        let before = (Standing::of(row, &spec, burst, wait), Charged::of(row));
+        let before = (JobIndexKeys::of(row, &spec, burst, wait), Charged::of(row));
         let now = self.meta.log_index;
         let after = self.jobs.change(&id, |row, ()| {
             change(row);
             row.changed_at = now;
-            (Standing::of(row, &spec, burst, wait), Charged::of(row))
+            (JobIndexKeys::of(row, &spec, burst, wait), Charged::of(row))
         });
         let after = after.expect("it was there just now");
         self.indexes.shift(id, &spec, &before.0, &after.0);
@@ -257,8 +258,8 @@ impl State {
                 Some(burst) => self.join_burst(burst, estimate.turn),
                 None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
             }
-            let standing = Standing::of(&row, &spec, self.burst_turn(id, &row), None);
-            self.indexes.shift(id, &spec, &Standing::default(), &standing);
+            let standing = JobIndexKeys::of(&row, &spec, self.burst_turn(id, &row), None);
+            self.indexes.shift(id, &spec, &JobIndexKeys::default(), &standing);
             self.demand.observe(&spec);
             self.jobs.insert(id, row);
             effects.push(Effect::JobChanged(id));
@@ -557,7 +558,12 @@ impl State {
         for (_, id) in old {
             let row = self.jobs.get(&id).expect("an indexed job has a row");
             let spec = self.described(id).expect("an indexed job has a spec");
-            self.indexes.shift(id, &spec, &Standing::of(row, &spec, None, None), &Standing::default());
+            self.indexes.shift(
+                id,
+                &spec,
+                &JobIndexKeys::of(row, &spec, None, None),
+                &JobIndexKeys::default(),
+            );
             self.jobs.remove(&id);
             self.specs.remove(&id);
             self.forget_recovery(id);

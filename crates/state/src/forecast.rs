@@ -4,7 +4,7 @@ use core::ops::Deref;
 use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobSpec};
 
-use crate::apply::State;
+use crate::state::State;
 
 /// A copy of the state in which gangs have ended or begun without a record. Only its capacity is
 /// true to that; it is never applied, compared or shown. Making one is constant-time.

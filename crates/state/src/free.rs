@@ -5,8 +5,6 @@ use core::cmp::Reverse;
 use muster_types::{DeviceAmount, DeviceSet, NodeSpec, WorkerRequest};
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Restricted;
-
 /// Thousandths of one device.
 const DEVICE_MILLI: u16 = 1_000;
 
@@ -17,6 +15,27 @@ pub struct DeviceShare {
     pub device: u16,
     /// Thousandths, 1 to 999.
     pub milli: u16,
+}
+
+/// What restrictions keep away from a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restricted {
+    /// Nothing new is placed on it.
+    pub blocked: bool,
+    /// Nothing new is placed on these of its devices.
+    pub unusable: DeviceSet,
+    /// Milli-CPUs that others hold.
+    pub cpu_milli: u64,
+    /// Bytes of memory that others hold.
+    pub memory_bytes: u64,
+}
+
+impl Restricted {
+    /// Whether all that is free may be used.
+    #[must_use]
+    pub fn takes_nothing(&self) -> bool {
+        self.unusable.is_empty() && self.cpu_milli == 0 && self.memory_bytes == 0
+    }
 }
 
 /// What of a host nobody holds.

@@ -19,10 +19,12 @@ mod apply;
 mod burst;
 mod charge;
 mod demand;
+mod effect;
 mod fold;
 mod forecast;
 mod free;
 mod guard;
+mod guard_error;
 mod history;
 mod index;
 mod policy;
@@ -34,6 +36,7 @@ mod sequence;
 mod snapshot;
 mod spares;
 pub mod standing;
+mod state;
 mod table;
 pub mod tree;
 mod verify;
@@ -42,29 +45,27 @@ pub mod fit;
 pub mod quota;
 pub mod usage;
 
-pub use admission::{AdmissionRow, NotAdmitted};
-pub use apply::{Applied, Effect, State};
-pub use burst::{BURST_GAP_MS, BurstKey, BurstRow};
+pub use admission::NotAdmitted;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
+pub use effect::{Applied, Effect};
 pub use forecast::Forecast;
-pub use free::{DeviceShare, Free, FreeKey, Promised};
-pub use guard::GuardError;
-pub use history::{
-    HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
-    bucket_of,
-};
-pub use index::{GangClass, LinePlace, Pool, PoolKey, Rack, RackKey, Shape, Turn};
+pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
+pub use guard_error::GuardError;
+pub use index::{LinePlace, Pool, PoolKey, QueueLoad, Rack, RackKey, Shape, Turn, Work};
 pub use policy::{ExceededLimit, MissingRight};
-pub use queue::{QueueLoad, QueueRow, QuotaUse, Work};
-pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
+pub use queue::{QueueRow, QuotaUse};
+pub use quota::Side;
 pub use rows::{
-    Charge, ClusterMeta, HealthPolicyRow, JobRow, JobTimes, Leadership, NodeFacts, NodeRow, NodeStatus,
-    Phase, Placement, PolicyRow, PromiseRow, RankState, RequestAnswer, RequestRow, Restricted,
-    RestrictionRow,
+    AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, Failure, GangClass,
+    HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, JobRow, JobTimes, Leadership,
+    NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow,
+    RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler,
+    bucket_of,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
-pub use standing::{GangStanding, Ground, NominalCover, Side};
+pub use standing::{GangStanding, Ground, NominalCover};
+pub use state::State;
 pub use table::Table;
 pub use tree::{Map, Set};
 pub use verify::BrokenInvariant;

@@ -8,9 +8,10 @@ use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::policy::{NonPreemptible, Policy, PolicyRules, Rights, TenantLimits};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
-use crate::apply::{Effect, State};
-use crate::guard::{GuardError, require};
+use crate::effect::Effect;
+use crate::guard_error::{GuardError, require};
 use crate::rows::{JobTimes, Phase, PolicyRow, RequestAnswer};
+use crate::state::State;
 
 /// What a tenant lacks for a job of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

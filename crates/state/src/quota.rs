@@ -32,7 +32,15 @@ use muster_types::Name;
 use muster_types::policy::{Policy, Quota};
 
 use crate::rows::PolicyRow;
-use crate::standing::Side;
+
+/// A part of the tenant tree that a quota is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// A tenant and everyone below it.
+    Subtree(Name),
+    /// What a tenant with others below it runs itself.
+    Own(Name),
+}
 
 /// Accelerator type, and region or all of them.
 type Flavour = (Name, Option<Name>);

@@ -9,19 +9,16 @@ use muster_types::health::{
 };
 use muster_types::{DeviceSet, ForeignLoad, LogIndex, LogTime, NodeId, limits};
 
-use crate::apply::{Effect, State};
-use crate::guard::GuardError;
+use crate::effect::Effect;
+use crate::guard_error::{GuardError, require};
 use crate::rows::{HealthPolicyRow, NodeStatus, RequestAnswer, RestrictionRow};
+use crate::state::State;
 
 /// Where in the log a change is made.
 #[derive(Clone, Copy)]
 pub(crate) struct Now {
     pub(crate) index: LogIndex,
     pub(crate) time: LogTime,
-}
-
-fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {
-    if condition { Ok(()) } else { Err(error) }
 }
 
 impl State {

@@ -8,9 +8,9 @@
 use muster_journal::Decision;
 use muster_types::{LogIndex, LogTime};
 
-use crate::apply::State;
-use crate::guard::GuardError;
+use crate::guard_error::GuardError;
 use crate::rows::Leadership;
+use crate::state::State;
 
 /// A place in the log, between two records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

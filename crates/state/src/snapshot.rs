@@ -16,16 +16,13 @@ use muster_types::{JobContract, JobId, JobSpec, LogTime, Name, NodeId, RequestId
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::admission::{DoorKey, DoorRow};
-use crate::apply::{Meta, State};
-use crate::burst::BurstRow;
 use crate::demand::{DemandSums, WorkerDemand};
-use crate::history::{HistoryKey, HistoryRow};
 use crate::index::SpecFacts;
-use crate::recovery::RecoveryRow;
 use crate::rows::{
-    HealthPolicyRow, JobRow, JobTimes, NodeFacts, NodeRow, PolicyRow, RequestRow, RestrictionRow,
+    BurstRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, NodeFacts,
+    NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
+use crate::state::{Meta, State};
 use crate::table::{Facts, Table, TableBuilder};
 use crate::usage::TenantUsage;
 

@@ -7,11 +7,12 @@ use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
 use muster_types::{FencingToken, JobId, JobSpec, NodeId};
 
-use crate::apply::{Effect, State};
+use crate::effect::Effect;
 use crate::fit;
 use crate::free::Free;
-use crate::guard::{GuardError, require};
+use crate::guard_error::{GuardError, require};
 use crate::rows::{Phase, Placement, PromiseRow};
+use crate::state::State;
 
 type Check = Result<(), GuardError>;
 

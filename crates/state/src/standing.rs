@@ -33,19 +33,10 @@ use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
 use muster_journal::{RearrangeCause, Stop, WorkerSlot};
 
-use crate::apply::State;
-use crate::guard::{GuardError, require};
-use crate::quota::QuotaUsage;
+use crate::guard_error::{GuardError, require};
+use crate::quota::{QuotaUsage, Side};
 use crate::rows::{Charge, JobRow, Phase};
-
-/// A part of the tenant tree that a quota is for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
-    /// A tenant and everyone below it.
-    Subtree(Name),
-    /// What a tenant with others below it runs itself.
-    Own(Name),
-}
+use crate::state::State;
 
 /// Why a gang may be stopped for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

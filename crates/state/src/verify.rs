@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 use muster_journal::FORMAT_MIN;
 use muster_types::{JobId, NodeId};
 
-use crate::apply::State;
 use crate::free::{Free, Promised};
-use crate::index::{Indexes, Standing};
+use crate::index::{Indexes, JobIndexKeys};
 use crate::rows::{NodeStatus, Phase, Placement, RankState};
+use crate::state::State;
 
 /// An invariant that does not hold, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -320,8 +320,8 @@ impl State {
         }
         for (id, row) in self.jobs.iter() {
             if let Some(spec) = self.described(*id) {
-                let standing = Standing::of(row, &spec, self.burst_turn(*id, row), self.retry_wait(*id));
-                fresh.shift(*id, &spec, &Standing::default(), &standing);
+                let standing = JobIndexKeys::of(row, &spec, self.burst_turn(*id, row), self.retry_wait(*id));
+                fresh.shift(*id, &spec, &JobIndexKeys::default(), &standing);
                 let is_alone = row.burst(*id) == *id && !self.bursts.contains(id);
                 if is_alone && !matches!(row.phase, Phase::Finished(_)) {
                     fresh.bursts_by_key.insert((spec.facts.burst, *id));

@@ -1,5 +1,11 @@
 //! What the state keeps of clusters, nodes, jobs and requests.
 
+mod admission;
+mod class;
+mod history;
+mod recovery;
+mod submission_group;
+
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,8 +18,20 @@ use muster_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::free::{Free, Promised};
+use crate::free::{Free, Promised, Restricted};
 use crate::table::Facts;
+
+pub use admission::AdmissionRow;
+pub(crate) use admission::{DoorKey, DoorRow};
+pub use class::GangClass;
+pub use history::{
+    HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
+    bucket_of,
+};
+pub(crate) use history::{Lesson, add};
+pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
+pub(crate) use submission_group::BurstTurn;
+pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
 
 /// Who decides: term and replica, because two replicas can lead in one term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,27 +87,6 @@ pub struct NodeRow {
     /// hashed; kept here because every question about capacity begins with the node.
     #[serde(skip)]
     pub restricted: Restricted,
-}
-
-/// What restrictions keep away from a node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Restricted {
-    /// Nothing new is placed on it.
-    pub blocked: bool,
-    /// Nothing new is placed on these of its devices.
-    pub unusable: DeviceSet,
-    /// Milli-CPUs that others hold.
-    pub cpu_milli: u64,
-    /// Bytes of memory that others hold.
-    pub memory_bytes: u64,
-}
-
-impl Restricted {
-    /// Whether all that is free may be used.
-    #[must_use]
-    pub fn takes_nothing(&self) -> bool {
-        self.unusable.is_empty() && self.cpu_milli == 0 && self.memory_bytes == 0
-    }
 }
 
 /// Why less, or nothing, is placed on a node than it could hold. A node without any has no row.
@@ -546,4 +543,9 @@ pub struct RequestRow {
     pub log_time: LogTime,
     /// What to answer.
     pub answer: RequestAnswer,
+}
+
+/// Whether a job holds or may hold devices.
+pub(crate) fn holds_devices(row: &JobRow) -> bool {
+    matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_))
 }

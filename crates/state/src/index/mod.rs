@@ -1,23 +1,26 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
-use crate::tree::{Map, Set};
+mod loads;
+
 use alloc::sync::Arc;
 use core::cmp::Reverse;
 use core::ops::Deref;
 use muster_journal::hash;
 use muster_types::tpu::PodPosition;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId, TaskGroup};
-use serde::{Serialize, Serializer};
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
 
-use crate::burst::{BurstKey, BurstTurn, holds_devices};
 use crate::free::FreeKey;
-
-use crate::history::{HistoryKey, bucket_of};
-use crate::queue::{ClusterPlace, QueueLoad, Work};
 use crate::quota::QuotaUsage;
-use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, PromiseRow, RestrictionRow};
+use crate::rows::{
+    BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
+    RestrictionRow, holds_devices,
+};
 use crate::table::Facts;
+use crate::tree::{Map, Set};
+
+pub(crate) use loads::ClusterPlace;
+pub use loads::{QueueLoad, Work};
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -109,45 +112,6 @@ pub struct Pool {
     pub placeable_shapes: Map<Shape, u32>,
 }
 
-/// Jobs with one class ask for the same and get the same answer, so that a deep queue costs per class and
-/// not per job. A hash: two classes that collide share their turns, and nothing worse.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct GangClass(u64);
-
-impl GangClass {
-    /// Behind every class.
-    pub(crate) const LAST: GangClass = GangClass(u64::MAX);
-
-    /// The class of a job: everything that decides where it can go. What policy must not stop is a class of its own:
-    /// it does not borrow.
-    #[must_use]
-    pub fn of(spec: &JobSpec) -> GangClass {
-        GangClass::of_request(GangClass::request(spec), spec)
-    }
-
-    fn of_request(request: u64, spec: &JobSpec) -> GangClass {
-        GangClass(if spec.preemptible { request } else { hash(&(request, spec.preemptible)) })
-    }
-
-    /// What a job asks for, and for how long: a hash, and part of the keys of bursts in the state.
-    pub(crate) fn request(spec: &JobSpec) -> u64 {
-        let groups = Groups(&spec.groups);
-        let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
-        // What ends in time may use room that is kept for others.
-        let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
-        hash(&(groups, place, &spec.topology, times))
-    }
-}
-
-/// What of task groups decides where they can go; a sequence, without making one.
-struct Groups<'a>(&'a [TaskGroup]);
-
-impl Serialize for Groups<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)))
-    }
-}
-
 /// A place in the order of a tenant's waiting bursts of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
@@ -217,7 +181,7 @@ impl Deref for Described {
 
 /// Where a job stands in the indexes: everything they know of it.
 #[derive(Default)]
-pub(crate) struct Standing {
+pub(crate) struct JobIndexKeys {
     /// The burst it runs in.
     running: Option<JobId>,
     promise: Option<Arc<PromiseRow>>,
@@ -247,9 +211,9 @@ pub(crate) struct Standing {
     finished: Option<LogTime>,
 }
 
-impl Standing {
+impl JobIndexKeys {
     /// `wait` is the time before which a job that failed is not placed again.
-    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn, wait: Option<LogTime>) -> Standing {
+    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn, wait: Option<LogTime>) -> JobIndexKeys {
         let pending = row.phase == Phase::Pending;
         let is_in_line = row.is_in_line();
         let runs = matches!(row.phase, Phase::Starting | Phase::Running);
@@ -262,7 +226,7 @@ impl Standing {
         let work = placed.map(|p| ((p.region.clone(), p.cluster.clone()), Work::of(p)));
         let in_burst = burst.map(|(burst, _)| burst);
         let turn = burst.map_or(row.estimate.turn, |(_, turn)| turn);
-        Standing {
+        JobIndexKeys {
             running: in_burst.filter(|_| holds_devices(row)),
             promise: row.promise.clone(),
             end,
@@ -376,7 +340,7 @@ pub(crate) struct Indexes {
 
 impl Indexes {
     /// Moves a job from where it stood to where it stands; what has not changed is not touched.
-    pub(crate) fn shift(&mut self, id: JobId, spec: &Described, before: &Standing, after: &Standing) {
+    pub(crate) fn shift(&mut self, id: JobId, spec: &Described, before: &JobIndexKeys, after: &JobIndexKeys) {
         if before.running != after.running {
             before.running.inspect(|burst| _ = self.running.remove(&(*burst, id)));
             after.running.inspect(|burst| self.running.insert((*burst, id)));
@@ -435,7 +399,7 @@ impl Indexes {
         }
     }
 
-    fn shift_promise(&mut self, id: JobId, before: &Standing, after: &Standing) {
+    fn shift_promise(&mut self, id: JobId, before: &JobIndexKeys, after: &JobIndexKeys) {
         if let Some(promise) = &before.promise {
             self.promised.remove(&id);
             for slot in &promise.slots {
@@ -450,7 +414,7 @@ impl Indexes {
         }
     }
 
-    fn shift_end(&mut self, id: JobId, before: &Standing, after: &Standing) {
+    fn shift_end(&mut self, id: JobId, before: &JobIndexKeys, after: &JobIndexKeys) {
         if let Some((place, end)) = &before.end {
             let ends = self.ends.get_mut(place).expect("the ends of a cluster in use are indexed");
             ends.remove(&(*end, id));

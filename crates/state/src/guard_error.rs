@@ -1,0 +1,62 @@
+//! Why the guard refuses a record.
+
+use crate::fit;
+
+/// Why a record was not folded in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuardError {
+    /// Of a leadership that is not the current one, or not newer for a new leadership.
+    StaleLeadership,
+    /// Not the next position of the log.
+    OutOfSequence,
+    /// Log time would go back.
+    TimeWentBack,
+    /// The format in force cannot say this, or is not below the one it is to be raised to.
+    Format,
+    /// The cluster exists already, or does not exist yet.
+    ClusterExistence,
+    /// The request id was used before.
+    RequestRepeated,
+    /// A bound of `limits` is broken.
+    Limit,
+    /// No such job.
+    JobUnknown,
+    /// The job is in another phase.
+    JobPhase,
+    /// No such node.
+    NodeUnknown,
+    /// The node is lost, cordoned, held by another, or in another incarnation.
+    NodeNotCurrent,
+    /// The token is not the placement's.
+    TokenNotCurrent,
+    /// A rank is not one of this node's, or is over already.
+    RankNotCurrent,
+    /// A worker does not fit where it was put.
+    DoesNotFit,
+    /// The node is not admitted as it describes itself.
+    NotAdmitted,
+    /// The workers are not the gang that was asked for: type, labels, place, topology or slice.
+    NotTheGang(fit::GangFault),
+    /// A job does not belong to the burst it is to join, or there is no such burst.
+    BurstNotCurrent,
+    /// A gang would go on where its checkpoints cannot be read.
+    CheckpointsOutOfReach,
+    /// A quota of the tenant, or of one above it, would be exceeded.
+    QuotaExceeded,
+    /// A gang would be stopped that may not be stopped for this one: see `standing`.
+    Protected,
+    /// A gang that policy must not stop would borrow what others are promised.
+    FixedBorrower,
+    /// The policy does not give the tenant the right that this needs.
+    RightMissing,
+    /// Its tenant would have more jobs than the policy lets it have.
+    TenantLimit,
+    /// Workers still run.
+    WorkersRemain,
+    /// Nothing would change.
+    NothingToDo,
+}
+
+pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {
+    if condition { Ok(()) } else { Err(error) }
+}

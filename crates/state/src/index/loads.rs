@@ -1,0 +1,119 @@
+//! What each tenant has waiting and holds, kept in step by the fold.
+
+use muster_types::Name;
+
+use super::{Indexes, JobIndexKeys};
+use crate::rows::Placement;
+
+/// Jobs of one tenant that are not over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLoad {
+    /// Jobs that wait.
+    pub pending_jobs: u64,
+    /// Those of them that wait for another job or for a time.
+    pub held_jobs: u64,
+    /// Thousandths of devices that the waiting jobs ask for.
+    pub pending_milli: u64,
+    /// Jobs that hold devices.
+    pub active_jobs: u64,
+    /// Thousandths of devices that those hold.
+    pub active_milli: u64,
+}
+
+impl QueueLoad {
+    fn of(keys: &JobIndexKeys) -> QueueLoad {
+        QueueLoad {
+            pending_jobs: u64::from(keys.pending),
+            held_jobs: u64::from(keys.held.is_some()),
+            pending_milli: if keys.pending { keys.asked_milli } else { 0 },
+            active_jobs: u64::from(keys.active),
+            active_milli: keys.active_milli,
+        }
+    }
+
+    /// A sum over jobs of at most 2^32 thousandths each, of which there are far fewer than 2^32.
+    fn changed(self, gone: QueueLoad, new: QueueLoad) -> QueueLoad {
+        QueueLoad {
+            pending_jobs: self.pending_jobs + new.pending_jobs - gone.pending_jobs,
+            held_jobs: self.held_jobs + new.held_jobs - gone.held_jobs,
+            pending_milli: self.pending_milli + new.pending_milli - gone.pending_milli,
+            active_jobs: self.active_jobs + new.active_jobs - gone.active_jobs,
+            active_milli: self.active_milli + new.active_milli - gone.active_milli,
+        }
+    }
+}
+
+/// What workers hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Thousandths of devices.
+    pub devices_milli: u64,
+    /// Milli-CPUs.
+    pub cpu_milli: u64,
+}
+
+impl Work {
+    /// What a job holds where it is placed.
+    pub(crate) fn of(placement: &Placement) -> Work {
+        let charge = &placement.charge;
+        let devices_milli = charge.devices_milli.iter().map(|(_, milli)| milli).sum();
+        Work { devices_milli, cpu_milli: charge.cpu_milli }
+    }
+
+    pub(crate) fn plus(self, other: Work) -> Work {
+        let devices_milli = self.devices_milli + other.devices_milli;
+        Work { devices_milli, cpu_milli: self.cpu_milli + other.cpu_milli }
+    }
+
+    fn minus(self, other: Work) -> Work {
+        let devices_milli = self.devices_milli - other.devices_milli;
+        Work { devices_milli, cpu_milli: self.cpu_milli - other.cpu_milli }
+    }
+}
+
+/// A fleet cluster, by region and name.
+pub(crate) type ClusterPlace = (Name, Name);
+
+impl Indexes {
+    /// What the tenant holds in a cluster has changed. One that holds nothing there is not listed.
+    pub(crate) fn shift_work(
+        &mut self,
+        tenant: &Name,
+        before: Option<&(ClusterPlace, Work)>,
+        after: Option<&(ClusterPlace, Work)>,
+    ) {
+        let mut of_tenant = self.work.take(tenant).unwrap_or_default();
+        if let Some((place, gone)) = before {
+            let left = of_tenant.get(place).copied().unwrap_or_default().minus(*gone);
+            if left == Work::default() {
+                of_tenant.remove(place);
+            } else {
+                of_tenant.insert(place.clone(), left);
+            }
+        }
+        if let Some((place, new)) = after {
+            let sum = of_tenant.get(place).copied().unwrap_or_default().plus(*new);
+            of_tenant.insert(place.clone(), sum);
+        }
+        if !of_tenant.is_empty() {
+            self.work.insert(tenant.clone(), of_tenant);
+        }
+    }
+
+    /// A job of the tenant stands elsewhere.
+    pub(crate) fn shift_load(&mut self, tenant: &Name, before: &JobIndexKeys, after: &JobIndexKeys) {
+        let (gone, new) = (QueueLoad::of(before), QueueLoad::of(after));
+        if gone == new {
+            return;
+        }
+        match self.loads.get_mut(tenant) {
+            Some(load) => {
+                *load = load.changed(gone, new);
+                if *load == QueueLoad::default() {
+                    self.loads.remove(tenant);
+                }
+            }
+            None => self.loads.insert(tenant.clone(), QueueLoad::default().changed(gone, new)),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Classes of jobs that ask for the same.
+
+use muster_journal::hash;
+use muster_types::{JobSpec, TaskGroup};
+use serde::{Serialize, Serializer};
+
+use super::history::bucket_of;
+
+/// Jobs with one class ask for the same and get the same answer, so that a deep queue costs per class and
+/// not per job. A hash: two classes that collide share their turns, and nothing worse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct GangClass(u64);
+
+impl GangClass {
+    /// Behind every class.
+    pub(crate) const LAST: GangClass = GangClass(u64::MAX);
+
+    /// The class of a job: everything that decides where it can go. What policy must not stop is a class of its own:
+    /// it does not borrow.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> GangClass {
+        GangClass::of_request(GangClass::request(spec), spec)
+    }
+
+    pub(crate) fn of_request(request: u64, spec: &JobSpec) -> GangClass {
+        GangClass(if spec.preemptible { request } else { hash(&(request, spec.preemptible)) })
+    }
+
+    /// What a job asks for, and for how long: a hash, and part of the keys of bursts in the state.
+    pub(crate) fn request(spec: &JobSpec) -> u64 {
+        let groups = Groups(&spec.groups);
+        let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
+        // What ends in time may use room that is kept for others.
+        let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
+        hash(&(groups, place, &spec.topology, times))
+    }
+}
+
+/// What of task groups decides where they can go; a sequence, without making one.
+struct Groups<'a>(&'a [TaskGroup]);
+
+impl Serialize for Groups<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)))
+    }
+}

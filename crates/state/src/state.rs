@@ -1,0 +1,488 @@
+//! The state: its tables, and reading them.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::ops::Bound;
+use muster_journal::{FORMAT_MIN, WorkerSlot};
+use muster_types::policy::PolicyRules;
+use muster_types::{
+    JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::demand::Demand;
+use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
+use crate::quota::QuotaUsage;
+use crate::rows::{
+    BurstRow, ClusterMeta, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow,
+    JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+};
+use crate::table::Table;
+use crate::usage::TenantUsage;
+
+/// What is not a row of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    /// The record format in force.
+    pub(crate) format: u16,
+    pub(crate) cluster: Option<ClusterMeta>,
+    pub(crate) leadership: Option<Leadership>,
+    pub(crate) log_index: LogIndex,
+    pub(crate) log_time: LogTime,
+    /// Nodes that were ever registered: the id of the next one. An id is never given twice, even when its
+    /// node is forgotten.
+    pub(crate) nodes_registered: u32,
+    /// Records the guard refused although leadership and sequence were current.
+    pub(crate) rejected: u64,
+    /// Records of leaderships that had ended; expected around a change of leader.
+    pub(crate) stale: u64,
+}
+
+impl Default for Meta {
+    fn default() -> Meta {
+        Meta {
+            format: FORMAT_MIN,
+            cluster: None,
+            leadership: None,
+            log_index: LogIndex::ZERO,
+            log_time: LogTime(0),
+            nodes_registered: 0,
+            rejected: 0,
+            stale: 0,
+        }
+    }
+}
+
+/// The replicated state at one position of the log.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    pub(crate) meta: Meta,
+    pub(crate) nodes: Table<NodeId, NodeRow, NodeFacts>,
+    pub(crate) jobs: Table<JobId, JobRow>,
+    /// Apart from the rows: hashed once, shared by every version of the row.
+    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
+    pub(crate) requests: Table<RequestId, RequestRow>,
+    /// What tenants have used, decayed.
+    pub(crate) tenants: Table<Name, TenantUsage>,
+    /// Bursts of two or more jobs.
+    pub(crate) bursts: Table<JobId, BurstRow>,
+    /// What run times were seen.
+    pub(crate) history: Table<HistoryKey, HistoryRow>,
+    /// What workers asked for.
+    pub(crate) demand: Demand,
+    /// What jobs ask of whoever runs them; those that say nothing are not here. Since format 3.
+    pub(crate) contracts: Table<JobId, Arc<JobContract>>,
+    /// What became of attempts. Since format 3.
+    pub(crate) recoveries: Table<JobId, RecoveryRow>,
+    /// Room held beside gangs. Since format 3.
+    pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
+    /// Faults of nodes that jobs met. Since format 3.
+    pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
+    pub(crate) policy: PolicyRow,
+    /// What restricts nodes, since format 3.
+    pub(crate) restrictions: Table<NodeId, RestrictionRow>,
+    /// The health policy, once one was set; since format 3.
+    pub(crate) health_policy: Table<(), HealthPolicyRow>,
+    /// The one that every cluster begins with.
+    pub(crate) first_health_policy: HealthPolicyRow,
+    /// What the policy says in its second record; since format 5, and empty while the policy in force has none.
+    pub(crate) policy_rules: Table<(), PolicyRules>,
+    /// Admitted nodes and revoked certificates; since format 5.
+    pub(crate) doors: Table<DoorKey, DoorRow>,
+    /// What happened to jobs when; since format 5.
+    pub(crate) times: Table<JobId, JobTimes>,
+    pub(crate) indexes: Indexes,
+}
+
+impl State {
+    /// Position of the last record.
+    #[must_use]
+    pub fn log_index(&self) -> LogIndex {
+        self.meta.log_index
+    }
+
+    /// Log time of the last record.
+    #[must_use]
+    pub fn log_time(&self) -> LogTime {
+        self.meta.log_time
+    }
+
+    /// The leadership whose records are accepted.
+    #[must_use]
+    pub fn leadership(&self) -> Option<Leadership> {
+        self.meta.leadership
+    }
+
+    /// Identity and parameters, once the cluster exists.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&ClusterMeta> {
+        self.meta.cluster.as_ref()
+    }
+
+    /// The parameters in force.
+    #[must_use]
+    pub fn parameters(&self) -> Parameters {
+        self.meta.cluster.map_or(Parameters::DEFAULT, |c| c.parameters)
+    }
+
+    /// The record format in force: rounds from here on are written in it.
+    #[must_use]
+    pub fn format(&self) -> u16 {
+        self.meta.format
+    }
+
+    /// The cluster's life, from 1; zero before it exists.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.meta.cluster.map_or(0, |cluster| cluster.generation)
+    }
+
+    /// Records the guard refused although their basis was current: each is a bug of a leader.
+    #[must_use]
+    pub fn rejected(&self) -> u64 {
+        self.meta.rejected
+    }
+
+    /// Records of leaderships that had ended, or out of sequence: expected around a change of leader.
+    #[must_use]
+    pub fn stale(&self) -> u64 {
+        self.meta.stale
+    }
+
+    /// A job.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<&JobRow> {
+        self.jobs.get(&id)
+    }
+
+    /// What was submitted.
+    #[must_use]
+    pub fn spec(&self, id: JobId) -> Option<&Arc<JobSpec>> {
+        self.specs.get(&id)
+    }
+
+    /// What was submitted, with what follows from it.
+    pub(crate) fn described(&self, id: JobId) -> Option<Described> {
+        let (spec, facts) = self.specs.get_with_facts(&id)?;
+        Some(Described { spec: Arc::clone(spec), facts: *facts })
+    }
+
+    /// All jobs, in order of submission.
+    #[must_use]
+    pub fn jobs(&self) -> &Table<JobId, JobRow> {
+        &self.jobs
+    }
+
+    /// A node.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&NodeRow> {
+        self.nodes.get(&id)
+    }
+
+    /// All nodes, in order of first registration.
+    #[must_use]
+    pub fn nodes(&self) -> &Table<NodeId, NodeRow, NodeFacts> {
+        &self.nodes
+    }
+
+    /// Nodes that were ever registered; every id below it was given once.
+    #[must_use]
+    pub fn nodes_registered(&self) -> u32 {
+        self.meta.nodes_registered
+    }
+
+    /// Lost nodes by the time of their last change, longest ago first.
+    pub fn lost_nodes(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.lost_nodes.iter().copied()
+    }
+
+    /// A node by its name.
+    #[must_use]
+    pub fn node_named(&self, name: &Name) -> Option<NodeId> {
+        self.indexes.nodes_by_name.get(name).copied()
+    }
+
+    /// Nodes in the order of their names.
+    pub fn nodes_by_name(&self) -> impl Iterator<Item = (&Name, NodeId)> {
+        self.indexes.nodes_by_name.iter().map(|(name, id)| (name, *id))
+    }
+
+    /// Nodes whose session stands.
+    #[must_use]
+    pub fn nodes_up(&self) -> u64 {
+        self.indexes.nodes_up
+    }
+
+    /// A remembered request.
+    #[must_use]
+    pub fn request(&self, id: RequestId) -> Option<&RequestRow> {
+        self.requests.get(&id)
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> &PolicyRow {
+        &self.policy
+    }
+
+    /// What restricts a node; none when nothing does.
+    #[must_use]
+    pub fn restriction(&self, node: NodeId) -> Option<&RestrictionRow> {
+        self.restrictions.get(&node)
+    }
+
+    /// Nodes that something is known against, in the order of their ids.
+    pub fn restrictions(&self) -> impl Iterator<Item = (NodeId, &RestrictionRow)> {
+        self.restrictions.iter().map(|(id, row)| (*id, row))
+    }
+
+    /// Nodes that everything is to go from.
+    pub fn draining(&self) -> impl Iterator<Item = NodeId> {
+        self.indexes.draining.iter().copied()
+    }
+
+    /// Nodes whose provider has announced maintenance, by the time it begins.
+    pub fn maintenance(&self) -> impl Iterator<Item = (LogTime, NodeId)> {
+        self.indexes.maintenance.iter().copied()
+    }
+
+    /// What happened to a job when, as far as formats know.
+    #[must_use]
+    pub fn times(&self, job: JobId) -> JobTimes {
+        self.times.get(&job).copied().unwrap_or_default()
+    }
+
+    /// The health policy in force.
+    #[must_use]
+    pub fn health_policy(&self) -> HealthPolicyRow {
+        self.health_policy.get(&()).unwrap_or(&self.first_health_policy).clone()
+    }
+
+    /// Tenants with jobs of a tier in line, with the first turn of each.
+    pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
+        let of_tier = self.indexes.line.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
+        of_tier.filter_map(|(tenant, line)| line.heads.first().map(|(turn, _)| (tenant, *turn)))
+    }
+
+    /// The next behind `after` among the first of every class that a tenant has in line; the very first
+    /// without it.
+    #[must_use]
+    pub fn head_behind(
+        &self,
+        tier: PriorityTier,
+        tenant: &Name,
+        after: Option<Turn>,
+    ) -> Option<(Turn, GangClass)> {
+        let heads = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.heads;
+        let from = match after {
+            Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
+            None => Bound::Unbounded,
+        };
+        heads.range((from, Bound::Unbounded)).next().copied()
+    }
+
+    /// Bursts in line behind a place, or from the front of all lanes; at most so many, and where to go on,
+    /// unless that was all. A place that is gone still says where to go on.
+    #[must_use]
+    pub fn in_line_behind(&self, place: Option<&LinePlace>, count: usize) -> (Vec<JobId>, Option<LinePlace>) {
+        let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tier));
+        let mut found = Vec::new();
+        for (tier, tenants) in self.indexes.line.range((from, Bound::Unbounded)) {
+            let place = place.filter(|place| place.tier == *tier);
+            let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tenant.clone()));
+            for (tenant, line) in tenants.range((from, Bound::Unbounded)) {
+                let behind = match place.filter(|place| place.tenant == *tenant) {
+                    Some(place) => Bound::Excluded((place.class, place.turn)),
+                    None => Bound::Unbounded,
+                };
+                for (class, turn) in line.lanes.range((behind, Bound::Unbounded)) {
+                    found.push(self.burst_of(turn.job).expect("a job in line has a row"));
+                    if found.len() >= count {
+                        let (tier, tenant) = (*tier, tenant.clone());
+                        return (found, Some(LinePlace { tier, tenant, class: *class, turn: *turn }));
+                    }
+                }
+            }
+        }
+        (found, None)
+    }
+
+    /// How many different requests are in line.
+    #[must_use]
+    pub fn classes_in_line(&self) -> usize {
+        self.indexes.lanes
+    }
+
+    /// Jobs that may not start before a time, by that time.
+    pub fn not_before(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.not_before.iter().copied()
+    }
+
+    /// Since when a job waits, or waited before it was placed last: since it was submitted, since the last of those
+    /// jobs was over that it waited for, as far as they are still known, or since it was stopped; none when there is no
+    /// such job.
+    #[must_use]
+    pub fn waits_since(&self, job: JobId) -> Option<LogTime> {
+        let row = self.jobs.get(&job)?;
+        let could_start = || {
+            let dependencies = self.specs.get(&job).map(|spec| spec.dependencies.as_slice());
+            let others = dependencies.unwrap_or_default().iter();
+            let ends = others.filter_map(|dependency| self.jobs.get(&dependency.job)?.finished_at);
+            ends.fold(row.submitted_at, LogTime::max)
+        };
+        Some(self.times(job).waits_since.unwrap_or_else(could_start))
+    }
+
+    /// The next of those times behind another.
+    #[must_use]
+    pub fn not_before_after(&self, time: LogTime) -> Option<LogTime> {
+        let behind = (Bound::Excluded((time, JobId(u64::MAX))), Bound::Unbounded);
+        self.indexes.not_before.range(behind).next().map(|(time, _)| *time)
+    }
+
+    /// Jobs that wait for a job.
+    pub fn dependents(&self, job: JobId) -> impl Iterator<Item = JobId> {
+        let range = (job, JobId(0))..=(job, JobId(u64::MAX));
+        self.indexes.dependents.range(range).map(|(_, dependent)| *dependent)
+    }
+
+    /// Jobs that wait for others, once for each.
+    pub fn waiting_for_others(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.dependents.iter().map(|(_, job)| *job)
+    }
+
+    /// Jobs that room is promised to.
+    pub fn promised(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.promised.iter().copied()
+    }
+
+    /// Jobs that room on a node is promised to.
+    pub fn promised_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
+        let range = (node, JobId(0))..=(node, JobId(u64::MAX));
+        self.indexes.promises_by_node.range(range).map(|(_, job)| *job)
+    }
+
+    /// Jobs that hold devices in a cluster, by the time they are expected to end.
+    pub fn ends(&self, region: &Name, cluster: &Name) -> impl Iterator<Item = (LogTime, JobId)> {
+        let ends = self.indexes.ends.get(&(region.clone(), cluster.clone())).into_iter();
+        ends.flat_map(|ends| ends.iter().copied())
+    }
+
+    /// Gangs that are being stopped.
+    pub fn stopping(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.stopping.iter().copied()
+    }
+
+    /// Running gangs that policy may stop, up to a tier, lowest tier first.
+    pub fn preemptible(&self, tier_max: PriorityTier) -> impl Iterator<Item = JobId> {
+        let up_to = (tier_max, JobId(u64::MAX));
+        self.indexes.preemptible.range(..=up_to).map(|(_, job)| *job)
+    }
+
+    /// What a tenant has used.
+    #[must_use]
+    pub fn usage(&self, tenant: &Name) -> Option<&TenantUsage> {
+        self.tenants.get(tenant)
+    }
+
+    /// Whether the policy has quotas at all.
+    #[must_use]
+    pub fn has_quotas(&self) -> bool {
+        self.indexes.has_quotas
+    }
+
+    /// Running gangs with fewer workers than they asked for.
+    pub fn growable(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.growable.iter().copied()
+    }
+
+    /// What quotas are used, by tenant, type and region.
+    #[must_use]
+    pub fn quota_usage(&self) -> &QuotaUsage {
+        &self.indexes.quota
+    }
+
+    /// What run times were seen.
+    #[must_use]
+    pub fn history(&self) -> &Table<HistoryKey, HistoryRow> {
+        &self.history
+    }
+
+    /// What workers asked for lately.
+    #[must_use]
+    pub fn demand(&self) -> &Demand {
+        &self.demand
+    }
+
+    /// How many jobs are pending.
+    #[must_use]
+    pub fn pending_count(&self) -> usize {
+        self.indexes.pending
+    }
+
+    /// Jobs that hold devices, by id.
+    pub fn active(&self) -> impl Iterator<Item = JobId> {
+        self.indexes.active.iter().copied()
+    }
+
+    /// How many jobs hold devices.
+    #[must_use]
+    pub fn active_count(&self) -> usize {
+        self.indexes.active.size()
+    }
+
+    /// How many finished jobs are still kept.
+    #[must_use]
+    pub fn finished_count(&self) -> usize {
+        self.indexes.finished.size()
+    }
+
+    /// Finished jobs with the time they ended, oldest first.
+    pub fn finished(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.finished.iter().copied()
+    }
+
+    /// How many requests are remembered.
+    #[must_use]
+    pub fn requests_count(&self) -> usize {
+        self.indexes.requests_by_time.size()
+    }
+
+    /// Remembered requests with their time, oldest first.
+    pub fn requests_by_time(&self) -> impl Iterator<Item = (LogTime, RequestId)> {
+        self.indexes.requests_by_time.iter().copied()
+    }
+
+    /// Running jobs that have a limit, by the time they reach it.
+    pub fn run_limits(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.run_limits.iter().copied()
+    }
+
+    /// Gangs that are being started, by when they were placed.
+    pub fn starting(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.starting.iter().copied()
+    }
+
+    /// Gangs that are being stopped, by when their workers should have been killed. What began to stop before format 5
+    /// is not among them.
+    pub fn killed_by(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.killed_by.iter().copied()
+    }
+
+    /// Jobs that wait or run and have to be over by a time, by that time.
+    pub fn deadlines(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.deadlines.iter().copied()
+    }
+
+    /// Gangs with workers on a node that are not over.
+    pub fn gangs_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
+        let range = (node, JobId(0))..=(node, JobId(u64::MAX));
+        self.indexes.gangs_by_node.range(range).map(|(_, job)| *job)
+    }
+
+    /// Capacity by region, cluster and accelerator type, in that order.
+    pub fn pools(&self) -> impl Iterator<Item = (&PoolKey, &Pool)> {
+        self.indexes.pools.iter()
+    }
+}
