@@ -6,14 +6,16 @@ use muster_types::{At, ClusterId, LogIndex, LogTime};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::base::{self, BaseReader};
-use crate::catalog::{BASES, BaseName, Catalog, SEGMENTS, SegmentName, Stretch, Summary};
+use crate::catalog::{BaseName, Catalog, SegmentName, Stretch, Summary};
 use crate::error::ArchiveError;
-use crate::mend::Suspects;
+use crate::floor::Floor;
+use crate::floor_file::FLOOR;
+use crate::layout::{BASES, SEGMENTS};
 use crate::object::ObjectStore;
 use crate::record::{ArchivedRound, Place, Record, Records};
 use crate::replay::Replay;
-use crate::retention::{FLOOR, Floor};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET, Segment, SegmentDraft, SegmentEnd, Start};
+use crate::suspects::Suspects;
 
 /// Damaged segments at the end that are set aside at once; of more, the archive is refused.
 const DAMAGED_MAX: usize = 64;

@@ -4,12 +4,10 @@
 
 use muster_types::{LogIndex, LogTime};
 
+use crate::floor::Floor;
+use crate::layout::{BASES, SEGMENTS};
 use crate::object::ObjectInfo;
 use crate::record::Place;
-use crate::retention::Floor;
-
-pub(crate) const SEGMENTS: &str = "segments/";
-pub(crate) const BASES: &str = "bases/";
 
 /// A segment, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

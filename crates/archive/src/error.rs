@@ -5,7 +5,7 @@ use muster_state::RestoreError;
 use muster_types::{ClusterId, LogIndex};
 use thiserror::Error;
 
-use crate::retention::Floor;
+use crate::floor::Floor;
 
 /// Why the archive could not be written or read.
 #[derive(Debug, Error)]

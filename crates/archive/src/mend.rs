@@ -11,8 +11,6 @@ use muster_journal::ROUND_BYTES_MAX;
 use muster_state::Sequence;
 use muster_types::{At, ClusterId, LogIndex};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::archive::Archive;
 use crate::base::BaseReader;
@@ -20,36 +18,6 @@ use crate::catalog::{BaseName, SegmentName, Stretch};
 use crate::error::ArchiveError;
 use crate::record::{ArchivedRound, Place};
 use crate::segment::{HEADER_BYTES, Header, SegmentDraft, Start, parse_header};
-
-/// Objects that were found damaged, and the number of those that were rebuilt.
-#[derive(Debug, Default)]
-pub(crate) struct Suspects {
-    objects: Mutex<BTreeSet<String>>,
-    mended: AtomicU64,
-}
-
-impl Suspects {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // Nothing panics while it holds the lock.
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes an object whose reading failed in this way, if that is damage.
-    pub(crate) fn note(&self, object: &str, error: &ArchiveError) {
-        if error.is_damage() {
-            self.lock().insert(object.to_owned());
-        }
-    }
-
-    pub(crate) fn contains(&self, object: &str) -> bool {
-        self.lock().contains(object)
-    }
-
-    /// It is of no interest any more.
-    pub(crate) fn forget(&self, object: &str) {
-        self.lock().remove(object);
-    }
-}
 
 /// A segment that is damaged or missing, and what is known of it.
 #[derive(Clone, Debug)]
@@ -93,13 +61,13 @@ impl Archive {
     /// Objects that are damaged or gone and not yet rebuilt, by name.
     #[must_use]
     pub fn unmended(&self) -> Vec<String> {
-        self.suspects.lock().iter().cloned().collect()
+        self.suspects.names()
     }
 
     /// The number of objects that were rebuilt since the archive was opened.
     #[must_use]
     pub fn mended(&self) -> u64 {
-        self.suspects.mended.load(Ordering::Relaxed)
+        self.suspects.mended()
     }
 
     /// Reads the object with this number whole, segments before bases, so that damage is found before somebody needs what is
@@ -146,7 +114,7 @@ impl Archive {
             let bases = catalog.bases.iter().map(BaseName::object);
             catalog.segments().iter().map(SegmentName::object).chain(bases).collect()
         };
-        self.suspects.lock().retain(|object| known.contains(object));
+        self.suspects.retain(&known);
         found.sort_by_key(|lack| (lack.name.generation, lack.name.first));
         Ok(found)
     }
@@ -293,7 +261,7 @@ impl Archive {
         }
         self.replace(&object, &mut std::iter::once(Ok(sealed.bytes)))?;
         self.catalog_mut().replace_segment(sealed.name);
-        self.is_mended(&object);
+        self.suspects.rebuilt(&object);
         Ok(())
     }
 
@@ -327,13 +295,8 @@ impl Archive {
         }
         self.set_aside(&object)?;
         self.put_base(cluster, place, replay.state())?;
-        self.is_mended(&object);
+        self.suspects.rebuilt(&object);
         Ok(())
-    }
-
-    fn is_mended(&self, object: &str) {
-        self.suspects.forget(object);
-        self.suspects.mended.fetch_add(1, Ordering::Relaxed);
     }
 
     fn set_aside(&self, object: &str) -> Result<(), ArchiveError> {

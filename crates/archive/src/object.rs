@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::catalog::{BASES, SEGMENTS};
-use crate::retention::RETENTION;
+use crate::layout::{BASES, RETENTION, SEGMENTS};
 
 /// Bytes of an object's name.
 const NAME_BYTES_MAX: usize = 512;

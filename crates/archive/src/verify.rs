@@ -6,9 +6,9 @@ use muster_types::{At, LogIndex};
 use crate::archive::Archive;
 use crate::catalog::{BaseName, Gap, SegmentName, Stretch};
 use crate::error::ArchiveError;
+use crate::floor::Floor;
 use crate::record::Place;
 use crate::replay::Replay;
-use crate::retention::Floor;
 use crate::segment::{Segment, Start};
 
 /// What was found of one segment.

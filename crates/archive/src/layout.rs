@@ -1,0 +1,6 @@
+//! The directories of an archive.
+
+pub(crate) const SEGMENTS: &str = "segments/";
+pub(crate) const BASES: &str = "bases/";
+/// What of the archive was moved to another store.
+pub(crate) const RETENTION: &str = "retention/";
