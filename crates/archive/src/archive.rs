@@ -40,7 +40,7 @@ pub struct Slice {
     pub rounds: Vec<ArchivedRound>,
     /// Right behind the last Raft entry that is covered.
     pub end: Place,
-    /// The last record that counts: a later life of the cluster may begin behind it.
+    /// The last record that counts: a later generation of the cluster may begin behind it.
     pub to: LogIndex,
 }
 
@@ -371,7 +371,7 @@ impl Archive {
         self.slice_of(&stretch)
     }
 
-    /// The segment that covers a Raft entry of the cluster's newest life; none when there is none.
+    /// The segment that covers a Raft entry of the cluster's newest generation; `None` without one.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -429,7 +429,7 @@ impl Archive {
     }
 
     /// The nearest place before `at` that a replay can begin at: a base, or the founding. A base that
-    /// cannot be read is said and passed over for the one before it.
+    /// cannot be read is logged, and the one before it is used.
     fn begin(&self, at: At) -> Result<Replay, ArchiveError> {
         let mut limit = at;
         while let Some(base) = self.base_before(limit) {
@@ -455,7 +455,7 @@ impl Archive {
         self.replay_while(at, known, || true)
     }
 
-    /// The same while `goes_on` says so, which is asked between segments.
+    /// The same, as long as `goes_on` returns true; it is called between segments.
     ///
     /// # Errors
     /// As [`Archive::replay`], and [`ArchiveError::GivenUp`].
@@ -529,7 +529,7 @@ fn open_floor(
 /// Whether `at` was reached in the slice.
 fn replay_slice(replay: &mut Replay, slice: &Slice, at: At) -> Result<bool, ArchiveError> {
     let end = At::Index(slice.to);
-    // Where a later life of the cluster begins, the rest of this one never was.
+    // Where a later generation of the cluster begins, the rest of this one does not count.
     let cut = slice.to < slice.end.sequence.log_index;
     for round in &slice.rounds {
         let stop = match at {
@@ -579,7 +579,7 @@ impl Rounds {
                     self.next = record.log_index.next();
                     return Ok(Some(record));
                 }
-                // Before what was asked for, or of a life that ended before it.
+                // Before what was asked for, or of a generation that ended before it.
                 Some(_) => {}
                 None => match open.rounds.next() {
                     Some(round) => open.ready = open.records.take(&round)?.into_iter(),

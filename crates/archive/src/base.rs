@@ -127,7 +127,7 @@ impl<'a> BaseReader<'a> {
         ArchiveError::damaged(&self.object, detail)
     }
 
-    /// Exactly so many bytes.
+    /// Exactly this many bytes.
     fn take(&mut self, count: usize) -> Result<Bytes, ArchiveError> {
         while self.buffer.len() < count {
             let wanted = (count - self.buffer.len()).max(READ_BYTES);

@@ -1,6 +1,6 @@
-//! What an archive holds, by the names of its objects: enough to find any record without reading one.
+//! The catalog: what an archive holds, by the names of its objects. It finds any record without reading one.
 //!
-//! **Invariant:** a name is a claim; whoever reads the object holds it against what the object says.
+//! **Invariant:** a name is a claim; each reader of the object compares it with the content.
 
 use muster_types::{LogIndex, LogTime};
 
@@ -12,7 +12,7 @@ use crate::record::Place;
 /// A segment, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentName {
-    /// The life of the cluster at its end.
+    /// The generation of the cluster at its end.
     pub generation: u32,
     /// Its first record.
     pub first: LogIndex,
@@ -31,7 +31,7 @@ pub struct SegmentName {
 /// A base, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BaseName {
-    /// The life of the cluster.
+    /// The generation of the cluster.
     pub generation: u32,
     /// The last record in it.
     pub log_index: LogIndex,
@@ -160,7 +160,7 @@ pub struct Summary {
     pub floor: Option<Floor>,
 }
 
-/// A segment and how far it counts: a later life of the cluster may begin before its end.
+/// A segment and how far it counts: a later generation of the cluster may begin before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) name: SegmentName,
@@ -187,7 +187,7 @@ impl Catalog {
         catalog
     }
 
-    /// Where each life of the cluster ends, because a later one begins.
+    /// Where each generation of the cluster ends, because a later one begins.
     fn arrange(&mut self) {
         self.segments.sort_unstable();
         self.all_bases.sort_unstable();
@@ -244,7 +244,7 @@ impl Catalog {
         self.arrange();
     }
 
-    /// Every segment, those of ended lives of the cluster too.
+    /// Every segment, also of ended generations of the cluster.
     pub(crate) fn segments(&self) -> &[SegmentName] {
         &self.segments
     }
@@ -253,12 +253,12 @@ impl Catalog {
         self.segments.iter().max().copied()
     }
 
-    /// The place in `line` of the segment with a record, or of the first one behind it.
+    /// The index, among the segments that count, of the one with a record, or of the first one behind it.
     pub(crate) fn find(&self, index: LogIndex) -> usize {
         self.line.partition_point(|stretch| stretch.to < index)
     }
 
-    /// The same by the Raft entry, within the newest life of the cluster.
+    /// The same by the Raft entry, within the newest generation of the cluster.
     pub(crate) fn find_raft(&self, raft_index: u64) -> Option<Stretch> {
         let newest = self.newest()?.generation;
         let of_newest = self.line.iter().rev().take_while(|stretch| stretch.name.generation == newest);

@@ -32,9 +32,7 @@ pub enum ArchiveError {
         detail: String,
     },
     /// An object of another cluster.
-    #[error(
-        "{object:?} belongs to cluster {found}, not to {expected}; give each cluster an archive of its own"
-    )]
+    #[error("{object:?} belongs to cluster {found}, not to {expected}; give each cluster its own archive")]
     Foreign {
         /// Which object.
         object: String,

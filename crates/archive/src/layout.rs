@@ -2,5 +2,5 @@
 
 pub(crate) const SEGMENTS: &str = "segments/";
 pub(crate) const BASES: &str = "bases/";
-/// What of the archive was moved to another store.
+/// The floor: which part of the archive was moved to another store.
 pub(crate) const RETENTION: &str = "retention/";

@@ -13,7 +13,7 @@
 //! compressed; all checksums but those of the blocks cover what they hold uncompressed.
 //!
 //! **Invariant:** no byte that is read is believed before its checksum held; damage names its object.
-//! **Invariant:** segments form a chain: a missing, foreign or exchanged one is a gap that is said.
+//! **Invariant:** segments form a chain: a missing, foreign or exchanged one is reported as a gap.
 //! **Invariant:** nothing is removed but what another store has, and the floor says where.
 //! **Invariant:** what is damaged is replaced only by what is proved to be the same, and kept aside.
 #![deny(missing_docs)]

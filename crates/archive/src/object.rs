@@ -1,7 +1,7 @@
 //! Where the objects of an archive are kept.
 //!
 //! The interface is what every object store has: put whole, get a range, list by prefix. No append and
-//! no rename, so that a bucket can stand behind it as well as a folder.
+//! no rename, so that a bucket can implement it as well as a directory.
 
 use bytes::Bytes;
 use std::fs::{self, File};
@@ -16,9 +16,9 @@ use crate::layout::{BASES, RETENTION, SEGMENTS};
 const NAME_BYTES_MAX: usize = 512;
 /// Objects that one listing returns at most: at 8 MiB each, half a petabyte.
 const LISTED_MAX: usize = 1 << 26;
-/// Folders below one another that a listing goes into.
+/// Levels of directories that a listing descends.
 const DEPTH_MAX: usize = 8;
-/// The folder of damaged objects.
+/// The directory of damaged objects.
 const ASIDE: &str = "damaged";
 /// Bytes that are copied at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -153,7 +153,7 @@ fn check_name(name: &str) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::InvalidInput, "not the name of an object"))
 }
 
-/// A folder as an object store: each object a file below it.
+/// A directory as an object store: each object is a file below it.
 #[derive(Debug)]
 pub struct DirectoryStore {
     root: PathBuf,
@@ -162,11 +162,11 @@ pub struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// Opens the folder, makes it where there is none, and removes what an earlier process left half
-    /// written. One process writes into a folder at a time.
+    /// Opens the directory, makes it where there is none, and removes what an earlier process left half
+    /// written. One process writes into a directory at a time.
     ///
     /// # Errors
-    /// When the folder cannot be made or read.
+    /// When the directory cannot be made or read.
     pub fn open(root: &Path) -> io::Result<DirectoryStore> {
         fs::create_dir_all(root)?;
         let store = DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) };
@@ -177,23 +177,23 @@ impl DirectoryStore {
         Ok(store)
     }
 
-    /// Opens a folder to read it, and changes nothing in it: an archive that a replica writes, or a copy.
+    /// Opens a directory to read it, and changes nothing in it: an archive that a replica writes, or a copy.
     ///
     /// # Errors
-    /// When there is no such folder.
+    /// When there is no such directory.
     pub fn open_read_only(root: &Path) -> io::Result<DirectoryStore> {
         if !fs::metadata(root)?.is_dir() {
-            return Err(io::Error::new(ErrorKind::NotADirectory, "not a folder"));
+            return Err(io::Error::new(ErrorKind::NotADirectory, "not a directory"));
         }
         Ok(DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) })
     }
 
-    /// Takes every object of another archive's folder in, as it is; what is here already under the same name and with
-    /// the same size stays. Objects never change, so where the system can, both folders share one file. How
+    /// Copies every object of another archive's directory, unchanged; an object that is here already under the same name
+    /// and with the same size stays. Objects never change, so where the system can, both directories share one file. How
     /// many were taken in, and their bytes.
     ///
     /// # Errors
-    /// When either folder cannot be read or written; what was taken in by then is whole, and calling again
+    /// When either directory cannot be read or written; what was copied by then is whole, and calling again
     /// goes on.
     pub fn take_in(&self, from: &DirectoryStore) -> io::Result<(u64, u64)> {
         let (mut taken, mut bytes) = (0, 0);
@@ -249,7 +249,7 @@ impl DirectoryStore {
         };
         for entry in entries {
             let entry = entry?;
-            // Links are not followed: what is not a file or a folder is no object.
+            // Links are not followed: what is not a file or a directory is no object.
             let kind = entry.file_type()?;
             if kind.is_dir() && depth < DEPTH_MAX {
                 self.walk(&entry.path(), depth + 1, visit)?;
@@ -266,12 +266,12 @@ impl DirectoryStore {
     }
 }
 
-/// Makes the entries of a folder survive a loss of power.
+/// Makes the entries of a directory survive a loss of power.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Makes a folder and everything above it up to `root`, durably.
+/// Makes a directory and everything above it up to `root`, durably.
 fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
     if folder.is_dir() || folder == root {
         return Ok(());
@@ -349,7 +349,7 @@ impl ObjectStore for DirectoryStore {
     }
 
     fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>> {
-        // Only the folder that the prefix names is walked, not the whole store.
+        // Only the directory that the prefix names is walked, not the whole store.
         let folder = match prefix.rfind('/') {
             Some(at) => {
                 check_name(&prefix[..at])?;

@@ -7,7 +7,7 @@
 //! cover what is in it before it is compressed, so that they hold from the one who wrote it to the one who reads.
 //!
 //! **Invariant:** no byte is decompressed before the checksum of its block held, and nothing is decompressed into more
-//! room than the bound that the reader names.
+//! bytes than the bound that the reader names.
 
 use bytes::Bytes;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
@@ -69,7 +69,7 @@ fn checksum(lengths: &[u8], stored: &[u8]) -> u32 {
 fn deflated(plain: &[u8]) -> Option<Vec<u8>> {
     let mut stored = Vec::with_capacity(plain.len());
     let mut deflate = Compress::new(Compression::new(LEVEL), false);
-    // The vector does not grow: what does not become smaller has no room.
+    // The vector does not grow: content that does not become smaller does not fit.
     let status = deflate.compress_vec(plain, &mut stored, FlushCompress::Finish).ok()?;
     (status == Status::StreamEnd && stored.len() < plain.len()).then_some(stored)
 }

@@ -38,7 +38,7 @@ pub struct Place {
     pub next_raft: u64,
     /// Whose records are accepted next, and from where.
     pub sequence: Sequence,
-    /// The life of the cluster; 0 before it was founded.
+    /// The generation of the cluster; 0 before it was founded.
     pub generation: u32,
 }
 
@@ -95,7 +95,7 @@ pub struct Record {
     pub leader: ReplicaId,
     /// The Raft entry it came in.
     pub raft_index: u64,
-    /// The life of the cluster it belongs to.
+    /// The generation of the cluster that it belongs to.
     pub generation: u32,
     /// What was decided.
     pub decision: Decision,

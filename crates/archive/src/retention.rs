@@ -1,6 +1,6 @@
 //! What an archive keeps on its own disk: the oldest segments go to another store, and from here once they are there.
 //!
-//! **Invariant:** no object is removed before the other store has the same bytes durably, and before the floor says so.
+//! **Invariant:** no object is removed before the other store has the same bytes durably, and before the floor records it.
 
 use bytes::Bytes;
 use muster_types::{ClusterId, LogIndex, LogTime};

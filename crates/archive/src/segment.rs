@@ -44,7 +44,7 @@ pub enum Start {
     Follows,
     /// With the first record of the cluster.
     Founding,
-    /// Behind records that the archive does not have, or with another life of the cluster.
+    /// Behind records that the archive does not have, or with another generation of the cluster.
     Gap,
 }
 

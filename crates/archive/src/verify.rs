@@ -37,7 +37,7 @@ pub struct Report {
     pub digests_compared: u64,
     /// Bases that are intact and what the replay came to.
     pub bases_good: u64,
-    /// What is wrong, besides what is said of each segment.
+    /// What is wrong, in addition to the reports of the segments.
     pub problems: Vec<String>,
     /// The last record that a replay from an intact beginning reached, and the state's digest there.
     pub replayed: Option<(LogIndex, u64)>,

@@ -49,7 +49,7 @@ pub struct BackupHeader {
     pub format: u16,
     /// The replica it was taken from.
     pub replica_id: u64,
-    /// When it was taken, by the clock of whoever took it, in milliseconds since the Unix epoch.
+    /// When it was taken, by the clock of the host that took it, in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
     /// The release of the replica; at most [`VERSION_BYTES_MAX`] bytes of it are kept.
     pub version: String,

@@ -29,7 +29,7 @@ pub struct BackupWriter {
 impl Drop for BackupWriter {
     fn drop(&mut self) {
         if !self.named {
-            // What is left over carries a temporary name, and the next attempt begins it anew.
+            // A file that is left over carries a temporary name, and the next attempt replaces it.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }
@@ -43,7 +43,7 @@ impl BackupWriter {
     /// Begins a backup that will be named `path`.
     ///
     /// # Errors
-    /// When there is such a file already, or none can be made beside it.
+    /// When there is such a file already, or no temporary file can be made next to it.
     pub fn create(path: &Path, header: &BackupHeader) -> Result<BackupWriter, BackupError> {
         if path.symlink_metadata().is_ok() {
             return Err(BackupError::Exists { path: path.to_path_buf() });
@@ -124,7 +124,7 @@ impl BackupWriter {
         let folder = folder_of(&self.path);
         File::open(folder)
             .and_then(|folder| folder.sync_all())
-            .map_err(|source| file_error("flushing the folder of", &self.path, source))?;
+            .map_err(|source| file_error("flushing the directory of", &self.path, source))?;
         Ok(Written { pieces: self.pieces, bytes: self.bytes })
     }
 }

@@ -1,4 +1,4 @@
-//! What is replicated: the seam to whoever gives committed payloads a meaning.
+//! The seam to the replicated application, which gives committed payloads a meaning.
 
 use bytes::Bytes;
 use muster_store::{SnapshotHandle, SnapshotReader};
@@ -40,7 +40,7 @@ impl ApplicationError {
 pub struct Halt(String);
 
 impl Halt {
-    /// What whoever unwound said.
+    /// The text that a panic or a halt carries.
     #[must_use]
     pub fn detail_of(payload: &(dyn std::any::Any + Send)) -> String {
         if let Some(Halt(detail)) = payload.downcast_ref::<Halt>() {
@@ -51,8 +51,8 @@ impl Halt {
     }
 }
 
-/// Stops the replica from within a call of its [`Application`]: it can neither go on nor take the entry
-/// back, and it is no bug of its own. The reason is that of the replica's end.
+/// Stops the replica from within a call of its [`Application`], which can neither go on nor take the entry
+/// back, although it has no bug. The replica stops with this reason.
 pub fn halt(detail: impl Into<String>) -> ! {
     std::panic::resume_unwind(Box::new(Halt(detail.into())))
 }

@@ -1,10 +1,10 @@
-//! The founding of a new cluster.
+//! The bootstrap of a new cluster.
 //!
-//! Every replica of a new cluster is started with the wish to found it, and the one with the lowest id does so. A
-//! replica whose disk was lost or replaced looks the same as a new one, and would forget what it promised. So all
-//! configured members are asked first: whoever has a log has the cluster, and then nothing is founded. When all of
-//! them wait for a founding, the founder draws a number, has each of them belong to it durably, and only then writes the
-//! first entry.
+//! Every replica of a new cluster is started with the request to found it, and the one with the lowest id does so. A
+//! replica whose disk was lost or replaced looks the same as a new one, and would forget what it promised. So the
+//! founder asks all configured members first. If one of them has a log, the cluster exists, and nothing is founded.
+//! When all of them wait for a founding, the founder draws a number, has each of them store it durably, and only then
+//! writes the first entry.
 //!
 //! **Invariant:** a replica that waits for a founding neither votes nor acknowledges.
 //! **Invariant:** nothing is founded unless every configured member said that it has nothing.
@@ -24,7 +24,7 @@ use std::time::Duration;
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Between two rounds of questions.
 const ROUNDS_APART: Duration = Duration::from_millis(100);
-/// How often it is said whom the founding waits for, in rounds.
+/// After this many rounds the members that the founding waits for are logged.
 const ROUNDS_PER_NOTE: u32 = 50;
 
 /// A number that no other founding has. The keys of the standard library's hash maps are random.

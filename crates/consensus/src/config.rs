@@ -59,9 +59,9 @@ impl Timing {
         Duration::from_millis(self.election_timeout_max_ms)
     }
 
-    /// After this much silence of the quorum a leader counts as deaf. A leader that missed one heartbeat is left
-    /// alone, for which a machine needs some room; within a lease, for whoever hears it waits that long from
-    /// its last word on before anybody else can lead.
+    /// After this much silence of the quorum a leader counts as deaf. It is long enough that a leader that missed one
+    /// heartbeat on a busy machine is left alone, and shorter than a lease: followers that still hear the leader
+    /// refuse every vote for a lease after its last request.
     pub(crate) fn silence_max(self) -> Duration {
         (self.lease() * 3 / 4).max(Duration::from_millis(400))
     }
@@ -85,9 +85,9 @@ impl Timing {
     }
 }
 
-/// When snapshots are made and what of the log is kept. Whatever comes first makes one, as long as it is in proportion to
-/// what the newest one has in bytes; the bounds on what a restart replays make one in any case. The log behind a snapshot
-/// is cut to the tighter of the two bounds.
+/// When snapshots are made, and how much of the log is kept. The first limit that is reached makes one, as long as the
+/// entries since the newest snapshot are in proportion to its bytes; the bounds on what a restart replays make one in any
+/// case. The log behind a snapshot is cut to the tighter of the two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotPolicy {
     /// A snapshot is made after this many entries.
@@ -150,11 +150,11 @@ pub struct Advertise {
     pub format_max: u32,
 }
 
-/// Who should lead, and when leadership is handed over.
+/// Who should lead, and when leadership is transferred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderPolicy {
     /// Regions in the order in which they should lead; none given, none preferred. A leader
-    /// elsewhere hands over to a healthy voter in the best region that has one.
+    /// elsewhere transfers leadership to a healthy voter in the best region that has one.
     pub preferred_regions: Vec<String>,
     /// The order in which replicas campaign; who is not named comes after those who are, in the
     /// order of the ids. The same on every replica, or votes are split more often; nothing worse.
@@ -213,8 +213,8 @@ pub struct ConsensusConfig {
     pub advertise: Advertise,
     /// Who should lead.
     pub leader: LeaderPolicy,
-    /// Replicas to ask when this one's storage was emptied and it has to be taken in anew; those of
-    /// the configuration file.
+    /// Replicas to ask when this one's storage was emptied and it has to rejoin; those of the configuration
+    /// file.
     pub known_peers: BTreeMap<ReplicaId, ReplicaNode>,
     /// How storage fares, where that is not what the store says of itself: for fault injection.
     pub storage_health: Option<watch::Receiver<StorageHealth>>,

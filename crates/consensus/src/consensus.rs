@@ -30,7 +30,6 @@ use muster_transport::AcceptLimits;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1::raft_service_server::RaftServiceServer;
 use openraft::async_runtime::WatchReceiver;
-use openraft::type_config::TypeConfigExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

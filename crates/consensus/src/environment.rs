@@ -1,10 +1,11 @@
-//! What a replica stands on: time, tasks, storage, and the ways to its peers.
+//! The environment of a replica: clock, tasks, storage, and connections to its peers.
 //!
-//! In a server that is tokio, a folder and gRPC ([`TokioEnv`]). The simulation of whole clusters runs the same
-//! code on a ground of its own, where time jumps from one event to the next and every choice has a seed.
+//! In a server these are tokio, a data directory and gRPC ([`TokioEnv`]). The simulation of whole clusters runs the same
+//! code in another environment, where time jumps from one event to the next and every choice has a seed.
 //!
-//! **Invariant:** outside of `network::grpc`, `founding`, `offline` and [`Consensus::start`](crate::Consensus::start) nothing in this crate
-//! waits, starts a task or asks for the time but through its ground.
+//! **Invariant:** outside of `network::grpc`, `bootstrap`, `offline`, `tokio_env` and
+//! [`Consensus::start`](crate::Consensus::start) nothing in this crate waits, starts a task or asks for the time except
+//! through its environment.
 
 use crate::fault_injection::Traffic;
 use crate::leader::ReadPoint;
@@ -24,10 +25,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::watch;
 
-/// The ground of a server.
+/// The environment of a server.
 pub use muster_store::RaftConfig as TokioEnv;
 
-/// What a replica stands on. Entries, votes and members are the same on all of them.
+/// The environment of a replica. Entries, votes and members are the same types in all of them.
 pub trait Environment:
     RaftTypeConfig<
         D = Payload,
@@ -47,7 +48,7 @@ pub trait Environment:
     /// How peers are reached.
     type Peers: Peers;
 
-    /// Where the protocol says what became of a proposal, and what it said; none when it said nothing.
+    /// Where the protocol reports the outcome of a proposal, and the outcome; `None` when it reported none.
     fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>);
 
     /// Waits.
@@ -55,7 +56,7 @@ pub trait Environment:
         Self::sleep(duration)
     }
 
-    /// Waits for something no longer than so long.
+    /// Awaits `future`, and gives up after `duration`.
     fn within<T, F>(duration: Duration, future: F) -> impl Future<Output = Result<T, Elapsed>> + Send
     where
         F: Future<Output = T> + Send,
@@ -75,18 +76,18 @@ pub trait Environment:
     fn unix_ms() -> u64;
 }
 
-/// The protocol on a ground.
+/// The protocol in an environment.
 pub type Raft<E> = openraft::Raft<E, <E as Environment>::Machine>;
 
-/// What the protocol says of itself, as it changes.
+/// The state of the protocol, as it changes.
 pub type Metrics<E> = openraft::type_config::alias::WatchReceiverOf<E, openraft::RaftMetrics<E>>;
 
-/// What is asked of storage beside the log itself. Clones share it.
+/// What a replica needs of storage next to the log itself. Clones share it.
 pub trait Storage: Clone + Send + Sync + 'static {
-    /// The life of the cluster that this storage is of.
+    /// The generation of the cluster that this storage belongs to.
     fn generation(&self) -> u32;
 
-    /// The founding of the cluster that this storage is of.
+    /// The founding of the cluster that this storage belongs to.
     fn founding(&self) -> Founding {
         Founding::Unknown
     }
@@ -103,7 +104,7 @@ pub trait Storage: Clone + Send + Sync + 'static {
     /// Changes that mark; durable once this returns.
     fn set_rejoin(&self, mark: Option<Rejoin>) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Finishes what is in line and takes nothing more.
+    /// Finishes what is queued and takes nothing more.
     fn close(&self) -> impl Future<Output = ()> + Send;
 
     /// Whether nothing was ever promised or stored.
@@ -112,7 +113,7 @@ pub trait Storage: Clone + Send + Sync + 'static {
     /// Where snapshots are received.
     fn snapshots(&self) -> SnapshotStore;
 
-    /// Entries from `start` until before `end`, in order, until so many bytes are reached; at least one, unless the
+    /// Entries from `start` until before `end`, in order, until they have `bytes_max` bytes; at least one, unless the
     /// log does not have the first.
     fn read(
         &self,
@@ -128,12 +129,12 @@ pub trait Storage: Clone + Send + Sync + 'static {
     fn belong_to(&self, founding: u64) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// The ways to peers. Clones share them.
+/// The connections to peers. Clones share them.
 pub trait Peers: Clone + Send + Sync + 'static {
-    /// The way to one of them.
+    /// The connection to one of them.
     type Link: PeerLink;
 
-    /// The way to a peer, at `node` until the membership says otherwise.
+    /// The connection to a peer, at `node` until the membership names another address.
     fn link(&self, target: ReplicaId, node: &ReplicaNode) -> Self::Link;
 
     /// Whether a peer is being sent a snapshot, or waits for one.
@@ -143,22 +144,22 @@ pub trait Peers: Clone + Send + Sync + 'static {
     /// the present.
     fn answered_unsent(&self) -> u64;
 
-    /// What traffic this replica refuses on purpose.
+    /// The traffic that this replica refuses on purpose.
     fn traffic(&self) -> &Traffic;
 }
 
-/// What is asked of a peer beside the protocol.
+/// The calls to a peer next to the protocol.
 pub trait PeerLink: Clone + Send + Sync + 'static {
     /// What the peer is and how it fares.
     fn describe(&mut self) -> impl Future<Output = Result<PeerReport, PeerError>> + Send;
 
-    /// Sees to it that a vote, or the first word as leader, needs no connection opened first.
+    /// Keeps the connections open that a vote, or the first request as leader, would need.
     fn keep_open(&mut self) -> impl Future<Output = ()> + Send;
 
     /// How far reads have to wait, by the peer if it leads.
     fn read_index(self) -> impl Future<Output = Result<ReadPoint, PeerError>> + Send;
 
-    /// Asks the peer, if it leads, to take this replica in anew.
+    /// Asks the peer, if it leads, to let this replica rejoin.
     fn readmit(
         &mut self,
         request: RejoinRequest,

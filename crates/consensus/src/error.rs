@@ -43,15 +43,15 @@ pub enum ProposeError {
 pub enum StartError {
     /// The cluster that was to be founded exists.
     #[error(
-        "{peer} has this cluster already, and a second one must not be founded beside it: a replica whose disk was \
+        "{peer} has this cluster already, and a second one must not be founded: a replica whose disk was \
          lost or replaced comes back with --rebuild, and a new one with --join"
     )]
     Exists {
         /// Who has it.
         peer: ReplicaId,
     },
-    /// The folder could not be marked.
-    #[error("the founding cannot be written to the data folder")]
+    /// The data directory could not be marked.
+    #[error("the founding cannot be written to the data directory")]
     Mark(#[source] StoreError),
     /// The configuration was refused.
     #[error("the consensus configuration was refused")]

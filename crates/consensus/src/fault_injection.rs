@@ -1,11 +1,11 @@
-//! Traffic that a replica refuses for a while, on purpose: how a drill makes a live replica silent.
+//! Fault injection: traffic that a replica refuses for a while, on purpose. A drill makes a live replica silent with it.
 //!
-//! It is refused where it passes, with a status that says so. Connections stay open, what is on its way out
-//! of a queue may still arrive, and nothing of the log, the vote or the configuration is touched: a replica
+//! The traffic is refused where it passes, with a status that names the reason. Connections stay open, messages that
+//! have left a queue may still arrive, and nothing of the log, the vote or the configuration is touched: a replica
 //! that starts again takes everything.
 //!
-//! **Invariant:** a refusal ends by this replica's own monotonic clock, whether or not whoever asked for it
-//! is ever heard of again.
+//! **Invariant:** a refusal ends by this replica's own monotonic clock, even if the drill that asked for it is never
+//! heard of again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -109,7 +109,7 @@ impl Traffic {
             refused.is_some_and(|refused| concerns(refused.scope) && refused.until > Instant::now())
         };
         if changes.wait_for(begun).await.is_err() {
-            // The sender is this value's own; unreachable while it lives.
+            // Unreachable: this value holds the sender.
             std::future::pending::<()>().await;
         }
     }

@@ -1,16 +1,16 @@
-//! Where a peer's log ends, so that a new leader need not search for it.
+//! The follower log hint: where a peer's log ends, so that a new leader need not search for it.
 //!
-//! The protocol finds the last entry that it shares with a follower by halves, with a round trip for each: over
+//! The protocol finds the last entry that it shares with a follower by bisection, with a round trip for each step: over
 //! regions, and with thousands of entries in the log, a second passes between an election and the first commit. But
-//! whoever voted for the leader has said where its log ends. So the first request that searches below that place is
-//! sent from there on instead, with all that follows; and what the answer shows to be held is not asked for again.
+//! each voter of the leader has reported where its log ends. So the first request that searches below that entry is
+//! replaced by one that resumes there, with all that follows; and entries that the answer acknowledges are not sent again.
 //!
-//! **Invariant:** nothing counts as held but what the peer acknowledged to this very leader, after an entry that the
-//! leader's own log has at the same place. No heartbeat is answered from here.
-//! **Invariant:** it counts for a part of a heartbeat's time only, from when the request was sent that the peer answered. The
-//! protocol takes an answer for a sign of life at the time of its request, and is wrong by no more than that. What rests on
-//! it is a leader's judgement of how deaf it is, and whether it refuses votes and takes proposals meanwhile: proposals
-//! need their quorum all the same.
+//! **Invariant:** an entry counts as replicated only if the peer acknowledged it to this very leader, after an entry that
+//! the leader's own log has at the same index. No heartbeat is answered from here.
+//! **Invariant:** an acknowledgement counts for a part of a heartbeat interval only, from when the request was sent that the
+//! peer answered. The protocol takes an answer as proof that the peer was alive when the request was made, and is wrong by
+//! no more than that. A leader judges by it how deaf it is, and whether it refuses votes and takes proposals meanwhile:
+//! proposals need their quorum all the same.
 //! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is
 //! asked for once more ([`FollowerHints::answered`]).
 //!
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Entries that are sent with the first request at most.
 const ENTRIES_MAX: u64 = 1_024;
 
-/// What is known of peers. Clones share it.
+/// The hints about all peers. Clones share them.
 #[derive(Clone)]
 pub struct FollowerHints {
     by_peer: Arc<Mutex<BTreeMap<ReplicaId, FollowerHint>>>,
@@ -39,22 +39,22 @@ pub struct FollowerHints {
     fresh: Duration,
 }
 
-/// What is known of one peer. It decides without a clock, a lock or a network, so that a model can check every order of
+/// The hint about one peer. It decides without a clock, a lock or a network, so that a model can check every order of
 /// events (`tests/log_end_model.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FollowerHint {
-    /// Whom it voted for.
+    /// The leader that it voted for.
     pub leader: LeaderId,
-    /// How far its log goes.
+    /// Where its log ends.
     pub log_end: LogEnd,
 }
 
-/// How far the log of a peer goes.
+/// Where the log of a peer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEnd {
-    /// Its log ends here, it said.
+    /// It reported this end with its vote.
     Reported(LogId),
-    /// It is being asked, or it did not answer as was thought.
+    /// It is being asked, or its answer was not the expected one.
     Probing,
     /// It acknowledged everything up to an entry.
     Acknowledged {
@@ -74,7 +74,7 @@ impl FollowerHint {
         last.map(|last| FollowerHint { leader: candidate, log_end: LogEnd::Reported(last) })
     }
 
-    /// What becomes of a leader's request. What the peer acknowledged counts for `fresh`.
+    /// How a leader's request is sent. An acknowledgement of the peer counts for `fresh`.
     pub fn plan<E: Environment>(
         &mut self,
         request: &AppendEntriesRequest<E>,
@@ -119,14 +119,14 @@ impl FollowerHint {
     }
 }
 
-/// What becomes of a request to a peer.
+/// How a request to a peer is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendPlan {
-    /// It is sent as it is.
+    /// Unchanged.
     AsIs,
-    /// The peer holds it, through its last entry: it is answered without being sent.
+    /// Not at all: the peer has its entries, through this one, and the request is answered here.
     AlreadyReplicated(LogId),
-    /// What follows this entry is sent in its place, if the leader's own log has it.
+    /// Replaced by a request for what follows this entry, if the leader's own log has it.
     ResumeFrom(LogId),
 }
 
@@ -150,7 +150,7 @@ impl FollowerHints {
         }
     }
 
-    /// What becomes of a leader's request to a peer.
+    /// How a leader's request to a peer is sent.
     #[must_use]
     pub fn plan<E: Environment>(
         &self,
@@ -161,7 +161,7 @@ impl FollowerHints {
         let mut hints = self.by_peer();
         let plan = hints.get_mut(&peer).map_or(SendPlan::AsIs, |hint| hint.plan(request, now, self.fresh));
         if let SendPlan::AlreadyReplicated(_) = plan {
-            // Before it is answered, so that whoever is confirmed by it sees it.
+            // Counted before it is answered, so that a confirmation that rests on it sees the count.
             self.answered.fetch_add(1, Ordering::SeqCst);
         }
         plan
@@ -258,7 +258,11 @@ mod tests {
         telling.leader_commit = Some(id(5, 101));
         assert_eq!(hints.plan(PEER, &telling, now), SendPlan::AsIs, "it has to hear of the commit");
         let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
-        assert_eq!(hints.plan(PEER, &search, later), SendPlan::AsIs, "too long ago for a sign of life");
+        assert_eq!(
+            hints.plan(PEER, &search, later),
+            SendPlan::AsIs,
+            "too long ago to prove that the peer is alive"
+        );
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! openraft wiring: network over tonic, leadership watch, fenced propose pipeline, membership.
 //!
-//! One [`Consensus`] is one replica's share in the agreement. The application proposes opaque
-//! payloads, bound to the leadership it decided under, and is told of committed entries in log
-//! order, the same on every replica.
+//! One [`Consensus`] is one replica's part in the agreement. The application proposes opaque payloads, bound to the
+//! leadership that they were decided under, and receives committed entries in log order, the same on every replica.
 //!
 //! **Invariant:** an entry is applied once, in log order, or the replica stops; none is skipped.
 //! **Invariant:** a proposal is refused as certainly not appended, or its outcome is known, or it is
-//! said to be unknown; these are never mixed up.
+//! reported as unknown; these are never mixed up.
 //! **Invariant:** a term alone never fences: two replicas can lead in one term, so a [`Leadership`]
 //! is the pair of term and replica.
 //! **Invariant:** this crate never knows a job; payloads are opaque.

@@ -1,6 +1,6 @@
-//! Reading what was applied out of the log again, for whoever keeps or follows history.
+//! Reading applied entries out of the log again, for the archive and for those who follow history.
 //!
-//! **Invariant:** only applied entries are handed out: nothing of it can be taken back.
+//! **Invariant:** only applied entries are returned: none of them can be taken back.
 
 use crate::application::CommittedEntry;
 use crate::state_machine::committed_entry;

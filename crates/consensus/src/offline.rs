@@ -1,13 +1,13 @@
-//! A replica's folder outside any agreement: what it holds, and the first folder of a cluster that
-//! begins anew from a state.
+//! A replica's data directory outside of any cluster: what it holds, and the first data directory of a cluster that is
+//! restored from a state.
 //!
-//! Nobody is asked here whether an entry was committed. That is what one wants after a disaster: an
-//! acknowledged write is on a majority, so it may be on the one replica that is left, and then only as
-//! an entry of which nobody can say any more whether it was acknowledged. Taking every entry the
-//! folder has loses none of those; it may bring about what no client was told of.
+//! Nothing here asks whether an entry was committed, which is right after a disaster. An acknowledged write is on a
+//! majority, so it may be on the one replica that is left, and then nobody can tell any more whether the entry was
+//! acknowledged. Taking every entry of the directory loses none of those; it may apply entries that no client was
+//! told about.
 //!
-//! **Invariant:** the folder that is read is not changed but for what opening it repairs.
-//! **Invariant:** the folder that is made has one voter, and a vote of no earlier term than anything in
+//! **Invariant:** the directory that is read is not changed, except by what opening it repairs.
+//! **Invariant:** the directory that is made has one voter, and a vote of no earlier term than anything in
 //! its state: its first leadership is newer than every other in it.
 
 use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
@@ -30,11 +30,11 @@ use thiserror::Error;
 const BATCH_ENTRIES: u64 = 256;
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Why a folder was not read or not made.
+/// Why a data directory was not read or not made.
 #[derive(Debug, Error)]
 pub enum OfflineError {
     /// Storage refused.
-    #[error("the folder cannot be opened")]
+    #[error("the data directory cannot be opened")]
     Store(#[from] StoreError),
     /// The newest snapshot could not be restored.
     #[error("the newest snapshot cannot be taken over")]
@@ -47,8 +47,8 @@ pub enum OfflineError {
         /// What the application said.
         detail: String,
     },
-    /// The folder holds no entry and no snapshot.
-    #[error("the folder holds nothing: the replica never received anything")]
+    /// The directory holds no entry and no snapshot.
+    #[error("the data directory holds nothing: the replica never received anything")]
     Empty,
     /// The first vote could not be written.
     #[error("the first vote cannot be written")]
@@ -76,7 +76,7 @@ impl Position {
     }
 }
 
-/// What a folder held.
+/// What a data directory held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Where its newest snapshot ends, if it has one.
@@ -93,11 +93,11 @@ pub struct Held {
     pub members: BTreeMap<ReplicaId, ReplicaNode>,
 }
 
-/// Brings everything a folder holds into `application`: its newest snapshot, and every entry behind it,
+/// Brings everything that a data directory holds into `application`: its newest snapshot, and every entry behind it,
 /// whether or not it was ever committed. The replica must not run.
 ///
 /// # Errors
-/// When the folder is in use, damaged, another replica's, or holds nothing usable.
+/// When the directory is in use, damaged, another replica's, or holds nothing usable.
 pub async fn read_everything(
     dir: &Path,
     identity: Identity,
@@ -112,11 +112,11 @@ pub async fn read_everything(
     held
 }
 
-/// The entries of a folder's log from one index on, committed or not; none where the log begins behind it.
+/// The entries of a directory's log from one index on, committed or not; none where the log begins behind it.
 /// The replica must not run.
 ///
 /// # Errors
-/// When the folder is in use, damaged, or another replica's.
+/// When the directory is in use, damaged, or another replica's.
 pub async fn read_entries(
     dir: &Path,
     identity: Identity,
@@ -205,11 +205,11 @@ fn apply(application: &mut dyn Application, batch: &[Entry]) -> Result<(), Offli
     Ok(())
 }
 
-/// Makes the folder of the first replica of a cluster that begins anew from a state: its only voter,
+/// Makes the data directory of the first replica of a cluster that is restored from a state: its only voter,
 /// with a log that starts behind `at` and a vote of `at.term`. Complete and durable when it returns.
 ///
 /// # Errors
-/// When the folder holds a replica already, or cannot be written.
+/// When the directory holds a replica already, or cannot be written.
 pub async fn found_from(
     dir: &Path,
     identity: Identity,

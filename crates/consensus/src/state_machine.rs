@@ -222,7 +222,7 @@ impl StateMachine {
     }
 }
 
-/// Builds one snapshot beside apply.
+/// Builds one snapshot while apply goes on.
 pub struct SnapshotBuilder {
     machine: StateMachine,
 }
@@ -231,7 +231,7 @@ pub struct SnapshotBuilder {
 enum BuildError {
     /// The application panicked: the end of this replica.
     Broken(io::Error),
-    /// Storage refused it, for want of room mostly: later, perhaps.
+    /// Storage refused it, mostly because the disk is full; it is tried again later.
     Refused(StoreError),
 }
 
@@ -355,19 +355,19 @@ mod tests {
         assert!(machine.apply_batch(entries(1..2)).is_err());
         assert!(snapshots.current().is_none());
     }
-    /// The application has the snapshot's state by then: what is built from it must say so.
+    /// The application has the snapshot's state by then: a snapshot built from it must carry that position.
     #[test]
     fn a_snapshot_that_was_restored_but_not_published_is_where_the_application_is() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("snapshots");
-        let snapshots = SnapshotStore::open(&folder, &StoreOptions::small()).unwrap();
+        let directory = dir.path().join("snapshots");
+        let snapshots = SnapshotStore::open(&directory, &StoreOptions::small()).unwrap();
         let stop = StopHandle::new(Arc::new(watch::Sender::new(None)));
         let application = Box::new(Halves::default());
         let machine = StateMachine::new(application, snapshots.clone(), 256, watch::Sender::new(0), stop);
         let meta =
             SnapshotMeta { last_log_id: Some(LogId::new(LeaderId::new(1, 1), 9)), ..Default::default() };
         let snapshot = snapshots.create(meta.clone()).unwrap().finish().unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
         machine.install(&meta, &snapshot).unwrap_err();
         assert_eq!(machine.lock().last, meta.last_log_id);
     }

@@ -1,4 +1,4 @@
-//! What a replica can say about itself and, while it leads, about its peers.
+//! What a replica knows about itself and, while it leads, about its peers.
 
 use crate::environment::{Environment, Metrics};
 use crate::messages::{PeerReport, Reports, millis};
@@ -28,7 +28,7 @@ pub enum Role {
 pub struct Member {
     /// The replica.
     pub replica: ReplicaId,
-    /// Where it lives.
+    /// Its region and endpoints.
     pub node: ReplicaNode,
     /// Whether it votes.
     pub votes: bool,
@@ -40,7 +40,7 @@ pub struct Member {
     pub silent_ms: Option<u64>,
     /// Whether it leads.
     pub leads: bool,
-    /// What it last said of itself; of the others, only on the leader.
+    /// Its newest report; of the others, only on the leader.
     pub report: Option<PeerReport>,
 }
 
@@ -76,7 +76,7 @@ pub struct ReplicaStatus {
     /// Whether the newest membership it knows is committed and complete; until then decisions may
     /// need the old voters and the new ones.
     pub membership_settled: bool,
-    /// Whether its storage lost what it had promised and it was not taken in anew yet.
+    /// Whether its storage lost what it had promised and it has not rejoined yet.
     pub rejoining: bool,
 }
 

@@ -91,7 +91,7 @@ impl Storage for ReplicaStore {
     }
 }
 
-/// Waits for what is written beside the log.
+/// Waits for a write next to the log.
 async fn written(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), String> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(|error| error.to_string()),

@@ -1,5 +1,5 @@
 //! A model of what a new leader takes from the votes that it got: where a voter's log ends
-//! (`crates/consensus/src/shortcut.rs`, used by `network/client.rs`).
+//! (`crates/consensus/src/follower_hint.rs`, used by `network/client.rs`).
 //!
 //! The checker goes through every order of elections, appends, late answers, lost storage, confirmations and clock
 //! ticks within the bounds of a [`Scope`]. Replica A leads in terms 1 and 3, and C in term 2. What A knows of the log of B is
@@ -35,7 +35,7 @@ const LOG_MAX: usize = 3;
 /// A rule of the product that a variant of the model does without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// `FollowerHint::plan`: what is known counts for the leadership only that it was said to.
+    /// `FollowerHint::plan`: a hint counts only for the leadership that it was given to.
     OwnLeadership,
     /// `FollowerHint::plan`: no entry counts as held beyond the one that was acknowledged.
     NothingBeyond,
@@ -79,7 +79,7 @@ struct Model {
 /// An entry is known by its term: each term has one leader, which appends once at each place.
 type Log = Vec<u8>;
 
-/// What is known of B's log. Log ids have no hash of their own.
+/// The hint about B's log. Log ids do not implement `Hash`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hint(Option<FollowerHint>);
 

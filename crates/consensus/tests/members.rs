@@ -188,7 +188,7 @@ async fn an_emptied_replica_promises_nothing_before_it_is_taken_in_anew() {
     cluster.start_replica(emptied).await;
     let outside = cluster.replicas[&emptied].consensus.clone();
     assert!(outside.status().rejoining);
-    // Not even at its first start's command does it form the cluster anew.
+    // It does not form the cluster again, although its first start asked for that.
     outside.initialize((1..=3).map(|id| (ReplicaId(id), node(id))).collect()).await.unwrap();
     // Without the leader, the other and the emptied one would be a quorum of the old voters.
     cluster.stop_replica(old.replica.0).await;
@@ -197,7 +197,7 @@ async fn an_emptied_replica_promises_nothing_before_it_is_taken_in_anew() {
     assert!(elected.await.is_err(), "the emptied one must not vote");
     let status = outside.status();
     assert_eq!((status.term, status.last_log_index), (0, None), "it took nothing");
-    // With the old leader back there is a quorum without it, and it is taken in anew.
+    // With the old leader back there is a quorum without it, and it rejoins.
     cluster.start_replica(old.replica.0).await;
     let between = cluster.write(&[old.replica.0, other], "between").await;
     cluster.stop_replica(emptied).await;
@@ -261,7 +261,7 @@ async fn an_interrupted_change_of_the_voters_is_finished_by_the_next_leader() {
     cluster.write(&left, "after").await;
 }
 
-/// Restarted at every step of being taken in anew, a voter of before is one in the end.
+/// A former voter that is restarted at every step of its rejoin votes again in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_voter_that_restarts_on_its_way_back_votes_again() {
     let mut cluster = Cluster::start(3, 3, Disk::folder).await;
@@ -291,7 +291,7 @@ async fn an_emptied_voter_that_restarts_on_its_way_back_votes_again() {
             let there = leader.status().members.iter().any(|m| m.replica.0 == emptied && !m.votes);
             there && cluster.replicas[&emptied].consensus.status().term > 0
         };
-        until("it is taken in anew", is_taken_in).await;
+        until("it is added again", is_taken_in).await;
         cluster.stop_replica(emptied).await;
         match mark(&cluster).await {
             Some(Rejoin::Unknown) => {}

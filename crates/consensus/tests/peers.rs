@@ -201,7 +201,7 @@ async fn a_replica_that_lost_its_storage_refuses_every_promise() {
     let status = consensus.status();
     assert_eq!((status.term, status.last_log_index), (0, None));
     let about = wire::DescribeRequest { peer: peer(CLUSTER, 1), found: None };
-    assert!(client.describe(about).await.unwrap().into_inner().rejoining, "it says so");
+    assert!(client.describe(about).await.unwrap().into_inner().rejoining, "it reports that");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -251,7 +251,7 @@ async fn a_snapshot_that_is_not_what_was_announced_is_refused() {
     assert_eq!((status.snapshot_index, status.last_log_index, status.term), (None, None, 0));
 }
 
-/// Only a replica whose removal was half of being taken in anew may add itself.
+/// Only a replica whose removal was the first half of its rejoin may add itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_themselves() {
     let (consensus, mut client) = served().await;
@@ -283,7 +283,7 @@ async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_thems
     assert_eq!((members.len(), members[1].votes), (2, false));
     assert_eq!(members[1].node, support::node(2));
     assert_eq!(added.vote.map(|vote| (vote.replica, vote.committed)), Some((1, true)));
-    // Asked again, as a member, it is removed and added once more: whatever it was, it begins anew.
+    // Asked again, as a member, it is removed and added once more: its earlier state does not matter.
     let again = client.readmit(asks(false, Step::Readmit)).await.unwrap().into_inner();
     assert!(again.from_index > added.from_index);
     // It has nothing yet, so it does not vote.
@@ -320,7 +320,7 @@ async fn messages_that_come_again_or_too_late_change_nothing() {
     guarded("all is flushed", metrics.wait_for(|flushed| flushed.last_index == Some(2))).await.unwrap();
     let before = consensus.status();
     assert_eq!((before.last_log_index, before.term), (Some(2), 9));
-    // A leader of before, and its vote, come too late.
+    // An earlier leader, and its vote, come too late.
     let stale = append(8, None, vec![entry(8, 0)]);
     let answer = one_answer(&mut client, stale).await;
     assert!(matches!(answer, wire::append_response::Outcome::HigherVote(_)), "{answer:?}");

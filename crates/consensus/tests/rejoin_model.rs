@@ -39,7 +39,7 @@ enum Rule {
     TakesVote,
     /// `Consensus::change`: a change is committed before the next one begins, and before the leader answers.
     ChangesAreCommitted,
-    /// `readmit`: the replica is removed and added again.
+    /// `Membership::add_again`: the replica is removed and added again.
     IsRemoved,
     /// `may_vote`: it votes again once it knows the entry that added it.
     WaitsForEntry,
@@ -364,7 +364,7 @@ impl Model {
         };
     }
 
-    /// The first step of `readmit`; without it the leader only says what it has committed.
+    /// The first step of `Membership::add_again`; without it the leader only reports what it has committed.
     fn remove(&self, state: &mut State, leader: usize, id: usize) -> Option<()> {
         let (voters, learners) = self.settled(state, leader)?;
         let bit = 1 << id;

@@ -1,4 +1,4 @@
-//! Snapshots: made beside apply, installed where the log does not reach, survived by restarts.
+//! Snapshots: made while apply goes on, installed where the log does not reach, survived by restarts.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 mod support;
@@ -58,7 +58,7 @@ async fn a_fresh_replica_gets_a_snapshot(disk: fn() -> Disk) {
     let last = cluster.write(&[1, 2, 3, 4], "last").await;
     let expected = cluster.applied(1, last).await;
     assert_eq!(cluster.applied(4, last).await, expected);
-    // The others restart from their own snapshots and what of the log is left.
+    // The others restart from their own snapshots and the rest of the log.
     for id in 1..=4 {
         cluster.stop_replica(id).await;
     }

@@ -32,7 +32,7 @@ async fn an_upload_that_breaks_goes_on_where_it_was() {
         until("a snapshot is made", || consensus.status().snapshot_index >= Some(ENTRIES)).await;
         until("the log behind it is gone", || consensus.status().purged_index >= Some(ENTRIES)).await;
     }
-    // No connection lives long enough for the whole.
+    // No connection lasts long enough for the whole.
     let breaks = Fault { break_after_bytes: Some(700_000), ..Fault::default() };
     for source in 1..=3 {
         cluster.set_fault(source, 4, breaks);
@@ -98,7 +98,7 @@ async fn a_snapshot_that_cannot_be_written_is_made_later() {
     cluster.snapshots = SnapshotPolicy { every_entries: Some(10), ..SnapshotPolicy::ON_DEMAND };
     cluster.start_replica(1).await;
     cluster.initialize(1).await;
-    let Disk::Folder(dir) = cluster.disks[&1].clone() else { panic!("it is a folder") };
+    let Disk::Folder(dir) = cluster.disks[&1].clone() else { panic!("it is a directory") };
     let folder = dir.path().join("snapshots");
     std::fs::remove_dir_all(&folder).unwrap();
     let mut last = 0;
@@ -150,7 +150,7 @@ async fn a_leader_whose_storage_is_unwell_hands_over_to_one_whose_is_not() {
     let second = cluster.leader_among(&rest[1..]).await;
     assert!(second > first);
     cluster.write(&rest[1..], "two").await;
-    // The two that are unwell are nobody to hand over to: it leads on.
+    // The two others are not healthy, so that leadership is not transferred.
     health[&rest[1]].send_replace(full);
     let mut view = cluster.consensus(second.replica).leadership();
     let lost = view.wait_for(|view| view.mine != Some(second));
@@ -181,7 +181,7 @@ async fn a_leader_whose_flush_hangs_hands_over() {
     let index = cluster.write(&rest, "three").await;
     hangs[&first.replica.0].set(false);
     // Said to be unknown or committed; never lost in silence.
-    let outcome = guarded("the proposal of before is resolved", held).await;
+    let outcome = guarded("the earlier proposal is resolved", held).await;
     let applied = cluster.applied(first.replica.0, index).await;
     if outcome.is_ok() {
         assert!(applied.contains(&Bytes::from_static(b"two")));

@@ -1,6 +1,6 @@
 //! Checkpoints of a training run: whole or not there, checked before they are believed.
 //!
-//! A file is written beside its final name, synced, renamed, and then the directory is synced: a crash
+//! A file is written under a temporary name, synced, renamed, and then the directory is synced: a crash
 //! at any point leaves the previous checkpoint in place. The newest two are kept, so that damage to the
 //! newest costs one interval and not the run.
 
@@ -35,7 +35,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Makes the folder where it is missing, and clears away what a crash left half written.
+    /// Makes the directory where it is missing, and clears away what a crash left half written.
     pub(crate) fn open(folder: &Path, config: &str) -> Result<Checkpoints, Error> {
         assert!(config.len() <= CONFIG_LEN_MAX, "a config text is short");
         fs::create_dir_all(folder).map_err(Error::file(folder, "create the directory"))?;

@@ -1,7 +1,7 @@
 //! The one collective operation of a training step: every rank's gradient in, the sum out, to all.
 //!
 //! Floating-point addition is not associative, so the order of the sum is part of the result: rank 0
-//! starts with its own gradient and adds those of ranks 1, 2, 3 … in that order, whoever arrives first.
+//! starts with its own gradient and adds those of ranks 1, 2, 3 … in that order, independent of which arrives first.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;

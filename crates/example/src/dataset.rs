@@ -1,4 +1,4 @@
-//! The generated data set: every sample follows from the seed and its own number, whoever asks.
+//! The generated data set: every sample follows from the seed and its own number, on every rank.
 
 /// The samples of one rank.
 pub(crate) struct Shard {

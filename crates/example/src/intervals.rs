@@ -1,6 +1,6 @@
 //! Interval evidence: from when to when each process really ran, written by the process itself.
 //!
-//! One file per job, attempt and rank, `<folder>/<job>/<token or attempt>-<rank>.log`, of lines:
+//! One file per job, attempt and rank, `<directory>/<job>/<token or attempt>-<rank>.log`, of lines:
 //!
 //! ```text
 //! start <unix ns> <boot-time ns> pid <pid> id <id>
@@ -8,14 +8,14 @@
 //! stop <boot-time ns> <id>
 //! ```
 //!
-//! `alive` comes every [`BEAT`] from a thread of its own, so that a process that is killed has said up to
+//! `alive` comes every [`BEAT`] from a separate thread, so that a process that is killed has said up to
 //! when it ran, to within that time. Its rate is some 20 MB an hour and process: evidence for tests and
 //! drills, not for every day. The clock is `CLOCK_BOOTTIME`, which does not jump and goes on through a
 //! suspend; it is one clock for all processes of a machine, in whatever namespace they run, and means
 //! nothing across machines. The id tells two processes apart that write to the same file, which is
 //! exactly what must never happen.
 //!
-//! [`read`] collects a folder and [`check`] looks for two intervals of one job that overlap: different
+//! [`read`] collects a directory and [`check`] looks for two intervals of one job that overlap: different
 //! attempts at any ranks, or one rank of one attempt twice.
 
 use crate::error::Error;
@@ -31,7 +31,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How often a running process says so. Half of the 20 ms that readers may count on: a busy machine
+/// How often a running process reports that it runs. Half of the 20 ms that readers may count on: a busy machine
 /// wakes threads late.
 pub const BEAT: Duration = Duration::from_millis(10);
 
@@ -163,7 +163,7 @@ pub struct Interval {
     pub pid: u32,
     /// When it started, boot-time nanoseconds.
     pub start: u64,
-    /// Its last sign of life, boot-time nanoseconds.
+    /// Its last `alive`, boot-time nanoseconds.
     pub end: u64,
     /// Whether it came to its own end; a killed process does not.
     pub stopped: bool,
@@ -188,7 +188,7 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Reads every file of an interval folder.
+/// Reads every file of an interval directory.
 ///
 /// A last line without its end is what a killed process leaves and is passed over.
 ///

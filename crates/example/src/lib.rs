@@ -11,7 +11,7 @@
 //! [`work`] is a short job that only lasts a while. Both leave **interval evidence** when asked to:
 //! each process writes down from when to when it ran, and [`intervals`] finds two incarnations of one
 //! job that ran at the same time. That evidence comes from outside the scheduler, on purpose: the
-//! scheduler cannot be the witness of its own promise.
+//! scheduler cannot be the witness for what it promised.
 //!
 //! **Invariant:** this crate knows nothing of Muster but the names of environment variables. It is an
 //! ordinary workload, and whatever it can do, any other program can.

@@ -1,4 +1,4 @@
-//! The example workloads as a program of their own.
+//! The example workloads as a separate program.
 
 use clap::{Parser, Subcommand};
 use muster_example::{TrainArgs, WorkArgs, train, work};

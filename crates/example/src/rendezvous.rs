@@ -38,7 +38,7 @@ pub(crate) struct Hello {
 /// How sure a refusal is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Waiting may help: whoever listens there now may be the one who has to go.
+    /// Waiting may help: the process that listens there now may be the one that has to go.
     NotNow,
     /// Waiting cannot help.
     Never,
@@ -162,7 +162,7 @@ fn admit(
         // `compare` has checked that the rank is in 1..world_size.
         Ok(()) => &mut joined[hello.rank as usize - 1],
         Err((verdict, why)) => {
-            // The refusal is a courtesy; whoever does not read it is refused all the same.
+            // The refusal is a courtesy; a process that does not read it is refused all the same.
             let body = Builder::default().u8(verdict as u8).text(&why).0;
             let _ = frame::write(&mut stream, Kind::Refused, &body);
             return Err(why);

@@ -65,10 +65,10 @@ pub struct TrainArgs {
     /// What the data set is generated from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Checkpoint after every so many steps
+    /// Checkpoint after this many steps
     #[arg(long, value_name = "STEPS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     pub checkpoint_every: u64,
-    /// Where rank 0 keeps the checkpoints; without it there are none, and another attempt starts anew
+    /// Where rank 0 keeps the checkpoints; without it there are none, and another attempt starts from the beginning
     #[arg(long, value_name = "DIR", env = "MUSTER_CHECKPOINT_DIR")]
     pub checkpoint_dir: Option<PathBuf>,
     /// Where to write down from when to when this process ran; without it nothing is written
@@ -80,7 +80,7 @@ pub struct TrainArgs {
     /// How long a rank may be silent within a step before it counts as lost, in seconds beyond --step-ms
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=WAIT_MAX_S))]
     pub step_timeout_s: u64,
-    /// Print the loss of every so many steps
+    /// Print the loss after this many steps
     #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     pub log_every: u64,
 }

@@ -26,7 +26,7 @@ pub enum NotAdmitted {
 }
 
 impl State {
-    /// Which nodes are admitted; none while nobody has said so.
+    /// Which nodes are admitted; `None` while no operator has set it.
     #[must_use]
     pub fn admission(&self) -> Option<&AdmissionRow> {
         match self.doors.get(&DoorKey::Admission) {
@@ -64,7 +64,7 @@ impl State {
         })
     }
 
-    /// Changes with everything that is said of nodes and certificates.
+    /// Changes with every row about nodes and certificates.
     #[must_use]
     pub fn doors_digest(&self) -> u64 {
         self.doors.digest()

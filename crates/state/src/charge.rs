@@ -94,7 +94,7 @@ impl State {
     }
 
     /// Since format 5: forgets tenants that the policy does not name, that hold nothing, and whose past use has decayed to
-    /// next to nothing. Names of tenants come from whoever submits, so rows that stayed would be without a bound.
+    /// next to nothing. Names of tenants come from those who submit jobs, so rows that stayed would be without a bound.
     pub(crate) fn sweep_tenants(&mut self) {
         if !self.has_rules() {
             return;

@@ -16,7 +16,7 @@ use crate::table::Table;
 /// Requests of workers that are kept as a sample.
 pub const DEMAND_SAMPLE: usize = 1_024;
 
-/// The sample is of so many of the last requests; the sums lose half of their weight as often.
+/// The sample has this many of the last requests; the sums lose half of their weight as often.
 pub const DEMAND_WINDOW: u64 = 16_384;
 
 /// Workers of one group that are counted: one large gang is not all of demand.
@@ -101,7 +101,7 @@ impl Demand {
         self.sums.by_cpu.iter().map(|(_, sum)| sum)
     }
 
-    /// Thousandths of devices asked for by workers that want so many whole devices, from two on.
+    /// Thousandths of devices asked for by workers that want two or more whole devices, by that number.
     #[must_use]
     pub fn group_milli(&self, devices: usize) -> u64 {
         self.sums.groups_milli.get(devices).copied().unwrap_or(0)
@@ -226,7 +226,7 @@ fn coarsely(request: &WorkerRequest) -> Option<WorkerDemand> {
     })
 }
 
-/// Rounded up to a number with so many bits behind its leading one.
+/// Rounded up to a number with this many bits behind its leading one.
 fn round_up(amount: u64, bits: u32) -> u64 {
     let Some(leading) = amount.checked_ilog2().filter(|leading| *leading > bits) else { return amount };
     let step = leading - bits;

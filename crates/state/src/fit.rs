@@ -22,7 +22,7 @@ pub enum GangFault {
     Slice,
 }
 
-/// The devices of `node` that a worker could have right now beside what is promised; none when it
+/// The devices of `node` that a worker could have right now in addition to what is promised; none when it
 /// does not fit. Status and cordon are the caller's to check.
 #[must_use]
 pub fn devices_for(node: &NodeRow, request: &WorkerRequest) -> Option<DeviceSet> {
@@ -32,7 +32,7 @@ pub fn devices_for(node: &NodeRow, request: &WorkerRequest) -> Option<DeviceSet>
     node.offer().pick(request)
 }
 
-/// Whether exactly these devices of `node` satisfy the request right now, beside what is promised.
+/// Whether exactly these devices of `node` satisfy the request right now, in addition to what is promised.
 #[must_use]
 pub fn admits(node: &NodeRow, request: &WorkerRequest, devices: DeviceSet) -> bool {
     has_kind(&node.spec, request) && node.offer().admits(request, devices)

@@ -267,7 +267,7 @@ impl State {
         effects
     }
 
-    /// Stops first: those who are moved are in both lists, and what they hold makes the room.
+    /// Stops first: gangs that move are in both lists, and free what they hold.
     fn fold_rearranged(&mut self, stops: &[Stop], promises: &[Promise]) -> Vec<Effect> {
         let mut effects = Vec::new();
         for stop in stops {
@@ -480,7 +480,7 @@ impl State {
 
     /// What is behind the last worker are spares.
     fn fold_placed(&mut self, job: JobId, placed: &[WorkerSlot]) -> Vec<Effect> {
-        // Promised room is what it is placed in.
+        // It is placed in the capacity that was promised to it.
         if self.jobs.get(&job).is_some_and(|row| row.promise.is_some()) {
             self.drop_promise(job);
         }

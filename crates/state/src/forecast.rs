@@ -53,7 +53,7 @@ impl Forecast {
         }
     }
 
-    /// A gang takes devices that are free, beside what is promised.
+    /// A gang takes devices that are free and not promised.
     pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot]) {
         for (rank, slot) in workers.iter().enumerate() {
             let (group, _) = spec.group_of(rank as u32).expect("a planned rank has a group");

@@ -1,4 +1,4 @@
-//! What of a host is free, promised or taken: whole devices, shares of devices, CPU and memory.
+//! The free, promised and taken resources of a host: whole devices, shares of devices, CPU and memory.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -38,7 +38,7 @@ impl Restricted {
     }
 }
 
-/// What of a host nobody holds.
+/// The free resources of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Free {
     /// Devices of which nothing is held.
@@ -193,8 +193,8 @@ impl Free {
         }
     }
 
-    /// What is left beside what is promised to others. Promised room that is still held by those who
-    /// make it is not free here either way.
+    /// The free resources without those that are promised to others. Promised resources that victims still hold are not
+    /// free here either way.
     #[must_use]
     pub fn beside(&self, promised: &Promised) -> Free {
         let shared: DeviceSet = promised
@@ -267,7 +267,7 @@ fn single(devices: DeviceSet) -> u16 {
     devices.0.trailing_zeros() as u16
 }
 
-/// What of a host is kept for gangs that wait for others to make room.
+/// Resources of a host that are kept for gangs that wait for preempted ones to stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promised {
     /// Whole devices.
@@ -351,7 +351,7 @@ pub struct FreeKey {
 }
 
 impl FreeKey {
-    /// Before every host with so many idle devices.
+    /// Before every host with this many idle devices.
     #[must_use]
     pub fn first_with(idle: u16) -> FreeKey {
         FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares: Vec::new() }

@@ -314,7 +314,7 @@ impl State {
         Ok(())
     }
 
-    /// Stops concern running gangs; what is promised fits into what they will leave, beside what others
+    /// Stops concern running gangs; what is promised fits into what they will leave, in addition to what others
     /// were promised before; no quota is exceeded once all is done.
     fn check_rearranged(&self, stops: &[Stop], promises: &[Promise]) -> Check {
         require(!stops.is_empty() && stops.len() <= limits::REARRANGED_STOPS_MAX, GuardError::Limit)?;

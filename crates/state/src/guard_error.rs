@@ -37,7 +37,7 @@ pub enum GuardError {
     NotAdmitted,
     /// The workers are not the gang that was asked for: type, labels, place, topology or slice.
     NotTheGang(fit::GangFault),
-    /// A job does not belong to the burst it is to join, or there is no such burst.
+    /// A job does not belong to the submission group it is to join, or there is no such group.
     BurstNotCurrent,
     /// A gang would go on where its checkpoints cannot be read.
     CheckpointsOutOfReach,

@@ -16,7 +16,6 @@ extern crate alloc;
 
 mod admission;
 mod apply;
-mod burst;
 mod charge;
 mod demand;
 mod effect;
@@ -37,6 +36,7 @@ mod snapshot;
 mod spares;
 pub mod standing;
 mod state;
+mod submission_group;
 mod table;
 pub mod tree;
 mod verify;

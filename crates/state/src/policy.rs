@@ -13,7 +13,7 @@ use crate::guard_error::{GuardError, require};
 use crate::rows::{JobTimes, Phase, PolicyRow, RequestAnswer};
 use crate::state::State;
 
-/// What a tenant lacks for a job of its own.
+/// What a tenant lacks for one of its jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingRight {
     /// To name the job's tier.

@@ -11,7 +11,7 @@ use crate::index::{QueueLoad, Work};
 use crate::state::State;
 use crate::usage::TenantUsage;
 
-/// A quota and what of it is in use, in thousandths of a device.
+/// A quota and its usage, in thousandths of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// As the policy has it.
@@ -85,7 +85,7 @@ impl State {
         })
     }
 
-    /// Names of at most so many queues behind a name, or from the first one on, in order.
+    /// The names of at most `count` queues behind a name, or from the first one on, in order.
     #[must_use]
     pub fn queues_behind(&self, after: Option<&Name>, count: usize) -> Vec<Name> {
         let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);

@@ -47,7 +47,7 @@ type Flavour = (Name, Option<Name>);
 
 /// What one tenant, or the fleet, is promised in one flavour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Promise {
+struct Entitlement {
     nominal_milli: u64,
     /// Nominal plus borrowing limit.
     most_milli: Option<u64>,
@@ -65,7 +65,7 @@ struct Tree {
     /// Those that the policy names; all others are below `unlisted`, if that is there.
     listed: BTreeSet<Name>,
     unlisted: Option<Name>,
-    promises: BTreeMap<Flavour, BTreeMap<Option<Name>, Promise>>,
+    promises: BTreeMap<Flavour, BTreeMap<Option<Name>, Entitlement>>,
 }
 
 impl Tree {
@@ -86,14 +86,14 @@ impl Tree {
                 tree.parents.insert(name.clone(), parent.clone());
             }
             let mut sums = below.remove(&Some(name)).unwrap_or_default();
-            let mut promises: Vec<(Flavour, Promise)> = Vec::new();
+            let mut promises: Vec<(Flavour, Entitlement)> = Vec::new();
             for quota in &tenant.quotas {
                 let flavour = (quota.kind.clone(), quota.region.clone());
                 let (_, kept_milli) = sums.remove(&flavour).unwrap_or_default();
-                promises.push((flavour, Promise::stated(quota, kept_milli)));
+                promises.push((flavour, Entitlement::stated(quota, kept_milli)));
             }
             promises.extend(sums.into_iter().map(|(flavour, (nominal_milli, kept_milli))| {
-                (flavour, Promise { nominal_milli, kept_milli, ..Promise::default() })
+                (flavour, Entitlement { nominal_milli, kept_milli, ..Entitlement::default() })
             }));
             let above = below.entry(tenant.parent.as_ref()).or_default();
             for (flavour, promise) in promises {
@@ -105,13 +105,13 @@ impl Tree {
             }
         }
         for (flavour, (nominal_milli, kept_milli)) in below.remove(&None).unwrap_or_default() {
-            let fleet = Promise { nominal_milli, kept_milli, ..Promise::default() };
+            let fleet = Entitlement { nominal_milli, kept_milli, ..Entitlement::default() };
             tree.promises.entry(flavour).or_default().insert(None, fleet);
         }
         tree
     }
 
-    fn promise(&self, flavour: &Flavour, tenant: &Option<Name>) -> Option<&Promise> {
+    fn promise(&self, flavour: &Flavour, tenant: &Option<Name>) -> Option<&Entitlement> {
         self.promises.get(flavour)?.get(tenant)
     }
 
@@ -131,9 +131,9 @@ impl Tree {
     }
 }
 
-impl Promise {
-    fn stated(quota: &Quota, kept_milli: u64) -> Promise {
-        Promise {
+impl Entitlement {
+    fn stated(quota: &Quota, kept_milli: u64) -> Entitlement {
+        Entitlement {
             nominal_milli: quota.nominal_milli,
             most_milli: quota.borrowing_limit_milli.map(|limit| quota.nominal_milli + limit),
             reserve_milli: quota.reserve_milli(),
@@ -482,7 +482,7 @@ impl QuotaUsage {
         (claimant != victim).then(|| (side(&ours, claimant), side(&theirs, victim)))
     }
 
-    /// Every side that a tenant's own work is on, from its own up, where anybody beside it is promised something of a
+    /// Every side that a tenant's own work is on, from its own up, where a sibling of it is promised something of a
     /// type in a region or in all: elsewhere nobody is kept from anything.
     #[must_use]
     pub fn sides_of(&self, tenant: &Name, kind: &Name, region: &Name) -> Vec<Side> {
@@ -518,7 +518,7 @@ impl QuotaUsage {
     }
 
     /// How much more a tenant may use of a type in a region without borrowing: on its own side and on all above. None
-    /// where nobody beside any of them is promised anything, so that there is nothing to borrow.
+    /// where no sibling of any of them is promised anything, so that there is nothing to borrow.
     #[must_use]
     pub fn nominal_room_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> Option<u64> {
         let of_side = |side: &Side| {
@@ -591,8 +591,8 @@ impl QuotaUsage {
         }
     }
 
-    /// All that a tenant is promised of a type in a region, on its own side and on all above; zero where nobody beside
-    /// any of them is promised anything.
+    /// All that a tenant is promised of a type in a region, on its own side and on all above; zero where no sibling
+    /// of any of them is promised anything.
     #[must_use]
     pub fn nominal_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> u64 {
         let of_side = |side: &Side| {

@@ -1,4 +1,4 @@
-//! What jobs ask of whoever runs them, and what became of their attempts.
+//! The contracts of jobs, and what became of their attempts.
 
 use alloc::sync::Arc;
 use alloc::vec;
@@ -12,7 +12,7 @@ use crate::rows::{Failure, Phase, RecoveryRow, Saved, Straggler};
 use crate::state::State;
 
 impl State {
-    /// What a job asks of whoever runs it; none when it says nothing.
+    /// The contract of a job; `None` for the default one.
     #[must_use]
     pub fn contract(&self, job: JobId) -> Option<&Arc<JobContract>> {
         self.contracts.get(&job)
@@ -208,7 +208,7 @@ impl State {
         }
     }
 
-    /// What is known of a job besides its row goes with it.
+    /// The rows of a job in other tables are removed with it.
     pub(crate) fn forget_recovery(&mut self, job: JobId) {
         self.contracts.remove(&job);
         self.recoveries.remove(&job);

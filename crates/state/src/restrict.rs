@@ -16,7 +16,7 @@ use crate::state::State;
 
 /// Where in the log a change is made.
 #[derive(Clone, Copy)]
-pub(crate) struct Now {
+pub(crate) struct LogPosition {
     pub(crate) index: LogIndex,
     pub(crate) time: LogTime,
 }
@@ -108,11 +108,11 @@ impl State {
     pub(crate) fn change_restriction(
         &mut self,
         node: NodeId,
-        change: impl FnOnce(&mut RestrictionRow, Now),
+        change: impl FnOnce(&mut RestrictionRow, LogPosition),
     ) -> Vec<Effect> {
         let before = self.restrictions.get(&node).cloned().unwrap_or_default();
         let mut after = before.clone();
-        change(&mut after, Now { index: self.meta.log_index, time: self.meta.log_time });
+        change(&mut after, LogPosition { index: self.meta.log_index, time: self.meta.log_time });
         if before == after {
             return Vec::new();
         }
@@ -141,7 +141,7 @@ impl State {
 }
 
 /// Takes one step of a repair.
-pub(crate) fn repair(row: &mut RestrictionRow, step: &RepairStep, now: Now) {
+pub(crate) fn repair(row: &mut RestrictionRow, step: &RepairStep, now: LogPosition) {
     match step {
         RepairStep::Begin { action, devices } => {
             row.repair = Some(Repair {

@@ -1,6 +1,6 @@
 //! Whose records are taken next, and from where: all that the header of a record is held against.
 //!
-//! Whoever follows the log without the state (an archive, a reader of its records) needs no more than
+//! A process that follows the log without the state (an archive, a reader of its records) needs no more than
 //! this to know which records have a position and which are those of a leadership that had ended.
 //!
 //! **Invariant:** the one rule about headers; the guard itself asks it.
@@ -27,7 +27,7 @@ impl Sequence {
     /// Whether a record with this header has the next position.
     ///
     /// # Errors
-    /// What of the header is not current.
+    /// Which part of the header is not current.
     pub fn check(
         &self,
         leadership: Leadership,

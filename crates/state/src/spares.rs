@@ -1,4 +1,4 @@
-//! Room that is held beside a gang for ranks whose node fails. Nothing runs there, so no agent is asked to give it up.
+//! Spares: capacity that is held for a gang, for ranks whose node fails. Nothing runs there, so no agent is asked to give it up.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -83,7 +83,7 @@ impl State {
         self.spares.insert(job, spares.to_vec());
     }
 
-    /// Gives back what a job holds beside its gang.
+    /// Releases the spares of a job.
     pub(crate) fn drop_spares(&mut self, job: JobId) {
         let Some(spares) = self.spares.get(&job).cloned() else { return };
         self.spares.remove(&job);
@@ -117,7 +117,7 @@ impl State {
     }
 
     /// Some ranks of a gang that is being stopped go on in its spares, the others where they are: all of that fits into
-    /// what the gang and its spares leave, beside what others were promised.
+    /// what the gang and its spares leave, in addition to what others were promised.
     pub(crate) fn check_taken(&self, job: JobId, token: FencingToken, ranks: &[(u32, WorkerSlot)]) -> Check {
         let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
@@ -153,7 +153,7 @@ impl State {
         self.take_all(spec, &next, &mut left, |node| node.offer().into_owned())
     }
 
-    /// What of nodes is free once a gang and its spares have left.
+    /// The free resources of nodes once a gang and its spares have left.
     pub(crate) fn give_all(
         &self,
         job: JobId,

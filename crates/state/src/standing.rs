@@ -19,7 +19,7 @@
 //! - of no higher tier, if it borrows there and has outlived what was expected of it: for the owner of a
 //!   reservation.
 //!
-//! Of its own tenant, those of a lower tier, and for the owner of a reservation those of no higher tier that have
+//! Of the same tenant, those of a lower tier, and for the owner of a reservation those of no higher tier that have
 //! outlived what was expected of them, within nominal or not: the quota is their tenant's, whichever of its gangs uses
 //! it. The guard holds every preemption to that, since format 5.
 
@@ -251,7 +251,7 @@ impl<'a> NominalCover<'a> {
     }
 }
 
-/// Whether a charge fits into what a side is promised, beside what is used of that. It fits only where the side is
+/// Whether a charge fits into what a side is promised, in addition to its usage. It fits only where the side is
 /// promised something of each type.
 fn fits(
     usage: &QuotaUsage,
@@ -283,7 +283,7 @@ fn stays_within(usage: &QuotaUsage, our: &Side, claimant: &JobSpec, region: &Nam
     })
 }
 
-/// Whether a gang has run for longer than was expected of it with nine chances in ten.
+/// Whether a gang has run for longer than the p90 of its expected run time.
 #[must_use]
 pub fn has_overrun(row: &JobRow, now: LogTime) -> bool {
     row.phase == Phase::Running

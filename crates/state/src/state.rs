@@ -65,17 +65,17 @@ pub struct State {
     pub(crate) requests: Table<RequestId, RequestRow>,
     /// What tenants have used, decayed.
     pub(crate) tenants: Table<Name, TenantUsage>,
-    /// Bursts of two or more jobs.
+    /// Submission groups of two or more jobs.
     pub(crate) bursts: Table<JobId, BurstRow>,
     /// What run times were seen.
     pub(crate) history: Table<HistoryKey, HistoryRow>,
     /// What workers asked for.
     pub(crate) demand: Demand,
-    /// What jobs ask of whoever runs them; those that say nothing are not here. Since format 3.
+    /// The contracts of jobs; jobs with the default contract are not here. Since format 3.
     pub(crate) contracts: Table<JobId, Arc<JobContract>>,
     /// What became of attempts. Since format 3.
     pub(crate) recoveries: Table<JobId, RecoveryRow>,
-    /// Room held beside gangs. Since format 3.
+    /// Spares of gangs. Since format 3.
     pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
     /// Faults of nodes that jobs met. Since format 3.
     pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
@@ -132,7 +132,7 @@ impl State {
         self.meta.format
     }
 
-    /// The cluster's life, from 1; zero before it exists.
+    /// The cluster's generation, from 1; zero before it exists.
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.meta.cluster.map_or(0, |cluster| cluster.generation)
@@ -259,13 +259,13 @@ impl State {
         self.health_policy.get(&()).unwrap_or(&self.first_health_policy).clone()
     }
 
-    /// Tenants with jobs of a tier in line, with the first turn of each.
+    /// Tenants with pending jobs of a tier, with the first turn of each.
     pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
         let of_tier = self.indexes.line.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
         of_tier.filter_map(|(tenant, line)| line.heads.first().map(|(turn, _)| (tenant, *turn)))
     }
 
-    /// The next behind `after` among the first of every class that a tenant has in line; the very first
+    /// The next behind `after` among the first of every class that a tenant has pending; the very first
     /// without it.
     #[must_use]
     pub fn head_behind(
@@ -282,8 +282,8 @@ impl State {
         heads.range((from, Bound::Unbounded)).next().copied()
     }
 
-    /// Bursts in line behind a place, or from the front of all lanes; at most so many, and where to go on,
-    /// unless that was all. A place that is gone still says where to go on.
+    /// Pending submission groups behind a position, or from the front of all lanes; at most `count`, and where to go on,
+    /// unless that was all. A position that is gone still shows where to go on.
     #[must_use]
     pub fn in_line_behind(&self, place: Option<&LinePlace>, count: usize) -> (Vec<JobId>, Option<LinePlace>) {
         let from = place.map_or(Bound::Unbounded, |place| Bound::Included(place.tier));
@@ -297,7 +297,7 @@ impl State {
                     None => Bound::Unbounded,
                 };
                 for (class, turn) in line.lanes.range((behind, Bound::Unbounded)) {
-                    found.push(self.burst_of(turn.job).expect("a job in line has a row"));
+                    found.push(self.burst_of(turn.job).expect("a pending job has a row"));
                     if found.len() >= count {
                         let (tier, tenant) = (*tier, tenant.clone());
                         return (found, Some(LinePlace { tier, tenant, class: *class, turn: *turn }));
@@ -308,7 +308,7 @@ impl State {
         (found, None)
     }
 
-    /// How many different requests are in line.
+    /// The number of different requests in the pending queue.
     #[must_use]
     pub fn classes_in_line(&self) -> usize {
         self.indexes.lanes
@@ -352,12 +352,12 @@ impl State {
         self.indexes.dependents.iter().map(|(_, job)| *job)
     }
 
-    /// Jobs that room is promised to.
+    /// Jobs that capacity is promised to.
     pub fn promised(&self) -> impl Iterator<Item = JobId> {
         self.indexes.promised.iter().copied()
     }
 
-    /// Jobs that room on a node is promised to.
+    /// Jobs that capacity on a node is promised to.
     pub fn promised_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
         let range = (node, JobId(0))..=(node, JobId(u64::MAX));
         self.indexes.promises_by_node.range(range).map(|(_, job)| *job)

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::tree::{Builder, Map};
 
-/// What follows from a row and is worth keeping beside it, because it costs more to make than to keep.
+/// Derived from a row and kept with it, because it costs more to make than to keep.
 pub trait Facts<K, V>: Clone {
     /// From a new row.
     fn of(value: &V) -> Self;
@@ -89,7 +89,7 @@ impl<K: Ord, V, F> Table<K, V, F> {
         self.rows.get(key).map(|row| &row.value)
     }
 
-    /// The row and what is kept beside it.
+    /// The row and what is derived from it.
     #[must_use]
     pub(crate) fn get_with_facts(&self, key: &K) -> Option<(&V, &F)> {
         self.rows.get(key).map(|row| (&row.value, &row.facts))

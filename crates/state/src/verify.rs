@@ -214,8 +214,8 @@ impl State {
         Ok(())
     }
 
-    /// A burst has as many members as name it, at least one, and what they have in common; a job that is
-    /// not over has joined a burst that is there.
+    /// A submission group has as many members as name it, at least one, and what they have in common; a job that is
+    /// not over has joined a group that is there.
     fn verify_bursts(&self) -> Result<(), BrokenInvariant> {
         let mut members: alloc::collections::BTreeMap<JobId, u32> = Default::default();
         for (id, row) in self.jobs.iter().filter(|(_, row)| !matches!(row.phase, Phase::Finished(_))) {
@@ -225,7 +225,7 @@ impl State {
                 let spec =
                     self.specs.get_with_facts(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
                 if of_burst.key != spec.1.burst {
-                    return Err(broken(format!("{id} is unlike the rest of its burst {burst}")));
+                    return Err(broken(format!("{id} is unlike the rest of its submission group {burst}")));
                 }
             } else if burst != *id {
                 return Err(broken(format!("{id} has joined {burst}, which is not there")));
@@ -234,7 +234,10 @@ impl State {
         for (burst, row) in self.bursts.iter() {
             let counted = members.get(burst).copied().unwrap_or(0);
             if counted != row.members || counted == 0 {
-                return Err(broken(format!("burst {burst} counts {} members, has {counted}", row.members)));
+                return Err(broken(format!(
+                    "submission group {burst} counts {} members, has {counted}",
+                    row.members
+                )));
             }
         }
         Ok(())

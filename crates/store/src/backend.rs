@@ -48,7 +48,7 @@ pub trait LogBackend: Send + 'static {
     /// Makes a batch durable.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`]: the caller calls again with the same batch once there is room, and
+    /// [`StoreError::NoSpace`]: the caller calls again with the same batch once there is space, and
     /// makes no other change before. Anything else is fatal: the caller never tries again.
     fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError>;
 
@@ -80,7 +80,7 @@ pub trait LogBackend: Send + 'static {
         Ok(())
     }
 
-    /// Bytes of disk the log has, preallocated room included.
+    /// Bytes of disk the log has, preallocated space included.
     fn log_bytes(&self) -> u64;
 
     /// Gives back a bounded piece of purged space. Returns whether there is more.

@@ -1,12 +1,12 @@
-//! The log on disk: entries in segment files, vote and floor in a database, the mark beside both.
+//! The log on disk: entries in segment files, vote and floor in a database, and the high-water mark in a file.
 //!
-//! A batch is one write into the preallocated room of a segment and one `fdatasync`. A purge removes
+//! A batch is one write into the preallocated space of a segment and one `fdatasync`. A purge removes
 //! whole segments. Where the entries of the retained segments are is kept in memory.
 //!
 //! **Invariant:** the purge floor is durable before the first purged segment is removed; reads
 //! honour it, and what a crash left half done is finished at open.
 //! **Invariant:** the mark is lowered before a truncation and raised only after a flush.
-//! **Invariant:** a batch that found no room can be written again, to the same place.
+//! **Invariant:** a batch that did not fit on the disk can be written again, at the same offset.
 
 use crate::backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 use crate::codec;
@@ -321,7 +321,7 @@ impl OpenLog {
             tracing::warn!(last = ?self.tip.last, "bytes that were never acknowledged follow the log; removed");
             segment.cut(segment.next_index(), &active.file, self.files.as_ref())?;
         }
-        // A log that was purged past its end goes on in a segment of its own.
+        // A log that was purged past its end goes on in a new segment.
         let next = self.tip.last.map(|last| last.index() + 1);
         let goes_on = |active: &Active| {
             let end = self.segments.get(&active.first_index).map(Segment::next_index);
@@ -337,7 +337,7 @@ impl OpenLog {
 /// Writing.
 impl OpenLog {
     fn write(&mut self, batch: &WriteBatch) -> Result<(), StoreError> {
-        // What an attempt that found no room had accepted is there already.
+        // An attempt that found the disk full may have written a part already.
         let mut rest = batch.entries.as_slice();
         while let [entry, ..] = rest
             && Some(entry.log_id) <= self.tip.last
@@ -473,7 +473,7 @@ impl OpenLog {
         active.mark_slot = (active.mark_slot + 1) % SLOTS;
         let offset = MARKS_OFFSET + active.mark_slot * SLOT_BYTES as u64;
         match self.files.write_at(&active.file, &segment.path, &mark, offset) {
-            // On a file system that needs room to overwrite: the mark before it counts.
+            // On a file system that needs free space to overwrite, the mark before it counts.
             Err(source) if is_out_of_space(&source) => Ok(()),
             written => written.map_err(|source| file_error("marking", &segment.path, source)),
         }

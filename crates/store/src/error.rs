@@ -73,7 +73,7 @@ pub enum Damage {
 /// Why the store refused or failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// An operation on a file or folder failed.
+    /// An operation on a file or directory failed.
     #[error("{operation} {path} failed")]
     File {
         /// What was tried.
@@ -84,7 +84,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// There is no room on the disk. Nothing was acknowledged and nothing is lost: it can be tried
+    /// The disk is full. Nothing was acknowledged and nothing is lost: it can be tried
     /// again once there is.
     #[error("{operation} {path} failed for lack of space")]
     NoSpace {
@@ -116,65 +116,65 @@ pub enum StoreError {
     /// Acknowledged data is gone. The replica must not run in its old identity.
     #[error("the replica's storage in {dir} is damaged: {damage}")]
     Damaged {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// What is missing.
         #[source]
         damage: Damage,
     },
-    /// The data folder belongs to another cluster.
+    /// The data directory belongs to another cluster.
     #[error("{dir} belongs to cluster {found}, not to {expected}")]
     OtherCluster {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// The cluster it belongs to.
         found: ClusterId,
         /// The cluster that was asked for.
         expected: ClusterId,
     },
-    /// The data folder belongs to another generation of the cluster.
+    /// The data directory belongs to another generation of the cluster.
     #[error("{dir} belongs to generation {found} of the cluster, not to {expected}")]
     OtherGeneration {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// The generation it belongs to.
         found: u32,
         /// The generation that was asked for.
         expected: u32,
     },
-    /// The data folder belongs to another founding of the cluster.
-    #[error("the data folder belongs to another founding of the cluster")]
+    /// The data directory belongs to another founding of the cluster.
+    #[error("the data directory belongs to another founding of the cluster")]
     OtherFounding,
-    /// The data folder belongs to another replica.
+    /// The data directory belongs to another replica.
     #[error("{dir} belongs to replica {found}, not to {expected}")]
     OtherReplica {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// The replica it belongs to.
         found: ReplicaId,
         /// The replica that was asked for.
         expected: ReplicaId,
     },
-    /// A newer release wrote the folder.
+    /// A newer release wrote the directory.
     #[error("{dir} has on-disk format {found}; this release reads up to {supported}")]
     NewerFormat {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// The format found.
         found: u32,
         /// The newest format this release reads.
         supported: u32,
     },
-    /// Another process has the folder open.
+    /// Another process has the directory open.
     #[error("{dir} is in use by another process")]
     InUse {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
     },
-    /// There is a replica in the folder where one was to be created.
+    /// There is a replica in the directory where one was to be created.
     #[error("{dir} holds a replica already")]
     Exists {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
     },
     /// The replica has a log, a vote or a snapshot, so that it can adopt nothing.
@@ -186,15 +186,15 @@ pub enum StoreError {
     /// As much evidence of damage as is kept is there already.
     #[error("{dir} holds {kept} sets of evidence of damage already; examine and remove some first")]
     EvidenceFull {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
         /// Sets of evidence in it.
         kept: usize,
     },
-    /// There is no replica in the folder and creating one was not allowed.
+    /// There is no replica in the directory and creating one was not allowed.
     #[error("{dir} holds no replica")]
     NotFound {
-        /// The data folder.
+        /// The data directory.
         dir: PathBuf,
     },
     /// The log has no entry where one must be.
@@ -241,7 +241,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the same can succeed once there is room on the disk.
+    /// Whether the same can succeed once the disk has free space.
     #[must_use]
     pub fn is_out_of_space(&self) -> bool {
         matches!(self, StoreError::NoSpace { .. })

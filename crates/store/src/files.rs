@@ -2,7 +2,7 @@
 //! seam for tests that count, fail, forget or tear it.
 //!
 //! **Invariant:** a failed [`FileLayer::sync_data`] is never tried again; a write or an allocation
-//! for which there was no room may be.
+//! that found the disk full may be.
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::statvfs;
@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The operations. Each names the file by its path as well, for whoever records them; the default
+/// The operations. Each names the file by its path as well, for layers that record them; the default
 /// of each is the system's.
 pub trait FileLayer: Send + Sync {
     /// Creates a file that does not exist yet, for reading and writing.
@@ -22,16 +22,16 @@ pub trait FileLayer: Send + Sync {
         OpenOptions::new().create_new(true).read(true).write(true).open(path)
     }
 
-    /// Reserves room so that later writes below `len` need none; the file is `len` long then.
+    /// Reserves space so that later writes below `len` need none; the file is `len` long then.
     ///
     /// # Errors
-    /// What the system said; nothing has changed when there was no room.
+    /// What the system reported; nothing has changed when the disk was full.
     fn allocate(&self, file: &File, path: &Path, len: u64) -> io::Result<()> {
         let _ = path;
         let bytes = i64::try_from(len).map_err(io::Error::other)?;
         match fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => Ok(()),
-            // Some file systems cannot: there a write may find no room, and is held then.
+            // Some file systems cannot: there a write may find the disk full, and its batch is parked.
             Err(nix::errno::Errno::EOPNOTSUPP | nix::errno::Errno::ENOSYS) => file.set_len(len),
             Err(error) => Err(error.into()),
         }
@@ -64,7 +64,7 @@ pub trait FileLayer: Send + Sync {
         file.sync_data()
     }
 
-    /// Returns once the names in a folder would survive a power cut.
+    /// Returns once the names in a directory would survive a power cut.
     ///
     /// # Errors
     /// What the system said; the caller never tries again.
@@ -104,7 +104,7 @@ pub struct SystemFiles;
 
 impl FileLayer for SystemFiles {}
 
-/// Whether an operation failed for lack of room: of the disk, or of what this user may have of it.
+/// Whether an operation failed for lack of space: of the disk, or of the quota of this user.
 pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

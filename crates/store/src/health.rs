@@ -9,7 +9,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How much room the disk has.
+/// How much space the disk has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Space {
     /// More than the soft reserve.
@@ -17,7 +17,7 @@ pub enum Space {
     Enough,
     /// Less than the soft reserve: new work should be refused.
     Low,
-    /// Less than the hard reserve, or the system had no room for a write: entries are held, and
+    /// Less than the hard reserve, or the disk was full at a write: entries are held, and
     /// nothing is acknowledged until space returns.
     Full,
 }
@@ -29,21 +29,21 @@ pub struct StorageHealth {
     pub free_bytes: u64,
     /// What that means.
     pub space: Space,
-    /// A flush has been running for so many milliseconds; `None` when none is, or not for long.
+    /// The milliseconds that the present flush has been running; `None` when none is, or not for long.
     pub stalled_ms: Option<u64>,
     /// Moving mean of how long flushes took, in microseconds.
     pub flush_mean_us: u64,
     /// The slowest flush of the last 10 to 20 seconds, in milliseconds.
     pub flush_slowest_ms: u64,
-    /// Bytes of disk the log has, preallocated room included.
+    /// Bytes of disk the log has, preallocated space included.
     pub log_bytes: u64,
 }
 
-/// Flushes of so many seconds count for [`StorageHealth::flush_slowest_ms`], and of so many before.
+/// The window of [`StorageHealth::flush_slowest_ms`]: flushes of this time, and of the same time before it, count.
 const SLOWEST_WINDOW: Duration = Duration::from_secs(10);
-/// A flush counts one part in so many for the mean.
+/// A flush counts for the mean with one part in this number.
 const MEAN_WEIGHT: u64 = 16;
-/// A reserve that was touched has to be exceeded by one part in so many before it counts as whole
+/// A reserve that was touched has to be exceeded by one part in this number before it counts as whole
 /// again, so that the report does not flutter.
 const RETURN_MARGIN: u64 = 8;
 
@@ -55,7 +55,7 @@ struct Flushes {
     window_started: Instant,
 }
 
-/// What the storage thread, the watchdog and whoever asks share.
+/// What the storage thread, the watchdog and readers of the health share.
 pub(crate) struct Health {
     base: Instant,
     /// Microseconds after `base` at which the running flush started; 0 when none runs.
@@ -68,7 +68,7 @@ pub(crate) struct Health {
     pub(crate) unsettled: AtomicBool,
     /// Entries wait for space.
     pub(crate) held: AtomicBool,
-    /// A write found no room, and none has found any since.
+    /// A write found the disk full, and no later write has succeeded.
     refused: AtomicBool,
     full: AtomicBool,
     published: watch::Sender<StorageHealth>,
@@ -139,7 +139,7 @@ impl Health {
         self.full.load(Ordering::SeqCst)
     }
 
-    /// A write found no room.
+    /// A write found the disk full.
     pub(crate) fn refused(&self) {
         self.refused.store(true, Ordering::SeqCst);
         self.full.store(true, Ordering::SeqCst);
@@ -147,12 +147,12 @@ impl Health {
             .send_if_modified(|health| std::mem::replace(&mut health.space, Space::Full) != Space::Full);
     }
 
-    /// Whether the last write found no room.
+    /// Whether the last write found the disk full.
     pub(crate) fn was_refused(&self) -> bool {
         self.refused.load(Ordering::SeqCst)
     }
 
-    /// A write found room again.
+    /// A write succeeded again.
     pub(crate) fn accepted(&self) {
         self.refused.store(false, Ordering::SeqCst);
     }

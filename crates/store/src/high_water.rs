@@ -1,15 +1,15 @@
 //! A small file that says how far the log was once flushed.
 //!
-//! A log that lost its tail looks like one that never had it. This file stands beside the log and is
+//! A log that lost its tail looks like one that never had it. This file stands next to the log and is
 //! never ahead of it, so that the two can be compared at open: less in the log than here is damage.
 //!
 //! What it says is a *mark*. Flushing the file with every batch would double the flushes of the
 //! path that everything waits for. So under load the mark of a batch is written into the segment the
-//! next batch goes to, without a flush of its own: the flush of that next batch takes it along. The
+//! next batch goes to, without a separate flush: the flush of that next batch takes it along. The
 //! file itself is flushed with every vote, every new segment, every truncation, and once nothing has
 //! been written for a moment. The mark with the highest sequence number counts, wherever it stands.
 //!
-//! Every place of marks has two slots that are written in turn; a write torn by a crash leaves the
+//! Every place of marks has two slots that are written alternately; a write torn by a crash leaves the
 //! other.
 //!
 //! **Invariant:** a mark never says more than the log had durably when it was written.

@@ -1,15 +1,15 @@
-//! Whose data folder this is, which life of the cluster it belongs to, and that only one process has it open.
+//! Whose data directory this is, which generation of the cluster it belongs to, and that only one process has it open.
 //!
-//! A replica that started on an empty or a foreign folder would vote as if it had promised nothing.
-//! So the folder names its cluster, the generation of it and the replica; creating one is something
-//! the operator allows, and the file is written last: a folder with it is complete.
+//! A replica that started on an empty or a foreign directory would vote as if it had promised nothing.
+//! So the directory names its cluster, the generation of it and the replica; creating one is something
+//! the operator allows, and the file is written last: a directory with it is complete.
 //!
-//! Whether the folder is a rebuild stands in the same file: were it one of its own, losing that file
+//! Whether the directory is a rebuild stands in the same file: were it a separate file, losing that file
 //! would give the replica its vote back.
 //!
-//! **Invariant:** a folder is never opened as another cluster, generation or replica than it was
+//! **Invariant:** a directory is never opened as another cluster, generation or replica than it was
 //! created for.
-//! **Invariant:** a folder beside which evidence of damage is kept is only ever created as a rebuild.
+//! **Invariant:** a directory next to which evidence of damage is kept is only ever created as a rebuild.
 
 use crate::codec::{CodecError, Reader, seal, unseal};
 use crate::error::{Damage, StoreError};
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 /// The on-disk format this release writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 2;
-/// The first that says which founding of the cluster a folder is of.
+/// The first that says which founding of the cluster a directory is of.
 const FOUNDING_VERSION: u32 = 2;
 /// The generation of a cluster that was never recovered.
 pub const FIRST_GENERATION: u32 = 1;
@@ -30,7 +30,7 @@ const MAGIC: [u8; 8] = *b"MUSTERID";
 pub(crate) const IDENTITY_FILE: &str = "IDENTITY";
 const LOCK_FILE: &str = "LOCK";
 
-/// Whose data a folder holds.
+/// Whose data a directory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The cluster.
@@ -42,14 +42,14 @@ pub struct Identity {
     pub generation: u32,
 }
 
-/// Which founding of its cluster a folder is of. A cluster id is configured, so that a cluster that is founded a second
+/// Which founding of its cluster a directory is of. A cluster id is configured, so that a cluster that is founded a second
 /// time by mistake has the same one; the founding is drawn by the founder and differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Founding {
-    /// Not known: a folder of an older release, or one that waits to be taken into a cluster.
+    /// Not known: a directory of an older release, or one that waits to be added to a cluster.
     #[default]
     Unknown,
-    /// The folder was made for a new cluster that is not founded so far. It promises nothing.
+    /// The directory was made for a new cluster that is not founded so far. It promises nothing.
     Awaited,
     /// This one.
     Of(u64),
@@ -83,11 +83,11 @@ impl Founding {
     }
 }
 
-/// The folder was emptied and is being rebuilt from the peers: it may have forgotten promises that
+/// The directory was emptied and is being rebuilt from the peers: it may have forgotten promises that
 /// it made under this id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rejoin {
-    /// The cluster has not taken the replica in anew yet: it neither votes nor accepts entries.
+    /// The cluster has not added the replica again: it neither votes nor accepts entries.
     #[default]
     Unknown,
     /// The replica may vote once a membership entry with this Raft index or a later one is in its log.
@@ -122,10 +122,10 @@ impl Rejoin {
     }
 }
 
-/// Whether a folder may be created.
+/// Whether a directory may be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// The replica ran before: a folder without it is refused, because a voter that lost its disk
+    /// The replica ran before: a directory without it is refused, because a voter that lost its disk
     /// must not come back empty under its old id.
     Existing,
     /// Open what is there, create what is not.
@@ -141,7 +141,7 @@ pub(crate) fn file_error(operation: &'static str, path: &Path, source: std::io::
     StoreError::File { operation, path: path.to_path_buf(), source }
 }
 
-/// For what can be tried again once there is room.
+/// For operations that can be tried again once the disk has free space.
 pub(crate) fn room_error(operation: &'static str, path: &Path, source: std::io::Error) -> StoreError {
     if is_out_of_space(&source) {
         StoreError::NoSpace { operation, path: path.to_path_buf(), source }
@@ -154,12 +154,12 @@ pub(crate) fn damaged(dir: &Path, damage: Damage) -> StoreError {
     StoreError::Damaged { dir: dir.to_path_buf(), damage }
 }
 
-/// Makes the names in a folder durable.
+/// Makes the names in a directory durable.
 pub(crate) fn sync_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
-    files.sync_folder(path).map_err(|source| file_error("flushing the folder", path, source))
+    files.sync_folder(path).map_err(|source| file_error("flushing the directory", path, source))
 }
 
-/// Creates a folder and whatever of its parents is missing, durably.
+/// Creates a directory and whatever of its parents is missing, durably.
 pub(crate) fn create_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
     let missing: Vec<&Path> = path
         .ancestors()
@@ -204,7 +204,7 @@ pub(crate) fn write_file_atomically(
     sync_folder(parent_of(path), files)
 }
 
-/// Holds the folder for this process; released when dropped, and by the system when the process dies.
+/// Holds the directory for this process; released when dropped, and by the system when the process dies.
 #[derive(Debug)]
 pub(crate) struct FolderLock(#[expect(dead_code, reason = "held for its lock")] File);
 
@@ -235,7 +235,7 @@ pub(crate) struct Record {
     pub(crate) founding: Founding,
 }
 
-/// What a folder says it is; the format is read before anything that a later format may change.
+/// What a directory says it is; the format is read before anything that a later format may change.
 enum Found {
     Nothing,
     Newer(u32),
@@ -300,7 +300,7 @@ fn read(dir: &Path) -> Result<Found, StoreError> {
     }
 }
 
-/// Whose folder this is; `None` where it holds no replica yet.
+/// Whose directory this is; `None` where it holds no replica yet.
 pub(crate) fn found_in(dir: &Path) -> Result<Option<Record>, StoreError> {
     match read(dir)? {
         Found::Nothing => Ok(None),
@@ -311,7 +311,7 @@ pub(crate) fn found_in(dir: &Path) -> Result<Option<Record>, StoreError> {
     }
 }
 
-/// The folder's record when it holds this replica; refuses any other. `None` where it holds none yet.
+/// The directory's record when it holds this replica; refuses any other. `None` where it holds none yet.
 pub(crate) fn check(dir: &Path, expected: Identity) -> Result<Option<Record>, StoreError> {
     let Some(record) = found_in(dir)? else { return Ok(None) };
     let found = record.identity;
@@ -331,12 +331,12 @@ pub(crate) fn check(dir: &Path, expected: Identity) -> Result<Option<Record>, St
     Ok(Some(record))
 }
 
-/// Marks the folder as complete. Called last at creation.
+/// Marks the directory as complete. Called last at creation.
 pub(crate) fn write(dir: &Path, record: &Record, files: &dyn FileLayer) -> Result<(), StoreError> {
     write_file_atomically(&identity_path(dir), &encode(record, FORMAT_VERSION), files)
 }
 
-/// The record of an open folder. Clones share it.
+/// The record of an open directory. Clones share it.
 #[derive(Clone)]
 pub(crate) struct IdentityFile(Arc<Inner>);
 

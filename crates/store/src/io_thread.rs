@@ -1,15 +1,15 @@
 //! The one thread that writes: it takes operations in order from a bounded queue, puts those that
 //! arrived while the last flush ran into one batch, and answers them after it.
 //!
-//! While there is no room on the disk, entries are *held*: nothing of them is acknowledged, and the
-//! same bytes are written once there is room. What the protocol cannot wait for, a vote or a
+//! While the disk is full, entries are *held*: none of them is acknowledged, and the same bytes are written
+//! once there is space. What the protocol cannot wait for, a vote or a
 //! truncation, lets what is held before it through, at the expense of the reserve that holding
 //! guards; consensus counts what is durable by the last operation answered, so nothing overtakes.
 //!
 //! **Invariant:** writing operations take effect in the order they were queued; a purge of what is
 //! durable may overtake entries that are held.
 //! **Invariant:** after one failed write nothing is written and nothing is acknowledged any more. A
-//! write that found no room has not failed.
+//! write that found the disk full has not failed.
 
 use crate::backend::{LogBackend, LogFloor, WriteBatch};
 use crate::error::StoreError;
@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// The size of the log is looked at again after so many batches.
+/// The size of the log is measured again after this many batches.
 const LOG_BYTES_BATCHES: u64 = 64;
 /// How long to wait for space with everything full that can be.
 const FULL_WAIT: Duration = Duration::from_millis(20);
@@ -171,7 +171,7 @@ impl<B: LogBackend> IoThread<B> {
                 }
                 self.pressing = false;
             } else if self.deferred.len() >= self.options.queue_depth_max {
-                // Whoever appends waits as well from here on.
+                // Callers that append wait as well from here on.
                 std::thread::sleep(FULL_WAIT);
                 return Some(Operation::Poke);
             }
@@ -214,7 +214,7 @@ impl<B: LogBackend> IoThread<B> {
         None
     }
 
-    /// What there is no room for keeps its place in line; what needs none is done.
+    /// An operation that needs space keeps its position in the queue; one that needs none is done.
     fn take_while_held(&mut self, operation: Operation) {
         match operation {
             Operation::Read { start, end, bytes_max, answer } => {
@@ -324,7 +324,7 @@ impl<B: LogBackend> IoThread<B> {
         self.shared.health.wake_watchdog();
     }
 
-    /// Writes what is held, if there may be room for it.
+    /// Writes the parked batch, if the disk may have space for it.
     fn write_held(&mut self) {
         if self.shared.health.is_full() && !self.pressing && !self.shared.health.was_refused() {
             return;
@@ -351,7 +351,7 @@ impl<B: LogBackend> IoThread<B> {
                     if !self.shared.health.was_refused() {
                         tracing::error!(
                             error = &error as &dyn std::error::Error,
-                            "there is no room for the log: entries are held until space returns"
+                            "the disk is full: entries of the log are held until space returns"
                         );
                     }
                     self.shared.health.refused();

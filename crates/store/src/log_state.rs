@@ -24,7 +24,7 @@ pub struct FlushProgress {
 pub(crate) struct State {
     pub(crate) vote: Option<Vote>,
     pub(crate) committed: Option<LogId>,
-    /// What of `committed` the disk has or is about to have.
+    /// The committed entry that the disk has or is about to have.
     pub(crate) committed_written: Option<LogId>,
     pub(crate) floor: Option<LogId>,
     /// The floor that was asked for; more is kept while a purge is held back.

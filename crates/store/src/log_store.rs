@@ -92,11 +92,11 @@ impl LogStore {
     /// yet. A purge that asks for more is remembered, and goes on as the hold moves. `None` holds
     /// nothing back.
     ///
-    /// A purge past the end of the log, which makes room for a snapshot that replaces all of it, is
+    /// A purge past the end of the log, after which a snapshot replaces all of it, is
     /// not held back: what follows the snapshot could not be appended.
     pub fn hold_purge(&self, hold: Option<u64>) {
         self.shared.lock().purge_hold = hold;
-        // With no room in line, the storage thread sees it after whatever it does next.
+        // While the queue is full, the storage thread sees it after its next operation.
         let _ = self.queue.try_send(Operation::Poke);
     }
 
@@ -121,7 +121,7 @@ impl LogStore {
         state.vote.is_none() && state.last.is_none()
     }
 
-    /// Entries from `start` until before `end`, in order, until so many bytes are reached; at least
+    /// Entries from `start` until before `end`, in order, until they have `bytes_max` bytes; at least
     /// one, unless the log does not have the first.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl LogStore {
         self.shared.lock().floor
     }
 
-    /// Finishes what is queued, closes the files and releases the folder.
+    /// Finishes what is queued, closes the files and releases the directory.
     pub async fn close(&self) {
         let (answer, closed) = oneshot::channel();
         if self.queue.send(Operation::Close { answer }).await.is_ok() {
@@ -338,7 +338,7 @@ impl RaftLogStorage<RaftConfig> for LogStore {
     }
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), std::io::Error> {
-        // Written with the next flush: a flush of its own would cost more than it saves at restart.
+        // Written with the next flush: a separate flush would cost more than it saves at restart.
         self.shared.lock().committed = committed;
         Ok(())
     }
@@ -376,9 +376,9 @@ impl RaftLogStorage<RaftConfig> for LogStore {
             }
             keep
         };
-        // Waited for: a snapshot that replaces what was truncated is published next, and with the
-        // lost branch beside it the replica would be refused at its next start. The entries that
-        // follow are appended only then, so none shares an index with one that still is in line.
+        // Waited for: a snapshot that replaces what was truncated is published next, and a replica that still
+        // had the lost branch as well would be refused at its next start. The entries that
+        // follow are appended only then, so none shares an index with one that is still queued.
         let (answer, truncated) = oneshot::channel();
         self.enqueue(Operation::Truncate { keep, answer }).await?;
         Ok(truncated.await.map_err(|_| self.stopped())??)

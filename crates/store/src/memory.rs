@@ -28,7 +28,7 @@ impl MemoryDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The record of the folder that this stands for; made when it is asked for first.
+    /// The record of the directory that this stands for; made when it is asked for first.
     pub(crate) fn identity(&self, create: impl FnOnce() -> IdentityFile) -> IdentityFile {
         self.lock().identity.get_or_insert_with(create).clone()
     }

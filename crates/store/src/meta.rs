@@ -5,7 +5,7 @@
 //!
 //! **Invariant:** what [`MetaDatabase::put_vote`] and [`MetaDatabase::put_floor`] wrote survives a
 //! power cut when they return.
-//! **Invariant:** a database that cannot be read is damage, whether sled says so or panics.
+//! **Invariant:** a database that cannot be read is damage, whether sled reports it or panics.
 
 use crate::codec::{
     CodecError, Reader, put_log_id_option, put_vote, read_log_id_option, read_vote, seal, unseal,
@@ -143,9 +143,9 @@ impl MetaDatabase {
     /// Opens the database and makes durable what is found in it.
     pub(crate) fn open(dir: &Path, files: Arc<dyn FileLayer>) -> Result<(Self, Meta), StoreError> {
         let at = dir.to_path_buf();
-        // sled checks itself by panicking, some of it on threads of its own, and flushes when it is
+        // sled checks itself by panicking, some of it on its own threads, and flushes when it is
         // dropped: a thread of ours takes the panic, and a database that cannot be read is left as
-        // it is, for whoever examines it.
+        // it is, for the operator who examines it.
         let opening = std::thread::Builder::new()
             .name("muster-meta-open".to_owned())
             .spawn(move || contained("opening", || Self::open_contained(&at, files)))

@@ -33,7 +33,7 @@ pub struct StoreOptions {
     pub read_bytes_max: usize,
     /// Entries in one segment of the log; a whole segment is purged at once.
     pub segment_entries: u64,
-    /// Bytes one segment is given on disk; an entry that needs more gets a segment of its own.
+    /// Bytes one segment is given on disk; an entry that needs more gets a separate segment.
     pub segment_bytes: u64,
     /// No entry with a higher Raft index is purged until
     /// [`LogStore::hold_purge`](crate::LogStore::hold_purge) says otherwise.
@@ -71,9 +71,9 @@ impl StoreOptions {
             purge_hold: None,
             snapshots_kept: 2,
             snapshot_bytes_max: 64 << 30,
-            // Room for a few snapshots and for what the log grows by until they are made.
+            // Space for a few snapshots, and for the growth of the log until they are made.
             space_soft_bytes: 2 << 30,
-            // Room for votes, the purge floor and the other processes of the machine.
+            // Space for votes, the purge floor and the other processes of the machine.
             space_hard_bytes: 256 << 20,
             space_poll_ms: 500,
             stall_ms: 50,

@@ -24,7 +24,7 @@ impl fmt::Display for Payload {
     }
 }
 
-/// Where a replica lives and how it is reached.
+/// The region of a replica and how it is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaNode {
     /// The region the replica stands in.

@@ -6,7 +6,7 @@
 //! | 4096, 8192 | slots of marks, see `high_water` |
 //! | 12288 | envelopes, see `codec`; zeros follow the last |
 //!
-//! The file has all its room from the start, so that a flush changes no size and finds room. A file
+//! The file has all its space from the start, so that a flush changes no size and needs no free space. A file
 //! under its final name was complete once: it is made under another.
 //!
 //! **Invariant:** an envelope counts only when everything before it in the file does.
@@ -81,7 +81,7 @@ fn first_index_of(path: &Path) -> Option<u64> {
     stem.parse().ok().filter(|_| stem.len() == 20)
 }
 
-/// The first indexes of the segments in a folder, in order. Leftovers of interrupted creations are
+/// The first indexes of the segments in a directory, in order. Leftovers of interrupted creations are
 /// removed.
 pub(crate) fn list(folder: &Path, files: &dyn FileLayer) -> Result<Vec<u64>, StoreError> {
     let mut found = Vec::new();
@@ -123,7 +123,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File, StoreError> {
 }
 
 impl Segment {
-    /// Makes a segment of `len` bytes, durably. Nothing has changed when there is no room.
+    /// Makes a segment of `len` bytes, durably. Nothing has changed when the disk is full.
     pub(crate) fn create(
         folder: &Path,
         first_index: u64,

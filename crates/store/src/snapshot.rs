@@ -35,7 +35,7 @@ pub(crate) const CHUNK_BYTES_MAX: usize = 1 << 20;
 const META_BYTES_MAX: u32 = 4 << 20;
 /// Magic, version, length of the description, time.
 const HEADER_BYTES: usize = 20;
-/// Free space is looked at again after so many bytes of a snapshot.
+/// Free space is measured again after this many bytes of a snapshot.
 const SPACE_CHECK_BYTES: u64 = 4 << 20;
 
 /// The snapshots of one replica. Clones share them.
@@ -64,7 +64,7 @@ enum Place {
     Memory,
 }
 
-/// One complete snapshot. Clones share it; it stays readable while a handle lives.
+/// One complete snapshot. Clones share it; it stays readable as long as there is a handle.
 #[derive(Clone)]
 pub struct SnapshotHandle(Arc<Snapshot>);
 
@@ -146,7 +146,7 @@ impl SnapshotStore {
     /// current. One that does not verify is reported and passed over.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// When the directory cannot be read.
     pub fn open(dir: &Path, options: &StoreOptions) -> Result<Self, StoreError> {
         create_folder(dir, options.files.as_ref())?;
         let place = Place::Folder { dir: dir.to_path_buf(), files: options.files.clone() };
@@ -216,7 +216,7 @@ impl SnapshotStore {
     /// Starts writing a snapshot. Blocks, as all of writing does.
     ///
     /// # Errors
-    /// When the file cannot be made; [`StoreError::NoSpace`] when there is no room for it, now or
+    /// When the file cannot be made; [`StoreError::NoSpace`] when the disk has no space for it, now or
     /// while it is written: a replica goes on without the snapshot.
     pub fn create(&self, meta: SnapshotMeta) -> Result<SnapshotWriter, StoreError> {
         let created = SystemTime::now();
@@ -544,8 +544,7 @@ impl SnapshotHandle {
         }
     }
 
-    /// Its content from chunk number `first` on, counted from 0; nothing when there are not so
-    /// many. What is left out is not read, only stepped over. Blocks.
+    /// Its content from chunk number `first` on, counted from 0; nothing when it has fewer chunks. What is left out is not read, only stepped over. Blocks.
     ///
     /// # Errors
     /// [`StoreError::SnapshotCorrupt`] when what is stepped over does not fit together.

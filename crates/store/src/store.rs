@@ -1,8 +1,8 @@
-//! One replica's storage as a whole: its folder, its log and its snapshots, opened together.
+//! One replica's storage as a whole: its directory, its log and its snapshots, opened together.
 //!
 //! ```text
 //! <dir>/LOCK        held by the process
-//! <dir>/CREATING    there while the folder is made
+//! <dir>/CREATING    there while the directory is made
 //! <dir>/IDENTITY    cluster, generation, replica, format, rebuild; written last at creation
 //! <dir>/HIGHWATER   how far the log was flushed
 //! <dir>/meta/       the database: vote, purge floor
@@ -13,7 +13,7 @@
 //!
 //! **Invariant:** log and snapshots are opened together or not at all, and the log starts no later
 //! than the newest intact snapshot ends.
-//! **Invariant:** a folder without an identity is created anew only while it says that its creation
+//! **Invariant:** a directory without an identity is created again only while its mark shows that its creation
 //! was interrupted; anything else of a replica in it is damage.
 
 use crate::disk::DiskBackend;
@@ -37,7 +37,7 @@ use tokio::sync::watch;
 const CREATING_FILE: &str = "CREATING";
 const SNAPSHOT_FOLDER: &str = "snapshots";
 const EVIDENCE_PREFIX: &str = "damaged-";
-/// Sets of evidence kept in one folder; each may be as large as a replica.
+/// Sets of evidence kept in one directory; each may be as large as a replica.
 const EVIDENCE_MAX: usize = 3;
 
 /// One replica's storage.
@@ -54,11 +54,11 @@ impl ReplicaStore {
     /// Opens the replica in `dir`, or creates it where `mode` allows. Blocks: it verifies every
     /// retained entry and the newest snapshot.
     ///
-    /// A folder in which evidence of damage was set aside is created as a rebuild, whatever `mode`
+    /// A directory in which evidence of damage was set aside is created as a rebuild, whatever `mode`
     /// says: the replica may have forgotten promises.
     ///
     /// # Errors
-    /// A refusal that names both values when the folder is another replica's, a newer release's or
+    /// A refusal that names both values when the directory is another replica's, a newer release's or
     /// in use; [`StoreError::Damaged`] when acknowledged data is gone.
     pub fn open(
         dir: &Path,
@@ -117,7 +117,7 @@ impl ReplicaStore {
     /// complete and durable when this returns; interrupted, it can be started again. Blocks. It belongs to `founding`.
     ///
     /// # Errors
-    /// [`StoreError::Exists`] when the folder holds a replica, [`StoreError::CreationSource`] when a
+    /// [`StoreError::Exists`] when the directory holds a replica, [`StoreError::CreationSource`] when a
     /// chunk could not be had, and what [`ReplicaStore::open`] may say.
     pub fn create_from<E>(
         dir: &Path,
@@ -169,7 +169,7 @@ impl ReplicaStore {
         Ok(ReplicaStore { log, snapshots, identity })
     }
 
-    /// Whose folder `dir` is, without opening it; `None` where it holds no replica.
+    /// Whose directory `dir` is, without opening it; `None` where it holds no replica.
     ///
     /// # Errors
     /// [`StoreError::Damaged`] when it cannot be told any more, [`StoreError::NewerFormat`].
@@ -177,8 +177,8 @@ impl ReplicaStore {
         Ok(identity::found_in(dir)?.map(|record| record.identity))
     }
 
-    /// Moves everything of a replica in `dir` into a new folder `damaged-<unix-ms>` beside it, as
-    /// evidence, and returns that folder. What is created in `dir` afterwards is a rebuild.
+    /// Moves everything of a replica in `dir` into a new directory `damaged-<unix-ms>` next to it, as
+    /// evidence, and returns that directory. What is created in `dir` afterwards is a rebuild.
     ///
     /// # Errors
     /// [`StoreError::EvidenceFull`] when three sets are there already, [`StoreError::NotFound`]
@@ -220,7 +220,7 @@ impl ReplicaStore {
         Ok(evidence)
     }
 
-    /// Whose folder this is.
+    /// Whose directory this is.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity.identity()
@@ -248,7 +248,7 @@ impl ReplicaStore {
         self.log.is_blank() && self.snapshots.current().is_none()
     }
 
-    /// Which founding of the cluster the folder is of.
+    /// Which founding of the cluster the directory is of.
     #[must_use]
     pub fn founding(&self) -> Founding {
         self.identity.founding()
@@ -281,13 +281,13 @@ impl ReplicaStore {
         })
     }
 
-    /// Whether the folder is a rebuild that has not found its way back yet, as it changes.
+    /// Whether the directory is a rebuild that has not found its way back yet, as it changes.
     #[must_use]
     pub fn rejoin(&self) -> watch::Receiver<Option<Rejoin>> {
         self.identity.rejoin()
     }
 
-    /// Marks the folder as a rebuild, or says from where on it knows enough; durably. Blocks.
+    /// Marks the directory as a rebuild, or says from where on it knows enough; durably. Blocks.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -353,8 +353,8 @@ fn names_in(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     list().map_err(|source| file_error("listing", dir, source))
 }
 
-/// What of a replica is in the folder, without the lock and the evidence; what a mounted disk has
-/// beside it is left alone.
+/// The files of a replica in the directory, without the lock and the evidence; other files of a mounted disk
+/// are left alone.
 fn replica_names(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let known = [
         IDENTITY_FILE,

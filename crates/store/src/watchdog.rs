@@ -67,7 +67,7 @@ impl Watchdog {
     }
 
     fn poke(&self) {
-        // A queue without room keeps the storage thread busy enough.
+        // A full queue keeps the storage thread busy enough.
         if let Some(queue) = self.queue.upgrade() {
             let _ = queue.try_send(Operation::Poke);
         }

@@ -1,7 +1,7 @@
-//! The cluster's own authority: a folder with its keys, which belongs on no replica.
+//! The cluster's own authority: a directory with its keys, which belongs on no replica.
 //!
 //! `authority.json` says which generation issues and which are trusted; it is written last and whole, so
-//! every step happens or does not. `bundle.crt` is made from it and repaired whenever the folder is opened.
+//! every step happens or does not. `bundle.crt` is made from it and repaired whenever the directory is opened.
 //!
 //! Rotation takes three steps, and between them everybody trusts both authorities:
 //! 1. *prepare*: a new authority is made; its bundle goes to every process.
@@ -29,15 +29,15 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Longest life of an authority.
+/// Longest validity of an authority.
 const AUTHORITY_DAYS_MAX: u32 = 3_653;
-/// Longest life of a leaf: nobody is told when one is stolen.
+/// Longest validity of a leaf: a theft is not noticed.
 const LEAF_DAYS_MAX: u32 = 825;
 /// Clocks of machines differ a little; a certificate is good from a little before it was made.
 const BACKDATED_S: i64 = 600;
 const DAY_S: i64 = 24 * 3_600;
 
-/// What is where in the folder.
+/// What is where in the directory.
 const STATE: &str = "authority.json";
 const BUNDLE: &str = "bundle.crt";
 /// What was issued, a line each.
@@ -65,7 +65,7 @@ struct State {
     trusted: Vec<u32>,
 }
 
-/// An authority's folder.
+/// An authority's directory.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
@@ -154,7 +154,7 @@ fn days_within(days: u32, days_max: u32) -> Result<(), AuthorityError> {
 }
 
 impl Authority {
-    /// Makes the authority of a cluster in a folder of its own.
+    /// Makes the authority of a cluster in a new directory.
     ///
     /// # Errors
     /// When there is one already, or a file cannot be written.
@@ -173,7 +173,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Opens the folder of an authority.
+    /// Opens the directory of an authority.
     ///
     /// # Errors
     /// When there is none or its files are damaged.
@@ -314,7 +314,7 @@ impl Authority {
         let key = KeyPair::generate().map_err(make)?;
         let certificate = params.signed_by(&key, &issuer).map_err(make)?;
         std::fs::create_dir_all(out).map_err(file("making", out))?;
-        // The authorities first: whoever reads in between still finds its old leaf trusted.
+        // The authorities first: a process that reads in between still finds its old leaf trusted.
         let write = |path: &Path, bytes: &[u8], mode, replace| {
             write_whole(path, bytes, mode, replace).map_err(file("writing", path))
         };
@@ -357,7 +357,7 @@ impl Authority {
         Ok(lines.filter(|line| line.name == name && line.not_after_s > unix_now()).collect())
     }
 
-    /// First step of a rotation: a new authority, trusted beside the present one, which goes on issuing.
+    /// First step of a rotation: a new authority, trusted next to the present one, which goes on issuing.
     ///
     /// # Errors
     /// When a rotation is under way.

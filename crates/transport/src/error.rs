@@ -101,13 +101,13 @@ pub enum AuthorityError {
     /// An authority is there already; replacing it would cut off everything it has signed.
     #[error("{dir} holds an authority already; `muster ca rotate` replaces it without an interruption")]
     AuthorityExists {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
     },
-    /// The folder holds no authority.
+    /// The directory holds no authority.
     #[error("{dir} holds no authority; make one with `muster ca init`")]
     NoAuthority {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
     },
     /// A file of the authority does not hold what it should.

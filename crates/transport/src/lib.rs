@@ -5,12 +5,12 @@
 //! of every connection show theirs; host names and addresses prove nothing and are not looked at.
 //! [`Security`] is the one way in and out: with certificates, or plaintext for a single machine, with the
 //! same types for callers. What has no certificate, a runner inside another scheduler's allocation, speaks over
-//! [sealed connections](dial) keyed by a secret of its own.
+//! [sealed connections](dial) keyed by a separate secret.
 //!
 //! **Invariant:** a connection exists only after its peer's chain *and* name were verified, and ends when
 //! that certificate ends or its authority is dropped.
 //! **Invariant:** a broken file never replaces a good one; what is in force is swapped as a whole.
-//! **Invariant:** only room that names rustls, ring, rcgen and x509-parser.
+//! **Invariant:** the only crate that names rustls, ring, rcgen and x509-parser.
 #![deny(missing_docs)]
 
 mod address;

@@ -108,7 +108,7 @@ impl Material {
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&self.key))));
         config.alpn_protocols = vec![b"h2".to_vec()];
         config.enable_sni = false;
-        // Certificates are looked at anew with every connection.
+        // Certificates are read again with every connection.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(config)
     }

@@ -1,7 +1,7 @@
 //! Connections between two processes that share a secret, and no certificate.
 //!
 //! What Muster starts inside another scheduler's allocation has no certificate and is to get none: it
-//! lives for one placement, as somebody else's batch job. It is handed a secret made for it alone, and
+//! runs for one placement, as somebody else's batch job. It is handed a secret made for it alone, and
 //! both ends prove that they know it by being able to read each other at all.
 //!
 //! Each side contributes a random number; from the secret and the two a key for each direction is derived
@@ -333,7 +333,7 @@ mod tests {
             let mut reader = SealedReader { from: &bytes[..], direction };
             assert!(matches!(reader.read().await, Err(SealedError::Seal)), "byte {at}");
         }
-        // Both directions of one connection have keys of their own.
+        // Each direction of a connection has its own key.
         let secret = Secret::random().unwrap();
         let mut out = SealedWriter { to: Vec::new(), direction: derive(&secret, b"a", b"b", b"to caller") };
         out.write(b"one".to_vec()).await.unwrap();

@@ -97,7 +97,7 @@ pub struct Tls {
     inner: Arc<Inner>,
 }
 
-/// What looking at the files has found and said so far.
+/// What checks of the files have found and logged.
 struct Looking {
     /// Content that was refused, and whether that was said: files are replaced one after the other, so a
     /// first failure may only be the middle of a replacement.

@@ -36,7 +36,7 @@ pub struct AcceptLimits {
     pub connections_max: usize,
     /// Of one client, operator or agent.
     pub connections_per_principal_max: usize,
-    /// Of one agent that speaks for many nodes: each of them has a connection of its own.
+    /// Of one agent that speaks for many nodes: each of them has its own connection.
     pub connections_per_group_max: usize,
     /// Peers that have not shown who they are yet.
     pub handshakes_max: usize,
@@ -126,7 +126,7 @@ impl<K: Copy + Eq + Hash> Counts<K> {
     }
 }
 
-/// One of them, for as long as it lives.
+/// One of them, until it is dropped.
 struct Place<K: Copy + Eq + Hash> {
     counts: Counts<K>,
     key: K,
@@ -174,7 +174,7 @@ impl Gate {
         }
     }
 
-    /// What is too much is closed at once: whoever comes later must not wait behind it.
+    /// Excess connections are closed at once: later callers must not wait behind them.
     async fn admit(
         &self,
         stream: TcpStream,

@@ -69,7 +69,7 @@ pub(crate) struct Trust {
     pub(crate) provider: Arc<CryptoProvider>,
     /// Of the same roots.
     pub(crate) of_clients: Arc<dyn ClientCertVerifier>,
-    /// Certificates that are not good any more, whoever signed them.
+    /// Certificates that are no longer valid, independent of who signed them.
     pub(crate) revoked: Arc<Revoked>,
 }
 

@@ -1,4 +1,4 @@
-//! Machines with accelerators: an agent, and beside it the worker processes with their guards.
+//! Machines with accelerators: an agent, and the worker processes with their guards.
 //!
 //! Agent and workers live on two hosts of the simulation, with one clock: an agent can die or stand still
 //! while its workers go on, and the guard of each worker stops it when the lease runs out, agent or not. What
@@ -185,7 +185,7 @@ impl Machine {
         self.start_agent(cluster);
     }
 
-    /// Something is wrong with a device, until the machine is repaired or starts anew.
+    /// Something is wrong with a device, until the machine is repaired or restarts.
     pub fn fall_ill(&self, finding: Finding) {
         event("ill", format_args!("{} {finding:?}", self.machine));
         let mut inner = lock(&self.inner);

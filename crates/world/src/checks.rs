@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Violations kept; what follows from the first is seldom news.
 const VIOLATIONS_MAX: usize = 20;
-/// Every so many entries the state's own invariants are checked from the ground up.
+/// After this many entries the invariants of the whole state are checked.
 const VERIFY_EVERY: u64 = 64;
 /// Clocks that agree are so far apart at most, with what passes between a look at them and an entry.
 const CLOCKS_APART_MS_MAX: u64 = 30_000 + 5_000;
@@ -148,7 +148,7 @@ impl Checks {
         change(&mut self.lock().counts);
     }
 
-    /// This tenant never holds more than so many thousandths of devices.
+    /// This tenant never holds more than this many thousandths of devices.
     pub fn set_hard_quota(&self, tenant: Name, milli: u64) {
         self.lock().hard_quota = Some((tenant, milli));
     }
@@ -226,7 +226,7 @@ impl Checks {
         }
     }
 
-    /// The replica begins a new life without a past: it was taken out of the cluster before.
+    /// The replica starts without its earlier storage: the cluster has removed it before.
     pub fn emptied(&self, host: Host) {
         self.lock().votes.remove(&host);
     }
@@ -444,7 +444,7 @@ impl Truth {
                     found.push(format!("a device of {} is leased twice, to {job} as well", slot.node));
                 }
                 *before = before.union(slot.devices);
-                // A gang that makes room is not charged any more: those are whom it makes room for.
+                // A gang that is being preempted is no longer charged: the jobs that it is preempted for are.
                 if matches!(row.phase, Phase::Stopping(StopCause::Rearranged(_))) {
                     continue;
                 }

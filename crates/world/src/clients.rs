@@ -60,7 +60,7 @@ pub fn policy_of(free_milli: u64) -> PolicyDraft {
     }
 }
 
-/// What a job asks of whoever runs it: mostly nothing.
+/// The contract of a job: mostly the default one.
 fn contract() -> JobContract {
     let checkpoint = CheckpointRules {
         step_ms: Some(20 + below(60)),
@@ -177,7 +177,7 @@ impl Clients {
         }
     }
 
-    /// Every request id that was ever used; whoever asks beside the clients adds theirs.
+    /// Every request id that was ever used; others than the clients add theirs.
     pub fn asked(&self) -> Arc<Mutex<BTreeSet<RequestId>>> {
         Arc::clone(&self.asked)
     }

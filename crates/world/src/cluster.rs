@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// A snapshot is made after so many entries.
+/// A snapshot is made after this many entries.
 const SNAPSHOT_EVERY: u64 = 80;
 /// Entries kept behind a snapshot: few, so that who was away needs one.
 const KEPT_ENTRIES: u64 = 30;
@@ -28,7 +28,7 @@ const REPORT_INTERVAL_MS: u64 = 500;
 pub const FIRST_AGENT: Host = 100;
 /// Clients have hosts from here on.
 pub const FIRST_CLIENT: Host = 200;
-/// What an agent's machine runs beside the agent has a host of its own: it outlives the agent.
+/// The processes of a machine other than its agent have a separate host: they outlive the agent.
 pub const FIRST_MACHINE: Host = 300;
 
 /// Locks; nothing panics while it holds one.
@@ -198,7 +198,7 @@ impl Cluster {
     }
 
     /// What is left on a damaged disk is set aside: the replica starts empty under its old name, with the mark
-    /// that says so, and has to be taken in anew.
+    /// of a lost storage, and has to rejoin.
     pub fn empty(&self, host: Host) {
         let disk = self.disk(host);
         disk.wipe();

@@ -1,8 +1,8 @@
 //! A simulated disk: one append-only log, and small files that are replaced whole.
 //!
-//! What was written is there for whoever reads it, and gone with the next power cut unless it was synced;
+//! Written bytes are there for every reader, and gone with the next power cut unless they were synced;
 //! of the unsynced tail any prefix may survive, its last bytes as garbage. A failed sync loses what was
-//! unsynced, as real kernels do: whoever got one must not go on.
+//! unsynced, as real kernels do: a process that got one must not go on.
 
 use crate::runtime::{below, chance, random, sleep_true_ns};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const GARBAGE_BYTES_MAX: u64 = 64;
 /// A sync of a healthy disk: from this, to twice this.
 const SYNC_NS: u64 = 600_000;
 
-/// No room.
+/// The disk is full.
 #[derive(Debug)]
 pub struct Full;
 
@@ -55,7 +55,7 @@ impl Disk {
     /// Writes behind the end of the log; where that ends now.
     ///
     /// # Errors
-    /// When there is no room; nothing was written.
+    /// When the disk is full; nothing was written.
     pub fn append(&self, bytes: &[u8]) -> Result<usize, Full> {
         let mut content = self.lock();
         if content.full {
@@ -75,7 +75,7 @@ impl Disk {
     /// Returns once everything written before is durable.
     ///
     /// # Errors
-    /// When the disk said so.
+    /// When the disk fails.
     pub async fn sync(&self) -> Result<(), SyncFailed> {
         let (end, factor, life) = {
             let content = self.lock();
@@ -100,7 +100,7 @@ impl Disk {
         self.lock().files.get(name).cloned()
     }
 
-    /// Whether there is no room.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         self.lock().full
     }
@@ -114,10 +114,10 @@ impl Disk {
         }
     }
 
-    /// Replaces a small file or removes it, durably and at once: written beside, synced, renamed.
+    /// Replaces a small file or removes it, durably and at once: written under a temporary name, synced, renamed.
     ///
     /// # Errors
-    /// When there is no room, which leaves the old one.
+    /// When the disk is full, which leaves the old one.
     pub async fn set(&self, name: &'static str, bytes: Option<Vec<u8>>) -> Result<(), Full> {
         let (factor, full, life) = {
             let content = self.lock();
@@ -136,7 +136,7 @@ impl Disk {
     /// Replaces a small file in the same way.
     ///
     /// # Errors
-    /// When there is no room, which leaves the old one.
+    /// When the disk is full, which leaves the old one.
     pub async fn replace(&self, name: &'static str, bytes: Vec<u8>) -> Result<(), Full> {
         self.set(name, Some(bytes)).await
     }
@@ -177,7 +177,7 @@ impl Disk {
         *content = Content { life: content.life + 1, ..Content::default() };
     }
 
-    /// Whether there is room.
+    /// Whether there is space.
     pub fn set_full(&self, full: bool) {
         self.lock().full = full;
     }
@@ -193,7 +193,7 @@ impl Disk {
         (content.full, content.fail_next_sync, content.slow_factor) = (false, false, 1);
     }
 
-    /// Syncs take so many times as long.
+    /// Syncs take this many times as long.
     pub fn set_slow(&self, factor: u64) {
         self.lock().slow_factor = factor;
     }

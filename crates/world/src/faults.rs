@@ -33,7 +33,7 @@ const LOST_WITH_LEADER_MS_MAX: u64 = 14_000;
 const ELSEWHERE_MS: u64 = 1_500;
 /// A flush takes about a second.
 const SLOW_FACTOR: u64 = 1_200;
-/// Clocks run apart by at most so many millionths: what the margin of a lease allows for two of them.
+/// Clocks run apart by at most this many millionths: what the margin of a lease allows for two of them.
 const RATE_PPM_MAX: u64 = 40_000;
 
 /// Breaks things.
@@ -43,7 +43,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// With whoever mends the membership.
+    /// With the operator who repairs the membership.
     pub fn new(cluster: &Arc<Cluster>, operator: Operator) -> Faults {
         Faults { cluster: Arc::clone(cluster), operator }
     }
@@ -86,7 +86,7 @@ impl Faults {
         self.start_all().await;
     }
 
-    /// Starts whoever is down, but for those whose disk is damaged.
+    /// Starts the replicas that are down, except those whose disk is damaged.
     pub async fn start_all(&self) {
         let damaged = self.cluster.damaged();
         for host in self.cluster.replica_hosts() {
@@ -101,7 +101,7 @@ impl Faults {
         leader.or_else(|| pick(&self.cluster.replica_hosts())).unwrap_or(1)
     }
 
-    /// Whoever ends itself from now on is started again, as the host's service manager would.
+    /// A replica that ends itself from now on is started again, as the host's service manager would.
     pub fn supervise(self: Arc<Self>) {
         spawn(async move {
             loop {
@@ -258,7 +258,7 @@ impl Faults {
         lock(&self.cluster.network).heal();
     }
 
-    /// The handover: a leader whose disk is full or very slow gives up leadership.
+    /// Leadership transfer: a leader whose disk is full or very slow gives up leadership.
     async fn spoil_leaders_disk(&self) {
         let Some(leader) = self.calm().await else { return };
         let full = chance(500);

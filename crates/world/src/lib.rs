@@ -3,8 +3,8 @@
 //! What decides is the product's: openraft with the product's settings, all of `muster-consensus` with both ends
 //! of the calls between replicas, all of `muster-engine` with its loops, the decider, the planner, the state, the
 //! journal, and what an agent decides about leases, tokens and starts (`muster_agent::rules`). What carries it is
-//! simulated: executor and clock, network, disks. Log store, state machine adapter, clients, and what of an agent is not
-//! decisions are written here a second time. gRPC, TLS, encoding to bytes, the store's files and threads,
+//! simulated: executor and clock, network, disks. Log store, state machine adapter, clients, and the parts of an agent that decide
+//! nothing are written here a second time. gRPC, TLS, encoding to bytes, the store's files and threads,
 //! the archive and the agents' shims are not here: tests over real processes have them.
 //!
 //! **Invariant:** the same seed is the same run, to the last event.

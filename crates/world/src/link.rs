@@ -1,7 +1,7 @@
 //! A connection between two hosts: messages in order, both ways, until it breaks.
 //!
-//! What is lost on the way is sent again for a while, as TCP does; then the connection is over, and whoever
-//! still waits at an end hears nothing rather than of an error.
+//! What is lost on the way is sent again for a while, as TCP does; then the connection is over, and a process
+//! that still waits at an end hears nothing rather than an error.
 
 use crate::cluster::{Cluster, lock};
 use crate::runtime::{HARNESS, Host, chance, now_ns, sleep_true_ns, spawn_on};
@@ -83,7 +83,7 @@ async fn carry<T>(
             break;
         }
     }
-    // Whoever ended it may have said so, or lost power without a word.
+    // The other end may have closed it, or lost power silently.
     if chance(300) {
         sleep_true_ns(SILENCE_NS).await;
     }

@@ -1,9 +1,9 @@
 //! A replica's log on a simulated disk, with the promises of `muster-store`: nothing is acknowledged before
-//! it is synced and marked; what was marked and is not there is damage, never a short log; damage is said;
-//! without room entries are held, never failed; a sync that fails is the end of the process.
+//! it is synced and marked; what was marked and is not there is damage, never a short log; damage is reported;
+//! on a full disk entries are held, never failed; a sync that fails is the end of the process.
 //!
 //! One journal holds entries, votes, truncations, purges and what is known to be committed, in the order
-//! they were asked for. A mark beside it says how far it was once synced.
+//! they were asked for. A separate mark records how far it was once synced.
 
 use crate::cluster::{Cluster, lock};
 use crate::disk::Disk;
@@ -30,9 +30,9 @@ const KIND_PURGE: u8 = 4;
 const KIND_COMMITTED: u8 = 5;
 /// Kind, length, checksum.
 const FRAME_BYTES: usize = 9;
-/// A flush counts one part in so many for the mean, as in `muster-store`.
+/// A flush counts for the mean with one part in this number, as in `muster-store`.
 const MEAN_WEIGHT: u64 = 16;
-/// Between two looks whether there is room again.
+/// Between two checks whether the disk has space again.
 const ROOM_PAUSE_MS: u64 = 50;
 /// Between an acknowledgement that comes too early and the write, where that rule is broken.
 const PLANTED_WRITE_BACK_MS: u64 = 200;
@@ -271,7 +271,7 @@ impl SimLog {
             for (.., done) in batch {
                 match done {
                     Done::Flushed(callback) => callback.io_completed(Ok(())),
-                    // Whoever asked may be gone.
+                    // The caller may be gone.
                     Done::Told(told) => _ = told.send(()),
                     Done::Nobody => {}
                 }
@@ -279,7 +279,7 @@ impl SimLog {
         }
     }
 
-    /// Answers whoever waits and only then goes on to write: what the rule forbids.
+    /// Answers the callers and only then goes on to write, which the rule forbids.
     async fn acknowledge_early(&self, batch: Vec<(Vec<u8>, u64, Done)>) -> Vec<(Vec<u8>, u64, Done)> {
         let answered = batch.into_iter().map(|(bytes, app, done)| {
             if let Done::Flushed(callback) = done {

@@ -281,7 +281,7 @@ impl RaftSnapshotBuilder<SimConfig> for SimMachine {
                 self.snapshots.publish(&handle)?;
                 handle
             }
-            // Without room the newest that there is stands for it, and the log stays.
+            // On a full disk the newest snapshot stands for it, and the log stays.
             Err(_full) => match self.snapshots.current() {
                 Some(current) => current,
                 None => {

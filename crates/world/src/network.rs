@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Round trips between the three regions: 30, 80 and 140 ms; 0.6 ms inside one.
 const ONE_WAY_NS: [[u64; 3]; 3] =
     [[300_000, 15_000_000, 40_000_000], [15_000_000, 300_000, 70_000_000], [40_000_000, 70_000_000, 300_000]];
-/// A message in so many thousand is late without a fault.
+/// How many messages in a thousand are late without a fault.
 const STRAGGLERS_PERMILLE: u64 = 3;
 const STRAGGLER_NS_MAX: u64 = 120_000_000;
 

@@ -103,7 +103,7 @@ impl Operator {
             let id = ReplicaId(u64::from(host));
             let member = members.iter().find(|member| member.replica == id);
             if unwanted.contains(&host) {
-                // Never below what a quorum needs, and nobody beside one that is coming back.
+                // Never below what a quorum needs, and no other one while a replica rejoins.
                 let may = voters > 2 && host != leader.host && returning.is_empty();
                 if may && member.is_some_and(|member| member.votes) {
                     let options = ChangeOptions::default();
@@ -120,7 +120,7 @@ impl Operator {
                         .change(&leader, "add", id, move |c| async move { c.add_learner(id, node).await })
                         .await;
                 }
-                // One whose storage was lost sees to its vote itself, unless whoever owed it leads no more.
+                // A replica whose storage was lost asks for its vote itself, unless the leader that took it no longer leads.
                 Some(member) if !member.votes && member.report.as_ref().is_some_and(|r| !r.rejoining) => {
                     return self
                         .change(&leader, "promote", id, move |c| async move { c.promote(id).await })

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 /// A connection on which nothing is answered is given up, as keep-alives would.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// Taking a replica in anew needs two changes of the membership.
+/// A rejoin needs two changes of the membership.
 const READMIT_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the opening of a stream may take before the connection counts as broken.
 const LOST_NS: u64 = 5_000_000_000;
@@ -58,7 +58,7 @@ pub struct Wire {
     to: Host,
 }
 
-/// What is said on a stream.
+/// A message of a stream.
 enum Said<T> {
     /// The call was taken.
     Opened,
@@ -89,7 +89,7 @@ fn arriving<S: Send + 'static, T: Send + 'static>(end: Incoming<S, T>) -> Arrivi
     futures::stream::unfold(Some(end), next).filter_map(futures::future::ready).boxed()
 }
 
-/// The receiving end of a stream, and what else lives as long as it does.
+/// The receiving end of a stream, and what is dropped with it.
 struct Incoming<S, T> {
     from: tokio::sync::mpsc::UnboundedReceiver<Said<T>>,
     /// Dropping it ends the sending.

@@ -1,4 +1,4 @@
-//! One replica: `muster-consensus` and `muster-engine` on the simulated ground. Nothing is decided here.
+//! One replica: `muster-consensus` and `muster-engine` in the simulated environment. Nothing is decided here.
 
 use crate::cluster::Cluster;
 use crate::link::End;

@@ -104,7 +104,7 @@ fn step(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Begins anew: no task, no timer, the clock at its begin.
+/// Starts from the beginning: no task, no timer, the clock at its start.
 pub fn reset(seed: u64, keep_trace: bool) {
     // Dropped outside: what is dropped may look at the world, and start tasks in it.
     loop {
@@ -177,7 +177,7 @@ pub fn current_host() -> Host {
     with(|world| world.current)
 }
 
-/// Lets a host's monotonic clock run faster by so many parts of a million, or slower.
+/// Lets a host's monotonic clock run faster by this many parts of a million, or slower.
 pub fn set_rate(host: Host, ppm: i64) {
     with(|world| {
         let rate = Rate { global: world.now, local: local(world, host, world.now), ppm };
@@ -212,7 +212,7 @@ pub fn thawed_at(host: Host) -> Option<u64> {
     with(|world| world.thawed.get(&host).copied())
 }
 
-/// Adds to the trace. What is said is part of the run's digest.
+/// Adds to the trace. The text is part of the run's digest.
 pub fn event(kind: &str, text: fmt::Arguments<'_>) {
     with(|world| {
         let line = format!("{:>12.6} {kind} {text}", (world.now - BEGIN_NS) as f64 / 1e9);

@@ -1,4 +1,4 @@
-//! What is beside a replica's log on its disk: the mark of a storage that was lost; and how the disk fares.
+//! The files next to a replica's log on its disk: the mark of a storage that was lost; and how the disk fares.
 
 use crate::disk::Disk;
 use crate::log_store::SimLog;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 const MARK: &str = "rejoin";
 /// Between two looks at the disk.
 const LOOK_MS: u64 = 100;
-/// A flush that takes longer is said to be stalled, as in `muster-store`.
+/// A flush that takes longer counts as stalled, as in `muster-store`.
 const STALL_MS: u64 = 100;
 
 /// Storage as the agreement sees it. Clones share it.
@@ -107,7 +107,7 @@ impl Storage for SimStorage {
 
     async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
         let bytes = mark.map(encode);
-        // Beside, synced, renamed; a disk without room refuses.
+        // Under a temporary name, synced, renamed; a full disk refuses.
         self.disk.set(MARK, bytes).await.map_err(|_full| "no room".to_owned())?;
         event("mark", format_args!("n{} {mark:?}", self.host));
         self.mark.send_replace(mark);

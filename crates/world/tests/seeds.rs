@@ -10,7 +10,7 @@ use std::time::Duration;
 const SHORT_MS: u64 = 6_000;
 /// Seeds of a normal run; `MUSTER_SIM_SEEDS` asks for more or fewer.
 const SEEDS: u64 = 500;
-/// A run is on one thread; so many at a time.
+/// A run is on one thread; this many run at a time.
 const THREADS: usize = 2;
 
 fn seeds() -> u64 {

@@ -80,7 +80,7 @@ async fn a_damaged_replica_rebuilds_itself_and_never_votes_meanwhile() {
     cluster.start_replica(damaged);
     eventually("the damage is not noticed", || async {
         let log = cluster.log_of(damaged);
-        (log.contains("damaged") && log.contains("not taken in anew yet")).then_some(())
+        (log.contains("damaged") && log.contains("has not rejoined yet")).then_some(())
     })
     .await;
     assert_eq!(evidence_in(&data).len(), 1, "the damaged content is kept");

@@ -1,18 +1,17 @@
-//! Replicas campaign in turn, so that votes are rarely split.
+//! Staggered elections: replicas campaign one after the other, so that votes are rarely split.
 //!
-//! After a leader falls silent its followers refuse every vote for one lease. From then on each
-//! voter has a turn of its own, in the order of its rank; the protocol's random timeout stays what
-//! it was and begins after the last turn, as a safety net. A turn asks for pre-votes, which a
-//! replica whose own lease still holds does not even send, so leases are what they were. Whoever gave
-//! a candidate what it asked for leaves it the time of an election before its own turn: over regions two
-//! rounds of votes take longer than a turn is long, and votes that are split cost a timeout.
+//! After a leader falls silent its followers refuse every vote for one lease. From then on each voter has a slot in
+//! the order of its rank; the protocol's random timeout is unchanged and begins after the last slot, as a safety net. A
+//! campaign asks for pre-votes first, which a replica whose own lease still holds does not even send, so leases are
+//! unchanged too. A replica that granted a candidate its request leaves it the time of an election before its own
+//! slot: over regions two rounds of votes take longer than a slot, and a split vote costs a timeout.
 //!
-//! What followers last heard of their leader each heard at another moment, and far ones later. Where a candidate
-//! needs the vote of every survivor, one whose lease has a little longer to run would refuse it, and the turn would
-//! be lost. So a candidate that comes shortly before the end of a lease is answered at its end.
+//! Followers hear the last request of their leader at different moments, distant ones later. Where a candidate needs
+//! the vote of every survivor, a follower whose lease has a little longer to run would refuse it, and the slot would be
+//! lost. So a candidate that asks shortly before the end of a lease is answered at its end.
 //!
-//! **Invariant:** nothing here shortens a lease: a campaign before its end is a campaign not made, and a candidate
-//! kept waiting is answered by the protocol as if it had just come.
+//! **Invariant:** nothing here shortens a lease: no replica campaigns before the end of its lease, and the protocol
+//! answers a candidate that was kept waiting as if it had just asked.
 
 use crate::config::ConsensusConfig;
 use crate::environment::{Environment, Raft};
@@ -58,27 +57,27 @@ impl LastContact {
     }
 }
 
-/// Beyond the end of the lease: what followers last heard of their leader was heard by each at another moment, and
-/// only when the lease of a whole quorum is over can a turn succeed. An eighth of a heartbeat is what the ways from
-/// a leader to its followers differ by, at the distances that the timing is for.
+/// The time after the end of the own lease: followers heard their leader at different moments, and a campaign can succeed
+/// only when the leases of a whole quorum are over. The distances from a leader to its followers differ by an eighth of a
+/// heartbeat, in the clusters that the timing is for.
 fn margin(config: &ConsensusConfig) -> Duration {
     Duration::from_millis(config.timing.heartbeat_interval_ms / 8)
 }
 
-/// How long a candidate is kept waiting: until the lease of whoever is asked is over, if it is nearly so. No longer
-/// than half the time that the candidate waits for an answer, for it also has the way back.
+/// How long a candidate is kept waiting: until this replica's lease is over, if that is near. At most half the time that
+/// the candidate waits for an answer, because the answer has to travel back.
 fn wait_for_lease_end(config: &ConsensusConfig, heard: ContactTimes, now: Instant) -> Option<Duration> {
     let left = (heard.leader? + config.timing.lease()).checked_duration_since(now)?;
     let longest = Duration::from_millis(config.timing.election_timeout_min_ms / 2);
     (!left.is_zero() && left <= longest).then_some(left)
 }
 
-/// What a candidate asks.
+/// What a candidate asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoteKind {
-    /// Whether it would be voted for.
+    /// Whether this replica would vote for it.
     PreVote,
-    /// For the vote.
+    /// The vote.
     Vote,
 }
 
@@ -145,9 +144,10 @@ impl<E: Environment> Elections<E> {
 /// A voter and its region.
 type Voter = (ReplicaId, String);
 
-/// Which turn a replica has among `voters` when `silent` leads no more, and how many there are. Of equal rank, those
-/// beside the silent leader come last: what has silenced it may have silenced them, and a turn of nobody is lost time.
-fn turn(config: &ConsensusConfig, voters: &[Voter], silent: Option<ReplicaId>) -> Option<(u32, u32)> {
+/// Which slot a replica has among `voters` when `silent` no longer leads, and how many slots there are. Of equal rank,
+/// voters in the region of the silent leader come last: what silenced it may have silenced them, and an unused slot is
+/// lost time.
+fn slot(config: &ConsensusConfig, voters: &[Voter], silent: Option<ReplicaId>) -> Option<(u32, u32)> {
     let ranks = &config.leader.election_ranks;
     let region = voters.iter().find(|(voter, _)| Some(*voter) == silent).map(|(_, region)| region);
     let mut order: Vec<&Voter> = voters.iter().filter(|(voter, _)| Some(*voter) != silent).collect();
@@ -158,20 +158,20 @@ fn turn(config: &ConsensusConfig, voters: &[Voter], silent: Option<ReplicaId>) -
     Some((u32::try_from(place).unwrap_or(u32::MAX), u32::try_from(order.len()).unwrap_or(u32::MAX)))
 }
 
-/// How long after the end of a lease this replica waits for its turn.
-fn offset(config: &ConsensusConfig, place: u32, turns: u32, storage: StorageHealth) -> Duration {
+/// How long after the end of a lease this replica's slot begins.
+fn offset(config: &ConsensusConfig, place: u32, slots: u32, storage: StorageHealth) -> Duration {
     let span = Duration::from_millis(config.timing.election_timeout_min_ms);
-    // One that should not lead leaves the turns to the others.
+    // A replica that should not lead leaves the slots to the others.
     if storage.space != Space::Enough || storage.stalled_ms.is_some() {
         return span;
     }
-    span * place / turns.max(1)
+    span * place / slots.max(1)
 }
 
-/// When this replica's turn comes, whom it heard when.
+/// When this replica's slot begins, from when it heard the leader and candidates.
 fn due(config: &ConsensusConfig, heard: ContactTimes, offset: Duration) -> Option<Instant> {
     let due = heard.leader? + config.timing.lease() + margin(config) + offset;
-    // A candidate of an earlier silence says nothing of this one.
+    // A candidate of an earlier silence does not matter now.
     let candidate = heard.candidate.filter(|candidate| Some(*candidate) > heard.leader);
     let left_to_it = candidate.map(|at| at + Duration::from_millis(config.timing.election_timeout_min_ms));
     Some(due.max(left_to_it.unwrap_or(due)))
@@ -194,7 +194,7 @@ impl<E: Environment> Elections<E> {
                 let voters: Vec<Voter> = members.voter_ids().map(|id| (ReplicaId(id), region(id))).collect();
                 let follows = matches!(metrics.state, ServerState::Follower);
                 let silent = metrics.vote.committed.then_some(ReplicaId(metrics.vote.leader_id.node_id));
-                let order = if follows { turn(&config, &voters, silent) } else { None };
+                let order = if follows { slot(&config, &voters, silent) } else { None };
                 (metrics.running_state.is_ok(), order, !metrics.vote.committed)
             };
             if !running {
@@ -202,11 +202,11 @@ impl<E: Environment> Elections<E> {
             }
             let times = *last_contact.times();
             let last = times.leader.filter(|last| campaigned != Some(*last));
-            let (Some(last), Some((place, turns)), false) = (last, order, rejoin.is_closed()) else {
+            let (Some(last), Some((place, slots)), false) = (last, order, rejoin.is_closed()) else {
                 E::sleep(lease / 4).await;
                 continue;
             };
-            let Some(due) = due(&config, times, offset(&config, place, turns, *storage.borrow())) else {
+            let Some(due) = due(&config, times, offset(&config, place, slots, *storage.borrow())) else {
                 continue;
             };
             let rest = due.saturating_duration_since(E::instant());
@@ -215,11 +215,11 @@ impl<E: Environment> Elections<E> {
                 continue;
             }
             campaigned = Some(last);
-            // Somebody whose turn was earlier got this replica's vote already.
+            // A candidate with an earlier slot has this replica's vote already.
             if other_candidate {
                 continue;
             }
-            tracing::info!(place, "the leader is silent: this replica campaigns in its turn");
+            tracing::info!(place, "the leader is silent: this replica campaigns");
             if raft.trigger().elect(true).await.is_err() {
                 return;
             }
@@ -241,24 +241,24 @@ mod tests {
     }
 
     #[test]
-    fn turns_follow_ranks_then_ids_and_pass_over_the_silent_leader() {
+    fn slots_follow_ranks_then_ids_and_skip_the_silent_leader() {
         let voters = voters(&[(1, "a"), (2, "b"), (3, "c")]);
-        assert_eq!(turn(&config(2), &voters, Some(ReplicaId(1))), Some((0, 2)));
-        assert_eq!(turn(&config(3), &voters, Some(ReplicaId(1))), Some((1, 2)));
-        assert_eq!(turn(&config(4), &voters, None), None, "a learner has no turn");
+        assert_eq!(slot(&config(2), &voters, Some(ReplicaId(1))), Some((0, 2)));
+        assert_eq!(slot(&config(3), &voters, Some(ReplicaId(1))), Some((1, 2)));
+        assert_eq!(slot(&config(4), &voters, None), None, "a learner has no slot");
         let mut ranked = config(3);
         ranked.leader.election_ranks = [(ReplicaId(3), 0)].into();
-        assert_eq!(turn(&ranked, &voters, Some(ReplicaId(1))), Some((0, 2)));
+        assert_eq!(slot(&ranked, &voters, Some(ReplicaId(1))), Some((0, 2)));
     }
 
     #[test]
-    fn those_beside_the_silent_leader_come_last_of_their_rank() {
+    fn voters_in_the_region_of_the_silent_leader_come_last_of_their_rank() {
         let voters = voters(&[(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")]);
-        let place = |id| turn(&config(id), &voters, Some(ReplicaId(1)));
+        let place = |id| slot(&config(id), &voters, Some(ReplicaId(1)));
         assert_eq!([3, 4, 5, 2].map(place), [0, 1, 2, 3].map(|place| Some((place, 4))));
         let mut ranked = config(2);
         ranked.leader.election_ranks = [(ReplicaId(2), 0)].into();
-        assert_eq!(turn(&ranked, &voters, Some(ReplicaId(1))), Some((0, 4)), "a rank says more");
+        assert_eq!(slot(&ranked, &voters, Some(ReplicaId(1))), Some((0, 4)), "a rank says more");
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_turn_ends_before_the_random_timeouts_begin() {
+    fn the_last_slot_ends_before_the_random_timeouts_begin() {
         let config = config(1);
         let well = StorageHealth::default();
         let span = Duration::from_millis(config.timing.election_timeout_min_ms);

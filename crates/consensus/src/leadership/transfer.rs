@@ -1,6 +1,6 @@
-//! When a leader hands over of its own accord: its storage is not well, or another region should lead.
+//! Leadership transfer: on request, and by policy when the leader's storage is not healthy or another region should lead.
 //!
-//! **Invariant:** nobody hands over to a voter that is silent, behind, or unwell itself.
+//! **Invariant:** leadership is never transferred to a voter that is silent, behind, or not healthy itself.
 //! **Invariant:** leadership moves for a preference only after leader and successor have been well
 //! for a while, and for storage at most once in two leases, so it does not go to and fro.
 
@@ -74,11 +74,11 @@ fn own_trouble(own: &PeerReport, successor: Option<&PeerReport>, timing: Timing)
     if is_stalled(own, timing) {
         return Some(Cause::FlushStalls);
     }
-    is_slow_beside(own, successor?, timing).then_some(Cause::FlushesAreSlow)
+    is_slower_than(own, successor?, timing).then_some(Cause::FlushesAreSlow)
 }
 
-/// Whether one's flushes are slow by themselves, and slow beside the other's.
-fn is_slow_beside(one: &PeerReport, other: &PeerReport, timing: Timing) -> bool {
+/// Whether the flushes of `one` are slow by themselves, and slow compared with those of `other`.
+fn is_slower_than(one: &PeerReport, other: &PeerReport, timing: Timing) -> bool {
     let slow_us = timing.heartbeat_interval_ms * 1_000;
     one.storage.flush_mean_us > slow_us
         && one.storage.flush_mean_us / other.storage.flush_mean_us.max(1) >= SLOWER_TIMES
@@ -126,12 +126,12 @@ struct TransferPolicy {
     since: Instant,
     /// Since when each voter in a better region has been able to lead.
     able_since: BTreeMap<ReplicaId, Instant>,
-    /// When it last tried to hand over.
+    /// When it last tried a transfer.
     tried: Option<Instant>,
 }
 
 impl TransferPolicy {
-    /// Whom to hand over to now, and why.
+    /// The replica that should lead now, and why.
     fn decide(
         &mut self,
         config: &ConsensusConfig,
@@ -160,9 +160,9 @@ impl TransferPolicy {
         let settled = since(self.since) >= settle
             && self.able_since.get(&first.replica).is_some_and(|at| since(*at) >= settle)
             && self.tried.is_none_or(|tried| since(tried) >= settle);
-        // It would hand over again at once.
+        // A successor with a slow disk would transfer leadership again at once.
         let slow =
-            reports.get(&first.replica).is_none_or(|report| is_slow_beside(report, own, config.timing));
+            reports.get(&first.replica).is_none_or(|report| is_slower_than(report, own, config.timing));
         (better && settled && !slow).then_some((first.replica, Cause::BetterRegion))
     }
 }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_hands_over_only_beside_a_faster_one() {
+    fn a_slow_disk_gives_up_leadership_only_to_a_faster_one() {
         let members = [member(1, "a"), member(2, "b"), member(3, "c")];
         let slow = report(flushes_in(400_000));
         let mut reports: Reports = (2..=3).map(|id| (ReplicaId(id), slow.clone())).collect();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_hands_over_to_one_that_is_silent_behind_or_unwell() {
+    fn leadership_is_not_transferred_to_a_voter_that_is_silent_behind_or_unwell() {
         let full = report(StorageHealth { space: Space::Full, ..StorageHealth::default() });
         let reports: Reports = [(ReplicaId(2), report(flushes_in(500)))].into();
         let decide = |other: Member, reports: &Reports| {
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(
             policy().decide(&config, &members, &reports, &well, Instant::now()),
             None,
-            "it would hand over again"
+            "it would transfer leadership again"
         );
     }
 }

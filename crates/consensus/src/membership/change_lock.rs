@@ -11,9 +11,9 @@ use tokio::sync::watch;
 pub(super) struct ChangeLock {
     running: Mutex<Option<String>>,
     progress: watch::Sender<Option<ChangeProgress>>,
-    /// Replicas that lost their vote here because they were taken in anew, and have it not back yet: one
-    /// that did not hear of it asks once more, and is no voter by then. Lost with the leadership; the replica
-    /// itself has asked before whether it voted, and tells the next leader.
+    /// Replicas that lost their vote under this leader because they rejoin, and do not have it back yet. One that missed
+    /// the answer asks once more, and is no longer a voter by then. The set is lost with the leadership; each replica
+    /// has asked before whether it voted, and tells the next leader.
     owed: Mutex<BTreeSet<ReplicaId>>,
 }
 

@@ -57,7 +57,7 @@ pub struct Changed {
     pub warnings: Vec<String>,
 }
 
-/// A replica was taken in anew.
+/// A replica that lost its storage was added again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReaddedMember {
     /// The entry that added it again; it may not vote before it has it.
@@ -80,7 +80,7 @@ pub enum ChangeStep {
     },
     /// The voters change, in one step or through both sets together.
     ChangingVoters,
-    /// A member is being removed or described anew.
+    /// A member is being removed, or its description changes.
     ChangingMembers,
 }
 
@@ -335,7 +335,7 @@ impl<E: Environment> Membership<E> {
         Ok(self.changed(raft_index))
     }
 
-    /// Removes a voter or a learner. A leader that removes itself hands over when it is done.
+    /// Removes a voter or a learner. A leader that removes itself gives up leadership when it is done.
     ///
     /// # Errors
     /// When this replica does not lead, another change runs, or the quorum would be lost.
@@ -379,8 +379,8 @@ impl<E: Environment> Membership<E> {
         Ok(self.changed(raft_index))
     }
 
-    /// Puts a new replica in the place of one that is gone: adds it, waits until it has caught up,
-    /// and changes the voters once. Asked again after an interruption, it goes on.
+    /// Replaces a voter that is gone by a new replica: adds it, waits until it has caught up, and changes the voters
+    /// once. Asked again after an interruption, it goes on.
     ///
     /// # Errors
     /// When this replica does not lead, another change runs, or the quorum would be lost.
@@ -412,7 +412,7 @@ impl<E: Environment> Membership<E> {
         Ok(self.changed(raft_index))
     }
 
-    /// Says anew where a member lives; connections follow.
+    /// Changes the endpoints and the region of a member; connections follow.
     ///
     /// # Errors
     /// When this replica does not lead, another change runs, or there is no such member.
@@ -421,7 +421,7 @@ impl<E: Environment> Membership<E> {
         id: ReplicaId,
         node: ReplicaNode,
     ) -> Result<Changed, MembershipError> {
-        let permit = self.changes.begin(format!("describing {id} anew"))?;
+        let permit = self.changes.begin(format!("updating {id}"))?;
         if !self.members_as_leader()?.contains_key(&id) {
             return Err(MembershipError::NotMember { replica: id });
         }

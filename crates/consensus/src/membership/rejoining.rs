@@ -11,15 +11,14 @@ use openraft::ChangeMembers;
 use openraft::vote::RaftLeaderId;
 
 impl<E: Environment> Membership<E> {
-    /// Takes a replica in anew whose storage lost what it had promised: removes it, so that nothing
-    /// of its earlier life counts any more, and adds it again as a learner. It may neither vote nor
-    /// acknowledge before it knows the returned entry.
+    /// Removes a replica whose storage lost what it had promised, so that its earlier acknowledgements no longer count,
+    /// and adds it again as a learner. It may neither vote nor acknowledge before it knows the returned entry.
     ///
     /// # Errors
     /// When this replica does not lead, another change runs, it is not a member, or the other
     /// voters are not a quorum, with it and without it.
-    async fn readmit(&self, id: ReplicaId) -> Result<ReaddedMember, MembershipError> {
-        let permit = self.changes.begin(format!("taking {id} in anew"))?;
+    async fn add_again(&self, id: ReplicaId) -> Result<ReaddedMember, MembershipError> {
+        let permit = self.changes.begin(format!("letting {id} rejoin"))?;
         let members = self.members_as_leader()?;
         let member = members.get(&id).ok_or(MembershipError::NotMember { replica: id })?;
         if id == self.replica_id {
@@ -42,14 +41,14 @@ impl<E: Environment> Membership<E> {
             self.change(ChangeMembers::RemoveNodes([id.0].into()), true).await?;
         }
         let raft_index = self.add(&permit, id, node).await?;
-        tracing::info!(replica = %id, raft_index, "a replica that lost its storage is taken in anew");
+        tracing::info!(replica = %id, raft_index, "a replica that lost its storage is added again");
         Ok(ReaddedMember { raft_index, voted })
     }
 
-    /// Takes in anew a replica that lost its storage, or gives it its vote back, while this replica leads.
+    /// Lets a replica rejoin that lost its storage, or gives it its vote back, while this replica leads.
     ///
     /// # Errors
-    /// When it does not, or the membership refuses; with a word on whether half of it may be done.
+    /// When this replica does not lead, or the membership refuses. The error tells whether half of it may be done.
     pub(crate) async fn grant_rejoin(
         &self,
         source: ReplicaId,
@@ -59,13 +58,13 @@ impl<E: Environment> Membership<E> {
         let Some(mine) = self.leadership.mine() else { return Err(gone("this replica does not lead")) };
         let readded = self.rejoin_step(source, request).await.map_err(|error| PeerError {
             detail: error.to_string(),
-            // Perhaps by half: the caller says so when it asks again.
+            // Perhaps by half: the caller reports that when it asks again.
             may_have_begun: matches!(
                 error,
                 MembershipError::Unknown { .. } | MembershipError::NotLeader(_) | MembershipError::Shutdown
             ),
         })?;
-        // Made under another leadership, it would be answered in the wrong name.
+        // A grant of another leadership would carry the wrong vote.
         if !self.leadership.holds(mine) {
             return Err(gone("the leadership ended meanwhile"));
         }
@@ -85,15 +84,15 @@ impl<E: Environment> Membership<E> {
                 let voted = votes || self.changes.owes_a_vote(source);
                 Ok(ReaddedMember { raft_index: 0, voted })
             }
-            RejoinStep::AddAsLearner => match self.readmit(source).await {
+            RejoinStep::AddAsLearner => match self.add_again(source).await {
                 // Its removal was committed under a leadership that ended before it added it again.
                 Err(MembershipError::NotMember { .. }) if request.begun => {
                     let added = self.add_learner(source, request.node).await?;
                     let voted = told || self.changes.owes_a_vote(source);
                     Ok(ReaddedMember { raft_index: added.raft_index, voted })
                 }
-                // It voted when a leader first looked: what took its vote since was its coming back.
-                readmitted => readmitted.map(|done| ReaddedMember { voted: done.voted || told, ..done }),
+                // It voted when a leader first looked; only the rejoin has taken its vote since.
+                added => added.map(|done| ReaddedMember { voted: done.voted || told, ..done }),
             },
             RejoinStep::RestoreVote => {
                 let already =

@@ -3,8 +3,8 @@
 //! Between every two replicas there is one connection for each purpose, and it is kept open by those who do not lead
 //! as well: opening one takes three round trips, and an election over regions has no time for that.
 //!
-//! **Invariant:** a connection follows the membership: when a member is described anew, the next
-//! call goes to its new address.
+//! **Invariant:** a connection follows the membership: when the address of a member changes, the next
+//! call goes to the new one.
 
 use super::convert;
 use super::refusal::Refusal;
@@ -42,7 +42,7 @@ pub(super) enum Purpose {
     Snapshot,
 }
 
-/// A connection that is kept.
+/// A connection that is kept open.
 struct CachedConnection<C> {
     address: String,
     /// Of the certificates it was made with.
@@ -53,13 +53,13 @@ struct CachedConnection<C> {
 /// The connections that are kept, by peer and purpose.
 type CachedConnections<C> = BTreeMap<(ReplicaId, Purpose), CachedConnection<C>>;
 
-/// A few for each member. More are those of former members.
+/// A few for each member. More belong to former members.
 const CACHED_MAX: usize = 4 * MEMBERS_MAX;
 
 /// When which refusal by which peer was logged.
 type LoggedAt = BTreeMap<(ReplicaId, Option<Refusal>), Instant>;
 
-/// The ways to peers over a transport. Clones share what it knows of them.
+/// The connections to peers over a transport. Clones share them.
 #[derive(Clone)]
 pub struct PeerNetwork<E: Environment, T: Transport> {
     pub(super) config: ConsensusConfig,
@@ -77,7 +77,7 @@ pub struct PeerNetwork<E: Environment, T: Transport> {
 }
 
 impl<E: Environment, T: Transport> PeerNetwork<E, T> {
-    /// The ways from the replica with this configuration.
+    /// The connections of the replica with this configuration.
     pub fn new(
         config: ConsensusConfig,
         check_quorum: CheckQuorum<E>,
@@ -157,7 +157,7 @@ impl<E: Environment, T: Transport> PeerNetwork<E, T> {
         connected.inspect_err(|error| tracing::error!(%target, error, "a peer's endpoint cannot be used"))
     }
 
-    /// Where the membership says a member lives.
+    /// The description of a member in the membership.
     fn node(&self, target: ReplicaId) -> Option<ReplicaNode> {
         let metrics = self.metrics.get()?.borrow_watched();
         metrics.membership_config.get_node(&target.0).cloned()
@@ -287,16 +287,16 @@ impl<E: Environment, T: Transport> PeerLink for PeerChannel<E, T> {
         if let Some(node) = self.network.node(self.target) {
             self.node = node;
         }
-        let ways = [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
-            let mut way = self.network.channel(self.target, &self.node, purpose);
+        let opened = [Purpose::Calls, Purpose::Log, Purpose::Heartbeats].map(|purpose| {
+            let mut channel = self.network.channel(self.target, &self.node, purpose);
             async move {
-                let Ok((mut client, peer)) = way.ready() else { return };
-                // What cannot be reached now is tried again the next time. A refusal says nothing yet: one that has
-                // just been taken in learns from its leader of which generation it is.
+                let Ok((mut client, peer)) = channel.ready() else { return };
+                // A peer that cannot be reached now is tried again the next time. A refusal proves nothing yet: a
+                // replica that was just added learns its generation from its leader.
                 let _ = client.describe(wire::DescribeRequest { peer: Some(peer), found: None }).await;
             }
         });
-        futures::future::join_all(ways).await;
+        futures::future::join_all(opened).await;
     }
 
     async fn read_index(mut self) -> Result<ReadPoint, PeerError> {

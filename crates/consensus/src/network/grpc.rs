@@ -37,12 +37,12 @@ impl Transport for Grpc {
         let address = self.security.address(address).map_err(|error| error.to_string())?;
         let endpoint = Endpoint::from_shared(address).map_err(|error| error.to_string())?;
         let channel = endpoint
-            // Who waits for a vote waits for the attempt that is under way: one that began while nothing came
-            // through must not last longer than a vote may take. Three round trips between regions fit.
+            // A request for a vote waits for the connection attempt that is under way: an attempt that began while
+            // no packet passed must not last longer than a vote may take. Three round trips between regions fit.
             .connect_timeout((lease / 2).max(Duration::from_millis(250)))
             .tcp_nodelay(true)
-            // A peer that died without a word is noticed within seconds, also while idle; a
-            // busy stream notices sooner, by its own unanswered requests.
+            // A peer that died silently is noticed within seconds, also while idle; a busy stream notices sooner,
+            // by its own unanswered requests.
             .http2_keep_alive_interval(lease.max(Duration::from_millis(500)))
             .keep_alive_timeout((lease * 2).max(Duration::from_millis(1_000)))
             .keep_alive_while_idle(true)
@@ -59,7 +59,7 @@ impl Transport for Grpc {
     }
 }
 
-/// Messages on their way out, as a type without a lifetime of its own.
+/// Outgoing messages, as a type without a lifetime parameter.
 struct Outgoing<T>(BoxStream<'static, T>);
 
 impl<T> Stream for Outgoing<T> {

@@ -1,4 +1,4 @@
-//! Replicas talking to each other: over gRPC in a server, over a network of its own in a simulation (`transport.rs`).
+//! Calls between replicas: over gRPC in a server, over a simulated network in a simulation (`transport.rs`).
 //!
 //! **Invariant:** nothing from a peer of another cluster or generation, or meant for another
 //! replica, is acted on.

@@ -12,15 +12,15 @@ pub(crate) enum Refusal {
     Stranger,
     /// It speaks in another's name.
     Impostor,
-    /// It is of a time before the cluster was rebuilt.
+    /// The caller has a generation from before the cluster was rebuilt.
     OldGeneration,
-    /// The receiver is of a time before the cluster was rebuilt.
+    /// The receiver has a generation from before the cluster was rebuilt.
     NewerGeneration,
     /// Both are of the same cluster by name, and of different foundings of it.
     OtherFounding,
     /// The receiver waits for its cluster to be founded.
     Unfounded,
-    /// The receiver lost its storage and was not taken in anew yet.
+    /// The receiver lost its storage and has not rejoined yet.
     Rejoining,
 }
 
@@ -47,8 +47,8 @@ impl Refusal {
         }
     }
 
-    /// As an answer: `PERMISSION_DENIED` for an impostor, `FAILED_PRECONDITION` for the others, and its name
-    /// beside it.
+    /// As an answer: `PERMISSION_DENIED` for an impostor, `FAILED_PRECONDITION` for the others, with its name in the
+    /// metadata.
     pub(crate) fn status(self, text: impl Into<String>) -> Status {
         let code = if self == Refusal::Impostor { Code::PermissionDenied } else { Code::FailedPrecondition };
         let mut status = Status::new(code, text);

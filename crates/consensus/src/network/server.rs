@@ -90,7 +90,7 @@ impl<E: Environment> PeerService<E> {
         &self.shared.replica.traffic
     }
 
-    /// Refuses whoever does not belong here, and everybody while peers are refused; returns the sender.
+    /// Refuses callers that do not belong here, and all callers while peers are refused; returns the sender.
     fn check(&self, from: Principal, peer: Option<wire::Peer>) -> Result<u64, Status> {
         self.traffic().admit_peer()?;
         let peer = peer.ok_or_else(|| convert::missing("peer"))?;
@@ -110,7 +110,7 @@ impl<E: Environment> PeerService<E> {
         if peer.generation < own {
             let text = format!(
                 "the cluster was rebuilt and is in generation {own}; the caller is of generation {}, from before \
-                 that, and has to be set up anew",
+                 that, and has to be set up from the beginning",
                 peer.generation
             );
             return Err(self.refuse(Refusal::OldGeneration, &peer, text));
@@ -118,7 +118,7 @@ impl<E: Environment> PeerService<E> {
         if peer.generation > own {
             let text = format!(
                 "this replica is of generation {own}, from before the cluster was rebuilt as generation {}: its \
-                 data must not be mixed with what came after; set it aside and add the replica anew",
+                 data must not be mixed with what came after; set it aside and add the replica again",
                 peer.generation
             );
             return Err(self.refuse(Refusal::NewerGeneration, &peer, text));
@@ -192,7 +192,7 @@ impl<E: Environment> PeerService<E> {
         let founding = peer.as_ref().and_then(|peer| peer.founding);
         let source = self.check(from, peer)?;
         self.check_founded()?;
-        // One that waits to be taken in belongs to the founding of whoever takes it in.
+        // A replica that waits to be added belongs to the founding of the leader that adds it.
         if let Some(founding) =
             founding.filter(|_| replica.store.founding() == Founding::Unknown && replica.store.is_blank())
             && let Err(error) = replica.store.belong_to(founding).await
@@ -229,19 +229,19 @@ impl<E: Environment> PeerService<E> {
         Ok(request)
     }
 
-    /// The one snapshot that is received at a time.
-    fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
+    /// The permit for the one snapshot that is received at a time.
+    fn receive_permit(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
         let busy = |_| Status::resource_exhausted("another snapshot is being received");
         self.shared.receiving.try_acquire().map_err(busy)
     }
 }
 
-/// A replica that lost its storage says so in a form the other side can tell apart.
+/// The refusal of a replica that lost its storage, in a form that the other side can tell apart.
 fn unable(unable: RejoinRefusal) -> Status {
     Refusal::Rejoining.status(unable.to_string())
 }
 
-/// Whose certificate the request came with.
+/// The principal whose certificate the request came with.
 fn sender<T>(request: &Request<T>) -> Principal {
     request.extensions().get::<PeerInfo>().map_or(Principal::Plaintext, |peer| peer.principal)
 }
@@ -325,7 +325,7 @@ impl<E: Environment> PeerService<E> {
         if !vote.committed || vote.leader_id.node_id != source {
             return Err(Status::invalid_argument("only a leader sends snapshots, in its own name"));
         }
-        // One of before: it would be refused only after all of it was written.
+        // A snapshot of an earlier leader would be refused only after all of it was written.
         let known = self.raft().metrics().borrow_watched().vote;
         if (vote.leader_id, vote.committed) < (known.leader_id, known.committed) {
             return Ok(wire::SnapshotResponse { vote: Some(convert::vote_to_wire(&known)) });
@@ -337,7 +337,7 @@ impl<E: Environment> PeerService<E> {
                 "no log of this leader's can hold what the snapshot covers",
             ));
         }
-        let _turn = self.turn()?;
+        let _permit = self.receive_permit()?;
         let store = self.shared.replica.store.snapshots();
         let handle = tokio::select! {
             received = snapshots::receive::<E>(announced, store, start.first_chunk, inbound) => received?,
@@ -357,7 +357,7 @@ impl<E: Environment> PeerService<E> {
         self.check_leader(from, message.peer).await?;
         self.shared.replica.rejoin.may_acknowledge().map_err(unable)?;
         let announced = snapshots::announced(&message.meta, message.digest)?;
-        let _turn = self.turn()?;
+        let _permit = self.receive_permit()?;
         let store = self.shared.replica.store.snapshots();
         let held = E::spawn_blocking(move || announced.held(&store)).await;
         Ok(wire::SnapshotHeldResponse { chunks: held.map_err(stopped)? })
@@ -418,7 +418,7 @@ impl<E: Environment> PeerService<E> {
         })
     }
 
-    /// A leader hands over.
+    /// A leader transfers its leadership.
     pub async fn handle_transfer(
         &self,
         from: Principal,
@@ -430,7 +430,7 @@ impl<E: Environment> PeerService<E> {
         let request = convert::transfer::<E>(message)?;
         let from_leader: &Vote = request.from_leader();
         if !from_leader.committed || from_leader.leader_id.node_id != source {
-            return Err(Status::invalid_argument("only a leader hands over, in its own name"));
+            return Err(Status::invalid_argument("only a leader transfers leadership, in its own name"));
         }
         let response = self.raft().handle_transfer_leader(request).await.map_err(stopped)?;
         Ok(convert::transfer_response_to_wire(&response))
@@ -443,7 +443,7 @@ impl<E: Environment> PeerService<E> {
         message: wire::ReadIndexRequest,
     ) -> Result<wire::ReadIndexResponse, Status> {
         self.check(from, message.peer)?;
-        // Never passed on: whoever asks has to know the leader itself.
+        // Never passed on: the caller has to know the leader itself.
         let point = confirmed(&self.shared.replica.confirmations).await;
         let point = point.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(convert::read_point_to_wire(&point))

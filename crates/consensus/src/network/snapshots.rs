@@ -1,6 +1,6 @@
 //! Snapshots on their way from a leader to a replica that needs one.
 //!
-//! An upload that broke is not begun anew: the sender asks how many chunks of exactly this snapshot
+//! An upload that broke is resumed: the sender asks how many chunks of exactly this snapshot
 //! the receiver holds, and goes on from there.
 //!
 //! **Invariant:** one snapshot is sent and one is received at a time, and no faster than configured.
@@ -36,7 +36,7 @@ struct Shared {
     bytes_per_s: Option<u64>,
 }
 
-/// Counted while it lives.
+/// Counts one upload until it is dropped.
 struct Running<'u>(&'u AtomicUsize);
 
 impl Drop for Running<'_> {

@@ -1,10 +1,10 @@
-//! What the calls between replicas are carried by: who makes connections, and what can be asked over one.
+//! The seam to the transport of calls between replicas: making connections, and the calls over one.
 //!
-//! In a server that is gRPC ([`Grpc`](super::Grpc)). The simulation of whole clusters carries the same messages over a
-//! network of its own; everything above and below this seam is the same code there.
+//! A server uses gRPC ([`Grpc`](super::Grpc)). The simulation of whole clusters carries the same messages over a
+//! simulated network; everything above and below this seam is the same code there.
 //!
-//! **Invariant:** a connection carries messages and decides nothing: what is sent, what is believed and when an attempt
-//! is given up is said by those who use it.
+//! **Invariant:** a connection carries messages and decides nothing: its users decide what is sent, what is believed and
+//! when an attempt is given up.
 
 use futures::stream::BoxStream;
 use muster_types::ReplicaId;
@@ -52,7 +52,7 @@ pub trait Connection: Clone + Send + Sync + 'static {
         request: wire::VoteRequest,
     ) -> impl Future<Output = Result<wire::VoteResponse, Status>> + Send;
 
-    /// Hands over leadership.
+    /// Transfers leadership.
     fn transfer_leader(
         &mut self,
         request: wire::TransferLeaderRequest,
@@ -82,7 +82,7 @@ pub trait Connection: Clone + Send + Sync + 'static {
         request: wire::ReadIndexRequest,
     ) -> impl Future<Output = Result<wire::ReadIndexResponse, Status>> + Send;
 
-    /// Asks to be taken in again.
+    /// Asks to rejoin.
     fn readmit(
         &mut self,
         request: wire::ReadmitRequest,

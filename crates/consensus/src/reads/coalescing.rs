@@ -1,4 +1,4 @@
-//! Shares rounds among callers: whoever asks while one is under way waits for the next.
+//! Coalescing: callers share rounds, and a caller that asks while one is under way waits for the next.
 //!
 //! **Invariant:** a caller is answered only by a round that began after it asked: one that began before
 //! could miss what was committed in between.
@@ -38,7 +38,7 @@ impl<T: Clone> Finished<T> {
     /// Tells everybody.
     pub(crate) fn answer(self) {
         for caller in self.callers {
-            // Whoever does not wait any more needs no answer.
+            // A caller that no longer waits needs no answer.
             let _ = caller.send(self.outcome.clone());
         }
     }
@@ -81,7 +81,7 @@ impl<E: Environment, T: Send + 'static> Rounds<E, T> {
 
     /// Begins a round for everybody who has asked so far, also for nobody, unless enough are under way.
     pub(crate) fn begin(&mut self, round: &impl Fn() -> BoxFuture<'static, T>) {
-        // Taken before the round begins; whoever asks later is in the channel and not in this round.
+        // Taken before the round begins; a later caller is in the channel and not in this round.
         while self.waiting.len() < CALLERS_MAX
             && let Ok(caller) = self.asking.try_recv()
         {
@@ -105,17 +105,17 @@ impl<E: Environment, T: Send + 'static> Rounds<E, T> {
             if !self.waiting.is_empty() {
                 self.begin(round);
             }
-            let room = CALLERS_MAX - self.waiting.len();
+            let free = CALLERS_MAX - self.waiting.len();
             let now = E::instant();
             let rest = (self.last_began.unwrap_or(now) + self.pause).saturating_duration_since(now);
-            let waits_for_turn = !self.waiting.is_empty() && self.in_flight.len() < IN_FLIGHT_MAX;
+            let waits_for_pause = !self.waiting.is_empty() && self.in_flight.len() < IN_FLIGHT_MAX;
             tokio::select! {
                 biased;
                 Some(finished) = self.in_flight.next(), if !self.in_flight.is_empty() => return Some(finished),
-                count = self.asking.recv_many(&mut self.waiting, room), if self.open && room > 0 => {
+                count = self.asking.recv_many(&mut self.waiting, free), if self.open && free > 0 => {
                     self.open = count > 0;
                 }
-                () = E::sleep(rest), if waits_for_turn => {}
+                () = E::sleep(rest), if waits_for_pause => {}
                 else => return None,
             }
         }
@@ -131,7 +131,7 @@ mod tests {
     use futures::FutureExt;
     use std::sync::{Arc, Mutex};
 
-    /// Rounds that end when the test says so; each is worth its number.
+    /// Rounds that end when the test ends them; the outcome of each is its number.
     #[derive(Clone, Default)]
     struct Script {
         begun: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
@@ -161,7 +161,7 @@ mod tests {
             end.send(()).unwrap();
         }
 
-        /// Waits until so many rounds have begun.
+        /// Waits until `count` rounds have begun.
         async fn until_begun(&self, count: usize) {
             tokio::time::timeout(Duration::from_secs(30), async {
                 while self.count() < count {

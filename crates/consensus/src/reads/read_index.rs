@@ -59,10 +59,10 @@ impl FreshAsOf {
     }
 }
 
-/// The way to the replica that was asked last, and where that was.
+/// The connection to the replica that was asked last, and its address.
 type LastLink<E> = Mutex<Option<(ReplicaId, ReplicaNode, <<E as Environment>::Peers as Peers>::Link)>>;
 
-/// Gets read points from whoever leads.
+/// Gets read points from the leader.
 pub(crate) struct Source<E: Environment> {
     pub(crate) own: ReplicaId,
     pub(crate) raft: Raft<E>,
@@ -199,7 +199,7 @@ pub(crate) async fn run_reads<E: Environment>(
             },
             changed = applied.changed(), if !unapplied.points.is_empty() => {
                 if changed.is_err() {
-                    // The protocol has ended: whoever waits learns it as the senders go.
+                    // The protocol has ended: callers learn it when their senders are dropped.
                     return;
                 }
                 let index = *applied.borrow_and_update();

@@ -1,29 +1,29 @@
-//! A replica whose storage lost what it had promised, and how it comes back under its old id.
+//! Rejoin: how a replica whose storage lost what it had promised returns under its old id.
 //!
-//! Its folder was emptied and carries a durable mark. What its earlier life promised, votes and
-//! acknowledged entries, is unknown to it, so it must not speak in that life's name. It asks the
-//! leader to be taken in anew: the cluster removes it and adds it again, as a learner, by entry `r`
-//! under leadership `(t, l)`. Why it may speak again from there:
+//! Its data directory was emptied and carries a durable mark. The replica does not know what it promised before, votes
+//! and acknowledged entries, so it must neither vote nor acknowledge as if it did. It asks the leader to rejoin: the
+//! cluster removes it and adds it again, as a learner, by entry `r` under leadership `(t, l)`. From there it may vote and
+//! acknowledge again, because:
 //!
 //! - Both entries were committed by quorums that do not contain it, for it acknowledges nothing.
 //!   Every quorum of the old voters that its forgotten vote or acknowledgement helped meets those
 //!   in another replica, and that one has, by then, a vote of at least `(t, l)` and the log of that
 //!   leader: what the forgotten vote elected or the forgotten acknowledgement committed is either
 //!   in that log or can no longer be decided under an older vote.
-//! - It takes the vote `(t, l)` durably, before it takes anything else, so a leader of before
+//! - It takes the vote `(t, l)` durably, before it takes anything else, so an earlier leader
 //!   cannot use it to decide either.
-//! - A leader's progress of its earlier life ends with the removal; its old streams end with it.
-//! - It neither votes nor campaigns before its own membership is one of entry `r` or later: with an
+//! - With the removal, leaders forget how far the replica had acknowledged, and their streams to it end.
+//! - It neither votes nor campaigns before its own membership is that of entry `r` or a later one: with an
 //!   older one it might take itself for a voter.
 //!
 //! **Invariant:** while `r` is unknown, every vote, append, snapshot and transfer is refused, and
-//! the cluster is not formed anew.
+//! the cluster is not founded a second time.
 //! `tests/rejoin_model.rs` checks this over every order of elections, appends, changes of the members and losses, and shows
 //! for each rule what is lost without it. The last rule and the vote that is taken matter where the members have grown since
-//! a leader was left behind: one more replica would make it a quorum of those that it knows.
+//! a leader was left behind: one more replica would make it a quorum of the members that it knows.
 //!
 //! **Invariant:** the mark is removed only once entry `r` is in the log or the snapshot and, where the
-//! replica voted before, once it votes again: a restart on the way goes on where it was.
+//! replica voted before, once it votes again: after a restart the rejoin continues where it was.
 
 mod task;
 
@@ -34,14 +34,14 @@ use tokio::sync::watch;
 
 pub(crate) use task::RejoinTask;
 
-/// A replica that lost its storage is asked for what it must not give.
+/// A replica that lost its storage is asked for something that it must refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RejoinRefusal {
     /// To vote, or to lead.
-    #[error("this replica lost its storage: it does not vote before the cluster has taken it in anew")]
+    #[error("this replica lost its storage: it does not vote before it has rejoined")]
     Vote,
     /// To take entries or a snapshot.
-    #[error("this replica lost its storage: it acknowledges nothing before the cluster has taken it in anew")]
+    #[error("this replica lost its storage: it acknowledges nothing before it rejoins")]
     Acknowledge,
 }
 
@@ -59,7 +59,7 @@ pub fn may_vote(mark: Option<Rejoin>) -> Result<(), RejoinRefusal> {
 /// Whether a replica with this mark may take entries and snapshots.
 ///
 /// # Errors
-/// While no leader has taken it in.
+/// While no leader has added it again.
 pub fn may_acknowledge(mark: Option<Rejoin>) -> Result<(), RejoinRefusal> {
     match mark {
         Some(Rejoin::Unknown) => Err(RejoinRefusal::Acknowledge),
@@ -76,12 +76,12 @@ pub fn mark_behind_entry(mark: Option<Rejoin>) -> Option<Rejoin> {
     }
 }
 
-/// Where a replica that was emptied stands.
+/// How far the rejoin of a replica has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RejoinState {
-    /// It was never emptied, or is a full member again.
+    /// Its storage was never lost, or it is a full member again.
     Member,
-    /// It was emptied, and the cluster has not taken it in anew yet.
+    /// Its storage was lost, and the cluster has not added it again.
     Unknown,
     /// It was added again by this entry, and does not have it yet.
     From {
@@ -93,7 +93,7 @@ pub(crate) enum RejoinState {
     AwaitingVote,
 }
 
-/// Whether this replica may speak. Clones share it.
+/// Decides whether this replica may vote and acknowledge. Clones share it.
 pub(crate) struct RejoinGate<E: Environment> {
     store: E::Storage,
     mark: watch::Receiver<Option<Rejoin>>,
@@ -125,7 +125,7 @@ impl<E: Environment> RejoinGate<E> {
         self.may_vote().is_err()
     }
 
-    /// Whether something of being taken in anew is still to be done.
+    /// Whether a step of the rejoin is still to be done.
     pub(crate) fn is_pending(&self) -> bool {
         self.state() != RejoinState::Member
     }
@@ -135,7 +135,7 @@ impl<E: Environment> RejoinGate<E> {
         may_vote(*self.mark.borrow())
     }
 
-    /// Refuses entries and snapshots while an acknowledgement could count for its earlier life.
+    /// Refuses entries and snapshots while an acknowledgement could count together with forgotten ones.
     pub(crate) fn may_acknowledge(&self) -> Result<(), RejoinRefusal> {
         may_acknowledge(*self.mark.borrow())
     }

@@ -37,9 +37,9 @@ impl<E: Environment> RejoinTask<E> {
     async fn rejoin(&self) {
         let gate = &self.gate;
         if gate.state() == RejoinState::Unknown {
-            tracing::warn!("this replica lost its storage and asks to be taken in anew");
+            tracing::warn!("this replica lost its storage and asks to rejoin");
             let grant = self.ask(RejoinStep::AddAsLearner).await;
-            tracing::info!(from_index = grant.from_index, "this replica is taken in anew and catches up");
+            tracing::info!(from_index = grant.from_index, "this replica was added again and catches up");
         }
         if let RejoinState::From { index, voted } = gate.state() {
             if !self.reaches(index).await {
@@ -52,7 +52,7 @@ impl<E: Environment> RejoinTask<E> {
             self.raft.runtime_config().elect(true);
             tracing::info!(
                 from_index = index,
-                "this replica knows the entry that took it in anew: it is a full member again"
+                "this replica knows the entry that added it again: it is a full member"
             );
         }
         if gate.state() == RejoinState::AwaitingVote {
@@ -84,8 +84,8 @@ impl<E: Environment> RejoinTask<E> {
         let own = self.config.replica_id;
         let pause = self.config.timing.lease() * 2;
         let mut links = BTreeMap::new();
-        let mut said = String::new();
-        let here = self.config.known_peers.get(&own).cloned().unwrap_or_default();
+        let mut logged = String::new();
+        let node = self.config.known_peers.get(&own).cloned().unwrap_or_default();
         // Whether an earlier attempt may have removed this replica and not added it again.
         let mut begun = false;
         // Asked before anything is changed, so that it is known here whichever leader carries the changes out.
@@ -102,9 +102,9 @@ impl<E: Environment> RejoinTask<E> {
                     metrics.membership_config.nodes().map(|(id, node)| (ReplicaId(*id), node.clone())),
                 );
             }
-            for (id, node) in peers.iter().filter(|(id, _)| **id != own) {
-                let link = links.entry(*id).or_insert_with(|| self.peers.link(*id, node));
-                let mut request = RejoinRequest { step, begun, voted, node: here.clone() };
+            for (id, peer) in peers.iter().filter(|(id, _)| **id != own) {
+                let link = links.entry(*id).or_insert_with(|| self.peers.link(*id, peer));
+                let mut request = RejoinRequest { step, begun, voted, node: node.clone() };
                 let mut answer = E::timeout(REJOIN_WAIT, link.readmit(request.clone())).await;
                 if let Ok(Ok(told)) = &answer
                     && voted == FormerVote::Queried
@@ -128,18 +128,17 @@ impl<E: Environment> RejoinTask<E> {
                         Err(reason) => reason,
                     },
                 };
-                // The same answer every second is said once.
-                if said != refusal {
-                    tracing::warn!(peer = %id, refusal, "this replica is not taken in anew yet");
-                    said = refusal;
+                // The same answer every second is logged once.
+                if logged != refusal {
+                    tracing::warn!(peer = %id, refusal, "this replica has not rejoined yet");
+                    logged = refusal;
                 }
             }
             E::sleep(pause).await;
         }
     }
 
-    /// Takes the vote of the leadership that took this replica in, durably, and only then its word for
-    /// the entry.
+    /// Takes the vote of the leadership that added this replica, durably, and only then the entry that it names.
     async fn accept(&self, step: RejoinStep, grant: RejoinGrant) -> Result<(), String> {
         if step != RejoinStep::AddAsLearner {
             return Ok(());
@@ -155,7 +154,7 @@ impl<E: Environment> RejoinTask<E> {
         };
         match self.raft.append_entries(heartbeat).await {
             Ok(AppendEntriesResponse::Success) => {}
-            Ok(other) => return Err(format!("the leadership that took it in is over: {other:?}")),
+            Ok(other) => return Err(format!("the leadership that added it is over: {other:?}")),
             Err(error) => return Err(error.to_string()),
         }
         let mark = Rejoin::From { index: grant.from_index, voted: grant.voted };

@@ -1,4 +1,4 @@
-//! When snapshots are made, and what of the log goes behind them.
+//! Log compaction: the policy for snapshots and for the purge of the log behind them.
 //!
 //! **Invariant:** a snapshot that cannot be made is tried again later; the replica goes on.
 //! **Invariant:** only what a snapshot covers is purged.
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// What an entry costs beside its payload.
+/// Bytes that an entry takes in addition to its payload.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 /// Positions remembered for purging by size; beyond that every other is forgotten.
 const POSITIONS_MAX: usize = 4_096;

@@ -1,6 +1,6 @@
-//! What is received of a snapshot, chunk by chunk, however it comes.
+//! Receives a snapshot, chunk by chunk, over any transport.
 //!
-//! **Invariant:** a snapshot is handed on only when all of it is there, durable, and comes to the digest it
+//! **Invariant:** a snapshot is passed on only when all of it is there, durable, and comes to the digest it
 //! was announced with; until then nothing of the replica has changed.
 //! **Invariant:** what was received of one that broke off is kept, and goes on only with the very same
 //! snapshot.
@@ -91,7 +91,7 @@ impl AnnouncedSnapshot {
     /// Begins to receive it, or goes on from `first_chunk`.
     ///
     /// # Errors
-    /// When the chunks before that are not here, or there is no room.
+    /// When the chunks before that are not here, or the disk is full.
     pub fn receive(
         self,
         snapshots: &SnapshotStore,

@@ -1,4 +1,4 @@
-//! Several replicas in one process, over real connections, each pair through a proxy of its own
+//! Several replicas in one process, over real connections, each pair through a separate proxy
 //! that can lose one direction.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 #![allow(dead_code, reason = "every test uses a part of it")]
@@ -26,7 +26,7 @@ use tokio::sync::{oneshot, watch};
 pub const CLUSTER: ClusterId = ClusterId(0x00c1_0513);
 const GUARD: Duration = Duration::from_secs(60);
 
-/// Waits until something that makes no event of its own is so.
+/// Waits until a condition holds that makes no event.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     guarded(what, async {
         let mut look = tokio::time::interval(Duration::from_millis(10));
@@ -132,7 +132,7 @@ impl SnapshotSource for Copied {
 pub struct Fault {
     pub lose_requests: bool,
     pub lose_answers: bool,
-    /// Each connection breaks after so many bytes of requests.
+    /// Each connection breaks after this many bytes of requests.
     pub break_after_bytes: Option<usize>,
 }
 
@@ -228,7 +228,7 @@ pub enum Disk {
     Memory(MemoryDisk, SnapshotStore),
     Folder(Arc<tempfile::TempDir>),
     Hanging(Arc<tempfile::TempDir>, Arc<Hang>),
-    /// A folder that is made for a new cluster.
+    /// A directory that is made for a new cluster.
     New(Arc<tempfile::TempDir>),
 }
 
@@ -456,7 +456,7 @@ impl Cluster {
         &self.replicas[&id.0].consensus
     }
 
-    /// Proposes on whoever leads until it is committed.
+    /// Proposes on the leader until the proposal is committed.
     pub async fn write(&self, ids: &[u64], payload: impl Into<Bytes>) -> u64 {
         let payload = payload.into();
         guarded("a write is committed", async {

@@ -112,16 +112,16 @@ pub struct Pool {
     pub placeable_shapes: Map<Shape, u32>,
 }
 
-/// A place in the order of a tenant's waiting bursts of one tier. The smaller goes first.
+/// A position in the order of a tenant's pending submission groups of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
-    /// Of the burst.
+    /// Of the submission group.
     pub turn: u64,
-    /// The first of its jobs in line.
+    /// The first of its pending jobs.
     pub job: JobId,
 }
 
-/// Where a walk over everything in line has come to.
+/// How far a walk over the pending queue has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinePlace {
     pub(crate) tier: Reverse<PriorityTier>,
@@ -130,7 +130,7 @@ pub struct LinePlace {
     pub(crate) turn: Turn,
 }
 
-/// What of one tier a tenant has in line. A lane is what has one class: it differs in its turn alone.
+/// A tenant's part of the pending queue in one tier. The members of a lane have one class and differ in their turn alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TenantLine {
     /// Lane by lane. Numbers alone: a node is copied without following a pointer.
@@ -182,7 +182,7 @@ impl Deref for Described {
 /// Where a job stands in the indexes: everything they know of it.
 #[derive(Default)]
 pub(crate) struct JobIndexKeys {
-    /// The burst it runs in.
+    /// The submission group that it runs in.
     running: Option<JobId>,
     promise: Option<Arc<PromiseRow>>,
     /// Where and when it is expected to end.
@@ -194,9 +194,9 @@ pub(crate) struct JobIndexKeys {
     pub(crate) pending: bool,
     /// Thousandths of devices that it asks for.
     pub(crate) asked_milli: u64,
-    /// Its burst, if that has a row, and its turn.
+    /// Its submission group, if that has a row, and its turn.
     line: Option<(Option<JobId>, u64)>,
-    /// Not released yet, and the time it waits for besides other jobs.
+    /// Not released yet, and the time that it waits for in addition to other jobs.
     pub(crate) held: Option<Option<LogTime>>,
     pub(crate) active: bool,
     charged: bool,
@@ -269,15 +269,15 @@ pub(crate) struct Indexes {
     pub(crate) loads: Map<Name, QueueLoad>,
     /// What jobs hold, by tenant and cluster; what is nothing is not there.
     pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
-    /// Bursts in line, by tier and tenant; a tenant without any is not there.
+    /// The pending queue, by tier and tenant; a tenant without pending jobs is not there.
     pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
     /// How many lanes there are.
     pub(crate) lanes: usize,
-    /// Jobs in line of bursts of two or more jobs, by burst.
+    /// Pending jobs of submission groups of two or more jobs, by group.
     pub(crate) waiting: Map<(JobId, JobId), GangClass>,
-    /// Jobs that hold devices of bursts of two or more jobs, by burst.
+    /// Jobs that hold devices of submission groups of two or more jobs, by group.
     pub(crate) running: Set<(JobId, JobId)>,
-    /// Bursts that are not over, by what their members have in common.
+    /// Submission groups that are not over, by what their members have in common.
     pub(crate) bursts_by_key: Set<(BurstKey, JobId)>,
     /// Pending jobs that are not released and may not start before a time.
     pub(crate) not_before: Set<(LogTime, JobId)>,
@@ -427,12 +427,12 @@ impl Indexes {
         }
     }
 
-    /// The first job of a burst of two or more that is in line.
+    /// The first pending job of a submission group of two or more.
     pub(crate) fn first_waiting(&self, burst: JobId) -> Option<JobId> {
         self.first_with_class(burst).map(|(job, _)| job)
     }
 
-    /// The same with its class: logs of formats below 5 may have jobs of several classes in one burst.
+    /// The same with its class: logs of formats below 5 may have jobs of several classes in one group.
     fn first_with_class(&self, burst: JobId) -> Option<(JobId, GangClass)> {
         let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
         self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
@@ -444,7 +444,7 @@ impl Indexes {
             self.change_lane(spec, None, Some(own));
             return;
         };
-        // The burst stands in the lane of its first job.
+        // The submission group stands in the lane of its first job.
         let first = self.first_with_class(burst);
         self.waiting.insert((burst, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
@@ -459,14 +459,14 @@ impl Indexes {
             return;
         };
         let first = self.first_waiting(burst);
-        assert!(self.waiting.remove(&(burst, id)), "a job in line is known to its burst");
+        assert!(self.waiting.remove(&(burst, id)), "a pending job is known to its submission group");
         if first == Some(id) {
             let next = self.first_with_class(burst).map(|(job, class)| (Turn { turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }
 
-    /// The burst whose first job in line this is has another turn.
+    /// The submission group whose first pending job this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: u64, after: u64) {
         let turn = |turn| Some((Turn { turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
@@ -501,7 +501,7 @@ impl Indexes {
         let line = tenants.get_mut(&spec.tenant).expect("it was put there just now");
         let before = line.first(class);
         if let Some(gone) = gone {
-            assert!(line.lanes.remove(&(class, gone)), "a burst in line is in its lane");
+            assert!(line.lanes.remove(&(class, gone)), "a pending submission group is in its lane");
         }
         if let Some(new) = new {
             line.lanes.insert((class, new));

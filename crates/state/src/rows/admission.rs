@@ -14,7 +14,7 @@ pub(crate) enum DoorKey {
     Certificate(CertificateSerial),
 }
 
-/// What is said of it.
+/// The row for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DoorRow {
     Admission(AdmissionRow),

@@ -15,8 +15,8 @@ impl GangClass {
     /// Behind every class.
     pub(crate) const LAST: GangClass = GangClass(u64::MAX);
 
-    /// The class of a job: everything that decides where it can go. What policy must not stop is a class of its own:
-    /// it does not borrow.
+    /// The class of a job: everything that decides where it can go. Jobs that policy must not stop are a separate class:
+    /// they do not borrow.
     #[must_use]
     pub fn of(spec: &JobSpec) -> GangClass {
         GangClass::of_request(GangClass::request(spec), spec)
@@ -26,17 +26,17 @@ impl GangClass {
         GangClass(if spec.preemptible { request } else { hash(&(request, spec.preemptible)) })
     }
 
-    /// What a job asks for, and for how long: a hash, and part of the keys of bursts in the state.
+    /// What a job asks for, and for how long: a hash, and part of the keys of submission groups in the state.
     pub(crate) fn request(spec: &JobSpec) -> u64 {
         let groups = Groups(&spec.groups);
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
-        // What ends in time may use room that is kept for others.
+        // A job that ends in time may use capacity that is kept for others.
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
         hash(&(groups, place, &spec.topology, times))
     }
 }
 
-/// What of task groups decides where they can go; a sequence, without making one.
+/// The parts of task groups that decide where they can go; a sequence, without making one.
 struct Groups<'a>(&'a [TaskGroup]);
 
 impl Serialize for Groups<'_> {

@@ -1,7 +1,7 @@
 //! What run times were seen, as counts in the log: what predictions are made from.
 //!
-//! Only facts are kept here; what follows from them is `policy`'s to say, so that a later release may
-//! predict otherwise from the same rows.
+//! Only facts are kept here; `policy` predicts from them, so that a later release may predict otherwise from the same
+//! rows.
 
 use alloc::vec::Vec;
 use muster_journal::hash;
@@ -14,7 +14,7 @@ pub const HISTORY_ROWS_MAX: usize = 1 << 16;
 /// Weight of one new observation.
 pub const OBSERVATION: u32 = 1 << 10;
 
-/// Observations that a row is about: with more, each new one makes the others lose one part in so many.
+/// Observations that a row is about: with more, each new one makes the others lose one part in this number.
 pub const OBSERVATIONS_KEPT: u32 = 16;
 
 /// Buckets of run times: two to a doubling, from one second up to more than any run-time limit.

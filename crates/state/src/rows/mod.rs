@@ -13,8 +13,8 @@ use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime,
-    Name, NodeId, NodeSpec, Parameters, ReplicaId,
+    ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
+    NodeId, NodeSpec, Parameters, ReplicaId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub struct Leadership {
 pub struct ClusterMeta {
     /// Its identity.
     pub cluster: ClusterId,
-    /// Its life, from 1.
+    /// Its generation, from 1.
     pub generation: u32,
     /// Its parameters.
     pub parameters: Parameters,
@@ -77,7 +77,7 @@ pub struct NodeRow {
     pub cordoned: bool,
     /// What no worker holds.
     pub free: Free,
-    /// What is kept for gangs that wait for others to make room; part of it may still be held.
+    /// Resources that are kept for gangs that wait for preempted ones to stop; a part may still be held.
     pub promised: Promised,
     /// Log time of the last change of status or cordon.
     pub changed_at: LogTime,
@@ -209,7 +209,7 @@ impl NodeRow {
     }
 }
 
-/// Where one worker of a placement is in its life.
+/// The phase of one worker of a placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankState {
     /// Ordered, not yet reported.
@@ -324,7 +324,7 @@ pub struct Charge {
     pub memory_bytes: u64,
 }
 
-/// Room that is kept for a job until those who hold it have made it.
+/// Capacity that is kept for a job until the gangs that hold it have stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromiseRow {
     /// The record that promised it.
@@ -342,7 +342,7 @@ pub struct PromiseRow {
 pub struct JobTimes {
     /// When its workers were told to stop; none while they are not being stopped.
     pub stopping_since: Option<LogTime>,
-    /// When policy last stopped it to make room for another job.
+    /// When policy last preempted it for another job.
     pub preempted_at: Option<LogTime>,
     /// Since when it waits again; none for one that has never run.
     pub waits_since: Option<LogTime>,
@@ -381,7 +381,7 @@ impl Default for PolicyRow {
     }
 }
 
-/// Where a job is in its life.
+/// The phase of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Waits for capacity.
@@ -399,7 +399,7 @@ pub enum Phase {
 /// A job, apart from its spec.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRow {
-    /// Where it is in its life.
+    /// Its phase.
     pub phase: Phase,
     /// Placements so far.
     pub attempt: u32,
@@ -407,15 +407,15 @@ pub struct JobRow {
     pub failures: u32,
     /// Whether a user asked to cancel it.
     pub cancel_requested: bool,
-    /// Whether it is in line as far as dependencies and times are concerned.
+    /// Whether it is in the pending queue as far as dependencies and times are concerned.
     pub released: bool,
     /// What the leader expected of it when it was admitted.
     pub estimate: Estimate,
-    /// Times that policy stopped it to make room.
+    /// The number of times that policy preempted it.
     pub preemptions: u32,
     /// When it last saved its work in this attempt.
     pub checkpointed_at: Option<LogTime>,
-    /// Room that is kept for it.
+    /// Capacity that is kept for it.
     pub promise: Option<Arc<PromiseRow>>,
     /// When it was submitted.
     pub submitted_at: LogTime,
@@ -432,7 +432,7 @@ pub struct JobRow {
 }
 
 impl JobRow {
-    /// Its burst: the one it joined, or the one that began with it.
+    /// Its submission group: the one it joined, or the one that began with it.
     #[must_use]
     pub fn burst(&self, own: JobId) -> JobId {
         self.estimate.burst.unwrap_or(own)
@@ -466,8 +466,8 @@ impl JobRow {
         self.phase == Phase::Pending && self.released && self.promise.is_none()
     }
 
-    /// What it is charged for now: what it was promised, or what it holds. A gang that makes room is
-    /// not charged any more: those are who it makes room for.
+    /// What it is charged for now: what it was promised, or what it holds. A gang that is being
+    /// preempted is no longer charged: the jobs that it is preempted for are.
     #[must_use]
     pub fn charge(&self) -> Option<(&Name, &Charge)> {
         if let Some(promise) = &self.promise {

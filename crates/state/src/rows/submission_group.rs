@@ -1,4 +1,4 @@
-//! Submission groups, which the records call bursts: jobs of one kind that a tenant submits in one go.
+//! Submission groups: jobs of one kind that a tenant submits together.
 
 use alloc::vec::Vec;
 use muster_journal::hash;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::class::GangClass;
 use super::history::stem;
 
-/// A job joins a burst whose last member was submitted at most this long before it.
+/// A job joins a group whose last member was submitted at most this long before it.
 pub const BURST_GAP_MS: u64 = 60_000;
 
-/// What the members of a burst have in common; a hash, so that the rows are small.
+/// What the members of a submission group have in common; a hash, so that the rows are small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BurstKey(u64);
 
@@ -29,7 +29,7 @@ impl BurstKey {
     }
 }
 
-/// A burst of two or more jobs, until the last of them is over.
+/// A submission group of two or more jobs, until the last of them is over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BurstRow {
     /// What its members have in common.
@@ -45,5 +45,5 @@ pub struct BurstRow {
     pub ended: Vec<(u8, u32)>,
 }
 
-/// The burst of a job as far as the order is concerned: its id and its turn, when it has a row.
+/// The submission group of a job as far as the order is concerned: its id and its turn, when it has a row.
 pub(crate) type BurstTurn = Option<(JobId, u64)>;

@@ -1,8 +1,8 @@
-//! Bursts: jobs of one kind that a tenant submits in one go. They have one place in the order, and the
-//! first of them that end say how long the others will take.
+//! Submission groups: jobs of one kind that a tenant submits together. They have one position in the pending queue, and
+//! the first of them that end show how long the others will take.
 //!
-//! A burst goes by the id of its first job. A job that nobody has joined is a burst by itself and has no
-//! row here: its turn is in its own row.
+//! A group has the id of its first job. A job that no other has joined is a group by itself and has no row here: its
+//! turn is in its own row.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,20 +15,20 @@ use crate::rows::{BURST_GAP_MS, BurstKey, BurstRow, BurstTurn, JobRow, Phase, ad
 use crate::state::State;
 
 impl State {
-    /// The burst of a job; the job's own id when it is alone.
+    /// The submission group of a job; the job's own id when it is alone.
     #[must_use]
     pub fn burst_of(&self, job: JobId) -> Option<JobId> {
         self.jobs.get(&job).map(|row| row.burst(job))
     }
 
-    /// What is known of a burst of two or more jobs.
+    /// The row of a submission group of two or more jobs.
     #[must_use]
     pub fn burst(&self, burst: JobId) -> Option<&BurstRow> {
         self.bursts.get(&burst)
     }
 
-    /// The burst that a job with this key would join: one of jobs that policy may stop, or one of those that it must
-    /// not, for these wait for different things.
+    /// The submission group that a job with this key would join: one of jobs that policy may stop, or one of jobs that
+    /// it must not stop, for these wait for different things.
     #[must_use]
     pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
@@ -44,7 +44,7 @@ impl State {
         (now.since_ms(last) <= BURST_GAP_MS).then_some(*burst)
     }
 
-    /// The turn of a burst, or of a job that is alone.
+    /// The turn of a submission group, or of a job that is alone.
     #[must_use]
     pub fn turn_of(&self, burst: JobId) -> Option<u64> {
         match self.bursts.get(&burst) {
@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// The first job of a burst that is in line.
+    /// The first pending job of a submission group.
     #[must_use]
     pub fn first_in_line(&self, burst: JobId) -> Option<JobId> {
         if self.bursts.contains(&burst) {
@@ -62,7 +62,7 @@ impl State {
         self.jobs.get(&burst).filter(|row| row.is_in_line()).map(|_| burst)
     }
 
-    /// Jobs of a burst that hold devices, by id.
+    /// Jobs of a submission group that hold devices, by id.
     pub fn running_in(&self, burst: JobId) -> impl Iterator<Item = JobId> {
         let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
         let of_row = self.indexes.running.range(range).map(|(_, job)| *job);
@@ -71,7 +71,7 @@ impl State {
         of_row.chain(alone.then_some(burst))
     }
 
-    /// Bursts of two or more jobs some of which hold devices.
+    /// Submission groups of two or more jobs some of which hold devices.
     pub fn bursts_running(&self) -> impl Iterator<Item = JobId> {
         let mut last = None;
         self.indexes.running.iter().filter_map(move |(burst, _)| {
@@ -81,7 +81,7 @@ impl State {
         })
     }
 
-    /// Every burst that has a turn, from an id on: those of two or more jobs, and pending jobs that are
+    /// Every submission group that has a turn, from an id on: those of two or more jobs, and pending jobs that are
     /// alone. Walks over the jobs that are kept.
     pub fn bursts_from(&self, from: JobId) -> impl Iterator<Item = JobId> {
         let mut rows = self.bursts.range(from..).map(|(burst, _)| *burst).peekable();
@@ -115,7 +115,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether a submitted job may join a burst. Of the jobs of its own record, those before it are
+    /// Whether a submitted job may join a submission group. The jobs before it in the same record are
     /// `earlier`, with the ids that [`State::job_id`] gives them.
     fn check_burst(
         &self,
@@ -144,14 +144,14 @@ impl State {
         self.bursts.get(&burst).map(|of_burst| (burst, of_burst.turn))
     }
 
-    /// A job has been submitted into a burst: the burst has a row from now on, and this turn.
+    /// A job has been submitted into a group: the group has a row from now on, and this turn.
     pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64) {
         let now = self.meta.log_time;
         let mut row = match self.bursts.get(&burst) {
             Some(row) => row.clone(),
             None => {
-                let spec = self.described(burst).expect("the guard has seen the first of the burst");
-                let first = self.jobs.get(&burst).expect("the guard has seen the first of the burst");
+                let spec = self.described(burst).expect("the guard has seen the first job of the group");
+                let first = self.jobs.get(&burst).expect("the guard has seen the first job of the group");
                 let row = BurstRow {
                     key: spec.facts.burst,
                     turn: first.estimate.turn,
@@ -160,7 +160,7 @@ impl State {
                     ended: Vec::new(),
                 };
                 let wait = self.retry_wait(burst);
-                // From its own place in line to that of the burst.
+                // From its own position in the pending queue to that of the group.
                 let before = JobIndexKeys::of(first, &spec, None, wait);
                 let after = JobIndexKeys::of(first, &spec, Some((burst, row.turn)), wait);
                 self.indexes.shift(burst, &spec, &before, &after);
@@ -174,7 +174,7 @@ impl State {
         self.bursts.insert(burst, row);
     }
 
-    /// Gives a burst another turn.
+    /// Gives a submission group another turn.
     pub(crate) fn set_turn(&mut self, burst: JobId, turn: u64) {
         match self.bursts.get(&burst).cloned() {
             Some(mut row) => {
@@ -192,7 +192,7 @@ impl State {
         self.indexes.change_turn(first, &spec, row.turn, turn);
     }
 
-    /// A job is over: what its burst learns from that. The burst goes with its last member.
+    /// A job is over, and its submission group records the run time. The group ends with its last member.
     pub(crate) fn leave_burst(&mut self, job: JobId, bucket: Option<u8>) {
         let burst = self.burst_of(job).expect("a job that ends has a row");
         let key = match self.bursts.get(&burst).cloned() {
@@ -210,6 +210,9 @@ impl State {
             }
             None => self.specs.get_with_facts(&job).expect("a job has a spec").1.burst,
         };
-        assert!(self.indexes.bursts_by_key.remove(&(key, burst)), "a burst is indexed until its end");
+        assert!(
+            self.indexes.bursts_by_key.remove(&(key, burst)),
+            "a submission group is indexed until its end"
+        );
     }
 }
