@@ -1,4 +1,4 @@
-//! A model of a replica that loses its storage and comes back under its old id (`crates/consensus/src/rejoin.rs`,
+//! A model of a replica that loses its storage and comes back under its old id (`crates/consensus/src/rejoin`,
 //! `membership.rs`).
 //!
 //! The checker goes through every order of elections, appends, commits, losses and changes of the members within the bounds
