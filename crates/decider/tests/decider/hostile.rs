@@ -287,6 +287,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
+        43 => Decision::NodeForgottenOnRequest { request: key, node },
         _ => Decision::NodeForgotten { node },
     }
 }
