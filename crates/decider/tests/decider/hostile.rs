@@ -99,6 +99,7 @@ fn variant(decision: &Decision) -> usize {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
+        "node_forgotten_on_request",
         "job_contracts_set",
         "attempt_failed",
         "spares_taken",
