@@ -2,8 +2,8 @@
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
 use muster_engine::PROBE_NODES_MAX;
-use muster_state::State;
-use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, Violation};
+use muster_state::{RequestAnswer, State};
+use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
     health_policy_from_proto, health_policy_to_proto, probe_finding_to_proto, probe_link_to_proto,
     probe_ring_to_proto, repair_from_proto, request_id,
@@ -34,30 +34,64 @@ impl Fleet {
     }
 }
 
-/// A node by id or name.
+/// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
 fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
-    let by_id = text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some());
-    let found = by_id.or_else(|| Name::new(text).and_then(|name| view.node_named(&name)));
+    let by_name = Name::new(text).and_then(|name| view.node_named(&name));
+    let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {
         let shown: String = text.chars().take(80).collect();
         Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}"))
     })
 }
 
-/// What is wanted of a repair.
-fn repair_order(step: Option<&v1::set_node_repair_request::Step>) -> Result<RepairOrder, Status> {
-    use v1::set_node_repair_request::Step;
-    match step {
-        Some(Step::Begin(begin)) => {
-            let (action, devices, deadline_ms) = repair_from_proto("begin", begin).map_err(invalid)?;
-            Ok(RepairOrder::Begin { action, devices, deadline_ms })
+/// The node that a request wants forgotten. One that is gone already is named by the request that dropped it, or by its
+/// id, which is never given again.
+fn find_to_forget(view: &State, text: &str, request: Option<RequestId>) -> Result<NodeId, Refusal> {
+    if let Some(row) = request.and_then(|id| view.request(id))
+        && let RequestAnswer::NodeForgotten { node } = row.answer
+    {
+        return Ok(node);
+    }
+    let gone = || text.parse::<NodeId>().ok().filter(|id| id.0 < view.nodes_registered());
+    find(view, text).or_else(|refusal| gone().ok_or(refusal))
+}
+
+/// How a repair ended, as a request says it.
+fn repair_outcome(message: &v1::FinishNodeRepairRequest) -> Result<RepairOrder, Status> {
+    match message.outcome() {
+        v1::RepairOutcome::Done if message.detail.is_empty() => Ok(RepairOrder::Done),
+        v1::RepairOutcome::Done => {
+            Err(invalid(vec![Violation::new("detail", "must be left out of a repair that is done")]))
         }
-        Some(Step::Done(true)) => Ok(RepairOrder::Done),
-        Some(Step::Failed(detail)) => Ok(RepairOrder::Failed { detail: detail.clone() }),
-        Some(Step::Done(false)) | None => {
-            Err(invalid(vec![Violation::new("step", "must be one of begin, done, failed")]))
+        v1::RepairOutcome::Failed => Ok(RepairOrder::Failed { detail: message.detail.clone() }),
+        v1::RepairOutcome::Unspecified => {
+            let text = "must be REPAIR_OUTCOME_DONE or REPAIR_OUTCOME_FAILED";
+            Err(invalid(vec![Violation::new("outcome", text)]))
         }
     }
+}
+
+/// Changes one node at an operator's request, here or at the leader. The answer has the node as it is then.
+macro_rules! change_node {
+    ($fleet:expr, $request:expr, $call:ident -> $answer:ident, $command:expr) => {{
+        let caller = $fleet.router.caller(&$request);
+        let message = $request.into_inner();
+        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
+        let command = $command(&message)?;
+        let engine = $fleet.router.engine();
+        let local = || async {
+            let node = find(&engine.view(), &message.node)?;
+            let answer = engine.execute(command(id, node)).await?;
+            let view = engine.view();
+            let node = view.node(node).map(|row| render::node(&view, node, row));
+            Ok(v1::$answer { node, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).$call(request).await?.into_inner()) }
+        };
+        $fleet.router.write(caller, local, onward).await.map(Response::new)
+    }};
 }
 
 #[tonic::async_trait]
@@ -186,27 +220,24 @@ impl FleetService for Fleet {
         self.router.write(caller, local, onward).await.map(Response::new)
     }
 
-    async fn set_node_cordon(
+    async fn cordon_node(
         &self,
-        request: Request<v1::SetNodeCordonRequest>,
-    ) -> Result<Response<v1::SetNodeCordonResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
-        let engine = self.router.engine();
-        let local = || async {
-            let node = find(&engine.view(), &message.node)?;
-            let command = Command::SetCordon { request: id, node, cordoned: message.cordoned };
-            let answer = engine.execute(command).await?;
-            let view = engine.view();
-            let node = view.node(node).map(|row| render::node(&view, node, row));
-            Ok(v1::SetNodeCordonResponse { node, freshness: written(engine, answer.at()) })
+        request: Request<v1::CordonNodeRequest>,
+    ) -> Result<Response<v1::CordonNodeResponse>, Status> {
+        let order = |_: &v1::CordonNodeRequest| {
+            Ok::<_, Status>(move |request, node| Command::SetCordon { request, node, cordoned: true })
         };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).set_node_cordon(request).await?.into_inner()) }
+        change_node!(self, request, cordon_node -> CordonNodeResponse, order)
+    }
+
+    async fn uncordon_node(
+        &self,
+        request: Request<v1::UncordonNodeRequest>,
+    ) -> Result<Response<v1::UncordonNodeResponse>, Status> {
+        let order = |_: &v1::UncordonNodeRequest| {
+            Ok::<_, Status>(move |request, node| Command::SetCordon { request, node, cordoned: false })
         };
-        self.router.write(caller, local, onward).await.map(Response::new)
+        change_node!(self, request, uncordon_node -> UncordonNodeResponse, order)
     }
 
     async fn forget_node(
@@ -215,10 +246,14 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::ForgetNodeResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
+        let id = match message.request_id.as_str() {
+            "" => None,
+            text => Some(request_id("request_id", text).map_err(|v| invalid(vec![v]))?),
+        };
         let engine = self.router.engine();
         let local = || async {
-            let node = find(&engine.view(), &message.node)?;
-            let answer = engine.execute(Command::ForgetNode { node }).await?;
+            let node = find_to_forget(&engine.view(), &message.node, id)?;
+            let answer = engine.execute(Command::ForgetNode { request: id, node }).await?;
             Ok(v1::ForgetNodeResponse { node_id: node.to_string(), freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -263,76 +298,77 @@ impl FleetService for Fleet {
         self.router.write(caller, local, onward).await.map(Response::new)
     }
 
-    async fn set_node_drain(
+    async fn drain_node(
         &self,
-        request: Request<v1::SetNodeDrainRequest>,
-    ) -> Result<Response<v1::SetNodeDrainResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
-        let deadline_ms = message.deadline_ms;
-        let order = if message.drained { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
-        let engine = self.router.engine();
-        let local = || async {
-            let node = find(&engine.view(), &message.node)?;
-            let answer = engine.execute(Command::SetDrain { request: id, node, order }).await?;
-            let view = engine.view();
-            let node = view.node(node).map(|row| render::node(&view, node, row));
-            Ok(v1::SetNodeDrainResponse { node, freshness: written(engine, answer.at()) })
+        request: Request<v1::DrainNodeRequest>,
+    ) -> Result<Response<v1::DrainNodeResponse>, Status> {
+        let order = |message: &v1::DrainNodeRequest| {
+            let deadline_ms = message.stop_after_ms;
+            Ok::<_, Status>(move |request, node| Command::SetDrain {
+                request,
+                node,
+                order: DrainOrder::Begin { deadline_ms },
+            })
         };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).set_node_drain(request).await?.into_inner()) }
-        };
-        self.router.write(caller, local, onward).await.map(Response::new)
+        change_node!(self, request, drain_node -> DrainNodeResponse, order)
     }
 
-    async fn set_node_quarantine(
+    async fn cancel_node_drain(
         &self,
-        request: Request<v1::SetNodeQuarantineRequest>,
-    ) -> Result<Response<v1::SetNodeQuarantineResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
-        let engine = self.router.engine();
-        let local = || async {
-            let node = find(&engine.view(), &message.node)?;
-            let answer = engine
-                .execute(Command::SetQuarantine { request: id, node, reason: message.reason.clone() })
-                .await?;
-            let view = engine.view();
-            let node = view.node(node).map(|row| render::node(&view, node, row));
-            Ok(v1::SetNodeQuarantineResponse { node, freshness: written(engine, answer.at()) })
+        request: Request<v1::CancelNodeDrainRequest>,
+    ) -> Result<Response<v1::CancelNodeDrainResponse>, Status> {
+        let order = |_: &v1::CancelNodeDrainRequest| {
+            Ok::<_, Status>(move |request, node| Command::SetDrain { request, node, order: DrainOrder::End })
         };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).set_node_quarantine(request).await?.into_inner()) }
-        };
-        self.router.write(caller, local, onward).await.map(Response::new)
+        change_node!(self, request, cancel_node_drain -> CancelNodeDrainResponse, order)
     }
 
-    async fn set_node_repair(
+    async fn quarantine_node(
         &self,
-        request: Request<v1::SetNodeRepairRequest>,
-    ) -> Result<Response<v1::SetNodeRepairResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
-        let order = repair_order(message.step.as_ref())?;
-        let engine = self.router.engine();
-        let local = || async {
-            let node = find(&engine.view(), &message.node)?;
-            let answer =
-                engine.execute(Command::SetRepair { request: id, node, order: order.clone() }).await?;
-            let view = engine.view();
-            let node = view.node(node).map(|row| render::node(&view, node, row));
-            Ok(v1::SetNodeRepairResponse { node, freshness: written(engine, answer.at()) })
+        request: Request<v1::QuarantineNodeRequest>,
+    ) -> Result<Response<v1::QuarantineNodeResponse>, Status> {
+        let order = |message: &v1::QuarantineNodeRequest| {
+            let reason = message.reason.clone();
+            Ok::<_, Status>(move |request, node| Command::SetQuarantine {
+                request,
+                node,
+                reason: Some(reason.clone()),
+            })
         };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).set_node_repair(request).await?.into_inner()) }
+        change_node!(self, request, quarantine_node -> QuarantineNodeResponse, order)
+    }
+
+    async fn release_node(
+        &self,
+        request: Request<v1::ReleaseNodeRequest>,
+    ) -> Result<Response<v1::ReleaseNodeResponse>, Status> {
+        let order = |_: &v1::ReleaseNodeRequest| {
+            Ok::<_, Status>(move |request, node| Command::SetQuarantine { request, node, reason: None })
         };
-        self.router.write(caller, local, onward).await.map(Response::new)
+        change_node!(self, request, release_node -> ReleaseNodeResponse, order)
+    }
+
+    async fn begin_node_repair(
+        &self,
+        request: Request<v1::BeginNodeRepairRequest>,
+    ) -> Result<Response<v1::BeginNodeRepairResponse>, Status> {
+        let order = |message: &v1::BeginNodeRepairRequest| {
+            let (action, devices, deadline_ms) = repair_from_proto(message).map_err(invalid)?;
+            let order = RepairOrder::Begin { action, devices, deadline_ms };
+            Ok::<_, Status>(move |request, node| Command::SetRepair { request, node, order: order.clone() })
+        };
+        change_node!(self, request, begin_node_repair -> BeginNodeRepairResponse, order)
+    }
+
+    async fn finish_node_repair(
+        &self,
+        request: Request<v1::FinishNodeRepairRequest>,
+    ) -> Result<Response<v1::FinishNodeRepairResponse>, Status> {
+        let order = |message: &v1::FinishNodeRepairRequest| {
+            let order = repair_outcome(message)?;
+            Ok::<_, Status>(move |request, node| Command::SetRepair { request, node, order: order.clone() })
+        };
+        change_node!(self, request, finish_node_repair -> FinishNodeRepairResponse, order)
     }
 
     async fn get_health_policy(

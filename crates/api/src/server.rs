@@ -143,7 +143,7 @@ pub async fn serve(
     ] {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
-    let leader_health = tokio::spawn(report_leadership(engine.clone(), health));
+    let reporting = tokio::spawn(report_health(engine.clone(), health));
     let served = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
@@ -182,7 +182,7 @@ pub async fn serve(
         )
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await;
-    leader_health.abort();
+    reporting.abort();
     revocations.abort();
     served.map_err(ServeError::Transport)
 }
@@ -205,18 +205,39 @@ async fn follow_revocations(engine: Engine, security: Security) {
     }
 }
 
-/// `muster.leader` serves on the leader alone, so that a load balancer can pick it.
-async fn report_leadership(engine: Engine, health: tonic_health::server::HealthReporter) {
+/// What this replica is good for, for load balancers and probes:
+/// - `muster.leader`: it leads.
+/// - `muster.write`: it leads and has room on its disk, or it knows a leader to pass calls on to.
+/// - `muster.read`: it has the state of a cluster, and is not on its way back after it lost its storage.
+async fn report_health(engine: Engine, health: tonic_health::server::HealthReporter) {
     let mut leadership = engine.leadership();
+    let mut reports = engine.consensus().peer_reports();
+    let mut applied = engine.consensus().applied();
     loop {
-        let status = if leadership.borrow_and_update().mine.is_some() {
-            tonic_health::ServingStatus::Serving
-        } else {
-            tonic_health::ServingStatus::NotServing
+        let (leads, knows_leader) = {
+            let view = leadership.borrow_and_update();
+            (view.mine.is_some(), view.leader.is_some())
         };
-        health.set_service_status("muster.leader", status).await;
-        if leadership.changed().await.is_err() {
-            return;
+        reports.mark_unchanged();
+        let is_back = !engine.consensus().status().rejoining;
+        let is_founded = engine.view().cluster().is_some();
+        for (service, serves) in [
+            ("muster.leader", leads),
+            ("muster.write", if leads { !engine.lacks_room() } else { knows_leader && is_back }),
+            ("muster.read", is_founded && is_back),
+        ] {
+            let status = if serves {
+                tonic_health::ServingStatus::Serving
+            } else {
+                tonic_health::ServingStatus::NotServing
+            };
+            health.set_service_status(service, status).await;
+        }
+        tokio::select! {
+            changed = leadership.changed() => if changed.is_err() { return },
+            changed = reports.changed() => if changed.is_err() { return },
+            // Nothing else says that the state of a cluster has come.
+            _ = applied.changed(), if !is_founded => {}
         }
     }
 }

@@ -65,11 +65,20 @@ impl Served {
         JobServiceClient::new(self.channel.clone())
     }
 
-    /// Opens a session for a host and keeps the stream.
+    /// Opens a session for host `h1` and keeps the stream.
     async fn agent(&self) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+        self.agent_of("h1", 7).await
+    }
+
+    /// Opens a session for a host of this name and holder, and keeps the stream.
+    async fn agent_of(
+        &self,
+        name: &str,
+        holder: u128,
+    ) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
         let (send, requests) = mpsc::channel(16);
         let node = v1::NodeDescription {
-            name: "h1".to_owned(),
+            name: name.to_owned(),
             region: "eu".to_owned(),
             cluster: "eu-1".to_owned(),
             block: "b".to_owned(),
@@ -81,7 +90,7 @@ impl Served {
             ..Default::default()
         };
         let register =
-            v1::Register { node: Some(node), holder_id: format!("{:032x}", 7), ..Default::default() };
+            v1::Register { node: Some(node), holder_id: format!("{holder:032x}"), ..Default::default() };
         let message = Some(session_request::Message::Register(register));
         send.send(v1::SessionRequest { message }).await.expect("it is taken");
         let mut client = NodeServiceClient::new(self.channel.clone());

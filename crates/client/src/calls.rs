@@ -53,6 +53,27 @@ pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
     Some(request_id.clone())
 }
 
+/// Calls that change one node. Each carries a request id, made here when the request has none.
+macro_rules! changes_of_a_node {
+    ($($(#[$doc:meta])* $operation:literal, $call:ident: $request:ident -> $answer:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// Refusals at once; everything else when the deadline has passed.
+        pub async fn $call(&self, mut request: v1::$request) -> Result<v1::$answer, CallError> {
+            let request_id = ensure_request_id(&mut request.request_id);
+            let subject = Subject { operation: $operation, request_id, names_log_index: false };
+            let send = |channel| {
+                let request = request.clone();
+                async move { fleet(channel).$call(request).await }
+            };
+            let answer: v1::$answer = self.repeat(subject, send).await?;
+            self.observe(answer.freshness.as_ref());
+            Ok(answer)
+        }
+    )*};
+}
+
 impl Client {
     /// Submits one job, or one array of jobs.
     ///
@@ -309,80 +330,25 @@ impl Client {
         Ok(answer)
     }
 
-    /// Takes a node out of placement, or back in.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn set_node_cordon(
-        &self,
-        mut request: v1::SetNodeCordonRequest,
-    ) -> Result<v1::SetNodeCordonResponse, CallError> {
-        let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set node cordon", request_id, names_log_index: false };
-        let send = |channel| {
-            let request = request.clone();
-            async move { fleet(channel).set_node_cordon(request).await }
-        };
-        let answer: v1::SetNodeCordonResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
-    }
-
-    /// Empties a node, or ends that.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn set_node_drain(
-        &self,
-        mut request: v1::SetNodeDrainRequest,
-    ) -> Result<v1::SetNodeDrainResponse, CallError> {
-        let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set node drain", request_id, names_log_index: false };
-        let send = |channel| {
-            let request = request.clone();
-            async move { fleet(channel).set_node_drain(request).await }
-        };
-        let answer: v1::SetNodeDrainResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
-    }
-
-    /// Keeps a node away from work, or lets it back.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn set_node_quarantine(
-        &self,
-        mut request: v1::SetNodeQuarantineRequest,
-    ) -> Result<v1::SetNodeQuarantineResponse, CallError> {
-        let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set node quarantine", request_id, names_log_index: false };
-        let send = |channel| {
-            let request = request.clone();
-            async move { fleet(channel).set_node_quarantine(request).await }
-        };
-        let answer: v1::SetNodeQuarantineResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
-    }
-
-    /// Begins or ends a node's repair.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn set_node_repair(
-        &self,
-        mut request: v1::SetNodeRepairRequest,
-    ) -> Result<v1::SetNodeRepairResponse, CallError> {
-        let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set node repair", request_id, names_log_index: false };
-        let send = |channel| {
-            let request = request.clone();
-            async move { fleet(channel).set_node_repair(request).await }
-        };
-        let answer: v1::SetNodeRepairResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
+    changes_of_a_node! {
+        /// Takes a node out of placement; what runs on it goes on.
+        "cordon node", cordon_node: CordonNodeRequest -> CordonNodeResponse;
+        /// Puts a cordoned node back into placement.
+        "uncordon node", uncordon_node: UncordonNodeRequest -> UncordonNodeResponse;
+        /// Empties a node.
+        "drain node", drain_node: DrainNodeRequest -> DrainNodeResponse;
+        /// Ends a drain.
+        "cancel node drain", cancel_node_drain: CancelNodeDrainRequest -> CancelNodeDrainResponse;
+        /// Keeps a node away from work.
+        "quarantine node", quarantine_node: QuarantineNodeRequest -> QuarantineNodeResponse;
+        /// Ends a quarantine.
+        "release node", release_node: ReleaseNodeRequest -> ReleaseNodeResponse;
+        /// Begins a node's repair.
+        "begin node repair", begin_node_repair: BeginNodeRepairRequest -> BeginNodeRepairResponse;
+        /// Ends a node's repair.
+        "finish node repair", finish_node_repair: FinishNodeRepairRequest -> FinishNodeRepairResponse;
+        /// Drops a lost node that will not come back.
+        "forget node", forget_node: ForgetNodeRequest -> ForgetNodeResponse;
     }
 
     /// Sets what is made of what agents see.
@@ -418,23 +384,6 @@ impl Client {
         let subject = reading("get health policy", &read);
         let send = |channel| async move { fleet(channel).get_health_policy(within(limit, request)).await };
         let answer: v1::GetHealthPolicyResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
-    }
-
-    /// Drops a lost node that will not come back.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn forget_node(
-        &self,
-        request: v1::ForgetNodeRequest,
-    ) -> Result<v1::ForgetNodeResponse, CallError> {
-        let send = |channel| {
-            let request = request.clone();
-            async move { fleet(channel).forget_node(request).await }
-        };
-        let answer: v1::ForgetNodeResponse = self.repeat(repeatable("forget node"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }

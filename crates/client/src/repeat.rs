@@ -70,12 +70,21 @@ impl Subject {
             ) => Verdict::Rotate,
             Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
-            None => judge_by_grpc(refused.grpc, transport),
+            None if refused.reason.is_empty() => judge_by_grpc(refused.grpc, transport),
+            None => judge_unknown(refused),
         }
     }
 }
 
-/// Statuses of proxies, of broken connections and of newer servers.
+/// A refusal whose reason a newer server gave: what it says of repeating is all that is known.
+fn judge_unknown(refused: &Refused) -> Verdict {
+    if refused.retry_after.is_some() {
+        return Verdict::Stay;
+    }
+    if refused.grpc == Code::Unavailable { Verdict::Rotate } else { Verdict::Final }
+}
+
+/// Statuses of proxies and of broken connections, which have no reason.
 fn judge_by_grpc(code: Code, transport: bool) -> Verdict {
     match code {
         Code::Unavailable | Code::DeadlineExceeded => Verdict::Rotate,
@@ -388,7 +397,9 @@ impl Client {
 mod tests {
     use super::*;
     use muster_types::Refusal;
-    use muster_wire::status::to_status;
+    use muster_wire::status::{ERROR_DOMAIN, METADATA_LEADER_ENDPOINT, to_status};
+    use std::collections::HashMap;
+    use tonic_types::{ErrorDetails, StatusExt};
 
     fn judge(code: RefusalCode) -> Verdict {
         let subject = Subject { operation: "test", request_id: None, names_log_index: false };
@@ -413,6 +424,86 @@ mod tests {
                 RefusalCode::TrafficRefused
             ]
         );
+    }
+
+    /// A line of the table: what the client does about a status.
+    fn line(named: &str, status: &Status, names_log_index: bool) -> String {
+        let refused = Refused::from_status(status);
+        let carries: Vec<&str> = [
+            (refused.retry_after.is_some(), "retry_info"),
+            (refused.leader_endpoint().is_some(), "leader"),
+            (names_log_index, "position"),
+        ]
+        .into_iter()
+        .filter_map(|(does, name)| does.then_some(name))
+        .collect();
+        let with = if carries.is_empty() { "-".to_owned() } else { carries.join("+") };
+        let subject = Subject { operation: "test", request_id: None, names_log_index };
+        let verdict = match subject.judge(&refused, false) {
+            Verdict::Final => "final",
+            Verdict::Stay => "stay",
+            Verdict::Rotate => "rotate",
+            Verdict::Follow(_) => "follow",
+        };
+        format!("{named} {} {with} {verdict}\n", grpc_name(status.code()))
+    }
+
+    fn grpc_name(code: Code) -> String {
+        let words = format!("{code:?}");
+        let mut name = String::new();
+        for (at, letter) in words.char_indices() {
+            if at > 0 && letter.is_uppercase() {
+                name.push('_');
+            }
+            name.push(letter.to_ascii_uppercase());
+        }
+        name
+    }
+
+    /// A refusal with a reason that this release does not have.
+    fn unknown(code: Code, retry: Option<Duration>) -> Status {
+        let mut details = ErrorDetails::new();
+        details.set_error_info("OF_A_NEWER_SERVER", ERROR_DOMAIN, HashMap::new());
+        if retry.is_some() {
+            details.set_retry_info(retry);
+        }
+        Status::with_error_details(code, "why", details)
+    }
+
+    #[test]
+    fn the_table_of_both_sdks_says_what_this_one_does() {
+        let mut table = String::new();
+        for code in RefusalCode::ALL {
+            table += &line(code.name(), &to_status(&Refusal::new(*code, "why")), false);
+        }
+        let leader = Refusal::new(RefusalCode::NotLeader, "why").with(METADATA_LEADER_ENDPOINT, "http://c:3");
+        table += &line("NOT_LEADER", &to_status(&leader), false);
+        let ahead = Refusal::new(RefusalCode::ResumeTokenInvalid, "why");
+        table += &line("RESUME_TOKEN_INVALID", &to_status(&ahead), true);
+        let codes = [
+            Code::Unavailable,
+            Code::ResourceExhausted,
+            Code::DeadlineExceeded,
+            Code::FailedPrecondition,
+            Code::Internal,
+            Code::Unimplemented,
+        ];
+        for code in codes {
+            table += &line("?", &unknown(code, None), false);
+            table += &line("?", &unknown(code, Some(Duration::from_secs(1))), false);
+            // A client cannot tell an INTERNAL of a proxy from a broken connection.
+            if code != Code::Internal {
+                table += &line("-", &Status::new(code, "why"), false);
+            }
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/retries.txt");
+        let kept = std::fs::read_to_string(path).expect("the table is there");
+        let head: String = kept.split_inclusive('\n').filter(|line| line.starts_with('#')).collect();
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(path, format!("{head}{table}")).expect("the table can be written");
+        } else {
+            assert_eq!(kept, format!("{head}{table}"));
+        }
     }
 
     #[test]

@@ -108,6 +108,8 @@ pub enum Command {
     },
     /// A lost node will not come back: what it had is not counted with any more.
     ForgetNode {
+        /// By which request; none from a client that gave no id.
+        request: Option<RequestId>,
         /// Which.
         node: NodeId,
     },
@@ -270,7 +272,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
     match command {
         Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
         Command::Recover { generation } => cluster::recover(speculation, *generation),
-        Command::ForgetNode { node } => node::forget(speculation, *node),
+        Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
         Command::Submit { request, jobs } => submit(speculation, *request, jobs),
         Command::Cancel { request, job } => cancel(speculation, *request, *job),
         Command::SetCordon { request, node, cordoned } => cordon(speculation, *request, *node, *cordoned),
@@ -334,6 +336,7 @@ pub(crate) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
         }
         RequestAnswer::CancelRequested { .. }
         | RequestAnswer::CordonSet { .. }
+        | RequestAnswer::NodeForgotten { .. }
         | RequestAnswer::RestrictionSet { .. }
         | RequestAnswer::HealthPolicySet
         | RequestAnswer::Done

@@ -4,15 +4,15 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_journal::{Decision, NodeLostCause, RankUpdate};
+use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
     DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeDraft, NodeId, NodeSpec, Refusal,
-    RefusalCode, Violation, limits,
+    RefusalCode, RequestId, Violation, limits,
 };
 
 use crate::admission;
-use crate::command::Answer;
+use crate::command::{Answer, repeated};
 use crate::job::{settle, settle_many};
 use crate::network;
 use crate::speculation::Speculation;
@@ -140,8 +140,18 @@ pub(crate) fn foreign_load(
     Ok(Answer::Done { at })
 }
 
-/// Drops a lost node. Saying it again changes nothing: its id is not given again.
-pub(crate) fn forget(speculation: &mut Speculation, node: NodeId) -> Result<Answer, Refusal> {
+/// Drops a lost node. Repeating that changes nothing: the id is never given again, and the request is remembered.
+pub(crate) fn forget(
+    speculation: &mut Speculation,
+    request: Option<RequestId>,
+    node: NodeId,
+) -> Result<Answer, Refusal> {
+    let request = request.map(|id| RequestKey { id, fingerprint: hash(&("forget", node)) });
+    if let Some(key) = request
+        && let Some(answer) = repeated(speculation, key)?
+    {
+        return Ok(answer);
+    }
     let state = speculation.state();
     let Some(row) = state.node(node) else {
         if node.0 < state.nodes_registered() {
@@ -150,7 +160,11 @@ pub(crate) fn forget(speculation: &mut Speculation, node: NodeId) -> Result<Answ
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
     };
     let name = row.spec.name.clone();
-    let decision = Decision::NodeForgotten { node };
+    let remembered = request.map(|request| Decision::NodeForgottenOnRequest { request, node });
+    // An older format has no word for the request.
+    let decision = remembered
+        .filter(|decision| speculation.can_say(decision))
+        .unwrap_or(Decision::NodeForgotten { node });
     if !speculation.can_say(&decision) {
         let needed = decision.since_format();
         let text = format!(

@@ -566,6 +566,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::LeaderStarted
         | Decision::FormatRaised { .. }
         | Decision::NodeForgotten { .. }
+        | Decision::NodeForgottenOnRequest { .. }
         | Decision::HealthPolicySet { .. }
         | Decision::NodeAdmissionSet { .. }
         | Decision::NodeApprovalSet { .. }

@@ -283,8 +283,9 @@ impl<G: Environment> Engine<G> {
         self.inner.facts.send_modify(update);
     }
 
-    /// Whether this replica's disk has too little room for new work.
-    fn lacks_room(&self) -> bool {
+    /// Whether this replica's disk has too little room for new work: then submissions are refused here.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
         let reports = self.inner.consensus.peer_reports();
         let reports = reports.borrow();
         reports.get(&self.inner.info.replica).is_some_and(|report| report.storage.space != Space::Enough)

@@ -117,7 +117,7 @@ impl Observer for EventMaker {
     fn before(&mut self, state: &State, decision: &Decision) {
         let node = match decision {
             Decision::NodeRegistered { spec, .. } => state.node_named(&spec.name),
-            Decision::NodeForgotten { node } => Some(*node),
+            Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => Some(*node),
             _ => None,
         };
         self.node_before = node.and_then(|node| state.node(node)).map(|row| Arc::clone(&row.spec));

@@ -281,7 +281,9 @@ impl Replicated {
                 }
             }
             Decision::SessionResumed { node, .. } => self.shared.contacts().opened(*node, leadership),
-            Decision::NodeLost { node, .. } | Decision::NodeForgotten { node } => {
+            Decision::NodeLost { node, .. }
+            | Decision::NodeForgotten { node }
+            | Decision::NodeForgottenOnRequest { node, .. } => {
                 self.shared.contacts().lost(*node);
             }
             _ => {}

@@ -29,7 +29,7 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
 /// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
 /// | 4 | [`Finding::Network`](muster_types::health::Finding::Network) |
-/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten |
+/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`], [`Decision::NodeForgottenOnRequest`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten |
 pub const FORMAT_MAX: u16 = 5;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -526,6 +526,14 @@ pub enum Decision {
         /// Its incarnation, which stays the same.
         incarnation: u32,
     },
+    /// Input, since format 5: an operator dropped a lost node. Does what [`Decision::NodeForgotten`] does, and the
+    /// request is remembered, so that repeating it does not find the node missing.
+    NodeForgottenOnRequest {
+        /// By which request.
+        request: RequestKey,
+        /// Which.
+        node: NodeId,
+    },
 }
 
 impl StopCause {
@@ -573,7 +581,8 @@ impl Decision {
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
-            | Decision::SessionResumed { .. } => 5,
+            | Decision::SessionResumed { .. }
+            | Decision::NodeForgottenOnRequest { .. } => 5,
             Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
@@ -606,6 +615,7 @@ impl Decision {
             Decision::FormatRaised { .. } => "format_raised",
             Decision::ClusterRecovered { .. } => "cluster_recovered",
             Decision::NodeForgotten { .. } => "node_forgotten",
+            Decision::NodeForgottenOnRequest { .. } => "node_forgotten_on_request",
             Decision::JobContractsSet { .. } => "job_contracts_set",
             Decision::AttemptFailed { .. } => "attempt_failed",
             Decision::SparesTaken { .. } => "spares_taken",

@@ -143,6 +143,10 @@ impl State {
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.fold_revoked(*request, *serial, revocation)
             }
+            Decision::NodeForgottenOnRequest { request, node } => {
+                self.remember(*request, RequestAnswer::NodeForgotten { node: *node });
+                self.fold_forgotten(*node)
+            }
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
         }

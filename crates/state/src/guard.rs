@@ -143,6 +143,10 @@ impl State {
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.check_revocation(*request, *serial, revocation)
             }
+            Decision::NodeForgottenOnRequest { request, node } => {
+                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+                self.check_forgotten(*node)
+            }
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

@@ -263,13 +263,15 @@ async fn wrong_fleet_calls(endpoint: &str) {
     for nobody in ["", "nobody", "node-999", "ü", "a\nb", &"a".repeat(100_000)] {
         let request = v1::GetNodeRequest { node: nobody.to_owned(), read: None };
         assert_refused(fleet.get_node(request).await, NodeNotFound, "");
-        let request =
-            v1::SetNodeCordonRequest { request_id: request_id(), node: nobody.to_owned(), cordoned: true };
-        assert_refused(fleet.set_node_cordon(request).await, NodeNotFound, "");
+        let request = v1::CordonNodeRequest { request_id: request_id(), node: nobody.to_owned() };
+        assert_refused(fleet.cordon_node(request).await, NodeNotFound, "");
+        let request = v1::ForgetNodeRequest { request_id: request_id(), node: nobody.to_owned() };
+        assert_refused(fleet.forget_node(request).await, NodeNotFound, "");
     }
-    let request =
-        v1::SetNodeCordonRequest { request_id: "x".to_owned(), node: "h1".to_owned(), cordoned: true };
-    assert_refused(fleet.set_node_cordon(request).await, InvalidField, "request_id");
+    let request = v1::CordonNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
+    assert_refused(fleet.cordon_node(request).await, InvalidField, "request_id");
+    let request = v1::ForgetNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
+    assert_refused(fleet.forget_node(request).await, InvalidField, "request_id");
     let probe = |nodes: &[&str]| v1::ProbeNodesRequest {
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
     };
@@ -396,9 +398,8 @@ async fn bad_input() {
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let client = cluster.client();
     // A fleet to judge by, on which nothing is placed: then the log stands still by itself.
-    let cordon =
-        v1::SetNodeCordonRequest { request_id: String::new(), node: "h1".to_owned(), cordoned: true };
-    client.set_node_cordon(cordon).await.unwrap();
+    let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
+    client.cordon_node(cordon).await.unwrap();
     let used = changed(|_| ());
     client.submit_job(used.clone()).await.unwrap();
 

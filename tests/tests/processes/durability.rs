@@ -128,9 +128,8 @@ async fn acknowledged_survives_kill_of_all() {
     // A fleet to fit into, so that nothing is refused; cordoned, so that the log holds submissions only.
     let mut agents = Agents::start(&cluster, &["h1"]).await;
     let client = cluster.client();
-    let cordon =
-        v1::SetNodeCordonRequest { request_id: String::new(), node: "h1".to_owned(), cordoned: true };
-    client.set_node_cordon(cordon).await.unwrap();
+    let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
+    client.cordon_node(cordon).await.unwrap();
     agents.kill("h1").await;
 
     let ledger =

@@ -97,16 +97,13 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
             client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
         }
     };
-    let cordon = |node: &str, cordoned| v1::SetNodeCordonRequest {
-        request_id: String::new(),
-        node: node.to_owned(),
-        cordoned,
-    };
-    client.set_node_cordon(cordon(SLOW, true)).await.unwrap();
+    let cordon = v1::CordonNodeRequest { node: SLOW.to_owned(), ..Default::default() };
+    client.cordon_node(cordon).await.unwrap();
     let id = submit(gang(&evidence, 2)).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
-    client.set_node_cordon(cordon(SLOW, false)).await.unwrap();
+    let uncordon = v1::UncordonNodeRequest { node: SLOW.to_owned(), ..Default::default() };
+    client.uncordon_node(uncordon).await.unwrap();
 
     // One that needs all three does not: no worker of it ever runs, and the job says on which node that was.
     let mut spec = gang(&evidence, 3);

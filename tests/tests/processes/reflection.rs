@@ -95,12 +95,22 @@ async fn reflection_and_health() {
     let leader = cluster.leader().await;
     for at in 0..3 {
         let wanted = if at == leader { ServingStatus::Serving } else { ServingStatus::NotServing };
-        health_becomes(&channel(&cluster, at).await, "muster.leader", wanted).await;
+        let channel = channel(&cluster, at).await;
+        health_becomes(&channel, "muster.leader", wanted).await;
+        // A follower passes writes on.
+        health_becomes(&channel, "muster.write", ServingStatus::Serving).await;
+        health_becomes(&channel, "muster.read", ServingStatus::Serving).await;
     }
     cluster.kill(leader).await;
     let next = cluster.leader().await;
     assert_ne!(next, leader);
     health_becomes(&channel(&cluster, next).await, "muster.leader", ServingStatus::Serving).await;
+    // One of three answers reads from its state, and can have nothing written.
+    cluster.kill(next).await;
+    let last = (0..3).find(|at| ![leader, next].contains(at)).expect("one of three is left");
+    let channel = channel(&cluster, last).await;
+    health_becomes(&channel, "muster.write", ServingStatus::NotServing).await;
+    health_becomes(&channel, "muster.read", ServingStatus::Serving).await;
     cluster.restart_all().await;
     cluster.assert_digests_agree().await;
 }

@@ -167,12 +167,12 @@ async fn impostors(cluster: &Cluster, certified: &Certified, leader: usize) {
     let of_ada = channel_of(certified.security("client", "ada")).await;
     let messages = tokio_stream::once(registration(node("h1"), &format!("{:032x}", 7)));
     assert_denied(&NodeServiceClient::new(of_ada.clone()).session(messages).await.map(drop).unwrap_err());
-    let mut request = tonic::Request::new(v1::SetNodeCordonRequest::default());
+    let mut request = tonic::Request::new(v1::CordonNodeRequest::default());
     let root = format!("spiffe://{}/admin/root", cluster.id);
     request.metadata_mut().insert("muster-principal", root.parse().unwrap());
     request.metadata_mut().insert("muster-forwarded", "1".parse().unwrap());
     let mut fleet = v1::fleet_service_client::FleetServiceClient::new(of_ada);
-    assert_denied(&fleet.set_node_cordon(request).await.unwrap_err());
+    assert_denied(&fleet.cordon_node(request).await.unwrap_err());
 
     let target = ReplicaId(cluster.replicas[leader].id);
     let peer_address = cluster.replicas[leader].peer.to_string();
@@ -345,12 +345,12 @@ async fn a_cluster_with_certificates() {
     }
 
     // The load is about calls, not about work.
-    let cordon =
-        |cordoned| v1::SetNodeCordonRequest { node: "h1".to_owned(), cordoned, ..Default::default() };
-    cluster.client().set_node_cordon(cordon(true)).await.expect("an operator may");
+    let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
+    cluster.client().cordon_node(cordon).await.expect("an operator may");
     rotate_under_load(&cluster, &certified, &endpoints, &tls, &home).await;
     assert!(admin.reload().expect("it was issued anew"));
-    cluster.client().set_node_cordon(cordon(false)).await.expect("an operator may");
+    let uncordon = v1::UncordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
+    cluster.client().uncordon_node(uncordon).await.expect("an operator may");
 
     // What the old authority has signed opens nothing any more, and what it held open is closed.
     let submitted = ada.submit_job(submission("after")).await.expect("a client may submit");

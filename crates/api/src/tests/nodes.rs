@@ -1,7 +1,7 @@
 //! Watches of nodes.
 
 use muster_decider::Command;
-use muster_types::NodeId;
+use muster_types::{Name, NodeId};
 use muster_wire::v1::watch_nodes_response::Event;
 
 use super::*;
@@ -20,10 +20,18 @@ impl Served {
     /// The index behind which the node is so.
     async fn cordon(&self, number: u32, cordoned: bool) -> u64 {
         let request_id = format!("00000000-0000-4000-9000-{number:012}");
-        let request = v1::SetNodeCordonRequest { request_id, node: "h1".to_owned(), cordoned };
+        let node = "h1".to_owned();
         let mut fleet = FleetServiceClient::new(self.channel.clone());
-        let answer = guarded("a cordon", fleet.set_node_cordon(request)).await.expect("it is taken");
-        answer.into_inner().freshness.expect("it says").log_index
+        let freshness = if cordoned {
+            let request = v1::CordonNodeRequest { request_id, node };
+            let answer = guarded("a cordon", fleet.cordon_node(request)).await.expect("it is taken");
+            answer.into_inner().freshness
+        } else {
+            let request = v1::UncordonNodeRequest { request_id, node };
+            let answer = guarded("its end", fleet.uncordon_node(request)).await.expect("it is taken");
+            answer.into_inner().freshness
+        };
+        freshness.expect("it says").log_index
     }
 
     async fn run(&self, command: Command) -> u64 {
@@ -114,7 +122,7 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
     let node = NodeId(0);
     served.run(Command::RaiseFormat { format: muster_journal::FORMAT_MAX }).await;
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
-    let last = served.run(Command::ForgetNode { node }).await;
+    let last = served.run(Command::ForgetNode { request: None, node }).await;
     // The session may have been over before the watch began; then the present says so.
     let mut seen = up_to(&mut here, last).await;
     assert_eq!(seen.pop().and_then(|event| event.event), Some(Event::Forgotten(node.to_string())));
@@ -153,65 +161,75 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     let (_send, _session) = served.agent().await;
     let mut fleet = FleetServiceClient::new(served.channel.clone());
     let id = |n: u32| format!("00000000-0000-4000-9100-{n:012}");
-    let drain = |n, node: &str, deadline_ms| v1::SetNodeDrainRequest {
+    let drain = |n, node: &str, stop_after_ms| v1::DrainNodeRequest {
         request_id: id(n),
         node: node.into(),
-        drained: true,
-        deadline_ms,
+        stop_after_ms,
     };
     let reason = |answer: Status| Refused::from_status(&answer).code;
-    let early = fleet.set_node_drain(drain(1, "h1", None)).await.unwrap_err();
+    let early = fleet.drain_node(drain(1, "h1", None)).await.unwrap_err();
     assert_eq!(reason(early), Some(RefusalCode::FormatNotActive));
     served.run(Command::RaiseFormat { format: 3 }).await;
 
     for (request, expected) in [
         (drain(2, "h9", None), RefusalCode::NodeNotFound),
         (drain(3, "h1", Some(u64::MAX)), RefusalCode::InvalidField),
-        (
-            v1::SetNodeDrainRequest { request_id: "x".into(), ..drain(4, "h1", None) },
-            RefusalCode::InvalidField,
-        ),
+        (v1::DrainNodeRequest { request_id: "x".into(), ..drain(4, "h1", None) }, RefusalCode::InvalidField),
     ] {
-        let refused = fleet.set_node_drain(request).await.unwrap_err();
+        let refused = fleet.drain_node(request).await.unwrap_err();
         assert_eq!(reason(refused), Some(expected));
     }
-    let drained = fleet.set_node_drain(drain(5, "h1", Some(60_000))).await.unwrap().into_inner();
+    let drained = fleet.drain_node(drain(5, "h1", Some(60_000))).await.unwrap().into_inner();
     let restriction = drained.node.unwrap().restriction.unwrap();
     let drain = restriction.drain.unwrap();
     assert_eq!((drain.cause.as_str(), drain.deadline_ms), ("operator", Some(drain.since_ms + 60_000)));
 
-    let quarantine = |n, reason: &str| v1::SetNodeQuarantineRequest {
+    let quarantine = |n, reason: &str| v1::QuarantineNodeRequest {
         request_id: id(n),
         node: "h1".into(),
-        reason: Some(reason.into()),
+        reason: reason.into(),
     };
     for (n, bad) in [(6, String::new()), (7, "x".repeat(513))] {
-        let refused = fleet.set_node_quarantine(quarantine(n, &bad)).await.unwrap_err();
+        let refused = fleet.quarantine_node(quarantine(n, &bad)).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::InvalidField));
     }
-    assert!(fleet.set_node_quarantine(quarantine(8, "odd")).await.is_ok());
+    assert!(fleet.quarantine_node(quarantine(8, "odd")).await.is_ok());
 
-    use v1::set_node_repair_request::Step;
-    let repair = |n, step| v1::SetNodeRepairRequest { request_id: id(n), node: "h1".into(), step };
-    let begin = |action: &str, devices| {
-        Some(Step::Begin(v1::BeginNodeRepair { action: action.into(), devices, deadline_ms: None }))
+    let begin = |n, action: &str, devices| v1::BeginNodeRepairRequest {
+        request_id: id(n),
+        node: "h1".into(),
+        action: action.into(),
+        devices,
+        stop_after_ms: None,
     };
-    for (n, step, expected) in [
-        (10, None, RefusalCode::InvalidField),
-        (11, Some(Step::Done(false)), RefusalCode::InvalidField),
-        (12, begin("dance", vec![]), RefusalCode::InvalidField),
-        (13, begin("cordon", vec![]), RefusalCode::InvalidField),
-        (14, begin("", vec![64]), RefusalCode::InvalidField),
-        (15, begin("", vec![63]), RefusalCode::InvalidField),
-        (16, Some(Step::Failed("why".into())), RefusalCode::RepairNotBegun),
+    for (n, action, devices) in
+        [(12, "dance", vec![]), (13, "cordon", vec![]), (14, "", vec![64]), (15, "", vec![63])]
+    {
+        let refused = fleet.begin_node_repair(begin(n, action, devices)).await.unwrap_err();
+        assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "request {n}");
+    }
+    let finish = |n, outcome: v1::RepairOutcome, detail: &str| v1::FinishNodeRepairRequest {
+        request_id: id(n),
+        node: "h1".into(),
+        outcome: outcome.into(),
+        detail: detail.into(),
+    };
+    use v1::RepairOutcome as Repair;
+    for (n, outcome, detail, expected) in [
+        (10, Repair::Unspecified, "", RefusalCode::InvalidField),
+        (11, Repair::Done, "why", RefusalCode::InvalidField),
+        (16, Repair::Failed, "why", RefusalCode::RepairNotBegun),
     ] {
-        let refused = fleet.set_node_repair(repair(n, step)).await.unwrap_err();
+        let refused = fleet.finish_node_repair(finish(n, outcome, detail)).await.unwrap_err();
         assert_eq!(reason(refused), Some(expected), "request {n}");
     }
-    let begun = fleet.set_node_repair(repair(17, begin("reset-gpu", vec![3]))).await.unwrap().into_inner();
+    let unknown = v1::FinishNodeRepairRequest { outcome: 99, ..finish(19, Repair::Done, "") };
+    let refused = fleet.finish_node_repair(unknown).await.unwrap_err();
+    assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "an outcome of a newer release");
+    let begun = fleet.begin_node_repair(begin(17, "reset-gpu", vec![3])).await.unwrap().into_inner();
     let repairing = begun.node.unwrap().restriction.unwrap().repair.unwrap();
     assert_eq!((repairing.action.as_str(), repairing.devices.as_slice()), ("reset-gpu", [3].as_slice()));
-    assert!(fleet.set_node_repair(repair(18, Some(Step::Done(true)))).await.is_ok());
+    assert!(fleet.finish_node_repair(finish(18, Repair::Done, "")).await.is_ok());
 
     let policy = fleet.get_health_policy(v1::GetHealthPolicyRequest::default()).await.unwrap().into_inner();
     assert_eq!((policy.version, policy.policy.as_ref().unwrap().xids[&79].as_str()), (0, "reboot-node"));
@@ -230,4 +248,57 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         assert_eq!(reason(refused), Some(expected));
     }
     assert!(fleet.set_health_policy(set(23, policy.policy, Some(0))).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
+    let served = Served::start().await;
+    let first = served.agent_of("h1", 7).await;
+    let id = served.engine.view().node_named(&Name::literal("h1")).expect("it has registered").to_string();
+    let second = served.agent_of(&id, 8).await;
+    let mut fleet = FleetServiceClient::new(served.channel.clone());
+    let request_id = "00000000-0000-4000-9300-000000000001".to_owned();
+    let cordon = v1::CordonNodeRequest { request_id, node: id.clone() };
+    let cordoned = fleet.cordon_node(cordon).await.expect("a node has that name").into_inner();
+    let description = cordoned.node.and_then(|node| node.description).expect("it is described");
+    assert_eq!(description.name, id, "the host that is named so, and not the one whose id that is");
+    let read = v1::GetNodeRequest { node: "h1".to_owned(), read: None };
+    let other = fleet.get_node(read).await.expect("it is known").into_inner();
+    assert!(!other.node.expect("it is there").cordoned);
+    drop((first, second));
+}
+
+#[tokio::test]
+async fn a_node_is_forgotten_once_however_often_that_is_asked() {
+    let served = Served::start().await;
+    let mut fleet = FleetServiceClient::new(served.channel.clone());
+    let (send, session) = served.agent().await;
+    let node = served.engine.view().node_named(&Name::literal("h1")).expect("it has registered");
+    drop((send, session));
+    served.run(Command::RaiseFormat { format: 5 }).await;
+    served.run(Command::SessionOver { node, incarnation: 1 }).await;
+    let forget = |n: u32, node: &str| v1::ForgetNodeRequest {
+        request_id: if n == 0 { String::new() } else { format!("00000000-0000-4000-9200-{n:012}") },
+        node: node.into(),
+    };
+    let reason = |answer: Status| Refused::from_status(&answer).code;
+    let bad = v1::ForgetNodeRequest { request_id: "x".into(), ..forget(1, "h1") };
+    assert_eq!(reason(fleet.forget_node(bad).await.unwrap_err()), Some(RefusalCode::InvalidField));
+    let first = fleet.forget_node(forget(1, "h1")).await.expect("it is lost").into_inner();
+    assert_eq!(first.node_id, node.to_string());
+    let again = fleet.forget_node(forget(1, "h1")).await.expect("its answer is repeated").into_inner();
+    assert_eq!(again.node_id, first.node_id);
+    assert_eq!(
+        again.freshness.map(|freshness| freshness.log_index),
+        first.freshness.map(|freshness| freshness.log_index)
+    );
+    // Its id names no other node, so there is nothing left to do; its name may be another's by now.
+    let by_id = fleet.forget_node(forget(0, &first.node_id)).await.expect("nothing is left to do");
+    assert_eq!(by_id.into_inner().node_id, first.node_id);
+    for request in [forget(0, "h1"), forget(2, "h1"), forget(3, "node-999")] {
+        let refused = fleet.forget_node(request).await.unwrap_err();
+        assert_eq!(reason(refused), Some(RefusalCode::NodeNotFound));
+    }
+    let cordon = v1::CordonNodeRequest { request_id: forget(1, "").request_id, node: "h2".into() };
+    assert_eq!(reason(fleet.cordon_node(cordon).await.unwrap_err()), Some(RefusalCode::NodeNotFound));
 }

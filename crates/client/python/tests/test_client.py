@@ -18,10 +18,16 @@ from muster.options import Endpoints, Options, tls_from_environment
 from muster.v1 import common_pb2, job_pb2
 
 
-def trailers(reason: str, **metadata: str) -> list[tuple[str, str | bytes]]:
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="muster.dev", metadata=metadata))
-    status = status_pb2.Status(details=[detail])
+RETRIES = Path(__file__).resolve().parents[4] / "proto" / "retries.txt"
+
+
+def trailers(reason: str, retry_after_s: int = 0, **metadata: str) -> list[tuple[str, str | bytes]]:
+    details = [any_pb2.Any()]
+    details[0].Pack(error_details_pb2.ErrorInfo(reason=reason, domain="muster.dev", metadata=metadata))
+    if retry_after_s:
+        details.append(any_pb2.Any())
+        details[1].Pack(error_details_pb2.RetryInfo(retry_delay={"seconds": retry_after_s}))
+    status = status_pb2.Status(details=details)
     return [("grpc-status-details-bin", status.SerializeToString())]
 
 
@@ -33,7 +39,8 @@ def trailers(reason: str, **metadata: str) -> list[tuple[str, str | bytes]]:
         ("NOT_LEADER", grpc.StatusCode.UNAVAILABLE, Verdict.ROTATE),
         ("DIVERGED", grpc.StatusCode.UNAVAILABLE, Verdict.ROTATE),
         ("INVALID_FIELD", grpc.StatusCode.INVALID_ARGUMENT, Verdict.FINAL),
-        ("OF_A_NEWER_SERVER", grpc.StatusCode.UNAVAILABLE, Verdict.FINAL),
+        ("OF_A_NEWER_SERVER", grpc.StatusCode.UNAVAILABLE, Verdict.ROTATE),
+        ("OF_A_NEWER_SERVER", grpc.StatusCode.INTERNAL, Verdict.FINAL),
         ("", grpc.StatusCode.UNAVAILABLE, Verdict.ROTATE),
         ("", grpc.StatusCode.UNIMPLEMENTED, Verdict.FINAL),
     ],
@@ -44,6 +51,18 @@ def test_only_what_may_end_differently_is_repeated(
     found = trailers(reason, code="MS-1") if reason else []
     failure = judge("test", code, "why", found, names_log_index=False)
     assert (failure.verdict, failure.refused.reason) == (verdict, reason)
+
+
+def test_refusals_are_judged_as_the_table_says() -> None:
+    lines = [line.split() for line in RETRIES.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(lines) > 50
+    for reason, code, carries, verdict in lines:
+        extras = carries.split("+")
+        metadata = {"leader_endpoint": "http://c:3"} if "leader" in extras else {}
+        named = {"?": "OF_A_NEWER_SERVER", "-": ""}.get(reason, reason)
+        found = trailers(named, 1 if "retry_info" in extras else 0, **metadata) if named else []
+        failure = judge("t", grpc.StatusCode[code], "", found, names_log_index="position" in extras)
+        assert failure.verdict.value == verdict, (reason, code, carries)
 
 
 def test_a_position_that_is_not_reached_is_asked_for_elsewhere() -> None:

@@ -248,7 +248,7 @@ fn scenario(format: u16) -> Vec<Round> {
         run.register(node_spec("gone", "eu", "c2", Some(accelerators("h100", 8))), 7);
         let node = run.speculation.state().node_named(&name("gone")).unwrap();
         handle(&mut run.speculation, &Command::SessionOver { node, incarnation: 1 }).unwrap();
-        handle(&mut run.speculation, &Command::ForgetNode { node }).unwrap();
+        handle(&mut run.speculation, &Command::ForgetNode { request: None, node }).unwrap();
         run.end_round(10);
     }
     if format >= 3 {

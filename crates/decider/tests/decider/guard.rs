@@ -221,6 +221,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         ),
         (E::WorkersRemain, Decision::JobFinished { job: starting, outcome: Outcome::Succeeded }),
         (E::Format, Decision::NodeForgotten { node: NodeId(2) }),
+        (E::Format, Decision::NodeForgottenOnRequest { request: key(9), node: NodeId(2) }),
         (E::Format, Decision::FormatRaised { format: 1 }),
         (E::Format, Decision::FormatRaised { format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),

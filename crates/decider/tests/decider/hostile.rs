@@ -99,6 +99,7 @@ fn variant(decision: &Decision) -> usize {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
+        "node_forgotten_on_request",
         "job_contracts_set",
         "attempt_failed",
         "spares_taken",
@@ -287,6 +288,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
+        43 => Decision::NodeForgottenOnRequest { request: key, node },
         _ => Decision::NodeForgotten { node },
     }
 }

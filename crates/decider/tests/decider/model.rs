@@ -493,7 +493,7 @@ impl Model {
             handle(&mut self.speculation, &Command::RaiseFormat { format }).expect("a known format");
         }
         let Some(node) = self.any_node() else { return };
-        let answer = handle(&mut self.speculation, &Command::ForgetNode { node });
+        let answer = handle(&mut self.speculation, &Command::ForgetNode { request: None, node });
         if answer.is_ok() {
             assert!(self.speculation.state().node(node).is_none(), "what is forgotten is gone");
         }

@@ -159,7 +159,7 @@ impl World {
             }
             "forget" => {
                 let node = self.node_id(rest[0]);
-                self.carry_out(&Command::ForgetNode { node })
+                self.carry_out(&Command::ForgetNode { request: None, node })
             }
             "format" => self.carry_out(&Command::RaiseFormat { format: rest[0].parse().unwrap() }),
             "recover" => self.carry_out(&Command::Recover { generation: rest[0].parse().unwrap() }),
@@ -757,7 +757,9 @@ impl World {
             | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
             Decision::FormatRaised { format } => format!(" {format}"),
             Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
-            Decision::NodeForgotten { node } => format!(" {node}"),
+            Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => {
+                format!(" {node}")
+            }
             Decision::JobContractsSet { contracts } => {
                 contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
             }

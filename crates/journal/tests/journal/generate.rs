@@ -378,6 +378,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
         any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
+        (request(), any::<u32>())
+            .prop_map(|(request, node)| Decision::NodeForgottenOnRequest { request, node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         failed(),
         (job(), token(), vec((any::<u32>(), slot()), 0..3))

@@ -130,7 +130,7 @@ async fn forget(
     let mut ids = Vec::with_capacity(names.len());
     let mut log_index = None;
     for node in names {
-        let answer = client.forget_node(v1::ForgetNodeRequest { node }).await?;
+        let answer = client.forget_node(v1::ForgetNodeRequest { node, ..Default::default() }).await?;
         log_index = answer.freshness.map(|f| f.log_index);
         ids.push(answer.node_id);
     }
@@ -262,16 +262,40 @@ async fn cordon(
     names: Vec<String>,
     cordoned: bool,
 ) -> Result<Exit, Failure> {
-    let mut nodes = Vec::with_capacity(names.len());
-    let mut log_index = None;
+    let mut changed = Changed::default();
     for node in names {
-        let request = v1::SetNodeCordonRequest { request_id: String::new(), node, cordoned };
-        let answer = client.set_node_cordon(request).await?;
-        log_index = answer.freshness.map(|f| f.log_index);
-        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+        if cordoned {
+            let request = v1::CordonNodeRequest { node, ..Default::default() };
+            let answer = client.cordon_node(request).await?;
+            changed.note(answer.node, answer.freshness);
+        } else {
+            let request = v1::UncordonNodeRequest { node, ..Default::default() };
+            let answer = client.uncordon_node(request).await?;
+            changed.note(answer.node, answer.freshness);
+        }
     }
-    print_nodes(console, log_index, nodes)?;
-    Ok(Exit::Ok)
+    changed.print(console)
+}
+
+/// Nodes as they are after a command has changed them.
+#[derive(Default)]
+pub(super) struct Changed {
+    nodes: Vec<view::Node>,
+    log_index: Option<u64>,
+}
+
+impl Changed {
+    /// One more, as the answer has it.
+    pub(super) fn note(&mut self, node: Option<v1::Node>, freshness: Option<v1::Freshness>) {
+        self.log_index = freshness.map(|freshness| freshness.log_index);
+        self.nodes.push(view::Node::from(node.unwrap_or_default()));
+    }
+
+    /// Shows all of them.
+    pub(super) fn print(self, console: &Console) -> Result<Exit, Failure> {
+        print_nodes(console, self.log_index, self.nodes)?;
+        Ok(Exit::Ok)
+    }
 }
 
 pub(super) fn print_nodes(

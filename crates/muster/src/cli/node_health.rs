@@ -11,7 +11,7 @@ use super::complete;
 use super::consent::{self, Consent};
 use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
-use super::node::print_nodes;
+use super::node::Changed;
 use super::reading::ReadArgs;
 use super::view::{self, Document};
 use crate::manifest::duration_ms;
@@ -275,13 +275,13 @@ pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> 
             if !consent::to_drain(consent, &client, console, &nodes).await? {
                 return Ok(Exit::Ok);
             }
-            drain(&client, console, nodes, true, deadline).await
+            drain(&client, console, nodes, deadline).await
         }
-        HealthCommand::Undrain { nodes } => drain(&global.client().await?, console, nodes, false, None).await,
+        HealthCommand::Undrain { nodes } => cancel_drain(&global.client().await?, console, nodes).await,
         HealthCommand::Quarantine { nodes, reason } => {
-            quarantine(&global.client().await?, console, nodes, Some(reason)).await
+            quarantine(&global.client().await?, console, nodes, reason).await
         }
-        HealthCommand::Release { nodes } => quarantine(&global.client().await?, console, nodes, None).await,
+        HealthCommand::Release { nodes } => release(&global.client().await?, console, nodes).await,
         HealthCommand::Repair(args) => repair(&global.client().await?, console, args).await,
         HealthCommand::Health { node, read } => {
             health(&read.client(global).await?, console, node, &read).await
@@ -299,56 +299,78 @@ async fn drain(
     client: &Client,
     console: &Console,
     names: Vec<String>,
-    drained: bool,
-    deadline_ms: Option<u64>,
+    stop_after_ms: Option<u64>,
 ) -> Result<Exit, Failure> {
-    let mut nodes = Vec::with_capacity(names.len());
-    let mut log_index = None;
+    let mut changed = Changed::default();
     for node in names {
-        let request = v1::SetNodeDrainRequest { request_id: String::new(), node, drained, deadline_ms };
-        let answer = client.set_node_drain(request).await?;
-        log_index = answer.freshness.map(|f| f.log_index);
-        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+        let request = v1::DrainNodeRequest { request_id: String::new(), node, stop_after_ms };
+        let answer = client.drain_node(request).await?;
+        changed.note(answer.node, answer.freshness);
     }
-    print_nodes(console, log_index, nodes)?;
-    Ok(Exit::Ok)
+    changed.print(console)
+}
+
+async fn cancel_drain(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+    let mut changed = Changed::default();
+    for node in names {
+        let request = v1::CancelNodeDrainRequest { node, ..Default::default() };
+        let answer = client.cancel_node_drain(request).await?;
+        changed.note(answer.node, answer.freshness);
+    }
+    changed.print(console)
 }
 
 async fn quarantine(
     client: &Client,
     console: &Console,
     names: Vec<String>,
-    reason: Option<String>,
+    reason: String,
 ) -> Result<Exit, Failure> {
-    let mut nodes = Vec::with_capacity(names.len());
-    let mut log_index = None;
+    let mut changed = Changed::default();
     for node in names {
-        let request =
-            v1::SetNodeQuarantineRequest { request_id: String::new(), node, reason: reason.clone() };
-        let answer = client.set_node_quarantine(request).await?;
-        log_index = answer.freshness.map(|f| f.log_index);
-        nodes.push(view::Node::from(answer.node.unwrap_or_default()));
+        let request = v1::QuarantineNodeRequest { request_id: String::new(), node, reason: reason.clone() };
+        let answer = client.quarantine_node(request).await?;
+        changed.note(answer.node, answer.freshness);
     }
-    print_nodes(console, log_index, nodes)?;
-    Ok(Exit::Ok)
+    changed.print(console)
+}
+
+async fn release(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+    let mut changed = Changed::default();
+    for node in names {
+        let request = v1::ReleaseNodeRequest { node, ..Default::default() };
+        let answer = client.release_node(request).await?;
+        changed.note(answer.node, answer.freshness);
+    }
+    changed.print(console)
 }
 
 async fn repair(client: &Client, console: &Console, args: RepairArgs) -> Result<Exit, Failure> {
-    use v1::set_node_repair_request::Step;
-    let step = match (args.done, args.failed) {
-        (true, _) => Step::Done(true),
-        (false, Some(why)) => Step::Failed(why),
-        (false, None) => Step::Begin(v1::BeginNodeRepair {
+    let mut changed = Changed::default();
+    let request_id = String::new();
+    let node = args.node;
+    let ended = match (args.done, args.failed) {
+        (true, _) => Some((v1::RepairOutcome::Done, String::new())),
+        (false, Some(why)) => Some((v1::RepairOutcome::Failed, why)),
+        (false, None) => None,
+    };
+    if let Some((outcome, detail)) = ended {
+        let outcome = outcome.into();
+        let request = v1::FinishNodeRepairRequest { request_id, node, outcome, detail };
+        let answer = client.finish_node_repair(request).await?;
+        changed.note(answer.node, answer.freshness);
+    } else {
+        let request = v1::BeginNodeRepairRequest {
+            request_id,
+            node,
             action: args.action.unwrap_or_default(),
             devices: args.device,
-            deadline_ms: args.deadline,
-        }),
-    };
-    let request = v1::SetNodeRepairRequest { request_id: String::new(), node: args.node, step: Some(step) };
-    let answer = client.set_node_repair(request).await?;
-    let log_index = answer.freshness.map(|f| f.log_index);
-    print_nodes(console, log_index, vec![view::Node::from(answer.node.unwrap_or_default())])?;
-    Ok(Exit::Ok)
+            stop_after_ms: args.deadline,
+        };
+        let answer = client.begin_node_repair(request).await?;
+        changed.note(answer.node, answer.freshness);
+    }
+    changed.print(console)
 }
 
 async fn health(client: &Client, console: &Console, node: String, read: &ReadArgs) -> Result<Exit, Failure> {

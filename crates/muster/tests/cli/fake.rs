@@ -580,51 +580,100 @@ impl FleetService for Service {
         Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))
     }
 
-    async fn set_node_cordon(
+    async fn cordon_node(
         &self,
-        request: Request<v1::SetNodeCordonRequest>,
-    ) -> Result<Response<v1::SetNodeCordonResponse>, Status> {
+        request: Request<v1::CordonNodeRequest>,
+    ) -> Result<Response<v1::CordonNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().cordoned.push(format!("{}={}", request.node, request.cordoned));
-        Ok(Response::new(v1::SetNodeCordonResponse {
-            node: Some(node(&request.node, request.cordoned)),
-            freshness: freshness(),
-        }))
+        self.book.lock().unwrap().cordoned.push(format!("{}=true", request.node));
+        let node = Some(node(&request.node, true));
+        Ok(Response::new(v1::CordonNodeResponse { node, freshness: freshness() }))
     }
 
-    async fn set_node_drain(
+    async fn uncordon_node(
         &self,
-        request: Request<v1::SetNodeDrainRequest>,
-    ) -> Result<Response<v1::SetNodeDrainResponse>, Status> {
+        request: Request<v1::UncordonNodeRequest>,
+    ) -> Result<Response<v1::UncordonNodeResponse>, Status> {
         let request = request.into_inner();
-        let word = format!("{} drained={} {:?}", request.node, request.drained, request.deadline_ms);
+        self.book.lock().unwrap().cordoned.push(format!("{}=false", request.node));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::UncordonNodeResponse { node, freshness: freshness() }))
+    }
+
+    async fn drain_node(
+        &self,
+        request: Request<v1::DrainNodeRequest>,
+    ) -> Result<Response<v1::DrainNodeResponse>, Status> {
+        let request = request.into_inner();
+        let word = format!("{} drained {:?}", request.node, request.stop_after_ms);
         self.book.lock().unwrap().restricted.push(word);
-        let mut node = node(&request.node, false);
-        if request.drained {
-            let drain = v1::NodeDrain { cause: "operator".into(), ..Default::default() };
-            node.restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
-        }
-        Ok(Response::new(v1::SetNodeDrainResponse { node: Some(node), freshness: freshness() }))
+        let drain = v1::NodeDrain { cause: "operator".into(), ..Default::default() };
+        let restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
+        let node = Some(v1::Node { restriction, ..node(&request.node, false) });
+        Ok(Response::new(v1::DrainNodeResponse { node, freshness: freshness() }))
     }
 
-    async fn set_node_quarantine(
+    async fn cancel_node_drain(
         &self,
-        request: Request<v1::SetNodeQuarantineRequest>,
-    ) -> Result<Response<v1::SetNodeQuarantineResponse>, Status> {
+        request: Request<v1::CancelNodeDrainRequest>,
+    ) -> Result<Response<v1::CancelNodeDrainResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.reason));
+        self.book.lock().unwrap().restricted.push(format!("{} drain ended", request.node));
         let node = Some(node(&request.node, false));
-        Ok(Response::new(v1::SetNodeQuarantineResponse { node, freshness: freshness() }))
+        Ok(Response::new(v1::CancelNodeDrainResponse { node, freshness: freshness() }))
     }
 
-    async fn set_node_repair(
+    async fn quarantine_node(
         &self,
-        request: Request<v1::SetNodeRepairRequest>,
-    ) -> Result<Response<v1::SetNodeRepairResponse>, Status> {
+        request: Request<v1::QuarantineNodeRequest>,
+    ) -> Result<Response<v1::QuarantineNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().restricted.push(format!("{} {:?}", request.node, request.step));
+        self.book
+            .lock()
+            .unwrap()
+            .restricted
+            .push(format!("{} quarantined {:?}", request.node, request.reason));
         let node = Some(node(&request.node, false));
-        Ok(Response::new(v1::SetNodeRepairResponse { node, freshness: freshness() }))
+        Ok(Response::new(v1::QuarantineNodeResponse { node, freshness: freshness() }))
+    }
+
+    async fn release_node(
+        &self,
+        request: Request<v1::ReleaseNodeRequest>,
+    ) -> Result<Response<v1::ReleaseNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!("{} released", request.node));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::ReleaseNodeResponse { node, freshness: freshness() }))
+    }
+
+    async fn begin_node_repair(
+        &self,
+        request: Request<v1::BeginNodeRepairRequest>,
+    ) -> Result<Response<v1::BeginNodeRepairResponse>, Status> {
+        let request = request.into_inner();
+        let word = format!(
+            "{} repair {:?} {:?} {:?}",
+            request.node, request.action, request.devices, request.stop_after_ms
+        );
+        self.book.lock().unwrap().restricted.push(word);
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::BeginNodeRepairResponse { node, freshness: freshness() }))
+    }
+
+    async fn finish_node_repair(
+        &self,
+        request: Request<v1::FinishNodeRepairRequest>,
+    ) -> Result<Response<v1::FinishNodeRepairResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().unwrap().restricted.push(format!(
+            "{} repair {:?} {:?}",
+            request.node,
+            request.outcome(),
+            request.detail
+        ));
+        let node = Some(node(&request.node, false));
+        Ok(Response::new(v1::FinishNodeRepairResponse { node, freshness: freshness() }))
     }
 
     async fn get_health_policy(

@@ -639,11 +639,11 @@ fn nodes_are_drained_quarantined_and_repaired() {
     assert_eq!(muster(&fake, &["node", "repair", "host-0", "--done"]).code, 0);
     assert_eq!(muster(&fake, &["node", "health-policy", "set", "xid-79=inspect"]).out, "48\n");
     let said = fake.book.lock().unwrap().restricted.clone();
-    assert_eq!(said[0], "host-0 drained=true Some(1800000)");
-    assert_eq!(said[1], "host-0 drained=false None");
-    assert_eq!(said[2..4], ["host-0 Some(\"odd\")", "host-0 None"]);
+    assert_eq!(said[0], "host-0 drained Some(1800000)");
+    assert_eq!(said[1], "host-0 drain ended");
+    assert_eq!(said[2..4], ["host-0 quarantined \"odd\"", "host-0 released"]);
     assert!(said[4].contains("reset-gpu") && said[4].contains("[3]"), "{}", said[4]);
-    assert_eq!(said[5], "host-0 Some(Done(true))");
+    assert_eq!(said[5], "host-0 repair Done \"\"");
     assert_eq!(said[6], "xid-79=inspect at Some(7)");
     let shown = muster(&fake, &["node", "health-policy", "show"]);
     assert!(shown.out.contains("xid-79") && shown.out.contains("reboot-node"), "{}", shown.out);

@@ -530,6 +530,11 @@ pub enum RequestAnswer {
         /// How many.
         jobs: u32,
     },
+    /// A lost node was dropped. Since format 5.
+    NodeForgotten {
+        /// Which; its id is never given again.
+        node: NodeId,
+    },
 }
 
 /// A request that was carried out.

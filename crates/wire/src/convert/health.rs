@@ -249,22 +249,21 @@ pub fn health_policy_to_proto(policy: &HealthPolicy) -> v1::HealthPolicy {
     }
 }
 
-/// What a repair is to do, its devices and its deadline; an empty action is none.
+/// The action of a repair, its devices, and how long work has before it is stopped, in milliseconds; an empty action is none.
 ///
 /// # Errors
 /// Lists every field that breaks a rule.
 pub fn repair_from_proto(
-    at: &str,
-    message: &v1::BeginNodeRepair,
+    message: &v1::BeginNodeRepairRequest,
 ) -> Result<(Option<HealthAction>, DeviceSet, Option<u64>), Vec<Violation>> {
     let mut found = Found::default();
     let action = match message.action.as_str() {
         "" => None,
-        text => found.take(health_action_from_text(&below(at, "action"), text)),
+        text => found.take(health_action_from_text("action", text)),
     };
-    let devices = found.take(device_set_from_proto(&below(at, "devices"), &message.devices));
+    let devices = found.take(device_set_from_proto("devices", &message.devices));
     if found.is_empty() {
-        Ok((action, devices.unwrap_or_default(), message.deadline_ms))
+        Ok((action, devices.unwrap_or_default(), message.stop_after_ms))
     } else {
         Err(found.into_violations())
     }

@@ -364,19 +364,18 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
             let mut admin = ClusterAdminServiceClient::new(channel.clone());
             let cancel = v1::CancelJobRequest { request_id: request_id(), job_id: victim.to_owned() };
             note("the job", refused(jobs.cancel_job(cancel).await));
-            note("the node", refused(fleet.forget_node(v1::ForgetNodeRequest { node: node() }).await));
-            let cordon = v1::SetNodeCordonRequest { request_id: request_id(), node: node(), cordoned: true };
-            note("its place in the fleet", refused(fleet.set_node_cordon(cordon).await));
-            let drain = v1::SetNodeDrainRequest {
+            let forget = v1::ForgetNodeRequest { request_id: request_id(), node: node() };
+            note("the node", refused(fleet.forget_node(forget).await));
+            let cordon = v1::CordonNodeRequest { request_id: request_id(), node: node() };
+            note("its place in the fleet", refused(fleet.cordon_node(cordon).await));
+            let drain = v1::DrainNodeRequest { request_id: request_id(), node: node(), ..Default::default() };
+            note("its work", refused(fleet.drain_node(drain).await));
+            let quarantine = v1::QuarantineNodeRequest {
                 request_id: request_id(),
                 node: node(),
-                drained: true,
-                ..Default::default()
+                reason: "an attack".to_owned(),
             };
-            note("its work", refused(fleet.set_node_drain(drain).await));
-            let quarantine =
-                v1::SetNodeQuarantineRequest { request_id: request_id(), node: node(), ..Default::default() };
-            note("its trust", refused(fleet.set_node_quarantine(quarantine).await));
+            note("its trust", refused(fleet.quarantine_node(quarantine).await));
             let rejected = Some(v1::set_node_approval_request::Approval::Reject(true));
             let reject =
                 v1::SetNodeApprovalRequest { request_id: request_id(), name: node(), approval: rejected };

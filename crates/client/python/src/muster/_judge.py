@@ -18,6 +18,8 @@ _DETAILS = "grpc-status-details-bin"
 # Refusals that may end differently: at the same replica a moment later, or at another one.
 _STAY = {"OVERLOADED", "OUTCOME_UNKNOWN", "STORAGE_FULL", "CLUSTER_RECOVERING"}
 _ROTATE = {"DIVERGED", "TOO_STALE", "READ_UNCONFIRMED", "TRAFFIC_REFUSED"}
+# These end a call, though they say when things may be different, or that another replica may know better.
+_FINAL = {"STATE_FULL", "MEMBERSHIP_BUSY", "REPLICA_NOT_CAUGHT_UP", "LOGS_UNAVAILABLE", "RESUME_TOKEN_INVALID"}
 _BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 
 
@@ -74,19 +76,27 @@ def judge(
         metadata=metadata,
     )
     leader = metadata.get("leader_endpoint", "")
-    return Failure(_verdict(reason, code, leader, names_log_index), refused, leader, retry_after_s)
+    return Failure(_verdict(refused, code, leader, names_log_index, retry_after_s), refused, leader, retry_after_s)
 
 
-def _verdict(reason: str, code: grpc.StatusCode, leader: str, names_log_index: bool) -> Verdict:
+def _verdict(
+    refused: Refused, code: grpc.StatusCode, leader: str, names_log_index: bool, retry_after_s: float
+) -> Verdict:
+    reason = refused.reason
     if reason == "NOT_LEADER":
         return Verdict.FOLLOW if leader else Verdict.ROTATE
     if reason in _STAY:
         return Verdict.STAY
     if reason in _ROTATE or (reason == "RESUME_TOKEN_INVALID" and names_log_index):
         return Verdict.ROTATE
-    if reason:
+    if reason in _FINAL:
         return Verdict.FINAL
-    # Statuses of proxies, of broken connections and of newer servers: ours always carry a reason.
+    if reason:
+        # A newer server gave it: what it says of repeating is all that is known.
+        if retry_after_s > 0:
+            return Verdict.STAY
+        return Verdict.ROTATE if code == grpc.StatusCode.UNAVAILABLE else Verdict.FINAL
+    # Statuses of proxies and of broken connections: ours always carry a reason.
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or code in _BROKEN:
         return Verdict.ROTATE
     return Verdict.STAY if code == grpc.StatusCode.RESOURCE_EXHAUSTED else Verdict.FINAL

@@ -260,6 +260,17 @@ pub async fn end_at(services: &[(u64, ReplicaDrills)], id: &str) -> Vec<(u64, St
     untold
 }
 
+/// With a reason it begins, without one it ends.
+async fn set_quarantine(client: Client, node: String, reason: Option<String>) -> Result<(), CallError> {
+    let request_id = String::new();
+    match reason {
+        Some(reason) => {
+            client.quarantine_node(v1::QuarantineNodeRequest { request_id, node, reason }).await.map(drop)
+        }
+        None => client.release_node(v1::ReleaseNodeRequest { request_id, node }).await.map(drop),
+    }
+}
+
 async fn set_quarantines(
     client: &Client,
     names: Vec<String>,
@@ -270,13 +281,10 @@ async fn set_quarantines(
     loop {
         while setting.len() < AT_ONCE {
             let Some(node) = names.next() else { break };
-            let request =
-                v1::SetNodeQuarantineRequest { request_id: String::new(), node, reason: reason.clone() };
-            let client = client.clone();
-            setting.spawn(async move { client.set_node_quarantine(request).await });
+            setting.spawn(set_quarantine(client.clone(), node, reason.clone()));
         }
         match setting.join_next().await {
-            Some(Ok(set)) => drop(set?),
+            Some(Ok(set)) => set?,
             // A task ends otherwise only by a panic, which has been reported.
             Some(Err(_)) => {}
             None => return Ok(()),
