@@ -22,7 +22,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 27;
+const VARIANTS: usize = 28;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
