@@ -24,6 +24,7 @@ mod ground;
 mod handover;
 mod leadership;
 mod log_reader;
+mod marks;
 mod membership;
 mod network;
 pub mod offline;
@@ -51,6 +52,7 @@ pub use gate::Gate;
 pub use ground::{Ground, Late, Metrics, PeerError, PeerLink, Peers, Process, Raft, Storage};
 pub use leadership::{Leader, Leadership, LeadershipView};
 pub use log_reader::{LogSlice, ReadLogError};
+pub use marks::{StateMark, StateMarks};
 pub use membership::{
     ChangeOptions, ChangeProgress, ChangeStep, Changed, MEMBERS_MAX, Readmission, VOTER_LAG_ENTRIES_MAX,
 };

@@ -6,6 +6,7 @@
 use crate::config::{Advertise, ConsensusConfig};
 use crate::ground::{Ground, Metrics, PeerLink as _, Peers as _, Storage as _};
 use crate::leadership::LeadershipView;
+use crate::marks::StateMark;
 use crate::membership::MEMBERS_MAX;
 use crate::rejoin::RejoinGate;
 use crate::status::millis;
@@ -46,6 +47,12 @@ pub struct PeerReport {
     pub unix_ms: Option<u64>,
     /// Which founding of the cluster it belongs to, where it knows.
     pub founding: Option<u64>,
+    /// Its storage is in memory, and lost with its machine.
+    pub is_volatile: bool,
+    /// The digest of its state, where it states one.
+    pub state: Option<StateMark>,
+    /// Whether that is another than the leader's behind the same entry.
+    pub has_diverged: bool,
     /// When it said so.
     pub received_at: Instant,
 }
@@ -126,6 +133,9 @@ impl<G: Ground> Describer<G> {
             rejoining: self.rejoin.is_closed(),
             unix_ms: Some(G::unix_ms()),
             founding: founding_of(self.store.founding()),
+            is_volatile: self.advertise.is_volatile,
+            state: self.advertise.marks.last(),
+            has_diverged: false,
             received_at: G::instant(),
         }
     }
@@ -151,6 +161,9 @@ pub(crate) fn to_wire(report: &PeerReport) -> wire::DescribeResponse {
         rejoining: report.rejoining,
         unix_ms: report.unix_ms,
         founding: report.founding,
+        volatile: report.is_volatile,
+        state_entry: report.state.map(|mark| mark.raft_index),
+        state_digest: report.state.map_or(0, |mark| mark.digest),
     }
 }
 
@@ -179,6 +192,9 @@ pub(crate) fn from_wire(message: wire::DescribeResponse, received_at: Instant) -
         rejoining: message.rejoining,
         unix_ms: message.unix_ms,
         founding: message.founding,
+        is_volatile: message.volatile,
+        state: message.state_entry.map(|raft_index| StateMark { raft_index, digest: message.state_digest }),
+        has_diverged: false,
         received_at,
     }
 }
@@ -254,7 +270,11 @@ pub(crate) async fn poll_peers<G: Ground>(
             reports.retain(|id, _| members.iter().any(|(peer, _)| peer == id));
             for (id, report) in answers {
                 // One that does not answer keeps what it last said, with its age.
-                if let Some(report) = report {
+                if let Some(mut report) = report {
+                    let differs = report.state.and_then(|theirs| describer.advertise.marks.differs(theirs));
+                    // Where nothing can be compared, what was seen before stands.
+                    let before = reports.get(&id).is_some_and(|before: &PeerReport| before.has_diverged);
+                    report.has_diverged = differs.unwrap_or(before);
                     reports.insert(id, report);
                 }
             }
