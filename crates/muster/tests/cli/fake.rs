@@ -561,8 +561,8 @@ impl FleetService for Service {
                 node: Some(node("host-0", false)),
                 freshness: freshness(),
             })),
-            "host-9" => {
-                let lost = v1::Node { status: v1::NodeStatus::Lost.into(), ..node("host-9", false) };
+            "host-5" => {
+                let lost = v1::Node { status: v1::NodeStatus::Lost.into(), ..node("host-5", false) };
                 Ok(Response::new(v1::GetNodeResponse { node: Some(lost), freshness: freshness() }))
             }
             _ => Err(refuse(RefusalCode::NodeNotFound, "no such node")),

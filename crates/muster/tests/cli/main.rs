@@ -939,9 +939,9 @@ fn a_client_certificate_says_for_whom_it_is() {
 #[test]
 fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none() {
     let fake = Fake::start();
-    let dry = ["node", "forget", "host-9", "host-0", "--dry-run"];
+    let dry = ["node", "forget", "host-5", "host-0", "--dry-run"];
     let ran = muster(&fake, &dry);
-    let said = "host-9 (node-1) is lost and would be forgotten\n\
+    let said = "host-5 (node-1) is lost and would be forgotten\n\
                 host-0 (node-1) is not lost: that would be refused\n";
     assert_eq!((ran.code, ran.out.as_str()), (0, said), "{}", ran.err);
     let json = muster(&fake, &[&dry[..], &["-o", "json"]].concat());
@@ -954,10 +954,10 @@ fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none
     assert!(fake.book.lock().unwrap().forgotten.is_empty(), "a look changes nothing");
 
     // For real: what was forgotten before a refusal is printed as well.
-    let ran = muster(&fake, &["node", "forget", "host-9", "host-0", "host-8"]);
+    let ran = muster(&fake, &["node", "forget", "host-5", "host-0", "host-8"]);
     assert!(ran.code != 0 && ran.err.contains("NODE_IN_USE"), "{} {}", ran.code, ran.err);
-    assert_eq!(ran.out, "node-of-host-9\n");
-    assert_eq!(fake.book.lock().unwrap().forgotten, ["host-9"]);
+    assert_eq!(ran.out, "node-of-host-5\n");
+    assert_eq!(fake.book.lock().unwrap().forgotten, ["host-5"]);
 }
 
 #[test]
