@@ -26,7 +26,7 @@ pub fn command(program: &Path, log: &Path, args: &[&str]) -> Result<Command> {
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")
         // The consensus library tells of every vote; what Muster says of elections is enough.
-        .env("MUSTER_LOG", "info,openraft=warn,openraft::raft::stream_append=off")
+        .env("MUSTER_LOG", "info,openraft=warn")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file);
@@ -71,20 +71,41 @@ impl LogMark {
     }
 }
 
-/// What the consensus library says of a peer's message to a replica that is being stopped, as it was told to be.
-const STOPPING: &str = "failed to send RaftMsg to RaftCore";
+/// What the consensus library says of a message to a replica that is being stopped, as it was told to be.
+const OF_STOPPING: [&str; 2] = ["failed to send RaftMsg to RaftCore", "stream_append: RaftCore stopped"];
+/// What a replica says when it was told to stop, and when it serves.
+const STOPS: &str = "the replica was told to stop";
+const SERVES: &str = "replica serves";
 
-/// Lines that no process may write, whatever is done to it: of panics, and of errors that nothing handles.
+/// Lines that no process may write, whatever is done to it: of panics, and of errors that nothing handles. What the
+/// consensus library says of a replica's end is one, unless that replica has said that it was told to stop.
 #[must_use]
 pub fn complaints(text: &str) -> Vec<String> {
-    let complains =
-        |line: &&str| line.contains("panicked at") || (line.contains(" ERROR ") && !line.contains(STOPPING));
-    text.lines().filter(complains).map(str::to_owned).collect()
+    let mut stops = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        stops = line.contains(STOPS) || (stops && !line.contains(SERVES));
+        let is_expected = stops && OF_STOPPING.iter().any(|words| line.contains(words));
+        if line.contains("panicked at") || (line.contains(" ERROR ") && !is_expected) {
+            found.push(line.to_owned());
+        }
+    }
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_consensus_is_a_complaint_unless_the_replica_was_told_to_stop() {
+        let ended = " ERROR openraft::raft: stream_append: RaftCore stopped: it panicked";
+        let unsent = " ERROR openraft::raft: failed to send RaftMsg to RaftCore: a vote";
+        let told = format!("\u{20}INFO {STOPS}");
+        let serves = format!("\u{20}INFO {SERVES} replica=1");
+        let text = [ended, &told, ended, unsent, " ERROR it is not well", &serves, unsent].join("\n");
+        assert_eq!(complaints(&text), [ended, " ERROR it is not well", unsent]);
+    }
 
     #[test]
     fn only_what_came_later_is_read_and_complaints_are_found() {

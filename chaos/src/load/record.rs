@@ -78,11 +78,27 @@ impl Record {
     }
 }
 
+/// Whether the clock of all evidence can be read. Checked when a drill begins: without it nothing could be held against
+/// real time.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn check_clock() -> Result<()> {
+    read_us().map(drop)
+}
+
+fn read_us() -> Result<u64> {
+    let nanos = muster_example::intervals::boottime_nanos();
+    Ok(nanos.context("the clock of all evidence cannot be read")? / 1_000)
+}
+
 /// Now, on the clock of all evidence: microseconds since the machine started.
+///
+/// # Panics
+/// When the clock cannot be read any more. A time that is made up would be evidence that is made up.
 #[must_use]
 pub fn now_us() -> u64 {
-    // Every Linux has this clock; without it the workers' evidence would have failed first.
-    muster_example::intervals::boottime_nanos().unwrap_or_default() / 1_000
+    read_us().expect("the clock was there when the drill began")
 }
 
 /// A moment of this process's timers on the clock of all evidence.
@@ -133,4 +149,17 @@ pub fn failed(error: &CallError) -> Outcome {
 #[must_use]
 pub fn malformed(what: &str) -> Outcome {
     Outcome::Malformed { what: what.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_of_all_evidence_is_there_and_goes_on() {
+        check_clock().expect("every Linux has it");
+        let before = now_us();
+        assert!(before > 0 && now_us() >= before);
+        assert!(us_of(Instant::now()) >= before);
+    }
 }

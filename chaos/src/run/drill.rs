@@ -24,7 +24,7 @@ use crate::cluster::plan::{OPERATOR, Purpose, REGIONS};
 use crate::cluster::process::complaints;
 use crate::load::clients::{self, Known, Made, Setting};
 use crate::load::gangs::{Gangs, busy_nodes};
-use crate::load::record::{Record, now_us};
+use crate::load::record::{Record, check_clock, now_us};
 
 /// Load before the fault, so that there is something to compare with.
 const BEFORE: Duration = Duration::from_secs(3);
@@ -187,6 +187,7 @@ impl Clients {
 /// # Errors
 /// When it could not be carried out or its evidence not be had: then it proves nothing.
 pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Done> {
+    check_clock()?;
     evidence::begin(order.dir, order.scenario_text)?;
     let (mine, client) = (gangs.clone(), cluster.observer().client().clone());
     let (running, busy) = cluster.operating(async move {

@@ -377,8 +377,20 @@ impl NodeConfig {
         let name = |key: &str, text: &str| {
             Name::new(text).ok_or_else(|| broken(key, format!("must be {}", muster_types::name::NAME_RULE)))
         };
+        let divided = listed.map(Inventory::divided).unwrap_or_default();
         let accelerators = match &self.accelerators {
             AcceleratorConfig::None => None,
+            // The numbers of devices say nothing there: a worker would get an instance that is another's, or none.
+            AcceleratorConfig::Discover if !divided.is_empty() => None,
+            AcceleratorConfig::Declared { .. } if !divided.is_empty() => {
+                return Err(broken(
+                    "node.accelerators",
+                    format!(
+                        "must be `none`: devices {divided:?} are divided into instances (MIG), which no worker can be given; end \
+                         that with `nvidia-smi -mig 0`, and accelerators can be offered again"
+                    ),
+                ));
+            }
             AcceleratorConfig::Discover => {
                 listed.and_then(discovery::listed).or_else(|| discovery::discover(root))
             }
@@ -453,6 +465,32 @@ mod tests {
         assert_eq!(check(|_| ()).unwrap().device_count(), 8);
         assert_eq!(check(|v| v["node"]["accelerators"] = "discover".into()).unwrap().device_count(), 0);
         assert_eq!(check(|v| v["node"]["accelerators"] = "none".into()).unwrap().device_count(), 0);
+    }
+
+    #[test]
+    fn a_host_that_is_divided_into_instances_is_not_described_by_hand() {
+        let device = |divided| crate::health::ListedDevice {
+            uuid: "GPU-1".into(),
+            model: "NVIDIA H100".into(),
+            memory_bytes: 80 << 30,
+            bus: None,
+            clique: None,
+            divided,
+        };
+        let devices = vec![Some(device(false)), Some(device(true))];
+        let listed = Inventory { driver: "570.1".into(), devices };
+        let check = |accelerators: serde_json::Value| {
+            let mut value = good();
+            value["node"]["accelerators"] = accelerators;
+            let config = serde_json::from_value::<AgentConfig>(value).unwrap();
+            config.check_with(Path::new("/nowhere"), Some(&listed))
+        };
+        let refused = check(serde_json::json!({"type": "h100-1g", "count": 7})).unwrap_err().to_string();
+        assert!(refused.contains("node.accelerators") && refused.contains("[1]"), "{refused}");
+        for offered in ["discover", "none"] {
+            let spec = check(offered.into()).unwrap();
+            assert_eq!((spec.device_count(), spec.labels.len()), (0, 4), "{:?}", spec.labels);
+        }
     }
 
     #[test]

@@ -60,6 +60,12 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
             models.push(kind);
         }
     }
+    if has_instances(root) {
+        tracing::error!(
+            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
+        );
+        return None;
+    }
     let nodes = numbered(&root.join("dev"), "nvidia");
     let kind = models.first()?.clone();
     if models.iter().any(|other| *other != kind) {
@@ -77,6 +83,14 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
         );
     }
     counted(kind, models.len().min(nodes))
+}
+
+/// Whether the driver lists an instance of a device.
+fn has_instances(root: &Path) -> bool {
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries(&root.join("proc/driver/nvidia/capabilities"))
+        .flat_map(|device| entries(&device.path().join("mig")).collect::<Vec<_>>())
+        .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("gi")))
 }
 
 /// `NVIDIA H100 80GB HBM3` becomes `h100`: the word with a digit that names the chip.
@@ -199,6 +213,18 @@ mod tests {
         }
         let found = discover(dir.path()).unwrap();
         assert_eq!((found.kind.as_str(), found.count), ("h100", 2));
+    }
+
+    #[test]
+    fn a_host_with_instances_offers_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA H100\n");
+        put(dir.path(), "dev/nvidia0", "");
+        put(dir.path(), "proc/driver/nvidia/capabilities/mig/config", "");
+        put(dir.path(), "proc/driver/nvidia/capabilities/gpu0/mig/.keep", "");
+        assert_eq!(discover(dir.path()).unwrap().count, 1, "none is made yet");
+        put(dir.path(), "proc/driver/nvidia/capabilities/gpu0/mig/gi3/access", "");
+        assert_eq!(discover(dir.path()), None);
     }
 
     #[test]

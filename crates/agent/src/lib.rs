@@ -110,6 +110,14 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let health = begin_health(&config).await;
     let listed = health.inventory();
     config.check_own()?;
+    if let Some(divided) =
+        listed.as_ref().map(health::Inventory::divided).filter(|divided| !divided.is_empty())
+    {
+        tracing::error!(
+            ?divided,
+            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
+        );
+    }
     let root = config.host_root.clone();
     let devices = config.check_with(&root, listed.as_ref())?.device_count();
     let isolating = isolate(&config, devices).await.map_err(AgentError::Isolation)?;

@@ -104,6 +104,17 @@ async fn devices_are_listed_by_the_library_and_their_troubles_told() {
     assert_eq!(told.reset_devices, [0], "what asked for a reset and does so no more was reset");
 }
 
+/// A number of a device names no instance: nothing is offered there.
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_that_are_divided_into_instances_are_not_offered() {
+    let (mut leader, host, mut library) = scene().await;
+    library.play(&[GOOD, &format!("{GOOD} mig=1")]);
+    let _agent = host.agent();
+    let node = leader.registered().await.node.unwrap();
+    assert_eq!(node.accelerators, None);
+    assert_eq!(node.labels["gpu.mig"], "on");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn xids_are_told_with_what_the_driver_asks_for() {
     let (mut leader, host, mut library) = scene().await;

@@ -104,6 +104,48 @@ async fn what_is_private_to_a_job_is_shown_to_its_tenant_and_to_operators_alone(
     }
 }
 
+/// A job's program cannot be started, and what the host says of that names a path.
+async fn fail(world: &World, id: &str) {
+    use muster_decider::Command;
+    let job: muster_types::JobId = id.parse().expect("it is an id");
+    let report = guarded("a placement", async {
+        loop {
+            let view = world.engine.view();
+            if let Some(placement) = view.job(job).and_then(|row| row.placement.clone()) {
+                let slot = placement.slots[0];
+                let exit = muster_types::ExitStatus::LaunchFailed(format!("cannot run /home/{SECRET}"));
+                return Command::Report {
+                    node: slot.node,
+                    incarnation: slot.incarnation,
+                    job,
+                    token: placement.token,
+                    updates: vec![(0, muster_journal::RankUpdate::Exited(exit))],
+                };
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    world.engine.execute(report).await.expect("it is believed");
+}
+
+/// How a job failed is its tenant's to read, in whatever answer it stands: also where it is explained.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn how_a_job_failed_is_explained_to_its_tenant_alone() {
+    let world = World::with_tenants().await;
+    let id = secretive(&world).await;
+    fail(&world, &id).await;
+    for (role, may) in [(of_tenant("vision", "ada"), false), (of_tenant("speech", "bob"), true)] {
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        let explain = v1::ExplainJobRequest { job_id: id.clone(), ..Default::default() };
+        let explained =
+            guarded("an explanation", jobs.explain_job(explain)).await.expect("everybody may ask");
+        assert_eq!(tells(&explained.get_ref().encode_to_vec()), may, "{role}: {:?}", explained.get_ref());
+        let reason = explained.into_inner().explanation.expect("it is there").reason;
+        assert!(reason.contains("FAIL") || reason == "RETRY_BACKOFF", "{reason}");
+    }
+}
+
 /// A change is rendered once for all who see it whole, and once for all others; never the one for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_of_different_tenants_share_no_rendering() {

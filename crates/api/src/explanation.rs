@@ -168,6 +168,7 @@ fn cluster(report: &ClusterReport) -> v1::ClusterReport {
         largest_domain_workers: report.largest_domain_workers,
         quota_room_milli: (report.room_milli != u64::MAX).then_some(report.room_milli),
         score: report.score.as_ref().map(score).unwrap_or_default(),
+        lacking_isolation: report.lacking_isolation.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -178,6 +179,7 @@ fn nodes(counts: &NodeCounts) -> v1::NodeCounts {
         cordoned: counts.cordoned,
         wrong_labels: counts.wrong_labels,
         tainted: counts.tainted,
+        not_isolated: counts.not_isolated,
         too_small: counts.too_small,
         in_window: counts.in_window,
         held: counts.held,

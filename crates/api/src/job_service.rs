@@ -355,7 +355,7 @@ impl JobService for Jobs {
             None => explanation::placed(&view, id, row),
         };
         Ok(Response::new(v1::ExplainJobResponse {
-            explanation: Some(explanation),
+            explanation: Some(sight.explanation(&view, id, explanation)),
             freshness: Some(freshness(engine, &view)),
             recovery: sight.recovery(&view, id, render::recovery(&view, id, Detail::Full)),
             checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),

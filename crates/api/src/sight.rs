@@ -61,6 +61,19 @@ impl Sight {
         if self.sees(view, tenant) { job } else { redacted(job) }
     }
 
+    /// Why a job waits or where it is, as it is shown.
+    pub(crate) fn explanation(
+        self,
+        view: &State,
+        job: JobId,
+        mut explained: v1::Explanation,
+    ) -> v1::Explanation {
+        if !self.sees_job(view, job) && tells_how_it_failed(&explained.reason) {
+            hide(&mut explained.sentence);
+        }
+        explained
+    }
+
     /// What became of a job's attempts, as it is shown.
     pub(crate) fn recovery(
         self,
@@ -137,14 +150,16 @@ fn redacted(mut job: v1::Job) -> v1::Job {
             }
         }
     }
-    // A sentence about how it failed says what its workers said.
-    let tells = job.status_reason.contains("FAIL")
-        || matches!(job.status_reason.as_str(), "RETRY_BACKOFF" | "REQUEUED" | "STOPPING_FAULT");
-    if tells {
+    if tells_how_it_failed(&job.status_reason) {
         hide(&mut job.status_detail);
     }
     job.recovery = job.recovery.map(redacted_recovery);
     job
+}
+
+/// Whether the sentence of this reason is about how a job failed: it says what its workers said.
+fn tells_how_it_failed(reason: &str) -> bool {
+    reason.contains("FAIL") || matches!(reason, "RETRY_BACKOFF" | "REQUEUED" | "STOPPING_FAULT")
 }
 
 fn redact_spec(spec: &mut v1::JobSpec) {

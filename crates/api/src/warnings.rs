@@ -214,6 +214,15 @@ fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
             all.push(warn("REPLICA_LAGGING", Some(id), format!("{id} lacks {lag} entries of the log")));
         }
         let Some(report) = sight.reports.get(&id) else { continue };
+        if report.has_diverged {
+            let entry = report.state.map_or(0, |mark| mark.raft_index);
+            let text = format!(
+                "the state of {id} behind entry {entry} is another than that of the leader, {}: one of the two answers \
+                 wrongly; stop {id} and see `ops/runbooks/diverged-replica.md`",
+                sight.status.replica
+            );
+            all.push(warn("REPLICA_DIVERGED", Some(id), text));
+        }
         if report.rejoining {
             let text = format!("{id} lost its storage and is being taken in anew: it does not vote yet");
             all.push(warn("REPLICA_REJOINING", Some(id), text));
@@ -275,6 +284,13 @@ fn storage(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
                 all.push(warn("STORAGE_FULL", Some(*id), text));
             }
         }
+        if report.is_volatile {
+            let text = format!(
+                "the data directory of {id} is in memory: what it promised is lost when its machine restarts, and what was \
+                 acknowledged with it when a majority does; move `data_dir` to a disk"
+            );
+            all.push(warn("STORAGE_VOLATILE", Some(*id), text));
+        }
         if let Some(ms) = report.storage.stalled_ms {
             let text = format!("the data disk of {id} has been flushing for {ms} ms");
             all.push(warn("STORAGE_STALLED", Some(*id), text));
@@ -321,6 +337,9 @@ mod tests {
 
     fn report(format_max: u32) -> PeerReport {
         PeerReport {
+            is_volatile: false,
+            state: None,
+            has_diverged: false,
             version: "0.1.0".to_owned(),
             format_max,
             generation: 1,
@@ -423,6 +442,28 @@ mod tests {
         let said = archive_damage(own, &facts).expect("there is something to say");
         assert!(said.contains("2 objects") && said.contains("(segments/1)"), "{said}");
         assert!(said.contains("3 damaged objects") && said.contains("rebuilt"), "{said}");
+    }
+
+    #[test]
+    fn storage_in_memory_is_said_of_each_replica_that_has_it() {
+        let members = || vec![member(1, true, None), member(2, true, Some(3)), member(3, true, Some(3))];
+        let volatile = codes(members(), |reports| {
+            for id in [1, 3] {
+                reports.get_mut(&ReplicaId(id)).expect("it is there").is_volatile = true;
+            }
+        });
+        assert_eq!(volatile, ["STORAGE_VOLATILE", "STORAGE_VOLATILE"]);
+    }
+
+    #[test]
+    fn a_replica_whose_state_is_another_is_named() {
+        let members = || vec![member(1, true, None), member(2, true, Some(3)), member(3, true, Some(3))];
+        let diverged = codes(members(), |reports| {
+            let third = reports.get_mut(&ReplicaId(3)).expect("it is there");
+            third.state = Some(muster_engine::StateMark { raft_index: 7, digest: 1 });
+            third.has_diverged = true;
+        });
+        assert_eq!(diverged, ["REPLICA_DIVERGED"]);
     }
 
     #[test]

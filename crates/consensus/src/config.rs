@@ -10,6 +10,7 @@
 //!
 //! **Invariant:** every limit is finite.
 
+use crate::marks::StateMarks;
 use muster_planted::{Rule, breaks};
 use muster_store::{ReplicaNode, StorageHealth};
 use muster_transport::Security;
@@ -142,12 +143,16 @@ impl SnapshotPolicy {
 }
 
 /// What this replica says of itself to its peers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Advertise {
     /// The release it runs; at most 64 bytes of it are passed on.
     pub version: String,
     /// The newest record format it reads.
     pub format_max: u32,
+    /// What its state came to.
+    pub marks: StateMarks,
+    /// Whether its storage is in memory: then nothing of it survives a restart of the machine.
+    pub is_volatile: bool,
 }
 
 /// Who should lead, and when leadership is transferred.

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** a report never decides what is committed; it is advice, with its age.
 
+use crate::marks::StateMark;
 use muster_store::{ReplicaNode, Space, StorageHealth, Vote};
 use muster_types::ReplicaId;
 use std::collections::BTreeMap;
@@ -33,6 +34,12 @@ pub struct PeerReport {
     pub unix_ms: Option<u64>,
     /// Which founding of the cluster it belongs to, where it knows.
     pub founding: Option<u64>,
+    /// Its storage is in memory, and lost with its machine.
+    pub is_volatile: bool,
+    /// The digest of its state, where it states one.
+    pub state: Option<StateMark>,
+    /// Whether that is another than the leader's behind the same entry.
+    pub has_diverged: bool,
     /// When the report arrived here.
     pub received_at: Instant,
 }

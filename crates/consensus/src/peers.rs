@@ -54,6 +54,9 @@ impl<E: Environment> Describer<E> {
             rejoining: self.rejoin.is_closed(),
             unix_ms: Some(E::unix_ms()),
             founding: self.store.founding().id(),
+            is_volatile: self.advertise.is_volatile,
+            state: self.advertise.marks.last(),
+            has_diverged: false,
             received_at: E::instant(),
         }
     }
@@ -128,7 +131,11 @@ pub(crate) async fn poll_peers<E: Environment>(
             reports.retain(|id, _| members.iter().any(|(peer, _)| peer == id));
             for (id, report) in answers {
                 // One that does not answer keeps what it last said, with its age.
-                if let Some(report) = report {
+                if let Some(mut report) = report {
+                    let differs = report.state.and_then(|theirs| describer.advertise.marks.differs(theirs));
+                    // Where nothing can be compared, what was seen before stands.
+                    let before = reports.get(&id).is_some_and(|before: &PeerReport| before.has_diverged);
+                    report.has_diverged = differs.unwrap_or(before);
                     reports.insert(id, report);
                 }
             }

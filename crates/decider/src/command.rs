@@ -692,13 +692,17 @@ fn set_policy(
     // What such a cluster shows may be set again as it is.
     let known = [PolicyDraft::default().rules(), speculation.state().policy().policy.rules()];
     if !can_say && !known.contains(&policy.rules()) {
-        let text = "rights of tenants, backoff, endOverrunners and deadlines of starts and stops need record format 5; \
+        let text = "rights of tenants, required isolation, backoff, endOverrunners and deadlines of starts and stops need record format 5; \
                     upgrade every replica first";
         return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", second.since_format()));
     }
     let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.as_recorded()) });
     if can_say {
         speculation.push(second);
+    }
+    if before.required_isolation != policy.required_isolation {
+        let promised: Vec<JobId> = speculation.state().promised().collect();
+        job::settle_many(speculation, promised);
     }
     if before.order != policy.order || before.backfill != policy.backfill {
         speculation.leave_turns_stale();

@@ -36,7 +36,11 @@ pub(crate) fn register(
     if row.status == NodeStatus::Up {
         let state = speculation.state();
         let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
-        if row.holder == holder && (*row.spec == *spec || (is_busy && differ_in_facts(&row.spec, spec))) {
+        // What policy requires must not be taken for there because it was there once.
+        let policy = &state.policy().policy;
+        let loses_isolation = policy.lacking_isolation(spec).any(|guarantee| guarantee.is_of(&row.spec));
+        let is_same = *row.spec == *spec || (is_busy && differ_in_facts(&row.spec, spec) && !loses_isolation);
+        if row.holder == holder && is_same {
             admission::check_standing(speculation, spec)?;
             // The same session goes on: nothing has changed but at whom it is.
             let resumed = Decision::SessionResumed { node: id, incarnation: row.incarnation };

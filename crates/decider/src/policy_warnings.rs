@@ -14,6 +14,7 @@ use muster_types::policy::{NonPreemptible, Policy, Quota, UNLISTED_TENANT, Windo
 use muster_types::{JobSpec, Name, PriorityTier};
 
 mod change;
+mod isolation;
 
 /// Most warnings of one policy.
 pub const POLICY_WARNINGS_MAX: usize = 64;
@@ -30,6 +31,8 @@ const WEIGHT_RATIO: u64 = 100;
 /// Why a policy is worth a second look: a closed set with stable codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyWarningCode {
+    /// It requires isolation that no node has which some tenant, or all of them, could use.
+    NoIsolatedNode,
     /// It would keep a tenant from using any device at all.
     TenantWithoutDevices,
     /// It refuses a tenant's ordinary jobs.
@@ -66,6 +69,8 @@ pub enum PolicyWarningCode {
     NothingGuaranteed,
     /// A tenant's share is minute next to a sibling's.
     MinuteWeight,
+    /// It requires isolation that some nodes lack.
+    NodesNotIsolated,
     /// Tenants with jobs are not listed.
     UnlistedTenants,
 }
@@ -75,6 +80,7 @@ impl PolicyWarningCode {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            PolicyWarningCode::NoIsolatedNode => "NO_ISOLATED_NODE",
             PolicyWarningCode::TenantWithoutDevices => "TENANT_WITHOUT_DEVICES",
             PolicyWarningCode::OrdinaryJobsRefused => "ORDINARY_JOBS_REFUSED",
             PolicyWarningCode::GangAboveQuota => "GANG_ABOVE_QUOTA",
@@ -93,6 +99,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::NothingTakenBack => "NOTHING_TAKEN_BACK",
             PolicyWarningCode::NothingGuaranteed => "NOTHING_GUARANTEED",
             PolicyWarningCode::MinuteWeight => "MINUTE_WEIGHT",
+            PolicyWarningCode::NodesNotIsolated => "NODES_NOT_ISOLATED",
             PolicyWarningCode::UnlistedTenants => "UNLISTED_TENANTS",
         }
     }
@@ -135,6 +142,7 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
         look.tenants_without_devices();
         look.nothing_guaranteed();
         look.windows();
+        isolation::look_at(&mut look);
     }
     look.rights();
     look.weights();

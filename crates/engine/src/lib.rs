@@ -56,8 +56,8 @@ pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, Repl
 pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
 pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
-    ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StorageHealth,
-    Traffic, TrafficScope,
+    ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StateMark,
+    StorageHealth, Traffic, TrafficScope,
 };
 pub use orders::{Order, StartOrder, StopOrder};
 pub use pending::PendingNode;

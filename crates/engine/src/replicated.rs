@@ -3,7 +3,9 @@
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use muster_archive::Observer as _;
-use muster_consensus::{Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, halt};
+use muster_consensus::{
+    Application, ApplicationError, CommittedEntry, SnapshotData, SnapshotSource, StateMark, StateMarks, halt,
+};
 use muster_decider::KeptReservations;
 use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
@@ -34,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) restored: Mutex<Option<Arc<Position>>>,
     /// What the records say of leaderships and of sessions under them.
     pub(crate) contacts: Mutex<Contacts>,
+    /// What the state came to behind the last entries.
+    pub(crate) marks: StateMarks,
     /// What the last pass of this replica's leadership keeps for later, for explanations; nothing while it does not lead.
     pub(crate) kept: ArcSwap<KeptReservations>,
 }
@@ -120,6 +124,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         position: ArcSwap::default(),
         restored: Mutex::new(None),
         contacts: Mutex::default(),
+        marks: StateMarks::default(),
         kept: ArcSwap::default(),
     });
     let events = EventMaker::behind(&state);
@@ -141,6 +146,12 @@ pub struct View {
 }
 
 impl View {
+    /// What the state came to behind the last entries, for peers to compare.
+    #[must_use]
+    pub fn marks(&self) -> StateMarks {
+        self.shared.marks.clone()
+    }
+
     /// The applied state. It never changes; ask again for a newer one.
     #[must_use]
     pub fn state(&self) -> Arc<State> {
@@ -305,6 +316,7 @@ impl Application for Replicated {
     fn apply(&mut self, entries: &[CommittedEntry]) {
         // The state's leadership, not the round's: a round of a lost one is applied as nothing.
         let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
+        let mut marks = Vec::new();
         let (mut last, mut exact) = (0, false);
         for entry in entries {
             last = entry.raft_index;
@@ -313,7 +325,9 @@ impl Application for Replicated {
             self.apply_round(entry.raft_index, payload);
             exact = self.state.log_index() > before;
             reached.push((self.state.log_index(), self.state.leadership()));
+            marks.push(StateMark { raft_index: entry.raft_index, digest: self.state.digest() });
         }
+        self.shared.marks.note(marks);
         if reached.is_empty() {
             return;
         }
@@ -339,6 +353,7 @@ impl Application for Replicated {
             })?;
         self.events = EventMaker::behind(&state);
         self.shared.contacts().forget();
+        self.shared.marks.forget();
         self.state = state;
         let end = self.state.log_index();
         let state = Arc::new(self.state.clone());

@@ -686,6 +686,9 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     application.apply(&[entry(4, &round(3, 4, vec![Decision::LeaderStarted]))]);
     // A leadership begins once: the guard refused that one, and no position was taken either.
     assert_eq!(shared.view.load().log_index(), LogIndex(3));
+    let mark = |raft_index| muster_consensus::StateMark { raft_index, digest: shared.view.load().digest() };
+    assert_eq!(view.marks().last(), Some(mark(4)));
+    assert_eq!(view.marks().differs(muster_consensus::StateMark { digest: 1, ..mark(4) }), Some(true));
     let digest = shared.view.load().rows_digest();
     application.apply(&[entry(5, &round(3, 4, vec![Decision::DigestRecorded { digest }]))]);
     assert!(told.try_recv().is_ok_and(|answer| answer.is_ok()), "its own record is applied");

@@ -6,6 +6,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use muster_state::{Free, NodeRow, Pool, PoolKey, RackKey, Shape, State, fit};
+use muster_types::policy::Guarantee;
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
 use muster_types::{DeviceSet, JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup, WorkerRequest};
 
@@ -73,7 +74,7 @@ pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
 }
 
 /// The most workers of a group that one domain holds when it is empty, by the pools' own counts and without
-/// looking at a node; none where these do not say: labels, taints, hosts of several sizes under a rule,
+/// looking at a node; none where these do not say: labels, taints, isolation, hosts of several sizes under a rule,
 /// other rules than a required level.
 fn most_by_counts<'a>(
     state: &'a State,
@@ -82,6 +83,9 @@ fn most_by_counts<'a>(
 ) -> Option<(u64, Option<(&'a Name, &'a Name)>)> {
     let rule = &spec.topology;
     if !spec.node_selector.is_empty() || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
+        return None;
+    }
+    if !state.policy().policy.required_isolation.is_empty() {
         return None;
     }
     // Workers without devices mix hosts of every type.
@@ -173,7 +177,7 @@ fn holds_one_group(state: &State, spec: &JobSpec, group: &TaskGroup) -> bool {
     let mut found: BTreeMap<(&Name, &Name, Option<&Name>), u64> = BTreeMap::new();
     for (_, row) in state.nodes().iter() {
         let each = u64::from(workers_on_empty(&row.spec, &group.request));
-        if each == 0 || !fit::allows(&row.spec, spec) {
+        if each == 0 || !fit::allows(&row.spec, spec, &state.policy().policy) {
             continue;
         }
         let has = row.spec.accelerators.as_ref().map(|a| &a.kind);
@@ -199,7 +203,7 @@ pub(crate) fn holds_somewhere(state: &State, spec: &JobSpec, reach: Reach, withi
     for (id, row) in state.nodes().iter() {
         let node = &row.spec;
         let here = within.is_none_or(|key| key.region == node.region && key.cluster == node.cluster);
-        if !here || !reach.counts(row) || !fit::allows(node, spec) {
+        if !here || !reach.counts(row) || !fit::allows(node, spec, &state.policy().policy) {
             continue;
         }
         let block = required.map(|_| &node.block);
@@ -411,7 +415,7 @@ fn slices_in_empty(
         for (id, row) in state.nodes().iter() {
             let fits = PoolKey::of(&row.spec) == *key
                 && row.spec.device_count() == *chips
-                && fit::allows(&row.spec, spec)
+                && fit::allows(&row.spec, spec, &state.policy().policy)
                 && workers_on_empty(&row.spec, &group.request) > 0;
             if let Some(position) = row.spec.pod.as_ref().filter(|_| fits) {
                 hosts.insert(position.clone(), *id);
@@ -449,7 +453,7 @@ fn never(state: &State, spec: &JobSpec) -> Never {
     Never {
         group: group.name.clone(),
         wanted: format!("{}{rule}", describe(group, group.workers_min)),
-        closest: closest(state, spec, group),
+        closest: closest(state, spec, group) + &without_isolation(state, spec),
     }
 }
 
@@ -488,7 +492,7 @@ fn most_workers<'a>(
     for (id, row) in state.nodes().iter() {
         let node = &row.spec;
         let mut each = u64::from(workers_on_empty(node, &group.request));
-        if each == 0 || !fit::allows(node, spec) {
+        if each == 0 || !fit::allows(node, spec, &state.policy().policy) {
             continue;
         }
         if let Some(spread) = rule.spread.filter(|spread| spread.level == Level::Host) {
@@ -537,7 +541,7 @@ fn never_together(state: &State, spec: &JobSpec) -> Never {
     Never {
         group: spec.groups.last().expect("a checked job has a group").name.clone(),
         wanted: format!("{} together in one cluster{}", parts.join(" and "), rule_in_words(spec)),
-        closest,
+        closest: closest + &without_isolation(state, spec),
     }
 }
 
@@ -599,6 +603,30 @@ fn largest_by_rule(state: &State, spec: &JobSpec) -> Option<u32> {
         if holds(middle) { works = middle } else { fails = middle }
     }
     (works > 0).then_some(works * unit)
+}
+
+/// How many nodes lack isolation of workers that policy requires, and what they lack; empty where none does.
+fn without_isolation(state: &State, spec: &JobSpec) -> String {
+    let policy = &state.policy().policy;
+    if policy.required_isolation.is_empty() {
+        return String::new();
+    }
+    let in_region = |node: &&NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
+    let (mut nodes, mut lacking) = (0, BTreeSet::new());
+    for node in state.nodes().iter().map(|(_, row)| &*row.spec).filter(in_region) {
+        nodes += u32::from(policy.lacking_isolation(node).next().is_some());
+        lacking.extend(policy.lacking_isolation(node));
+    }
+    isolation_note(nodes, &lacking)
+}
+
+/// The end of a sentence about why a gang finds no place; empty where isolation keeps it from no node.
+pub(crate) fn isolation_note(nodes: u32, lacking: &BTreeSet<Guarantee>) -> String {
+    match nodes {
+        0 => String::new(),
+        1 => format!("; 1 node lacks isolation that policy requires ({})", list(lacking.iter())),
+        _ => format!("; {nodes} nodes lack isolation that policy requires ({})", list(lacking.iter())),
+    }
 }
 
 /// Hosts are large enough, but labels or taints keep the job from all of them.

@@ -6,12 +6,12 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use muster_state::{Free, NodeRow, NodeStatus, PoolKey, State};
-use muster_types::policy::PlacementWeights;
+use muster_types::policy::{Guarantee, PlacementWeights};
 use muster_types::{DeviceAmount, JobSpec, Level, LogTime, Name, NodeId, TopologyRule, WorkerRequest};
 
 use crate::Budget;
 use crate::candidate::Plan;
-use crate::ever::{Reach, holds_somewhere, workers_on_empty};
+use crate::ever::{Reach, holds_somewhere, isolation_note, workers_on_empty};
 use crate::fill::{Attempt, Scope, closed_windows};
 use crate::gang::{plans_by_site, try_plan};
 use crate::score::Score;
@@ -325,6 +325,8 @@ pub struct NodeCounts {
     pub wrong_labels: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
+    /// Without the isolation of workers that policy requires.
+    pub not_isolated: u32,
     /// Too small for one worker, even when empty.
     pub too_small: u32,
     /// In a window that begins before the gang would end.
@@ -348,6 +350,8 @@ pub struct ClusterReport {
     pub kind: Option<Name>,
     /// What keeps the gang from its nodes.
     pub nodes: NodeCounts,
+    /// What some of its nodes lack of the isolation that policy requires.
+    pub lacking_isolation: BTreeSet<Guarantee>,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -467,12 +471,22 @@ pub fn explain(
     };
     Explanation {
         reason: finding.reason(),
-        sentence: finding.to_string(),
+        sentence: match finding {
+            Finding::InLine => finding.to_string(),
+            _ => format!("{finding}{}", note_of(&clusters)),
+        },
         workers_wanted: wanted,
         weights: terms.policy.weights.clone(),
         clusters,
         would_help,
     }
+}
+
+/// What isolation keeps the gang from, over all clusters.
+fn note_of(clusters: &[ClusterReport]) -> String {
+    let nodes = clusters.iter().map(|report| report.nodes.not_isolated).sum();
+    let lacking = clusters.iter().flat_map(|report| report.lacking_isolation.iter().copied()).collect();
+    isolation_note(nodes, &lacking)
 }
 
 /// Block, rack and host, as far down as the level that is counted.
@@ -481,6 +495,7 @@ type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 /// A report in the making.
 struct Counting<'a> {
     nodes: NodeCounts,
+    lacking_isolation: BTreeSet<Guarantee>,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -509,6 +524,7 @@ impl<'a> Counting<'a> {
     ) -> Counting<'a> {
         let mut counting = Counting {
             nodes: NodeCounts::default(),
+            lacking_isolation: BTreeSet::new(),
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -573,6 +589,7 @@ impl<'a> Counting<'a> {
             cluster: key.cluster.clone(),
             kind: key.kind.clone(),
             nodes: self.nodes,
+            lacking_isolation: self.lacking_isolation,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -642,8 +659,10 @@ fn count_node(
     let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
     let labelled = attempt.has_labels(row);
     let tolerated = attempt.is_tolerated(row);
+    let isolated = attempt.is_isolated(row);
+    counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
     let groups = || spec.groups.iter().filter(concerned);
-    if labelled && tolerated {
+    if labelled && tolerated && isolated {
         *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
     }
     if row.status != NodeStatus::Up {
@@ -677,6 +696,8 @@ fn count_node(
         &mut counts.wrong_labels
     } else if !tolerated {
         &mut counts.tainted
+    } else if !isolated {
+        &mut counts.not_isolated
     } else if !fits_empty {
         &mut counts.too_small
     } else if attempt.is_in_window(row) {

@@ -294,7 +294,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether anything of the gang may be on a node.
     pub(crate) fn is_open(&self, row: &NodeRow) -> bool {
-        fit::allows(&row.spec, self.spec) && !self.windows.iter().any(|window| window.scope.covers(&row.spec))
+        fit::allows(&row.spec, self.spec, self.terms.policy)
+            && !self.windows.iter().any(|window| window.scope.covers(&row.spec))
     }
 
     /// Whether a node has the labels that the job selects.
@@ -309,6 +310,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
     /// Whether the job tolerates the taints of a node.
     pub(crate) fn is_tolerated(&self, row: &NodeRow) -> bool {
         row.spec.taints.iter().all(|taint| self.spec.tolerations.contains(taint))
+    }
+
+    /// Whether a node isolates its workers as policy requires.
+    pub(crate) fn is_isolated(&self, row: &NodeRow) -> bool {
+        self.terms.policy.lacking_isolation(&row.spec).next().is_none()
     }
 
     /// Whether a window is closed to the gang on a node before its end.

@@ -2,6 +2,7 @@
 //! feasibility function, used by the planner and the guard.
 
 use alloc::collections::BTreeMap;
+use muster_types::policy::Policy;
 use muster_types::tpu::{Generation, PodPosition, forms_slice};
 use muster_types::{DeviceSet, JobSpec, Level, Name, NodeSpec, TaskGroup, WorkerRequest};
 
@@ -12,7 +13,7 @@ use crate::rows::NodeRow;
 pub enum GangFault {
     /// A node has not the type asked for, or the workers of a group have several.
     Kind,
-    /// A node has not the labels asked for, or a taint that is not tolerated.
+    /// A node has not the labels asked for, a taint that is not tolerated, or not the isolation that policy requires.
     Node,
     /// Outside the regions, or in several clusters.
     Place,
@@ -48,16 +49,16 @@ pub fn has_kind(node: &NodeSpec, request: &WorkerRequest) -> bool {
     }
 }
 
-/// Whether a job may be on a node at all: labels, taints, region.
+/// Whether a job may be on a node at all: labels, taints, region, and the isolation that policy requires.
 #[must_use]
-pub fn allows(node: &NodeSpec, spec: &JobSpec) -> bool {
+pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let selected = spec
         .node_selector
         .iter()
         .all(|(label, values)| node.labels.get(label).is_some_and(|value| values.contains(value)));
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
-    selected && tolerated && region
+    selected && tolerated && region && policy.lacking_isolation(node).next().is_none()
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.
@@ -74,12 +75,12 @@ pub fn domain(node: &NodeSpec, level: Level) -> (&Name, Option<&Name>, Option<&N
 ///
 /// # Errors
 /// What is wrong first.
-pub fn forms_gang(spec: &JobSpec, nodes: &[&NodeSpec]) -> Result<(), GangFault> {
+pub fn forms_gang(spec: &JobSpec, nodes: &[&NodeSpec], policy: &Policy) -> Result<(), GangFault> {
     let Some(first) = nodes.first() else { return Err(GangFault::Place) };
     if nodes.iter().any(|node| node.region != first.region || node.cluster != first.cluster) {
         return Err(GangFault::Place);
     }
-    if nodes.iter().any(|node| !allows(node, spec)) {
+    if nodes.iter().any(|node| !allows(node, spec, policy)) {
         return Err(GangFault::Node);
     }
     let mut begin = 0;

@@ -292,7 +292,7 @@ impl State {
             require(row.is_placeable() && row.incarnation == slot.incarnation, GuardError::NodeNotCurrent)?;
             nodes.push(&row.spec);
         }
-        fit::forms_gang(spec, &nodes).map_err(GuardError::NotTheGang)
+        fit::forms_gang(spec, &nodes, &self.policy.policy).map_err(GuardError::NotTheGang)
     }
 
     /// Takes the workers from what is left of their nodes. Workers of one gang may share a node: each is

@@ -63,7 +63,8 @@ impl State {
             require(row.is_placeable() && row.incarnation == slot.incarnation, GuardError::NodeNotCurrent)?;
             let place = |row: &crate::rows::NodeRow| (row.spec.region.clone(), row.spec.cluster.clone());
             require(place(row) == place(first), GuardError::NotTheGang(fit::GangFault::Place))?;
-            require(fit::allows(&row.spec, spec), GuardError::NotTheGang(fit::GangFault::Node))?;
+            let is_allowed = fit::allows(&row.spec, spec, &self.policy.policy);
+            require(is_allowed, GuardError::NotTheGang(fit::GangFault::Node))?;
             let kind = |row: &crate::rows::NodeRow| row.spec.accelerators.as_ref().map(|a| a.kind.clone());
             let same = request.accelerators.is_none() || kind(row) == kind(first);
             require(same, GuardError::NotTheGang(fit::GangFault::Kind))?;

@@ -17,8 +17,10 @@ use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
 
+mod isolation;
 mod rules;
 
+pub use isolation::Guarantee;
 pub use rules::{NonPreemptible, PolicyRules, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
 
 /// Tenants of one policy.
@@ -439,6 +441,10 @@ pub struct PolicyDraft {
     pub spare_hosts_per_rack: BTreeMap<Name, u16>,
     /// Maintenance and reservations.
     pub windows: Vec<Window>,
+    /// What a node must isolate its workers by; on one that lacks any of it nothing is placed. Not in the layout of
+    /// format 1: see [`PolicyRules`].
+    #[serde(skip)]
+    pub required_isolation: BTreeSet<Guarantee>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -566,6 +572,11 @@ impl Policy {
     #[must_use]
     pub fn weight_milli(&self, tenant: &Name) -> u32 {
         self.tenants.get(tenant).map_or(1_000, |t| t.weight_milli)
+    }
+
+    /// What a node lacks of the isolation that this policy requires.
+    pub fn lacking_isolation<'a>(&'a self, node: &'a NodeDraft) -> impl Iterator<Item = Guarantee> + 'a {
+        self.required_isolation.iter().copied().filter(|guarantee| !guarantee.is_of(node))
     }
 
     /// Back to a draft, for building a variation of it.

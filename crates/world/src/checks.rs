@@ -74,6 +74,8 @@ pub struct Counts {
     pub changes: u64,
     /// Worker processes that were started.
     pub started: u64,
+    /// Faults that were made.
+    pub faults: u64,
     /// Leaderships that wrote something.
     pub leaderships: u64,
     /// Snapshots that replaced a replica's state.

@@ -117,6 +117,7 @@ impl Faults {
 
     async fn one(&self) {
         let host = self.leader_or_any();
+        self.cluster.checks.count(|counts| counts.faults += 1);
         match below(31) {
             0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
             0..=4 => self.start_all().await,

@@ -6,7 +6,7 @@ use muster_planted::Rule;
 use muster_world::settings::{Settings, breakable};
 use muster_world::simulation::{Report, simulate};
 use muster_world::swarm::{Extent, catch, corpus, kinds, swarm};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Simulates whole clusters: the same seed is the same run.
 #[derive(Parser)]
@@ -44,9 +44,9 @@ enum Command {
         /// How many seeds.
         #[arg(long, default_value_t = 500)]
         seeds: u64,
-        /// The first.
-        #[arg(long, default_value_t = 1)]
-        from: u64,
+        /// The first; without one, seeds that follow from the time, which are printed.
+        #[arg(long)]
+        from: Option<u64>,
         /// How long at most, in minutes of real time.
         #[arg(long, default_value_t = 10)]
         minutes: u64,
@@ -99,6 +99,12 @@ fn run_one(settings: Settings, trace: bool) -> Result<()> {
     bail!("{} violations", report.violations.len())
 }
 
+/// Seeds that nobody has run yet: those from the present time on, which come faster than any machine runs them.
+fn fresh_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(1)
+}
+
 fn run_swarm(extent: Extent) -> Result<()> {
     let mut failures = 0;
     for case in corpus().map_err(anyhow::Error::msg)? {
@@ -109,6 +115,7 @@ fn run_swarm(extent: Extent) -> Result<()> {
             print_failure(&report);
         }
     }
+    println!("seeds from {}", extent.from);
     let summary = swarm(extent, print_failure);
     println!(
         "{} seeds, {} failed; {:.0} simulated s at {:.0} simulated seconds a second of one core; {} submissions \
@@ -127,6 +134,7 @@ fn run_swarm(extent: Extent) -> Result<()> {
         summary.checkpoints,
         summary.replaced_leaders
     );
+    println!("{}", summary.depth());
     if let Some(speed) = summary.speed_of_five() {
         println!("five replicas alone: {speed:.0} simulated seconds a second of one core");
     }
@@ -168,6 +176,7 @@ fn main() -> Result<()> {
         }
         Command::Swarm { seeds, from, minutes, chaos_ms, threads, replicas } => {
             let limit = Duration::from_secs(minutes * 60);
+            let from = from.unwrap_or_else(fresh_seed);
             run_swarm(Extent { from, seeds, limit, chaos_ms, threads, replicas })
         }
         Command::Bugs { seeds, chaos_ms } => run_bugs(seeds, chaos_ms),

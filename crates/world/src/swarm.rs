@@ -1,5 +1,6 @@
 //! Many seeds: those that failed once, then new ones; and rules broken on purpose, to see them caught.
 
+use crate::checks::Counts;
 use crate::settings::Settings;
 use crate::simulation::{Report, simulate};
 use muster_planted::Rule;
@@ -57,6 +58,32 @@ pub struct Extent {
     pub replicas: Option<u32>,
 }
 
+/// How deep a run went: a run in which nothing breaks, nothing is acknowledged or nobody leads shows nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Faults made.
+    pub faults: u64,
+    /// Submissions acknowledged.
+    pub acknowledged: u64,
+    /// Leaderships that wrote something.
+    pub leaderships: u64,
+}
+
+impl Depth {
+    fn of(counts: &Counts) -> Depth {
+        Depth { faults: counts.faults, acknowledged: counts.acknowledged, leaderships: counts.leaderships }
+    }
+
+    /// The less of each.
+    fn min(self, other: Depth) -> Depth {
+        Depth {
+            faults: self.faults.min(other.faults),
+            acknowledged: self.acknowledged.min(other.acknowledged),
+            leaderships: self.leaderships.min(other.leaderships),
+        }
+    }
+}
+
 /// What became of many seeds.
 #[derive(Debug, Default)]
 pub struct Summary {
@@ -70,6 +97,12 @@ pub struct Summary {
     pub failed: Vec<Report>,
     /// Submissions acknowledged, of all.
     pub acknowledged: u64,
+    /// Faults made, of all.
+    pub faults: u64,
+    /// Leaderships that wrote something, of all.
+    pub leaderships: u64,
+    /// The fewest faults, acknowledged submissions and leaderships of one run.
+    pub least: Option<Depth>,
     /// Of the runs with five replicas alone: simulated time in milliseconds, and real time.
     pub five: (u64, Duration),
     /// Longest from the heal to the next acknowledgement, in milliseconds.
@@ -106,6 +139,22 @@ impl Summary {
         (simulated_ms > 0).then(|| simulated_ms as f64 / 1_000.0 / busy.as_secs_f64().max(1e-9))
     }
 
+    /// How deep the runs went, on average and at least.
+    #[must_use]
+    pub fn depth(&self) -> String {
+        let mean = |sum: u64| sum as f64 / self.runs.max(1) as f64;
+        let Some(Depth { faults, acknowledged, leaderships }) = self.least else {
+            return "no run was made".to_owned();
+        };
+        format!(
+            "a run has on average {:.1} faults (at least {faults}), {:.1} acknowledged submissions (at least \
+             {acknowledged}) and {:.1} leaderships (at least {leaderships})",
+            mean(self.faults),
+            mean(self.acknowledged),
+            mean(self.leaderships)
+        )
+    }
+
     /// Adds a run.
     pub fn add(&mut self, report: Report, took: Duration) {
         self.runs += 1;
@@ -116,6 +165,10 @@ impl Summary {
             self.five.1 += took;
         }
         self.acknowledged += report.counts.acknowledged;
+        self.faults += report.counts.faults;
+        self.leaderships += report.counts.leaderships;
+        let own = Depth::of(&report.counts);
+        self.least = Some(self.least.map_or(own, |least| least.min(own)));
         self.slowest_recovery_ms = self.slowest_recovery_ms.max(report.recovered_ms.unwrap_or(0));
         self.with_install += u64::from(report.counts.installed > 0);
         self.with_replacement += u64::from(report.counts.replaced > 0);

@@ -73,9 +73,12 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
         summary.slowest_recovery_ms,
         summary.speed_of_five().unwrap_or(0.0)
     );
+    println!("{}", summary.depth());
     assert!(failed.is_empty(), "{} runs failed:\n{}", failed.len(), failed.join("\n"));
     assert_eq!(summary.runs, seeds());
     assert!(summary.acknowledged > summary.runs, "clients got through");
+    let deep = summary.faults > 2 * summary.runs && summary.leaderships > summary.runs;
+    assert!(deep, "runs are shallow: {}", summary.depth());
     if summary.runs >= SEEDS {
         assert!(summary.with_install > 0 && summary.with_replacement > 0, "the rare paths were walked");
         assert!(summary.thawed_leaders > 0 && summary.power_cuts > 0, "the rare faults came");

@@ -277,6 +277,17 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
         return;
     }
     cluster.found().await;
+    // Such a disk is none: said at the start, and by the leader of every replica.
+    eventually("storage in memory is not warned of", || async {
+        let status = cluster.operated(&["cluster", "status"]).await;
+        let said = |id: u64| status.contains(&format!("the data directory of r{id} is in memory"));
+        (1..=3).all(said).then_some(())
+    })
+    .await;
+    for replica in &cluster.replicas {
+        let log = std::fs::read_to_string(replica.home.join("log")).unwrap_or_default();
+        assert!(log.contains("STORAGE_VOLATILE"), "{log}");
+    }
     let mut load = Load::start(&cluster);
     load.progress().await;
 

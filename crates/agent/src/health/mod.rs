@@ -12,7 +12,7 @@ mod monitor;
 mod repair;
 
 pub use kernel_log::Xid;
-pub use monitor::Inventory;
+pub use monitor::{Inventory, ListedDevice};
 
 use crate::state_dir::StateDir;
 use collect::Collector;

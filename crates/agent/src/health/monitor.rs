@@ -67,6 +67,16 @@ impl Inventory {
         listed.map(|device| device.uuid.clone()).collect()
     }
 
+    /// Local numbers of the devices that are divided into instances (MIG).
+    #[must_use]
+    pub fn divided(&self) -> Vec<usize> {
+        let listed = self.devices.iter().enumerate();
+        listed
+            .filter(|(_, device)| device.as_ref().is_some_and(|device| device.divided))
+            .map(|(n, _)| n)
+            .collect()
+    }
+
     /// Facts that jobs may select nodes by.
     #[must_use]
     pub fn labels(&self) -> BTreeMap<Name, String> {

@@ -268,6 +268,9 @@ mod tests {
 
     fn report(storage: StorageHealth) -> PeerReport {
         PeerReport {
+            is_volatile: false,
+            state: None,
+            has_diverged: false,
             version: String::new(),
             format_max: 1,
             generation: 1,

@@ -2,6 +2,7 @@
 
 use crate::environment::Environment;
 use crate::leader::{Leadership, ReadPoint};
+use crate::marks::StateMark;
 use crate::messages::{PeerReport, bounded_version};
 use muster_store::{Entry, LeaderId, LogId, Space, StorageHealth, Vote, decode_entry, encode_entry};
 use muster_types::ReplicaId;
@@ -235,6 +236,9 @@ pub(crate) fn report_to_wire(report: &PeerReport) -> wire::DescribeResponse {
         rejoining: report.rejoining,
         unix_ms: report.unix_ms,
         founding: report.founding,
+        volatile: report.is_volatile,
+        state_entry: report.state.map(|mark| mark.raft_index),
+        state_digest: report.state.map_or(0, |mark| mark.digest),
     }
 }
 
@@ -263,6 +267,9 @@ pub(crate) fn report(message: wire::DescribeResponse, received_at: Instant) -> P
         rejoining: message.rejoining,
         unix_ms: message.unix_ms,
         founding: message.founding,
+        is_volatile: message.volatile,
+        state: message.state_entry.map(|raft_index| StateMark { raft_index, digest: message.state_digest }),
+        has_diverged: false,
         received_at,
     }
 }

@@ -11,6 +11,7 @@ use muster_state::{Effect, GuardError, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
+use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, limits,
 };
@@ -472,4 +473,39 @@ fn a_node_that_is_counted_with_is_not_forgotten() {
     assert_eq!((scene.state.nodes().len(), scene.state.pools().count()), (2, before - 1));
     assert_eq!(scene.state.node_named(&name("n2")), None);
     scene.state.verify().unwrap();
+}
+
+/// The guard of every replica keeps work off a node that lacks what policy requires, in the record of any leader.
+#[test]
+fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
+    let (mut speculation, mut state) = founded();
+    for (n, isolates) in [(0, false), (1, true)] {
+        let mut draft = node_draft(&format!("n{n}"), "eu", "c1", Some(accelerators("h100", 8)));
+        if isolates {
+            draft.labels.insert(name(Guarantee::Devices.label()), "filtered".to_owned());
+        }
+        let spec = draft.check().unwrap();
+        let command = Command::Register { spec, holder: holder(n + 1), other_session_is_over: false };
+        handle(&mut speculation, &command).unwrap();
+    }
+    let spec = job("j", 1, Some(accelerators("h100", 1)));
+    let jobs = vec![spec.into()].into();
+    let Ok(muster_decider::Answer::Submitted { jobs, .. }) =
+        handle(&mut speculation, &Command::Submit { request: request(1), jobs })
+    else {
+        panic!("it is taken")
+    };
+    commit(&mut speculation, &mut state);
+    let on = |node| Decision::GangPlaced {
+        job: jobs[0],
+        workers: vec![WorkerSlot { node: NodeId(node), incarnation: 1, devices: DeviceSet(1) }],
+    };
+    assert_eq!((state.check(&on(0)), state.check(&on(1))), (Ok(()), Ok(())));
+    let policy = PolicyDraft { required_isolation: [Guarantee::Devices].into(), ..PolicyDraft::default() };
+    let policy = Box::new(policy.check().unwrap());
+    let command = Command::SetPolicy { request: request(2), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    commit(&mut speculation, &mut state);
+    let refused = Err(GuardError::NotTheGang(GangFault::Node));
+    assert_eq!((state.check(&on(0)), state.check(&on(1))), (refused, Ok(())));
 }

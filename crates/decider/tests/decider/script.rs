@@ -18,8 +18,8 @@ use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::{Finding, HealthAction, HealthReport, Observation, RepairEnd, XidRule};
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Dataset, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window, WindowPurpose,
-    WindowScope,
+    Dataset, Guarantee, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window,
+    WindowPurpose, WindowScope,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
@@ -315,6 +315,10 @@ impl World {
         if let Some(cpu) = self.number(words, "cpu=") {
             draft.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
         }
+        for guarantee in self.number(words, "isolates=").into_iter().flat_map(|text| text.split(',')) {
+            let guarantee = Guarantee::parse(guarantee).expect("a guarantee");
+            draft.labels.insert(name(guarantee.label()), "own".to_owned());
+        }
         let who = self.number(words, "holder=").map_or(1, |text| text.parse().unwrap());
         Command::Register {
             spec: draft.check().expect("a node"),
@@ -537,7 +541,7 @@ impl World {
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N`,
     /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
-    /// `starting-deadline=D`, `end-overrunners=on|off`,
+    /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. All of it is set anew.
     fn policy(&mut self, words: &[&str]) -> String {
         let mut draft = PolicyDraft::default();
@@ -572,6 +576,10 @@ impl World {
                 "starting-deadline" => draft.preemption.starting_deadline_ms = duration_ms(value),
                 "end-overrunners" => draft.backfill.end_overrunners = value == "on",
                 "victims-max" => draft.preemption.victims_max = value.parse().unwrap(),
+                "isolation" => {
+                    let guarantee = |part: &&str| Guarantee::parse(part).expect("a guarantee");
+                    draft.required_isolation = parts.iter().map(guarantee).collect();
+                }
                 "price" => draft.prices.push(Price {
                     kind: name(parts[0]),
                     region: None,

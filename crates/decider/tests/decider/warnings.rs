@@ -5,7 +5,8 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+    Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose,
+    WindowScope,
 };
 use muster_types::{JobDraft, LogTime, PriorityTier, Submission};
 
@@ -273,4 +274,40 @@ fn what_changes_for_those_that_run_is_said() {
     let found = warned(&speculation, tenants(vec![("serving", TenantPolicy::default())]));
     let codes: Vec<&str> = found.iter().map(|warning| warning.code.as_str()).collect();
     assert_eq!(codes, ["GUARANTEE_BELOW_USE", "RUNNING_WITHOUT_RIGHT", "UNLISTED_TENANTS"], "{found:#?}");
+}
+
+#[test]
+fn isolation_that_leaves_a_tenant_no_node_is_warned_of() {
+    let (mut speculation, _replica) = founded();
+    let mut register = |n: u128, node: &str, region: &str, kind: &str, devices: Option<&str>| {
+        let mut draft =
+            muster_types::NodeDraft::clone(&node_spec(node, region, "c1", Some(accelerators(kind, 8))));
+        draft.labels.extend(devices.map(|value| (name("isolation.devices"), value.to_owned())));
+        let spec = draft.check().unwrap();
+        let command = Command::Register { spec, holder: holder(n), other_session_is_over: false };
+        handle(&mut speculation, &command).unwrap();
+    };
+    register(1, "e1", "eu", "h100", Some("filtered"));
+    register(2, "e2", "eu", "h100", Some("none"));
+    register(3, "u1", "us", "b200", None);
+    let requires = |guarantees: &[Guarantee], tenant: TenantPolicy| PolicyDraft {
+        required_isolation: guarantees.iter().copied().collect(),
+        ..tenants(vec![("research", tenant)])
+    };
+    let on = |kind| with(vec![quota(kind, None, 8, None, None)]);
+    let some = (
+        "NODES_NOT_ISOLATED",
+        "isolation.require",
+        "2 of 3 nodes lack some of the isolation that is required (devices), and get no more work: e2, u1",
+    );
+    assert_warned(&speculation, requires(&[Guarantee::Devices], on("h100")), &[some]);
+    let none = (
+        "NO_ISOLATED_NODE",
+        "tenants.research",
+        "tenant research is guaranteed devices on nodes alone that lack",
+    );
+    assert_warned(&speculation, requires(&[Guarantee::Devices], on("b200")), &[none, some]);
+    let all = ("NO_ISOLATED_NODE", "isolation.require", "no job of any tenant is placed");
+    assert_warned(&speculation, requires(&Guarantee::ALL, on("h100")), &[all]);
+    assert_warned(&speculation, requires(&[], on("b200")), &[]);
 }

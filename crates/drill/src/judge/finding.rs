@@ -42,6 +42,14 @@ rules! {
     RecordRefused = "RECORD_REFUSED",
     /// The invariants of the state hold at the end: no device is leased twice, nothing leaks.
     State = "STATE",
+    /// No device is given to two workers at a time, and no host gives more than it has; counted from the records alone.
+    LeasedTwice = "LEASED_TWICE",
+    /// Nothing is placed on a node outside the session that it names, and no session begins while the one before holds
+    /// devices.
+    LeaseWithoutSession = "LEASE_WITHOUT_SESSION",
+    /// Nothing is placed, and no capacity promised, beyond what quotas and borrowing limits allow; counted from the records
+    /// alone.
+    QuotaExceeded = "QUOTA_EXCEEDED",
     /// The history is one of this drill, whole and written once.
     History = "HISTORY",
     /// What was acknowledged is in the log.

@@ -8,6 +8,7 @@ mod evidence;
 mod expectation;
 mod finding;
 mod intervals;
+mod leases;
 mod ledger;
 mod log;
 mod order;
@@ -88,6 +89,9 @@ pub struct Checked {
     pub intervals: u64,
     /// Intervals whose token was looked for in the log.
     pub placements: u64,
+    /// Places of workers that were counted again, without the guard.
+    #[serde(default)]
+    pub leases: u64,
     /// Digests of replicas that were held against the log.
     pub replica_states: u64,
     /// Digests that leaders recorded and the replay came to as well.

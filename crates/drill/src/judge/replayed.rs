@@ -12,6 +12,7 @@ use muster_state::{Applied, Effect, State};
 use muster_types::{At, FencingToken, JobId, LogIndex, RequestId};
 
 use super::evidence::shown;
+use super::leases::Leases;
 use super::ledger::LedgerMaker;
 use super::log::LogRound;
 use super::order::MissingJob;
@@ -78,6 +79,7 @@ struct Judge<'a> {
     digests: Digests<'a>,
     watches: Watches<'a>,
     ledger: LedgerMaker<'a>,
+    leases: Leases,
     forgotten: HashSet<JobId>,
     /// Of the record that is being applied.
     request: Option<(RequestId, u32)>,
@@ -146,6 +148,7 @@ pub(super) fn check(
         digests: Digests { waiting: BTreeMap::new() },
         watches,
         ledger: LedgerMaker::new(run),
+        leases: Leases::default(),
         forgotten: HashSet::new(),
         request: None,
         ours: run.only_ours.then(|| acknowledged_range(history)).flatten(),
@@ -438,6 +441,7 @@ fn expected(state: &State, query: &Query) -> Option<Seen> {
 
 impl Observer for Judge<'_> {
     fn before(&mut self, _: &State, decision: &Decision) {
+        self.leases.before(decision);
         self.request = match decision {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
@@ -460,6 +464,7 @@ impl Observer for Judge<'_> {
         let Some(LogIndex(index)) = applied.log_index else { return };
         self.told.last_index = index;
         let time_ms = state.log_time().0;
+        self.leases.after(index, applied.rejection.is_none(), self.checked, self.findings);
         if applied.rejection.is_none() {
             if let Some((request, jobs)) = self.request.take() {
                 if jobs > 0 {

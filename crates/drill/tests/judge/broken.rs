@@ -4,8 +4,9 @@ use muster_drill::history::{
     Call, Consistency, JobPhase, Operation, Outcome, Query, Seen, Torn, WatchChange,
 };
 use muster_drill::judge::{LogRound, Rule};
-use muster_journal::{Decision, Estimate, RequestKey, Round, encode_round};
-use muster_types::{JobId, LogIndex, LogTime, RequestId};
+use muster_journal::{Decision, Estimate, RequestKey, Round, WorkerSlot, encode_round};
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::{DeviceSet, JobId, LogIndex, LogTime, Name, NodeId, RequestId};
 
 use crate::support::{Sample, seen};
 
@@ -18,6 +19,9 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a submission is told other jobs", Rule::WrongRecord, other_jobs),
     ("a request is carried out twice", Rule::DoneTwice, twice),
     ("the log has a request that nobody made", Rule::RequestOfNobody, nobody),
+    ("a device is given to two gangs", Rule::LeasedTwice, leased_twice),
+    ("a gang is placed on a node that is lost", Rule::LeaseWithoutSession, lost_node),
+    ("a gang is placed beyond its tenant's quota", Rule::QuotaExceeded, over_quota),
     ("the guard refuses a record of the leader in force", Rule::RecordRefused, refused_by_guard),
     ("linearizable reads are silent for too long", Rule::ReadsLate, reads_late),
     ("submissions stay slow while the fault lasts", Rule::SubmissionsSlow, slow),
@@ -152,6 +156,51 @@ fn refused_by_guard(sample: &mut Sample) -> Option<()> {
     let job = state.jobs().iter().map(|(job, _)| *job).find(running)?;
     append(sample, vec![Decision::GangPlaced { job, workers: Vec::new() }]);
     Some(())
+}
+
+/// Another job like one that runs, and where it is to run, behind some other decisions.
+fn placed_again(
+    sample: &mut Sample,
+    mut before: Vec<Decision>,
+    change: impl Fn(&mut WorkerSlot),
+) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
+    let job = state.jobs().iter().map(|(job, _)| *job).find(runs)?;
+    let mut workers = state.job(job)?.placement.as_ref()?.slots.clone();
+    workers.iter_mut().for_each(change);
+    let place = state.log_index().0 + 1 + before.len() as u64;
+    let request = RequestKey { id: RequestId(0xfeed), fingerprint: 1 };
+    let specs = vec![state.spec(job)?.clone()];
+    before.push(Decision::JobsSubmitted { request, specs, estimates: vec![Estimate::default()] });
+    before.push(Decision::GangPlaced { job: JobId::derive(LogIndex(place), 0), workers });
+    append(sample, before);
+    Some(())
+}
+
+fn leased_twice(sample: &mut Sample) -> Option<()> {
+    placed_again(sample, Vec::new(), |_| {})
+}
+
+fn lost_node(sample: &mut Sample) -> Option<()> {
+    placed_again(sample, Vec::new(), |slot| slot.node = NodeId(0))
+}
+
+/// There are free devices, and its tenant may have one only.
+fn over_quota(sample: &mut Sample) -> Option<()> {
+    let quota = Quota {
+        kind: Name::literal("h100"),
+        region: None,
+        nominal_milli: 1_000,
+        borrowing_limit_milli: Some(0),
+        lending_limit_milli: None,
+    };
+    let tenant = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    let tenants = [(Name::literal("lab"), tenant)].into();
+    let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().ok()?.as_recorded();
+    let request = RequestKey { id: RequestId(0xbeef), fingerprint: 1 };
+    let set = Decision::PolicySet { request, policy: Box::new(policy) };
+    placed_again(sample, vec![set], |slot| slot.devices = DeviceSet(0xf0))
 }
 
 fn reads_late(sample: &mut Sample) -> Option<()> {

@@ -9,15 +9,18 @@ fn verdict_of(sample: &Sample) -> Verdict {
     sample.judge()
 }
 
-/// Compares with a file that people can look at; `UPDATE_EXPECT=1` writes it anew.
-fn expect(name: &str, actual: &str) {
+/// Compares with a file that people can look at; `UPDATE_EXPECT=1` writes it. The name of one that was written: a
+/// run that writes what it expects shows nothing.
+fn expect(name: &'static str, actual: &str) -> Option<&'static str> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name);
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::create_dir_all(path.parent().expect("it has a folder")).expect("a folder");
-        return std::fs::write(&path, actual).expect("a file");
+        std::fs::write(&path, actual).expect("a file");
+        return Some(name);
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(expected == actual, "{name} is not what it was: look at it, and UPDATE_EXPECT=1 to keep it");
+    None
 }
 
 #[test]
@@ -25,16 +28,17 @@ fn pages_are_as_people_have_seen_them() {
     let sample = sample(7, 150);
     let verdict = verdict_of(&sample);
     let page = Page::new(&sample.scenario, &sample.run, &sample.history, &verdict);
-    expect("held.html", &page.html());
-    expect("held.md", &page.markdown());
+    let mut written = vec![expect("held.html", &page.html()), expect("held.md", &page.markdown())];
     let mut broken = sample.clone();
     crate::broken::BREACHES[0].2(&mut broken).expect("something was acknowledged");
     let verdict = verdict_of(&broken);
     let page = Page::new(&broken.scenario, &broken.run, &broken.history, &verdict);
-    expect("broken.md", &page.markdown());
+    written.push(expect("broken.md", &page.markdown()));
     let mut summary = Summary::of([(&sample.scenario, &verdict)]);
     summary.rows[0].operations = 0;
-    expect("summary.md", &summary.markdown());
+    written.push(expect("summary.md", &summary.markdown()));
+    let written: Vec<&str> = written.into_iter().flatten().collect();
+    assert!(written.is_empty(), "look at what was written, and run again without UPDATE_EXPECT: {written:?}");
 }
 
 #[test]

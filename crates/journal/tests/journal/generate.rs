@@ -12,7 +12,7 @@ use muster_types::health::{
     RecoveryAction, RepairStep,
 };
 use muster_types::job::ArrayMember;
-use muster_types::policy::{NonPreemptible, PolicyRules, TenantLimits, TenantRights};
+use muster_types::policy::{Guarantee, NonPreemptible, PolicyRules, TenantLimits, TenantRights};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
@@ -507,8 +507,13 @@ fn policy_rules() -> impl Strategy<Value = PolicyRules> {
         },
     );
     let tenants = (btree_map(name(), rights, 0..4), btree_map(name(), limits, 0..4));
-    (tenants, any::<bool>(), any::<[u64; 3]>()).prop_map(
-        |((rights, limits), end_overrunners, [backoff_ms, stopping_deadline_ms, starting_deadline_ms])| {
+    let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
+    ((tenants, isolation), any::<bool>(), any::<[u64; 3]>()).prop_map(
+        |(
+            ((rights, limits), required_isolation),
+            end_overrunners,
+            [backoff_ms, stopping_deadline_ms, starting_deadline_ms],
+        )| {
             PolicyRules {
                 rights,
                 limits,
@@ -516,6 +521,7 @@ fn policy_rules() -> impl Strategy<Value = PolicyRules> {
                 backoff_ms,
                 stopping_deadline_ms,
                 starting_deadline_ms,
+                required_isolation,
             }
         },
     )

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::Global;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
-use super::view::{Document, Items, time};
+use super::view::{Document, time};
 
 /// Commands about certificates. Most need no cluster, only the authority's folder.
 #[derive(Subcommand)]
@@ -297,7 +297,7 @@ async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result
     };
     if args.dry_run {
         console.progress("nothing was revoked; these would be");
-        return print_revoked(console, certificates);
+        return print_revoked(console, certificates, true);
     }
     let client = global.client().await?;
     for certificate in &certificates {
@@ -307,12 +307,12 @@ async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result
         };
         client.revoke_certificate(request).await?;
     }
-    print_revoked(console, certificates)
+    print_revoked(console, certificates, false)
 }
 
 async fn revoked(global: &Global, console: &Console) -> Result<(), Failure> {
     let answer = global.client().await?.list_revoked_certificates().await?;
-    print_revoked(console, answer.certificates)
+    print_revoked(console, answer.certificates, false)
 }
 
 #[derive(Serialize)]
@@ -324,13 +324,30 @@ struct RevokedView {
     not_after: Option<String>,
 }
 
-fn print_revoked(console: &Console, certificates: Vec<v1::RevokedCertificate>) -> Result<(), Failure> {
+/// `dry_run` is there where nothing of it was done.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RevokedList {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dry_run: bool,
+    items: Vec<RevokedView>,
+}
+
+fn print_revoked(
+    console: &Console,
+    certificates: Vec<v1::RevokedCertificate>,
+    dry_run: bool,
+) -> Result<(), Failure> {
     let rows: Vec<RevokedView> = certificates
         .into_iter()
         .map(|row| RevokedView { serial: row.serial, holder: row.holder, not_after: time(row.not_after_ms) })
         .collect();
     if console.is_structured() {
-        return console.object(&Document::new("RevokedCertificateList", None::<u64>, Items { items: rows }));
+        return console.object(&Document::new(
+            "RevokedCertificateList",
+            None::<u64>,
+            RevokedList { dry_run, items: rows },
+        ));
     }
     let mut grid = Grid::new(vec!["SERIAL", "HOLDER", "ENDS"]);
     for row in rows {

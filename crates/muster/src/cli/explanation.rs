@@ -174,6 +174,7 @@ struct Nodes {
     cordoned: u32,
     wrong_labels: u32,
     tainted: u32,
+    not_isolated: u32,
     too_small: u32,
     in_window: u32,
     held: u32,
@@ -331,6 +332,7 @@ fn cluster_view(message: v1::ClusterReport) -> Cluster {
             cordoned: nodes.cordoned,
             wrong_labels: nodes.wrong_labels,
             tainted: nodes.tainted,
+            not_isolated: nodes.not_isolated,
             too_small: nodes.too_small,
             in_window: nodes.in_window,
             held: nodes.held,
@@ -640,6 +642,8 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterReport]) {
     tree.0.push_str(&grid.plain());
     tree.each(0, clusters, |tree, report| {
         let nodes = report.nodes.unwrap_or_default();
+        let lacking = report.lacking_isolation.join(", ");
+        let not_isolated = format!("without the isolation that policy requires ({lacking})");
         let counts = [
             ("fit", nodes.fit),
             ("full", nodes.full),
@@ -647,6 +651,7 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterReport]) {
             ("cordoned", nodes.cordoned),
             ("without the labels", nodes.wrong_labels),
             ("tainted", nodes.tainted),
+            (&not_isolated, nodes.not_isolated),
             ("too small", nodes.too_small),
             ("in a window", nodes.in_window),
             ("kept for gangs before it", nodes.held),

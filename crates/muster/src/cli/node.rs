@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
 use muster_wire::v1;
+use serde::Serialize;
 
 use super::Global;
 use super::admission::{self, AdmissionCommand};
@@ -116,24 +117,70 @@ async fn forget(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     if dry_run {
-        for name in names {
-            let request = v1::GetNodeRequest { node: name.clone(), ..Default::default() };
-            let node = client.get_node(request).await?.node.unwrap_or_default();
-            let becomes = match node.status() {
-                v1::NodeStatus::Lost => "is lost and would be forgotten",
-                _ => "is not lost: that would be refused",
-            };
-            console.line(&format!("{name} ({}) {becomes}", node.id))?;
-        }
-        return Ok(Exit::Ok);
+        return would_forget(client, console, names).await;
     }
     let mut ids = Vec::with_capacity(names.len());
-    let mut log_index = None;
+    let (mut log_index, mut failed) = (None, None);
     for node in names {
-        let answer = client.forget_node(v1::ForgetNodeRequest { node, ..Default::default() }).await?;
-        log_index = answer.freshness.map(|f| f.log_index);
-        ids.push(answer.node_id);
+        match client.forget_node(v1::ForgetNodeRequest { node, ..Default::default() }).await {
+            Ok(answer) => {
+                log_index = answer.freshness.map(|f| f.log_index);
+                ids.push(answer.node_id);
+            }
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
     }
+    // Those before the one that failed are gone: they are printed first.
+    if !ids.is_empty() {
+        print_forgotten(console, log_index, ids)?;
+    }
+    failed.map_or(Ok(Exit::Ok), |error| Err(error.into()))
+}
+
+/// One node that `muster node forget --dry-run` was asked about.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WouldForget {
+    name: String,
+    node_id: String,
+    would_be_forgotten: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DryRun<T> {
+    dry_run: bool,
+    items: Vec<T>,
+}
+
+async fn would_forget(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+    let (mut rows, mut log_index) = (Vec::with_capacity(names.len()), None);
+    for name in names {
+        let answer = client.get_node(v1::GetNodeRequest { node: name.clone(), ..Default::default() }).await?;
+        let node = answer.node.unwrap_or_default();
+        log_index = answer.freshness.map(|f| f.log_index);
+        let would_be_forgotten = node.status() == v1::NodeStatus::Lost;
+        rows.push(WouldForget { name, node_id: node.id, would_be_forgotten });
+    }
+    if console.is_structured() {
+        let rows = DryRun { dry_run: true, items: rows };
+        console.object(&Document::new("ForgottenNodes", log_index, rows))?;
+        return Ok(Exit::Ok);
+    }
+    for WouldForget { name, node_id, would_be_forgotten } in rows {
+        let becomes = match would_be_forgotten {
+            true => "is lost and would be forgotten",
+            false => "is not lost: that would be refused",
+        };
+        console.line(&format!("{name} ({node_id}) {becomes}"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn print_forgotten(console: &Console, log_index: Option<u64>, ids: Vec<String>) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
             console.object(&Document::new("ForgottenNodes", log_index, Items { items: ids }))?;
@@ -144,7 +191,7 @@ async fn forget(
             }
         }
     }
-    Ok(Exit::Ok)
+    Ok(())
 }
 
 async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit, Failure> {

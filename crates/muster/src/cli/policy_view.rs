@@ -41,6 +41,13 @@ struct Spec {
     transfers: Vec<Transfer>,
     spare_hosts_per_rack: BTreeMap<String, u32>,
     windows: Vec<Window>,
+    isolation: Isolation,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Isolation {
+    require: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -211,6 +218,7 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
             transfers: policy.transfers.into_iter().map(transfer).collect(),
             spare_hosts_per_rack: policy.spare_hosts_per_rack.into_iter().collect(),
             windows: policy.windows.into_iter().map(window).collect(),
+            isolation: Isolation { require: policy.isolation.unwrap_or_default().require },
         },
     }
 }
@@ -361,6 +369,13 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
             format!("{}, after {}", on(preemption.defragment), duration(preemption.defragment_wait_ms)),
         ),
         ("weights", weights.join(", ")),
+        (
+            "isolation",
+            match policy.isolation.unwrap_or_default().require {
+                required if required.is_empty() => "not required".to_owned(),
+                required => format!("nodes must isolate workers by {}", required.join(", ")),
+            },
+        ),
     ]
 }
 

@@ -58,6 +58,13 @@ struct Spec {
     transfers: Option<Vec<Spanned<Transfer>>>,
     spare_hosts_per_rack: Option<BTreeMap<String, Text>>,
     windows: Option<Vec<Spanned<Window>>>,
+    isolation: Option<Isolation>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Isolation {
+    require: Option<Vec<Text>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -249,6 +256,9 @@ impl Reader<'_> {
             transfers: self.each("spec.transfers", spec.transfers, Self::transfer),
             spare_hosts_per_rack,
             windows: self.each("spec.windows", spec.windows, Self::window),
+            isolation: spec.isolation.map(|isolation| v1::IsolationPolicy {
+                require: self.list("spec.isolation.require", isolation.require.unwrap_or_default()),
+            }),
         }
     }
 

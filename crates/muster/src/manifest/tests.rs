@@ -245,6 +245,7 @@ spec:
   transfers:
     - {to: eu, perGib: 0.02, bytesPerSecond: 1Gi}
   spareHostsPerRack: {gb200: 2}
+  isolation: {require: [pid, devices]}
   windows:
     - {name: works, from: +1h, until: +2h, scope: {rack: r1}, maintenance: true}
     - {name: ours, from: +1h, until: +2h, scope: {region: eu}, reservedFor: vision}
@@ -283,6 +284,7 @@ fn a_policy_is_read() {
         (20_000, 1 << 30)
     );
     assert_eq!(policy.windows[1].until_ms, NOW_MS + 7_200_000);
+    assert_eq!(policy.isolation.unwrap().require, ["pid", "devices"]);
     let empty = parse_policy(b"apiVersion: muster.dev/v1\nkind: Policy\nspec: {}\n", NOW_MS).unwrap();
     empty.check().unwrap();
     assert_eq!(empty.message, v1::Policy::default());
@@ -295,12 +297,16 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
         .replace("nominal: 64, borrowingLimit: 0.5", "borrowingLimit: many")
         .replace("maintenance: true", "maintenance: false");
     assert_eq!(
+        policy_problems(&POLICY.replace("[pid, devices]", "[pid, processes]")),
+        ["line 21: spec.isolation.require[1]: must be devices, pid, tmp or user, got \"processes\""]
+    );
+    assert_eq!(
         policy_problems(&text),
         [
             "line 7: spec.tenants.research.weight: must be above zero; leave it out for the ordinary share, 1",
             "line 9: spec.tenants.research.quotas[0].nominal: must be given: the devices that are guaranteed, or 0",
             "line 9: spec.tenants.research.quotas[0].borrowingLimit: must be a number like 64 or 0.5, with at most three decimals, got \"many\"",
-            "line 22: spec.windows[0]: must say what it is for: either `maintenance: true` or `reservedFor: TENANT`",
+            "line 23: spec.windows[0]: must say what it is for: either `maintenance: true` or `reservedFor: TENANT`",
         ]
     );
     let text = POLICY
@@ -316,8 +322,8 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
             "line 10: spec.tenants.vision.parent",
             "line 11: spec.order.by",
             "line 12: spec.backfill.reservations",
-            "line 22: spec.windows[0].scope",
-            "line 22: spec.windows[0].until",
+            "line 23: spec.windows[0].scope",
+            "line 23: spec.windows[0].until",
         ]
     );
     let quota = POLICY.replace(

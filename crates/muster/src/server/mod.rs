@@ -234,6 +234,19 @@ async fn listen(key: &'static str, address: SocketAddr, open: bool) -> Result<Tc
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { key, address, source })
 }
 
+/// Whether the data directory is in memory. Said at each start, for a replica promises what its disk is to keep.
+fn volatile(dir: &Path) -> bool {
+    let is_volatile = open::is_in_memory(dir);
+    if is_volatile {
+        tracing::warn!(
+            code = "STORAGE_VOLATILE",
+            data_dir = %dir.display(),
+            "the data directory is in memory: what this replica promises is lost when its machine restarts"
+        );
+    }
+    is_volatile
+}
+
 /// Opens the archive. History must not keep a replica from serving: where it cannot be opened, the replica starts without
 /// it, keeps its log, and tries again. Only an archive of another cluster is refused, for that is a configuration
 /// which can never work.
@@ -308,8 +321,12 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.leader = config.leader.clone();
     settings.known_peers = config.members.clone();
     settings.security = security.clone();
-    settings.advertise =
-        Advertise { version: crate::VERSION.to_owned(), format_max: config.format_max().into() };
+    settings.advertise = Advertise {
+        version: crate::VERSION.to_owned(),
+        format_max: config.format_max().into(),
+        marks: view.marks(),
+        is_volatile: volatile(&config.data_dir),
+    };
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.
@@ -457,6 +474,8 @@ impl Parts {
     /// to the end of the process, which loses nothing that was acknowledged.
     async fn stop(self, in_order: bool) {
         if in_order {
+            // Errors of a protocol that is being ended are told from others by this line.
+            tracing::info!("the replica was told to stop");
             within("handing over the leadership", HAND_OVER_MAX, hand_over(&self.consensus)).await;
         }
         self.engine.stop();

@@ -26,6 +26,12 @@ pub async fn open_store(config: &ServerConfig, start: Start) -> Result<ReplicaSt
     opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
+/// Whether a directory is on a file system that is lost with the machine's memory.
+pub fn is_in_memory(dir: &Path) -> bool {
+    let found = nix::sys::statfs::statfs(dir);
+    found.is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC)
+}
+
 /// The identity a folder is expected to have: the generation is whatever the folder says, for no
 /// configuration knows it.
 ///

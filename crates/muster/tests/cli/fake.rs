@@ -26,6 +26,7 @@ pub struct Book {
     pub list_pages: usize,
     pub cordoned: Vec<String>,
     pub restricted: Vec<String>,
+    pub forgotten: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
     /// What `GetJob` and `ListJobs` were asked for.
     pub reads: Vec<v1::ReadOptions>,
@@ -325,6 +326,7 @@ fn explanation(workers: u32) -> v1::Explanation {
     };
     let score = vec![part("topology", 500, 900), part("packing", 400, 250)];
     let cluster = |region: &str, fit, full| v1::ClusterReport {
+        lacking_isolation: Vec::new(),
         region: region.into(),
         cluster: format!("{region}-1"),
         accelerator_type: "h100".into(),
@@ -532,7 +534,12 @@ impl FleetService for Service {
         &self,
         request: Request<v1::ForgetNodeRequest>,
     ) -> Result<Response<v1::ForgetNodeResponse>, Status> {
-        let node_id = format!("node-of-{}", request.into_inner().node);
+        let node = request.into_inner().node;
+        if node == "host-0" {
+            return Err(refuse(RefusalCode::NodeInUse, "the session of host-0 stands"));
+        }
+        let node_id = format!("node-of-{node}");
+        self.book.lock().unwrap().forgotten.push(node);
         Ok(Response::new(v1::ForgetNodeResponse { node_id, freshness: freshness() }))
     }
 
@@ -554,6 +561,10 @@ impl FleetService for Service {
                 node: Some(node("host-0", false)),
                 freshness: freshness(),
             })),
+            "host-5" => {
+                let lost = v1::Node { status: v1::NodeStatus::Lost.into(), ..node("host-5", false) };
+                Ok(Response::new(v1::GetNodeResponse { node: Some(lost), freshness: freshness() }))
+            }
             _ => Err(refuse(RefusalCode::NodeNotFound, "no such node")),
         }
     }

@@ -935,3 +935,67 @@ fn a_client_certificate_says_for_whom_it_is() {
         assert_eq!(issue(9, kind, more).code, 2, "{kind} {more:?}");
     }
 }
+
+#[test]
+fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none() {
+    let fake = Fake::start();
+    let dry = ["node", "forget", "host-5", "host-0", "--dry-run"];
+    let ran = muster(&fake, &dry);
+    let said = "host-5 (node-1) is lost and would be forgotten\n\
+                host-0 (node-1) is not lost: that would be refused\n";
+    assert_eq!((ran.code, ran.out.as_str()), (0, said), "{}", ran.err);
+    let json = muster(&fake, &[&dry[..], &["-o", "json"]].concat());
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&answer["kind"], &answer["dryRun"]), (&"ForgottenNodes".into(), &true.into()), "{answer}");
+    let would = |at: usize| answer["items"][at]["wouldBeForgotten"].as_bool();
+    assert_eq!((would(0), would(1)), (Some(true), Some(false)), "{answer}");
+    let unknown = muster(&fake, &["node", "forget", "host-7", "--dry-run"]);
+    assert!(unknown.code == 3 && unknown.err.contains("NODE_NOT_FOUND"), "{} {}", unknown.code, unknown.err);
+    assert!(fake.book.lock().unwrap().forgotten.is_empty(), "a look changes nothing");
+
+    // For real: what was forgotten before a refusal is printed as well.
+    let ran = muster(&fake, &["node", "forget", "host-5", "host-0", "host-8"]);
+    assert!(ran.code != 0 && ran.err.contains("NODE_IN_USE"), "{} {}", ran.code, ran.err);
+    assert_eq!(ran.out, "node-of-host-5\n");
+    assert_eq!(fake.book.lock().unwrap().forgotten, ["host-5"]);
+}
+
+#[test]
+fn a_dry_run_of_a_revocation_names_the_certificates_and_asks_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
+    let authority = text(folder.path().join("authority"));
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
+    let outs: Vec<String> = (0..2).map(|n| text(folder.path().join(format!("bob-{n}")))).collect();
+    for out in &outs {
+        let issued = ["ca", "issue", &authority, "client", "bob", "--tenant", "vision", "--out", out];
+        assert_eq!(finish(command("", &issued)).code, 0);
+    }
+    // Nobody listens there: a dry run that asked somebody would fail.
+    let dry =
+        |words: &[&str]| finish(command("127.0.0.1:1", &[&["ca", "revoke", "--dry-run"], words].concat()));
+    let name = ["--authority", authority.as_str(), "--name", "tenant/vision/bob"];
+    let all = dry(&name);
+    assert_eq!(all.code, 0, "{}", all.err);
+    assert!(all.err.contains("nothing was revoked; these would be"), "{}", all.err);
+    let rows: Vec<&str> = all.out.lines().collect();
+    assert!(rows.len() == 3 && rows[0].starts_with("SERIAL"), "{}", all.out);
+    assert!(rows[1..].iter().all(|row| row.contains("tenant/vision/bob")), "{}", all.out);
+
+    let file = text(std::path::Path::new(&outs[0]).join("tls.crt"));
+    let json = dry(&[&file, "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(
+        (&answer["dryRun"], answer["items"].as_array().map(Vec::len)),
+        (&true.into(), Some(1)),
+        "{answer}"
+    );
+    let serial = answer["items"][0]["serial"].as_str().unwrap();
+    assert!(all.out.contains(serial), "{serial} is not in {}", all.out);
+    let by_serial = dry(&["--serial", serial]);
+    assert!(by_serial.code == 0 && by_serial.out.contains(serial), "{} {}", by_serial.out, by_serial.err);
+    // The same for real needs somebody who revokes.
+    let real = finish(command("127.0.0.1:1", &["ca", "revoke", &file, "--timeout", "1s"]));
+    assert_ne!(real.code, 0, "{}", real.out);
+}

@@ -140,8 +140,10 @@ impl<'a> Question<'a> {
             }
         }
         let nodes = &self.outlook.nodes;
-        if self.outlook.has_taints || !self.spec.node_selector.is_empty() || !self.spec.regions.is_empty() {
-            self.allowed = Some(nodes.iter().map(|node| fit::allows(&node.spec, self.spec)).collect());
+        let asks_nodes = !self.spec.node_selector.is_empty() || !self.spec.regions.is_empty();
+        if self.outlook.has_taints || asks_nodes || !policy.required_isolation.is_empty() {
+            let allowed = nodes.iter().map(|node| fit::allows(&node.spec, self.spec, policy));
+            self.allowed = Some(allowed.collect());
         }
         self
     }

@@ -510,7 +510,7 @@ impl<'a> Search<'a, '_> {
         let question = self.question;
         let row = question.state.node(node).expect("an indexed node has a row");
         let is_open = row.is_placeable()
-            && fit::allows(&row.spec, question.spec)
+            && fit::allows(&row.spec, question.spec, &question.state.policy().policy)
             && !self.windows.iter().any(|window| window.scope.covers(&row.spec));
         if !is_open {
             self.hosts.insert(node, None);

@@ -218,7 +218,7 @@ proptest! {
         prop_assert_eq!(explanation.reason == WaitReason::InLine, fleet.plan(&spec).is_some());
         for report in &explanation.clusters {
             let n = &report.nodes;
-            let sum = n.not_up + n.cordoned + n.wrong_labels + n.tainted + n.too_small + n.in_window + n.held + n.full + n.fit;
+            let sum = n.not_up + n.cordoned + n.wrong_labels + n.tainted + n.not_isolated + n.too_small + n.in_window + n.held + n.full + n.fit;
             prop_assert_eq!(sum, n.registered);
         }
         if explanation.reason == WaitReason::NoClusterLargeEnough {

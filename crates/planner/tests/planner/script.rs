@@ -524,6 +524,7 @@ fn show_explanation(explanation: &Explanation) -> String {
             (nodes.cordoned, "cordoned"),
             (nodes.wrong_labels, "without its labels"),
             (nodes.tainted, "tainted"),
+            (nodes.not_isolated, "not isolated"),
             (nodes.too_small, "too small"),
             (nodes.in_window, "in a window"),
             (nodes.held, "held"),

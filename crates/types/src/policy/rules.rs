@@ -1,9 +1,9 @@
 //! Rights of tenants, and the other parts of a policy that records before format 5 cannot say.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
-use super::{BackfillPolicy, OrderPolicy, Policy, PolicyDraft, PreemptionPolicy};
+use super::{BackfillPolicy, Guarantee, OrderPolicy, Policy, PolicyDraft, PreemptionPolicy};
 use crate::job::PriorityTier;
 use crate::name::Name;
 
@@ -133,6 +133,8 @@ pub struct PolicyRules {
     pub stopping_deadline_ms: u64,
     /// See [`PreemptionPolicy::starting_deadline_ms`].
     pub starting_deadline_ms: u64,
+    /// See [`PolicyDraft::required_isolation`].
+    pub required_isolation: BTreeSet<Guarantee>,
 }
 
 impl PolicyDraft {
@@ -166,6 +168,7 @@ impl PolicyDraft {
             backoff_ms: self.preemption.backoff_ms,
             stopping_deadline_ms: self.preemption.stopping_deadline_ms,
             starting_deadline_ms: self.preemption.starting_deadline_ms,
+            required_isolation: self.required_isolation.clone(),
         }
     }
 }
@@ -189,6 +192,7 @@ impl Policy {
         draft.preemption.backoff_ms = rules.backoff_ms;
         draft.preemption.stopping_deadline_ms = rules.stopping_deadline_ms;
         draft.preemption.starting_deadline_ms = rules.starting_deadline_ms;
+        draft.required_isolation = rules.required_isolation.clone();
         draft.check().ok()
     }
 

@@ -4,11 +4,11 @@
 //! cut to its bound before it is looked into. Defaults are those of the types; a field that has another
 //! default than zero is `optional` in the message.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
+    self, BackfillPolicy, Dataset, Guarantee, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy,
+    PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
     WindowPurpose, WindowScope,
 };
 use muster_types::{LogTime, Name, PriorityTier, Violation, fleet::checked_name, limits};
@@ -62,7 +62,28 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
         transfers: transfers(&below(at, "transfers"), message.transfers, found),
         spare_hosts_per_rack: spares(&below(at, "spare_hosts_per_rack"), message.spare_hosts_per_rack, found),
         windows: windows(&below(at, "windows"), message.windows, found),
+        required_isolation: isolation(
+            &below(at, "isolation.require"),
+            message.isolation.unwrap_or_default(),
+            found,
+        ),
     }
+}
+
+fn isolation(at: &str, message: v1::IsolationPolicy, found: &mut Found) -> BTreeSet<Guarantee> {
+    let mut words = message.require;
+    bound(at, &mut words, Guarantee::ALL.len(), found);
+    let mut required = BTreeSet::new();
+    for (index, word) in words.iter().enumerate() {
+        match Guarantee::parse(word) {
+            Some(guarantee) => _ = required.insert(guarantee),
+            None => found.push(Violation::new(
+                format!("{at}[{index}]"),
+                format!("must be devices, pid, tmp or user, got {}", shown(word)),
+            )),
+        }
+    }
+    required
 }
 
 /// The entries of a map by name. Too many are not looked at one by one: which of them would be, a hash
@@ -402,6 +423,9 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             .map(|(kind, hosts)| (kind.to_string(), (*hosts).into()))
             .collect(),
         windows: policy.windows.iter().map(window_to_proto).collect(),
+        isolation: Some(v1::IsolationPolicy {
+            require: policy.required_isolation.iter().map(ToString::to_string).collect(),
+        }),
     }
 }
 

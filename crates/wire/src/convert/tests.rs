@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    BackfillPolicy, Dataset, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
+    BackfillPolicy, Dataset, Guarantee, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy,
+    PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
     WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
@@ -889,6 +889,7 @@ prop_compose! {
         transfers in btree_map((option::of(name()), option::of(name())), (0..9u64, 1..9u64), 0..4),
         spare_hosts_per_rack in btree_map(name(), 0u16..=1_000, 0..4),
         windows in vec(window(), 0..4),
+        required_isolation in btree_set(proptest::sample::select(Guarantee::ALL.to_vec()), 0..4),
     ) -> Policy {
         let price = |((kind, region), micro_dollars_per_device_hour)| {
             Price { kind, region, micro_dollars_per_device_hour }
@@ -901,7 +902,7 @@ prop_compose! {
             window.name = Name::new(&format!("w{index}")).unwrap();
         }
         PolicyDraft {
-            tenants, spare_hosts_per_rack, windows,
+            tenants, spare_hosts_per_rack, windows, required_isolation,
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
@@ -960,6 +961,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         transfers: vec![v1::Transfer { from: "EU".into(), ..Default::default() }],
         spare_hosts_per_rack: HashMap::from([("gb200".to_owned(), 70_000)]),
         windows: vec![window.clone(), v1::Window { name: "W".into(), purpose: None, ..window }],
+        isolation: Some(v1::IsolationPolicy { require: vec!["pid".into(), "processes".into()] }),
         ..Default::default()
     };
     let found = policy_from_proto("policy", Some(wrong)).unwrap_err();
@@ -972,6 +974,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             "policy.backfill.reservations_max",
             "policy.datasets.d.bytes",
             "policy.datasets.d.regions",
+            "policy.isolation.require[1]",
             "policy.order.order",
             "policy.order.usage_half_life_ms",
             "policy.prices[0].type",

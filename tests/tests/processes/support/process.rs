@@ -154,7 +154,7 @@ pub fn spawn_program(program: &Path, wrapper: &[&str], home: &Path, args: &[&str
         .env(DIE_WITH_PARENT, "1")
         .env_remove("MUSTER_ENDPOINTS")
         // The consensus library tells of every vote; its warnings are enough to see what went wrong.
-        .env("MUSTER_LOG", "info,openraft=warn,openraft::raft::stream_append=off")
+        .env("MUSTER_LOG", "info,openraft=warn")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)

@@ -1,0 +1,423 @@
+//! Who holds which devices, counted from the records alone.
+//!
+//! The replay takes the guard and the fold of the product at their word, so that a mistake in both agrees with itself. This
+//! counts again, in the plainest way and from decisions only: which worker has which device, which session a node is in,
+//! and what each tenant uses of its quotas.
+//!
+//! **Invariant:** nothing here asks a [`State`](muster_state::State), and each sum is made again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use muster_journal::{Decision, RankUpdate, StopCause, WorkerSlot};
+use muster_types::policy::{Policy, Quota};
+use muster_types::{DeviceSet, JobId, JobSpec, Name, NodeId, NodeSpec};
+
+use super::{Checked, Findings, Rule};
+
+/// Thousandths of one device.
+const WHOLE_MILLI: u64 = 1_000;
+/// Devices that a set can name.
+const DEVICES_MAX: u16 = 64;
+
+/// What one worker, or a spare for one, has of a host.
+struct Held {
+    devices: DeviceSet,
+    /// Of each of these devices, in thousandths.
+    milli_of_each: u64,
+    cpu_milli: u64,
+    memory_bytes: u64,
+}
+
+struct Host {
+    spec: NodeSpec,
+    incarnation: u32,
+    is_up: bool,
+    held: BTreeMap<(JobId, usize), Held>,
+}
+
+/// A job that was placed, or that capacity is promised to.
+#[derive(Default)]
+struct Gang {
+    slots: Vec<WorkerSlot>,
+    /// Its quota is given back, though its workers may still stop.
+    has_made_room: bool,
+    promise: Option<Vec<WorkerSlot>>,
+}
+
+impl Gang {
+    /// What it is charged for.
+    fn charged(&self) -> &[WorkerSlot] {
+        match &self.promise {
+            Some(promised) => promised,
+            None if self.has_made_room => &[],
+            None => &self.slots,
+        }
+    }
+}
+
+/// The books of the judge.
+#[derive(Default)]
+pub(super) struct Leases {
+    hosts: BTreeMap<NodeId, Host>,
+    names: BTreeMap<Name, NodeId>,
+    registered: u32,
+    /// By the record that submitted them, and their place in it.
+    specs: HashMap<(u64, u64), Arc<JobSpec>>,
+    gangs: BTreeMap<JobId, Gang>,
+    policy: Policy,
+    /// Of the record that is being applied.
+    decision: Option<Decision>,
+}
+
+fn key(job: JobId) -> (u64, u64) {
+    (job.submitted_at().0, job.0 % JobId::PER_RECORD)
+}
+
+impl Leases {
+    /// A record that is about to be applied.
+    pub(super) fn before(&mut self, decision: &Decision) {
+        let concerns = matches!(
+            decision,
+            Decision::JobsSubmitted { .. }
+                | Decision::NodeRegistered { .. }
+                | Decision::NodeForgotten { .. }
+                | Decision::NodeLost { .. }
+                | Decision::ClusterRecovered { .. }
+                | Decision::PolicySet { .. }
+                | Decision::PolicyRulesSet { .. }
+                | Decision::GangPlaced { .. }
+                | Decision::Rearranged { .. }
+                | Decision::PromiseDropped { .. }
+                | Decision::SparesTaken { .. }
+                | Decision::WorkersReported { .. }
+                | Decision::GangStopRequested { .. }
+                | Decision::JobRequeued { .. }
+                | Decision::JobFinished { .. }
+        );
+        self.decision = concerns.then(|| decision.clone());
+    }
+
+    /// It has this position. One that the guard refused is held against the books too, as what a leader decided, and
+    /// changes nothing.
+    pub(super) fn after(
+        &mut self,
+        index: u64,
+        was_taken: bool,
+        checked: &mut Checked,
+        findings: &mut Findings,
+    ) {
+        let Some(decision) = self.decision.take() else { return };
+        self.check(index, &decision, checked, findings);
+        if was_taken {
+            self.take(index, decision);
+        }
+    }
+
+    fn check(&mut self, index: u64, decision: &Decision, checked: &mut Checked, findings: &mut Findings) {
+        match decision {
+            Decision::GangPlaced { job, workers } => {
+                checked.leases += workers.len() as u64;
+                let found = self.broken_by(*job, workers);
+                let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());
+                let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
+                for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
+                    findings.say(rule, || format!("record {index} places {job}: {text}"));
+                }
+            }
+            Decision::Rearranged { stops, promises } => {
+                let stopped: Vec<JobId> = stops.iter().map(|stop| stop.job).collect();
+                let promised: Vec<(JobId, &[WorkerSlot])> =
+                    promises.iter().map(|promise| (promise.job, &promise.workers[..])).collect();
+                if let Some(text) = self.exceeded_by(&stopped, &promised) {
+                    findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
+                }
+            }
+            Decision::NodeRegistered { spec, .. } => {
+                let host = self.names.get(&spec.name).and_then(|node| self.hosts.get(node));
+                if let Some((job, _)) = host.and_then(|host| host.held.keys().next()) {
+                    let text = format!("a session of {} begins while {job} holds devices there", spec.name);
+                    findings.say(Rule::LeaseWithoutSession, || format!("record {index}: {text}"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn spec(&self, job: JobId) -> Option<&Arc<JobSpec>> {
+        self.specs.get(&key(job))
+    }
+
+    /// What the worker in this place takes.
+    fn wanted(&self, job: JobId, place: usize, devices: DeviceSet) -> Option<Held> {
+        let group = self.spec(job)?.group_of_slot(u32::try_from(place).ok()?)?;
+        let request = &group.request;
+        let count = u64::from(devices.count());
+        Some(Held {
+            devices,
+            milli_of_each: if count == 0 { 0 } else { request.device_milli() / count },
+            cpu_milli: request.cpu_milli,
+            memory_bytes: request.memory_bytes,
+        })
+    }
+
+    /// Which rules workers in these places break, apart from quotas.
+    fn broken_by(&self, job: JobId, workers: &[WorkerSlot]) -> Vec<(Rule, String)> {
+        let mut found = Vec::new();
+        let mut new: BTreeMap<NodeId, Vec<Held>> = BTreeMap::new();
+        for (place, slot) in workers.iter().enumerate() {
+            let Some(host) = self.hosts.get(&slot.node) else {
+                found.push((Rule::LeaseWithoutSession, format!("{} is no node", slot.node)));
+                continue;
+            };
+            if !host.is_up || host.incarnation != slot.incarnation {
+                let name = &host.spec.name;
+                let text = format!("session {} of {name} is over", slot.incarnation);
+                found.push((Rule::LeaseWithoutSession, text));
+            }
+            new.entry(slot.node).or_default().extend(self.wanted(job, place, slot.devices));
+        }
+        for (node, new) in new {
+            let Some(host) = self.hosts.get(&node) else { continue };
+            found.extend(host.overcommitted(&new).map(|text| (Rule::LeasedTwice, text)));
+        }
+        found
+    }
+
+    /// Thousandths of devices that each tenant is charged for, by type and region.
+    fn uses(&self, without: &[JobId], with: &[(JobId, &[WorkerSlot])]) -> BTreeMap<(Name, Name, Name), u64> {
+        let mut uses = BTreeMap::new();
+        let standing = self.gangs.iter().map(|(job, gang)| (*job, gang.charged()));
+        let standing = standing.filter(|(job, _)| !without.contains(job));
+        for (job, slots) in standing.chain(with.iter().copied()) {
+            let Some(spec) = self.spec(job) else { continue };
+            for (place, slot) in slots.iter().enumerate() {
+                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place));
+                let milli = group.map_or(0, |group| group.request.device_milli());
+                let Some(host) = self.hosts.get(&slot.node).filter(|_| milli > 0) else { continue };
+                let Some(has) = &host.spec.accelerators else { continue };
+                let of = (spec.tenant.clone(), has.kind.clone(), host.spec.region.clone());
+                *uses.entry(of).or_default() += milli;
+            }
+        }
+        uses
+    }
+
+    /// The first limit of a quota that is broken once these jobs are stopped and those are charged.
+    fn exceeded_by(&self, stopped: &[JobId], new: &[(JobId, &[WorkerSlot])]) -> Option<String> {
+        if self.policy.tenants.values().all(|tenant| tenant.quotas.is_empty()) {
+            return None;
+        }
+        let (before, after) = (self.uses(stopped, &[]), self.uses(stopped, new));
+        let mut flavours: BTreeSet<(Name, Option<Name>)> = BTreeSet::new();
+        for (of, milli) in &after {
+            if before.get(of) != Some(milli) {
+                flavours.insert((of.1.clone(), Some(of.2.clone())));
+                flavours.insert((of.1.clone(), None));
+            }
+        }
+        for (kind, region) in flavours {
+            for (tenant, settings) in &self.policy.tenants {
+                let is_it = |quota: &&Quota| quota.kind == kind && quota.region == region;
+                let quota = settings.quotas.iter().find(is_it);
+                let Some(quota) = quota else { continue };
+                let Some(beyond) = quota.borrowing_limit_milli else { continue };
+                let committed = |uses| self.committed(uses, tenant, &kind, region.as_ref());
+                let (had, has) = (committed(&before), committed(&after));
+                let most = quota.nominal_milli.saturating_add(beyond);
+                if has > had && has > most {
+                    return Some(format!(
+                        "tenant {tenant} then has {has} thousandths of {kind}, and may have {most}"
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// What a tenant uses itself, and for each tenant directly below it what that one uses or keeps, whichever is more.
+    fn committed(
+        &self,
+        uses: &BTreeMap<(Name, Name, Name), u64>,
+        tenant: &Name,
+        kind: &Name,
+        region: Option<&Name>,
+    ) -> u64 {
+        let is_here = |at: &Name| region.is_none_or(|region| region == at);
+        let own = uses.iter().filter(|((who, of, at), _)| who == tenant && of == kind && is_here(at));
+        let own: u64 = own.map(|(_, milli)| milli).sum();
+        let mut children: BTreeSet<&Name> = self
+            .policy
+            .tenants
+            .iter()
+            .filter(|(_, below)| below.parent.as_ref() == Some(tenant))
+            .map(|(name, _)| name)
+            .collect();
+        // Those that the policy does not name are below one of it.
+        let strangers =
+            uses.keys().map(|(who, ..)| who).filter(|who| self.policy.parent(who) == Some(tenant));
+        children.extend(strangers);
+        let below = children.into_iter().map(|child| {
+            let settings = self.policy.tenants.get(child);
+            let quotas = settings.map_or(&[][..], |settings| &settings.quotas[..]);
+            let quota = quotas.iter().find(|quota| quota.kind == *kind && quota.region.as_ref() == region);
+            let kept = quota.map_or(0, |quota| {
+                quota.lending_limit_milli.map_or(0, |lent| quota.nominal_milli.saturating_sub(lent))
+            });
+            self.committed(uses, child, kind, region).max(kept)
+        });
+        own + below.sum::<u64>()
+    }
+
+    fn take(&mut self, index: u64, decision: Decision) {
+        match decision {
+            Decision::JobsSubmitted { specs, .. } => {
+                let specs = specs.into_iter().enumerate();
+                self.specs.extend(specs.map(|(place, spec)| ((index, place as u64), spec)));
+            }
+            Decision::NodeRegistered { spec, .. } => self.register(spec),
+            Decision::NodeForgotten { node } => {
+                if let Some(host) = self.hosts.remove(&node) {
+                    self.names.remove(&host.spec.name);
+                }
+            }
+            Decision::NodeLost { node, .. } => self.end_session(node),
+            Decision::ClusterRecovered { .. } => {
+                let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
+                nodes.into_iter().for_each(|node| self.end_session(node));
+            }
+            Decision::PolicySet { policy, .. } => self.policy = policy.without_rules(),
+            Decision::PolicyRulesSet { rules } => {
+                if let Some(policy) = self.policy.with_rules(&rules) {
+                    self.policy = policy;
+                }
+            }
+            Decision::GangPlaced { job, workers } => self.place(job, workers),
+            Decision::Rearranged { stops, promises } => {
+                for stop in stops {
+                    self.gangs.entry(stop.job).or_default().has_made_room = true;
+                }
+                for promise in promises {
+                    self.gangs.entry(promise.job).or_default().promise = Some(promise.workers);
+                }
+            }
+            Decision::PromiseDropped { job } => {
+                self.gangs.entry(job).or_default().promise = None;
+            }
+            Decision::SparesTaken { job, ranks, .. } => self.take_spares(job, ranks),
+            Decision::WorkersReported { node, job, updates, .. } => {
+                let is_over = |update: &RankUpdate| matches!(update, RankUpdate::Exited(_));
+                let Some(host) = self.hosts.get_mut(&node) else { return };
+                for (rank, _) in updates.iter().filter(|(_, update)| is_over(update)) {
+                    host.held.remove(&(job, *rank as usize));
+                }
+            }
+            Decision::GangStopRequested { job, cause, .. } => {
+                // Said for one gang, it is the same as in a list.
+                let makes_room = matches!(cause, StopCause::Rearranged(_));
+                self.gangs.entry(job).or_default().has_made_room |= makes_room;
+            }
+            Decision::JobRequeued { job, .. } => self.end_attempt(job, false),
+            Decision::JobFinished { job, .. } => {
+                self.end_attempt(job, true);
+                self.specs.remove(&key(job));
+            }
+            _ => {}
+        }
+    }
+
+    fn register(&mut self, spec: NodeSpec) {
+        let known = self.names.get(&spec.name).copied();
+        let node = known.unwrap_or(NodeId(self.registered));
+        if known.is_none() {
+            self.registered += 1;
+            self.names.insert(spec.name.clone(), node);
+        }
+        let incarnation = self.hosts.get(&node).map_or(0, |host| host.incarnation) + 1;
+        self.hosts.insert(node, Host { spec, incarnation, is_up: true, held: BTreeMap::new() });
+    }
+
+    fn end_session(&mut self, node: NodeId) {
+        if let Some(host) = self.hosts.get_mut(&node) {
+            host.is_up = false;
+            host.held.clear();
+        }
+    }
+
+    fn place(&mut self, job: JobId, workers: Vec<WorkerSlot>) {
+        for (place, slot) in workers.iter().enumerate() {
+            let held = self.wanted(job, place, slot.devices);
+            if let (Some(held), Some(host)) = (held, self.hosts.get_mut(&slot.node)) {
+                host.held.insert((job, place), held);
+            }
+        }
+        self.gangs.insert(job, Gang { slots: workers, has_made_room: false, promise: None });
+    }
+
+    /// The ranks that are named go on in its spares, and it is promised that place; what is left of the spares is let go
+    /// until then.
+    fn take_spares(&mut self, job: JobId, ranks: Vec<(u32, WorkerSlot)>) {
+        let workers = self.spec(job).map_or(0, |spec| spec.worker_count() as usize);
+        self.let_go(job, workers);
+        let Some(gang) = self.gangs.get_mut(&job) else { return };
+        let mut next = gang.slots.clone();
+        let (gang_slots, spares) = next.split_at_mut(workers.min(gang.slots.len()));
+        let mut spares = spares.to_vec();
+        for (rank, slot) in ranks {
+            if let Some(place) = spares.iter().position(|spare| *spare == slot) {
+                spares.remove(place);
+            }
+            if let Some(old) = gang_slots.get_mut(rank as usize) {
+                *old = slot;
+            }
+        }
+        let mut promised = gang_slots.to_vec();
+        promised.extend(spares);
+        gang.promise = Some(promised);
+    }
+
+    /// Nothing of an attempt is charged any more. Workers that have not ended keep what they hold, so that what is given
+    /// away too early is met.
+    fn end_attempt(&mut self, job: JobId, is_over: bool) {
+        let workers = self.spec(job).map_or(0, |spec| spec.worker_count() as usize);
+        self.let_go(job, workers);
+        if is_over {
+            self.gangs.remove(&job);
+        } else if let Some(gang) = self.gangs.get_mut(&job) {
+            gang.slots.clear();
+        }
+    }
+
+    /// Gives back the spares of a gang: what is behind its last worker.
+    fn let_go(&mut self, job: JobId, workers: usize) {
+        let slots = self.gangs.get(&job).map_or(&[][..], |gang| &gang.slots[..]);
+        for (place, slot) in slots.iter().enumerate().skip(workers) {
+            if let Some(host) = self.hosts.get_mut(&slot.node) {
+                host.held.remove(&(job, place));
+            }
+        }
+    }
+}
+
+impl Host {
+    /// Which part of it would be given twice with these and what it has given.
+    fn overcommitted(&self, new: &[Held]) -> Option<String> {
+        let name = &self.spec.name;
+        let all = || self.held.values().chain(new);
+        for device in 0..DEVICES_MAX {
+            let one = DeviceSet(1 << device);
+            let milli: u64 =
+                all().filter(|held| held.devices.contains(one)).map(|held| held.milli_of_each).sum();
+            let most = if device < self.spec.device_count() { WHOLE_MILLI } else { 0 };
+            if milli > most {
+                return Some(format!("{milli} thousandths of device {device} of {name} are given"));
+            }
+        }
+        let cpu: u64 = all().map(|held| held.cpu_milli).sum();
+        let memory: u64 = all().map(|held| held.memory_bytes).sum();
+        if cpu > self.spec.cpu_milli || memory > self.spec.memory_bytes {
+            return Some(format!("{cpu} thousandths of CPUs and {memory} bytes of {name} are given"));
+        }
+        None
+    }
+}
