@@ -572,7 +572,12 @@ impl Future {
             self.take_out(last);
             self.own = None;
         }
-        if self.tried >= 2 * most || self.without_start.contains(&job) {
+        // It was looked for in vain since everybody was last tried. That is no reason to go without another such round:
+        // then nobody of many would be looked at again.
+        if self.without_start.contains(&job) {
+            return false;
+        }
+        if self.tried >= 2 * most {
             self.has_left_out = true;
             return false;
         }
