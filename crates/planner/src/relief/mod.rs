@@ -312,7 +312,7 @@ impl<'a> Search<'a, '_> {
         Ok(())
     }
 
-    /// The way that costs least with what is decided already, host by host; none when there is no room.
+    /// The way that costs least with what is decided already, host by host; none when it does not fit.
     fn place_all(
         &mut self,
         site: &Site<'a>,
