@@ -45,6 +45,7 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
         estimate: Some(render::estimate(&explanation.estimate)),
         borrowers: explanation.borrowers.iter().map(borrower).collect(),
         standing: String::new(),
+        knows_reservations: explanation.knows_reservations,
     }
 }
 

@@ -291,7 +291,7 @@ impl JobService for Jobs {
         let local = || async {
             caller.check_job(&engine.view(), job)?;
             let answer = engine.execute(Command::Cancel { request: id, job }).await?;
-            let message = render::job_explained(&self.router, &engine.view(), job, caller).await?;
+            let message = render::job_explained(&self.router, &engine.reading(), job, caller).await?;
             Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -331,7 +331,7 @@ impl JobService for Jobs {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
         let _turn = self.router.explaining(account).await.map_err(|refusal| to_status(&refusal))?;
-        let explained = engine.explain_spec(Arc::clone(view.state()), job).await;
+        let explained = engine.explain_spec(&view, job).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))
@@ -349,7 +349,7 @@ impl JobService for Jobs {
         let view = fresh(engine, message.read.as_ref(), deadline).await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
         let _turn = self.router.explaining(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
-        let explained = engine.explain_job(Arc::clone(view.state()), id).await;
+        let explained = engine.explain_job(&view, id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
             None => explanation::placed(&view, id, row),

@@ -1,7 +1,7 @@
 //! `muster.v1.PolicyService`.
 
-use muster_decider::{Command, PolicyWarning, PolicyWarnings, policy_warnings};
-use muster_types::{LogIndex, Refusal, RefusalCode};
+use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings};
+use muster_types::LogIndex;
 use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
@@ -60,7 +60,7 @@ impl PolicyService for Policies {
             if message.validate_only {
                 let view = engine.reading();
                 let version = view.policy().version;
-                check_version(expected_version, version)?;
+                check_policy(&view, &policy, expected_version)?;
                 let warnings = policy_warnings(&view, &policy);
                 let freshness = Some(freshness(engine, &view));
                 return Ok(v1::SetPolicyResponse { freshness, ..answer(version, warnings) });
@@ -96,15 +96,5 @@ fn answer(version: LogIndex, warnings: PolicyWarnings) -> v1::SetPolicyResponse 
         freshness: None,
         warnings: warnings.listed.into_iter().map(warning).collect(),
         warnings_left_out: u32::try_from(warnings.left_out).unwrap_or(u32::MAX),
-    }
-}
-
-fn check_version(expected: Option<LogIndex>, version: LogIndex) -> Result<(), Refusal> {
-    match expected {
-        Some(expected) if expected != version => Err(Refusal::new(
-            RefusalCode::PolicyChanged,
-            format!("version {version} of the policy is in force, not {expected}"),
-        )),
-        _ => Ok(()),
     }
 }

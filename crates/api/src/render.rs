@@ -1,6 +1,6 @@
 //! State rows as messages.
 
-use muster_engine::StartOrder;
+use muster_engine::{Reading, StartOrder};
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
@@ -14,7 +14,6 @@ use muster_wire::convert::{
 };
 use muster_wire::v1;
 use sha2::{Digest, Sha256};
-use std::sync::Arc;
 
 use crate::forward::{Caller, Router};
 use crate::sight::Sight;
@@ -157,7 +156,7 @@ pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
 /// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
 pub(crate) async fn job_explained(
     router: &Router,
-    view: &Arc<State>,
+    view: &Reading,
     id: JobId,
     caller: Caller,
 ) -> Result<Option<v1::Job>, Refusal> {
@@ -167,7 +166,7 @@ pub(crate) async fn job_explained(
         return Ok(Some(message));
     }
     let _turn = router.explaining(caller.account()).await?;
-    if let Some((reason, sentence)) = router.engine().explain_briefly(Arc::clone(view), id).await? {
+    if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
         message.status_reason = reason.code().to_owned();
         message.status_detail = sentence;
     }

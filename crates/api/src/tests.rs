@@ -24,6 +24,7 @@ use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, ServeError, serve};
 
 mod nodes;
+mod policies;
 mod queues;
 
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -302,6 +303,62 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let nobody = v1::ExplainJobRequest { job_id: JobId(1).to_string(), read: None };
     let nobody = guarded("why", served.jobs().explain_job(nobody)).await;
     assert_eq!(refused(nobody).code, Some(RefusalCode::JobNotFound));
+}
+
+#[tokio::test]
+async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_before() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let whole = |id: &str, name: &str| {
+        let mut request = submission(id, name);
+        let groups = &mut request.spec.as_mut().expect("there is one").groups;
+        groups[0].accelerators.as_mut().expect("it asks for some").amount =
+            Some(v1::accelerator_request::Amount::Count(8));
+        request
+    };
+    let submit =
+        |request| async { served.jobs().submit_job(request).await.expect("it is taken").into_inner() };
+    guarded("a submission", submit(whole(ONE, "runs"))).await;
+    let waits = guarded("a submission", submit(whole(TWO, "waits"))).await;
+    let explain = |read| {
+        let request = v1::ExplainJobRequest { job_id: waits.job_ids[0].clone(), read };
+        let mut jobs = served.jobs();
+        async move { jobs.explain_job(request).await.map(tonic::Response::into_inner) }
+    };
+    let at = waits.freshness.map_or(0, |freshness| freshness.log_index);
+    let mut index = 0;
+    guarded("a complete pass", async {
+        loop {
+            let said = explain(at_least(at)).await.expect("it is answered");
+            index = said.freshness.expect("it says").log_index;
+            if said.explanation.expect("it says").knows_reservations {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: None };
+    let plan = guarded("a plan", served.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
+    assert!(plan.explanation.expect("it says").knows_reservations);
+    // Of the newest state no archive is needed, unless there is a newer one by now.
+    let past = guarded("the past", async {
+        loop {
+            let read = Some(v1::ReadOptions { at_log_index: index, ..Default::default() });
+            match explain(read).await {
+                Ok(said) => break said,
+                Err(_) => {
+                    let said = explain(None).await.expect("it is answered");
+                    index = said.freshness.expect("it says").log_index;
+                }
+            }
+        }
+    });
+    assert!(!past.await.explanation.expect("it says").knows_reservations);
+    let alone = Served::of(sample::engine_alone().await).await;
+    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: None };
+    let plan = guarded("a plan", alone.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
+    assert!(!plan.explanation.expect("it says").knows_reservations, "it has never led");
 }
 
 #[tokio::test]

@@ -29,6 +29,9 @@ pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 /// The format that can say what jobs ask of whoever runs them.
 const CONTRACTS_FORMAT: u16 = 3;
 
+/// The format that has the second record of a policy: [`Decision::PolicyRulesSet`].
+const RULES_FORMAT: u16 = 5;
+
 /// Violations that one refusal lists at most.
 const VIOLATIONS_MAX: usize = 32;
 
@@ -674,28 +677,10 @@ fn set_policy(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    let bytes = canonical(policy).len() + canonical(&rules).len();
-    if bytes > SUBMISSION_BYTES_MAX {
-        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
-        return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
-    }
-    let current = speculation.state().policy().version;
-    if let Some(expected) = expected_version.filter(|expected| *expected != current) {
-        let text = format!(
-            "the policy is at version {current}, not {expected}; read it again and apply the change to that"
-        );
-        return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
-    }
-    let before = speculation.state().policy().policy.clone();
     let second = Decision::PolicyRulesSet { rules: Box::new(rules) };
     let can_say = speculation.can_say(&second);
-    // What such a cluster shows may be set again as it is.
-    let known = [PolicyDraft::default().rules(), speculation.state().policy().policy.rules()];
-    if !can_say && !known.contains(&policy.rules()) {
-        let text = "rights of tenants, required isolation, backoff, endOverrunners and deadlines of starts and stops need record format 5; \
-                    upgrade every replica first";
-        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", second.since_format()));
-    }
+    check_policy_for(speculation.state(), policy, expected_version, can_say)?;
+    let before = speculation.state().policy().policy.clone();
     let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.as_recorded()) });
     if can_say {
         speculation.push(second);
@@ -708,6 +693,48 @@ fn set_policy(
         speculation.leave_turns_stale();
     }
     Ok(Answer::Done { at })
+}
+
+/// What every policy must pass after its own rules; also the check without a change.
+///
+/// # Errors
+/// The refusal.
+pub fn check_policy(
+    state: &State,
+    policy: &Policy,
+    expected_version: Option<LogIndex>,
+) -> Result<(), Refusal> {
+    check_policy_for(state, policy, expected_version, RULES_FORMAT <= state.format())
+}
+
+/// The same; `has_rules` tells whether the format has the second record of a policy.
+fn check_policy_for(
+    state: &State,
+    policy: &Policy,
+    expected_version: Option<LogIndex>,
+    has_rules: bool,
+) -> Result<(), Refusal> {
+    let rules = policy.rules();
+    let bytes = canonical(policy).len() + canonical(&rules).len();
+    if bytes > SUBMISSION_BYTES_MAX {
+        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
+        return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
+    }
+    let current = state.policy().version;
+    if let Some(expected) = expected_version.filter(|expected| *expected != current) {
+        let text = format!(
+            "the policy is at version {current}, not {expected}; read it again and apply the change to that"
+        );
+        return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
+    }
+    // What such a cluster shows may be set again as it is.
+    let known = [PolicyDraft::default().rules(), state.policy().policy.rules()];
+    if !has_rules && !known.contains(&rules) {
+        let text = "rights of tenants, required isolation, backoff, endOverrunners and deadlines of starts and stops need record format 5; \
+                    upgrade every replica first";
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", RULES_FORMAT));
+    }
+    Ok(())
 }
 
 /// What comes too late, or the format cannot say yet, is not worth a refusal: it is said again if it stays so.

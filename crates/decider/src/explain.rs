@@ -109,6 +109,9 @@ pub struct JobExplanation {
     pub borrowers: Vec<Borrower>,
     /// When it is expected to start.
     pub start: Option<StartEstimate>,
+    /// Whether it was made with what the leader keeps for others. Otherwise reservations were made again from the state:
+    /// none of them is known to have slipped, and they may be of other nodes.
+    pub knows_reservations: bool,
 }
 
 impl fmt::Display for JobExplanation {
@@ -248,6 +251,7 @@ fn explain(
         blockers,
         borrowers,
         start,
+        knows_reservations: kept.is_of_a_pass(),
     }
 }
 

@@ -97,6 +97,17 @@ pub struct KeptReservations {
     /// Gangs for which no start was found since everybody who has the right to one was last tried.
     without_start: BTreeSet<JobId>,
     lent: Lent,
+    /// Whether a pass has left it: nothing is known of reservations before.
+    is_of_a_pass: bool,
+}
+
+impl KeptReservations {
+    /// Whether a pass has left it, so that it tells which nodes are kept and which starts have slipped. It is false on
+    /// replicas that do not lead, and on a leader before its first complete pass.
+    #[must_use]
+    pub fn is_of_a_pass(&self) -> bool {
+        self.is_of_a_pass
+    }
 }
 
 /// What is kept for later during one pass.
@@ -172,7 +183,7 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent } = kept;
+        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _ } = kept;
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
@@ -186,7 +197,7 @@ impl Future {
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
         reservations.retain(|reservation| reservation.is_kept);
-        KeptReservations { reservations, without_start, lent: self.lent }
+        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
     }
 
     /// Takes up what is remembered, as far as it still concerns anybody.
@@ -572,7 +583,12 @@ impl Future {
             self.take_out(last);
             self.own = None;
         }
-        if self.tried >= 2 * most || self.without_start.contains(&job) {
+        // It had its try in this round, and is not left out: otherwise the round would never end, and none of these
+        // would be tried again.
+        if self.without_start.contains(&job) {
+            return false;
+        }
+        if self.tried >= 2 * most {
             self.has_left_out = true;
             return false;
         }

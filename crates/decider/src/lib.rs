@@ -42,7 +42,7 @@ mod tick;
 mod windows;
 
 pub use borrowers::{Borrower, Hindrance};
-pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_submission, handle};
+pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_policy, check_submission, handle};
 pub use explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };

@@ -396,7 +396,8 @@ impl Asking<'_> {
             return limits::REARRANGED_STOPS_MAX;
         }
         let rules = &self.state.policy().policy.preemption;
-        (rules.victims_max as usize).min(limits::REARRANGED_STOPS_MAX)
+        let devices = self.spec.device_count().max(u64::from(self.spec.worker_count()));
+        (rules.victims_max_for(devices) as usize).min(limits::REARRANGED_STOPS_MAX)
     }
 
     /// Whether room can be made so, and what becomes of those who make it.

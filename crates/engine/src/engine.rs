@@ -2,13 +2,12 @@
 
 use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
-use muster_decider::{Answer, Command, Founding, JobExplanation};
+use muster_decider::{Answer, Command, Founding};
 use muster_journal::RankUpdate;
-use muster_planner::WaitReason;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::{
-    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
-    RefusalCode, ReplicaId, Submission, Violation,
+    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode,
+    ReplicaId, Submission, Violation,
 };
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -105,7 +104,7 @@ pub(crate) struct Inner<G: Environment> {
     nodes: mpsc::Sender<Intake>,
     client_room: Arc<Semaphore>,
     pub(crate) node_room: Arc<Semaphore>,
-    explainers: Arc<Semaphore>,
+    pub(crate) explainers: Arc<Semaphore>,
     logs: LogRelay,
     pub(crate) probes: Probes,
     pub(crate) steps: Arc<Steps>,
@@ -432,57 +431,6 @@ impl Engine {
         // Like the leader's: never before what is in the log.
         let now = clock::now::<TokioEnv>().max(view.log_time());
         muster_decider::check_submission(view, jobs, now)
-    }
-
-    /// Why a pending job waits, by the state of `view`; none when it does not wait. The leader
-    /// knows what it keeps for others; other replicas derive that from the state. Takes a moment of one processor, on a thread
-    /// apart from those that serve; the number of explanations at a time is bounded.
-    ///
-    /// # Errors
-    /// When the replica stops.
-    pub async fn explain_job(&self, view: Arc<State>, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
-        let kept = self.inner.shared.kept.load_full();
-        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job, &kept)).await
-    }
-
-    /// The reason and its sentence alone, for looking at one job.
-    ///
-    /// # Errors
-    /// When the replica stops.
-    pub async fn explain_briefly(
-        &self,
-        view: Arc<State>,
-        job: JobId,
-    ) -> Result<Option<(WaitReason, String)>, Refusal> {
-        self.explaining(view, move |view, now| muster_decider::explain_briefly(view, now, job)).await
-    }
-
-    /// What would become of a job if it were submitted now, by the state of `view`.
-    ///
-    /// # Errors
-    /// When the replica stops.
-    pub async fn explain_spec(&self, view: Arc<State>, job: Submission) -> Result<JobExplanation, Refusal> {
-        let kept = self.inner.shared.kept.load_full();
-        let explain = move |view: &State, now| {
-            let place = job.contract.checkpoint.place.as_ref();
-            muster_decider::explain_spec(view, now, &job.spec, place, &kept)
-        };
-        self.explaining(view, explain).await
-    }
-
-    async fn explaining<T: Send + 'static>(
-        &self,
-        view: Arc<State>,
-        explain: impl FnOnce(&State, LogTime) -> T + Send + 'static,
-    ) -> Result<T, Refusal> {
-        let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
-        let explained = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            // Like the leader's: never before what is in the log.
-            let now = clock::now::<TokioEnv>().max(view.log_time());
-            explain(&view, now)
-        });
-        explained.await.map_err(|_| stopping())
     }
 
     /// Follows the changes behind a position of the log; what is not in memory any more comes from the

@@ -24,6 +24,7 @@ mod contacts;
 mod containment;
 mod engine;
 mod events;
+mod explanations;
 mod history;
 #[cfg(test)]
 mod history_tests;

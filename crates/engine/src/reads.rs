@@ -31,6 +31,7 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(200);
 pub struct Reading {
     state: Arc<State>,
     as_of: Option<Instant>,
+    is_past: bool,
 }
 
 impl Reading {
@@ -38,6 +39,12 @@ impl Reading {
     #[must_use]
     pub fn state(&self) -> &Arc<State> {
         &self.state
+    }
+
+    /// Whether it is a state of the past, which was asked for: what holds now says nothing of it.
+    #[must_use]
+    pub fn is_past(&self) -> bool {
+        self.is_past
     }
 
     /// It holds everything that was committed so long ago; none when nothing is proved, or of the past.
@@ -69,7 +76,7 @@ impl Engine {
             ReadFrom::Past(at) => {
                 let made = tokio::time::timeout_at(deadline, self.view_at(at)).await;
                 let state = made.map_err(|_| unmade())??;
-                Ok(Reading { state, as_of: None })
+                Ok(Reading { state, as_of: None, is_past: true })
             }
             ReadFrom::Present { consistency, min_log_index } => {
                 self.read_present(consistency, min_log_index, deadline).await
@@ -83,7 +90,7 @@ impl<G: Environment> Engine<G> {
     #[must_use]
     pub fn reading(&self) -> Reading {
         let as_of = self.inner.consensus.fresh_as_of().map(Instant::from_std);
-        Reading { as_of, state: self.view() }
+        Reading { as_of, state: self.view(), is_past: false }
     }
 
     /// The state of now or later that a read asks for; see [`Engine::read_view`].

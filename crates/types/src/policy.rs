@@ -47,6 +47,8 @@ pub const RESERVATIONS_MAX: u32 = 64;
 pub const BACKFILL_DEPTH_MAX: u32 = 10_000;
 /// Most victims of one preemption.
 pub const VICTIMS_MAX: u32 = 4_096;
+/// Most jobs preempted for one where the policy does not say. Part of the state of every cluster, so it never changes.
+pub const VICTIMS_USUAL: u32 = 1_024;
 /// Most doublings of the time for which a stopped job is not stopped again: 64 times the first.
 pub const BACKOFF_DOUBLINGS_MAX: u32 = 6;
 /// Shortest time in which a gang must have started or stopped: one minute.
@@ -227,8 +229,7 @@ pub struct PreemptionPolicy {
     pub reclaim_borrowed: bool,
     /// A job that has run for less is no victim.
     pub minimum_run_ms: u64,
-    /// Most jobs preempted for one that goes before them by its tier. What is promised is taken back from however many
-    /// borrow it.
+    /// Most jobs preempted for one that goes before them by its tier: see [`PreemptionPolicy::victims_max_for`].
     pub victims_max: u32,
     /// Whether jobs may be moved to make a contiguous place for one that would fit otherwise.
     pub defragment: bool,
@@ -257,13 +258,29 @@ impl PreemptionPolicy {
     }
 }
 
+impl PreemptionPolicy {
+    /// Most jobs preempted by tier for one that needs this number of devices. Below [`VICTIMS_USUAL`] the policy's number
+    /// holds for every job. From there on a job may have as many stopped as it needs devices, for each may be held by
+    /// another job: one that is larger than the number would wait for good otherwise.
+    ///
+    /// What is promised is taken back from however many borrow it.
+    #[must_use]
+    pub fn victims_max_for(&self, devices: u64) -> u32 {
+        if self.victims_max < VICTIMS_USUAL {
+            return self.victims_max;
+        }
+        let needed = u32::try_from(devices).unwrap_or(u32::MAX);
+        self.victims_max.max(needed).min(VICTIMS_MAX)
+    }
+}
+
 impl Default for PreemptionPolicy {
     fn default() -> Self {
         PreemptionPolicy {
             enabled: true,
             reclaim_borrowed: true,
             minimum_run_ms: 2 * 60 * 1_000,
-            victims_max: 1_024,
+            victims_max: VICTIMS_USUAL,
             defragment: true,
             defragment_wait_ms: 30 * 60 * 1_000,
             backoff_ms: 10 * 60 * 1_000,

@@ -3,7 +3,7 @@
 use muster_decider::{Answer, Command, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, VICTIMS_USUAL};
 use muster_types::{JobDraft, PriorityTier, Submission, limits};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
@@ -11,6 +11,8 @@ use crate::support::{accelerators, founded, group, holder, job_draft, name, node
 /// Jobs of one device on this number of hosts are more than most policies let one gang stop for its tier.
 const HOSTS: u32 = 150;
 const DEVICES: u16 = 8;
+/// Those of one pass of a leader.
+const VISITS: u64 = 200_000;
 
 struct World {
     speculation: Speculation,
@@ -56,7 +58,7 @@ impl World {
     fn decide(&mut self) -> Vec<Decision> {
         let mut found = Vec::new();
         while self.speculation.wants_schedule() {
-            schedule(&mut self.speculation, &mut Budget::new(2_000_000));
+            schedule(&mut self.speculation, &mut Budget::new(VISITS));
             found.extend(self.speculation.take_round().into_iter().flat_map(|round| round.decisions));
         }
         found
@@ -115,8 +117,16 @@ fn what_is_promised_comes_back_from_however_many_borrow_it() {
 #[test]
 fn a_higher_tier_has_as_many_stopped_as_the_policy_lets_it() {
     let mut policy = crate::support::with_all_rights(PolicyDraft::default());
-    policy.preemption.victims_max = ALL as u32;
-    assert_eq!(stopped_for_all_of_the_fleet(policy.clone(), PriorityTier::Production), ALL);
-    policy.preemption.victims_max = ALL as u32 - 1;
+    policy.preemption.victims_max = VICTIMS_USUAL - 1;
     assert_eq!(stopped_for_all_of_the_fleet(policy, PriorityTier::Production), 0);
+}
+
+/// Each of its devices may be held by another job, so a gang of more devices than the usual number of victims
+/// would wait for good behind small jobs of a lower tier.
+#[test]
+fn a_higher_tier_has_a_job_stopped_for_each_device_where_the_policy_does_not_say() {
+    let policy = crate::support::with_all_rights(PolicyDraft::default());
+    assert_eq!(policy.preemption.victims_max, VICTIMS_USUAL);
+    const { assert!(ALL > VICTIMS_USUAL as usize) };
+    assert_eq!(stopped_for_all_of_the_fleet(policy, PriorityTier::Production), ALL);
 }

@@ -17,6 +17,9 @@ use crate::world::{HOUR, JobPlan, MINUTE, SECOND, World, give_all_rights, hosts,
 /// Most gangs of which every set is tried.
 const TRIED_MAX: usize = 16;
 
+/// To be placed, launched and warm again costs every device of a gang this long, after what it loses and its grace.
+const RESTART_MS: u64 = MINUTE;
+
 /// A full fleet of few hosts, and production work that needs some of it.
 fn few_hosts(seed: u64) -> World {
     let mut random = Random::new(seed ^ 0x8a2);
@@ -53,6 +56,7 @@ fn few_hosts(seed: u64) -> World {
 struct Candidate {
     job: JobId,
     tier: PriorityTier,
+    /// Device time: since it last saved its work, until it has stopped, and until it is warm again.
     lost_ms: u64,
     /// Whether it was stopped so lately that others go before it.
     backs_off: bool,
@@ -186,7 +190,7 @@ fn candidates(drive: &Drive<'_>, by: JobId) -> Vec<Candidate> {
         found.push(Candidate {
             job: gang.job,
             tier: gang.tier,
-            lost_ms: ran_ms * gang.milli / 1_000,
+            lost_ms: (ran_ms + drive.plan(gang.job).grace_ms + RESTART_MS) * gang.milli / 1_000,
             backs_off,
             hosts,
         });

@@ -75,6 +75,8 @@ struct Explanation {
     would_help: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     estimate: Option<Estimate>,
+    /// Whether the replica knows which nodes are kept for others, and which starts have slipped: the leader does.
+    knows_reservations: bool,
     #[serde(flatten)]
     known: Known,
 }
@@ -289,6 +291,7 @@ impl Explanation {
             }),
             would_help: message.would_help,
             estimate: message.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            knows_reservations: message.knows_reservations,
             known: Known::default(),
         }
     }
@@ -381,7 +384,8 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
         }
         let name = manifest.message.name.clone();
         let explanation = answer.explanation.unwrap_or_default();
-        print(console, name, answer.freshness, (explanation, Known::default()), manifests.len() > 1)?;
+        let who = Who { freshness: answer.freshness, is_past: args.read.is_past() };
+        print(console, name, who, (explanation, Known::default()), manifests.len() > 1)?;
         args.read.tell_age(console, answer.freshness.as_ref());
     }
     Ok(Exit::Ok)
@@ -400,27 +404,34 @@ pub async fn explain(
         checkpoint_advice: answer.checkpoint_advice.map(Advice::from),
     };
     let explanation = answer.explanation.unwrap_or_default();
-    print(console, job_id, answer.freshness, (explanation, known), false)?;
+    let who = Who { freshness: answer.freshness, is_past: read.is_past() };
+    print(console, job_id, who, (explanation, known), false)?;
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Who answered, and of when.
+struct Who {
+    freshness: Option<v1::Freshness>,
+    is_past: bool,
 }
 
 fn print(
     console: &Console,
     job: String,
-    freshness: Option<v1::Freshness>,
+    who: Who,
     (message, known): (v1::Explanation, Known),
     is_one_of_many: bool,
 ) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => {
             let explanation = Explanation { known, ..Explanation::new(job, message) };
-            let document = Document::new("Explanation", freshness, explanation);
+            let document = Document::new("Explanation", who.freshness, explanation);
             if is_one_of_many { console.event(&document) } else { console.object(&document) }
         }
         Format::Name => console.line(&message.reason),
         Format::Table | Format::Wide => {
-            let mut text = tree(&job, &message, now_ms());
+            let mut text = tree(&job, &message, &who, now_ms());
             text.push_str(&known.tree());
             console.bytes(text.as_bytes())
         }
@@ -466,7 +477,7 @@ impl Tree {
 }
 
 /// The explanation as an indented tree.
-fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
+fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> String {
     let mut tree = Tree(String::new());
     tree.line(0, &format!("{job}: {}", explanation.reason));
     tree.line(1, &explanation.sentence);
@@ -511,6 +522,9 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
             tree.line(1, &text);
         });
     }
+    if let Some(text) = unknown_reservations(explanation, who) {
+        tree.line(0, &text);
+    }
     if !explanation.borrowers.is_empty() {
         tree.line(0, "borrowed from its tenant");
         tree.each(1, &explanation.borrowers, |tree, borrower| tree.line(1, &borrower_line(borrower)));
@@ -527,6 +541,28 @@ fn tree(job: &str, explanation: &v1::Explanation, now_ms: u64) -> String {
         tree.each(1, &explanation.would_help, |tree, sentence| tree.line(1, &format!("- {sentence}")));
     }
     tree.0
+}
+
+/// What an answer of another replica than the leader leaves out, of a job in the pending queue.
+fn unknown_reservations(explanation: &v1::Explanation, who: &Who) -> Option<String> {
+    if explanation.knows_reservations || explanation.line.is_none() {
+        return None;
+    }
+    if who.is_past {
+        return Some(
+            "which nodes were reserved then, and which starts had slipped, is in no record".to_owned(),
+        );
+    }
+    let freshness = who.freshness?;
+    let (replica, leader) = (freshness.replica_id, freshness.leader_id);
+    let knows = match leader {
+        0 => "only the leader knows, and there is none now".to_owned(),
+        _ if leader == replica => "it knows after its first complete pass".to_owned(),
+        _ => format!("only the leader knows, replica {leader}"),
+    };
+    Some(format!(
+        "which nodes are reserved, and which starts have slipped, replica {replica} cannot tell: {knows}"
+    ))
 }
 
 fn placement_lines(tree: &mut Tree, placement: &v1::PlannedPlacement) {

@@ -83,6 +83,11 @@ impl ReadArgs {
         }
     }
 
+    /// Whether a state of the past is asked for.
+    pub fn is_past(&self) -> bool {
+        self.at.is_some()
+    }
+
     /// A connected client whose reads are answered as the options say.
     pub async fn client(&self, global: &Global) -> Result<Client, Failure> {
         let read = self.read()?;

@@ -474,9 +474,27 @@ impl PolicyFile {
         }
     }
 
+    /// The path of a whole entry with a name of the user's: the name may be that of a setting, which is called
+    /// something else in the file.
+    fn entry(&self, path: &str) -> Option<String> {
+        let policy = &self.message;
+        let under = |group: &str| path.strip_prefix("policy.")?.strip_prefix(group)?.strip_prefix('.');
+        if let Some(name) = under("tenants").filter(|name| policy.tenants.contains_key(*name)) {
+            return Some(format!("spec.tenants.{name}"));
+        }
+        if let Some(name) = under("datasets").filter(|name| policy.datasets.contains_key(*name)) {
+            return Some(format!("spec.datasets.{name}"));
+        }
+        let name = under("spare_hosts_per_rack")?;
+        policy.spare_hosts_per_rack.contains_key(name).then(|| format!("spec.spareHostsPerRack.{name}"))
+    }
+
     /// A violation in the message, as a problem of the file. The path starts with `policy`.
     pub fn explain(&self, violation: &Violation) -> Problem {
-        let (field, unit) = in_file(&violation.field);
+        let (field, unit) = match self.entry(&violation.field) {
+            Some(field) => (field, ""),
+            None => in_file(&violation.field),
+        };
         let line = line_of(&field, &self.lines, self.first_line);
         Problem { line, field, description: format!("{}{unit}", violation.description) }
     }

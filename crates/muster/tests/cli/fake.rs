@@ -34,6 +34,8 @@ pub struct Book {
     pub staleness_ms: Option<u64>,
     /// Version, and what was set.
     pub policy: Option<(u64, v1::Policy)>,
+    /// Whether explanations are those of a replica that does not lead.
+    pub follows: bool,
 }
 
 pub struct Fake {
@@ -285,10 +287,12 @@ impl JobService for Service {
         request: Request<v1::ExplainJobRequest>,
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
-        let explanation = Some(explanation(job.worker_count));
+        let follows = self.book.lock().unwrap().follows;
+        let explanation = v1::Explanation { knows_reservations: !follows, ..explanation(job.worker_count) };
+        let replica_id = if follows { 2 } else { 1 };
         Ok(Response::new(v1::ExplainJobResponse {
-            explanation,
-            freshness: freshness(),
+            explanation: Some(explanation),
+            freshness: freshness().map(|freshness| v1::Freshness { replica_id, ..freshness }),
             ..Default::default()
         }))
     }
@@ -355,6 +359,7 @@ fn explanation(workers: u32) -> v1::Explanation {
         ),
         borrowers: Vec::new(),
         standing: String::new(),
+        knows_reservations: true,
         policy_version: 812,
         placement: Some(v1::PlannedPlacement {
             region: "eu-north".into(),

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod fake;
+mod policy_files;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -370,6 +371,26 @@ fn a_job_is_explained() {
     assert_eq!(muster(&fake, &["job", "explain", "job-1", "-o", "name"]).out, "WAITING_FOR_CAPACITY\n");
     assert_eq!(muster(&fake, &["job", "explain", "job-9"]).code, 3);
     assert!(muster(&fake, &["explain", "train"]).out.starts_with("job-1: "), "a name stands for its job");
+}
+
+#[test]
+fn an_explanation_of_a_follower_says_what_only_the_leader_knows() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Pending);
+    let explain = |options: &[&str]| {
+        let ran = muster(&fake, &[["job", "explain", "job-1"].as_slice(), options].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        // However the terminal breaks its lines.
+        ran.out.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let said = "which nodes are reserved, and which starts have slipped, replica 2 cannot tell: only the leader knows, \
+                replica 1";
+    assert!(!explain(&[]).contains("cannot tell"));
+    assert!(explain(&["-o", "json"]).contains("\"knowsReservations\": true"));
+    fake.book.lock().unwrap().follows = true;
+    assert!(explain(&[]).contains(said), "{}", explain(&[]));
+    assert!(explain(&["-o", "json"]).contains("\"knowsReservations\": false"));
+    assert!(explain(&["--at", "41"]).contains("had slipped, is in no record"));
 }
 
 #[test]

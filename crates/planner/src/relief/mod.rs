@@ -3,8 +3,8 @@
 //!
 //! A place is a host, or for a gang with a required level the rack or the block, or for a slice of TPUs its
 //! cubes or its box. On one host the cheapest set is found exactly ([`host`]). Over several hosts the host
-//! goes first that costs least for each worker; a gang that runs on several of them is paid for once. In the
-//! end everybody is let go on without whom the workers fit as well.
+//! goes first that costs least for each worker; a gang that runs on several of them is paid for once, and some of
+//! these are tried as the first to stop. In the end everybody is let go on without whom the workers fit as well.
 //!
 //! Which gangs may be asked and what that costs is the caller's to say: nothing here knows a tenant. Hosts are
 //! looked at from the emptiest on; once [`HOSTS_ENOUGH`] were looked at and the gang would fit, the best of
@@ -43,6 +43,9 @@ const TURN_MS: u64 = 10_000;
 
 /// Ways that are proposed: one that is cheap may still turn out not to do.
 const WAYS_MAX: usize = 3;
+
+/// Gangs on several hosts of which each is tried as the first to stop.
+const SEVERAL_HOSTS_MAX: usize = 8;
 
 /// Steps of the search on a host that cost one visit.
 const STEPS_PER_VISIT: u32 = 8;
@@ -298,8 +301,25 @@ impl<'a> Search<'a, '_> {
 
     /// The whole gang in one part of the cluster.
     fn try_scope(&mut self, site: &Site<'a>, scope: Scope<'a>) -> Result<(), Spent> {
+        let Some(trial) = self.place_all(site, scope, Trial::default())? else { return Ok(()) };
+        self.propose_trial(site, &trial);
+        for (harm, job) in self.on_several_hosts(&trial) {
+            let first = Trial { stopped: BTreeSet::from([job]), harm, ..Trial::default() };
+            if let Some(trial) = self.place_all(site, scope, first)? {
+                self.propose_trial(site, &trial);
+            }
+        }
+        Ok(())
+    }
+
+    /// The way that costs least with what is decided already, host by host; none when it does not fit.
+    fn place_all(
+        &mut self,
+        site: &Site<'a>,
+        scope: Scope<'a>,
+        mut trial: Trial,
+    ) -> Result<Option<Trial>, Spent> {
         let spec = self.question.spec;
-        let mut trial = Trial::default();
         let mut groups: Vec<usize> = (0..spec.groups.len()).collect();
         // Workers without devices have more choice.
         groups.sort_by_key(|group| Reverse(spec.groups[*group].request.device_milli()));
@@ -309,17 +329,46 @@ impl<'a> Search<'a, '_> {
                 None => self.place_workers(site, &mut trial, group, scope)?,
             };
             if !placed {
-                return Ok(());
+                return Ok(None);
             }
         }
         self.leave_out(&mut trial)?;
-        let mut stops: Vec<(Harm, JobId)> = Vec::with_capacity(trial.stopped.len());
-        for job in &trial.stopped {
-            stops.push((self.harm(*job), *job));
-        }
+        Ok(Some(trial))
+    }
+
+    fn propose_trial(&mut self, site: &Site<'a>, trial: &Trial) {
+        let mut stops: Vec<(Harm, JobId)> = trial.stopped.iter().map(|job| (self.harm(*job), *job)).collect();
         stops.sort_by(|a, b| order((&a.0, a.1), (&b.0, b.1)));
-        self.propose(site, trial.harm, stops.into_iter().map(|(_, job)| job).collect());
-        Ok(())
+        let stops: Vec<JobId> = stops.into_iter().map(|(_, job)| job).collect();
+        // Another beginning may lead to the same end.
+        if self.ways.iter().all(|way| way.stops != stops) {
+            self.propose(site, trial.harm, stops);
+        }
+    }
+
+    /// Gangs that could do better than a trial, those with the least harm first. One that runs on several hosts costs
+    /// each of them more than others there do, so host by host it is never asked, and for all of them it may cost less.
+    fn on_several_hosts(&self, trial: &Trial) -> Vec<(Harm, JobId)> {
+        let spec = self.question.spec;
+        if spec.groups.iter().any(|group| group.slice.is_some()) {
+            return Vec::new();
+        }
+        let is_here = |known: &Known<'_>| {
+            known.by_node.keys().filter(|node| self.hosts.contains_key(*node)).count() > 1
+        };
+        let mut found: Vec<(Harm, JobId)> = Vec::new();
+        for (job, known) in &self.known {
+            if let Some(known) = known
+                && known.harm < trial.harm
+                && !trial.stopped.contains(job)
+                && is_here(known)
+            {
+                found.push((known.harm, *job));
+            }
+        }
+        found.sort_by(|a, b| order((&a.0, a.1), (&b.0, b.1)));
+        found.truncate(SEVERAL_HOSTS_MAX);
+        found
     }
 
     /// Workers of one group, segment by segment where there are segments.

@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::LogTime;
 use muster_types::policy::{
-    DataMove, Dataset, Order, Policy, PolicyDraft, Price, Quota, Rights, TENANT_DEPTH_MAX, TenantPolicy,
-    TenantRights, Transfer, Window, WindowPurpose, WindowScope,
+    DataMove, Dataset, Order, Policy, PolicyDraft, PreemptionPolicy, Price, Quota, Rights, TENANT_DEPTH_MAX,
+    TenantPolicy, TenantRights, Transfer, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Accelerators, Name, NodeDraft, PriorityTier, Violation};
 use serde::Deserialize;
@@ -107,6 +107,16 @@ fn every_number_has_its_bounds() {
     violates(|p| p.weights.spread = 1_001, &["weights.spread"]);
     violates(|p| p.spare_hosts_per_rack = [(name("gb200"), 2)].into(), &[]);
     violates(|p| p.spare_hosts_per_rack = [(name("gb200"), 1_001)].into(), &["spare_hosts_per_rack.gb200"]);
+}
+
+#[test]
+fn fewer_victims_than_usual_are_a_limit_and_more_grow_with_the_job() {
+    let most = |victims_max, devices| {
+        PreemptionPolicy { victims_max, ..Default::default() }.victims_max_for(devices)
+    };
+    assert_eq!([most(0, 5_000), most(64, 5_000), most(1_023, 5_000)], [0, 64, 1_023]);
+    assert_eq!([most(1_024, 0), most(1_024, 1_024), most(1_024, 2_000)], [1_024, 1_024, 2_000]);
+    assert_eq!([most(3_000, 2_000), most(1_024, 5_000), most(4_096, u64::MAX)], [3_000, 4_096, 4_096]);
 }
 
 #[test]
