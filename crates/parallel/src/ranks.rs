@@ -473,49 +473,24 @@ pub struct Mesh {
     pub wraps: Vec<bool>,
 }
 
-/// Shape of a slice with this number of chips; none if none is offered.
-fn slice_shape(axes: u32, chips: u64) -> Option<Vec<u64>> {
-    if axes == 2 {
-        let shapes = [[1, 1], [2, 2], [2, 4], [4, 4], [4, 8], [8, 8], [8, 16], [16, 16]];
-        return shapes.iter().find(|shape| shape[0] * shape[1] == chips).map(|shape| shape.to_vec());
-    }
-    let small = [[2, 2, 1], [2, 2, 2], [2, 2, 4], [2, 4, 4]];
-    if let Some(shape) = small.iter().find(|shape| shape.iter().product::<u64>() == chips) {
-        return Some(shape.to_vec());
-    }
-    // Whole cubes: of all boxes the one whose longest axis is shortest.
-    let mut best: Option<[u64; 3]> = None;
-    for a in (4..).step_by(4).take_while(|a| a * a * a <= chips) {
-        for b in (a..).step_by(4).take_while(|b| a * b * b <= chips) {
-            let c = chips / (a * b);
-            if a * b * c == chips && c.is_multiple_of(4) && best.is_none_or(|other| c < other[2]) {
-                best = Some([a, b, c]);
-            }
-        }
-    }
-    best.map(|shape| shape.to_vec())
-}
-
 /// The mesh of a layout on TPUs.
 ///
 /// # Errors
 /// If no slice has this number of chips, or the tensor parallel group fits no axis.
 pub fn mesh(accelerator: &Accelerator, layout: &Layout) -> Result<Mesh, PlanError> {
-    let Links::Torus { axes, pod, wrap_length, .. } = accelerator.links else {
+    if !accelerator.is_tpu() {
         return Err(PlanError::IllegalLayout(format!("{} has no torus", accelerator.name)));
-    };
-    let slices = layout.devices().div_ceil(pod);
-    let chips = layout.devices() / slices;
-    let Some(shape) = slice_shape(axes, chips).filter(|_| chips * slices == layout.devices()) else {
+    }
+    let Some(slice) = accelerator.slice(layout.devices()) else {
         return Err(PlanError::IllegalLayout(format!(
             "{} devices are no slices of {} that are offered",
             layout.devices(),
             accelerator.name
         )));
     };
-    let cubes = shape.iter().all(|length| length.is_multiple_of(4)) && axes == 3;
-    let wraps: Vec<bool> =
-        shape.iter().map(|length| if wrap_length > 0 { *length == wrap_length } else { cubes }).collect();
+    let slices = slice.count;
+    let shape = slice.shape[..slice.axes].to_vec();
+    let wraps = slice.wraps[..slice.axes].to_vec();
     if layout.tensor == 1 {
         return Ok(Mesh { slices, shape, tensor_axes: Vec::new(), tensor_wraps: true, wraps });
     }
