@@ -185,8 +185,8 @@ impl Slice {
         self.shape.iter().product()
     }
 
-    /// Links that a group of so many chips of a slice has for a ring collective: it fills whole axes where some multiply
-    /// to its size, two links for each that is a ring and one for each that is not. Else it takes a part of an axis, which
+    /// Links that a group of this number of chips of a slice has for a ring collective: it fills whole axes where some
+    /// multiply to its size, two links for each that is a ring and one for each that is not. Else it takes a part of an axis, which
     /// is never a ring, or of as many axes as it needs.
     #[must_use]
     pub fn ring_links(&self, size: u64) -> u64 {
@@ -241,7 +241,7 @@ fn slice_shape(axes: u32, chips: u64) -> Option<[u64; 3]> {
 }
 
 impl Accelerator {
-    /// The slices that so many chips are; none if they are none that are offered, or the accelerator has no torus. An axis
+    /// The slices that this number of chips forms; none if no such slice is offered, or there is no torus. An axis
     /// of a flat slice wraps at one length; those of a cubic slice all wrap if it is made of whole cubes.
     #[must_use]
     pub fn slice(&self, devices: u64) -> Option<Slice> {

@@ -32,7 +32,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// Of so many devices: domains, or slices, that are filled in order.
+    /// Of a gang of `devices`: domains, or slices, that are filled in order.
     #[must_use]
     pub fn new(accelerator: &Accelerator, calibration: &Calibration, devices: u64) -> Fabric {
         let slice = accelerator.slice(devices);
@@ -52,7 +52,7 @@ impl Fabric {
         Group { size, inside }
     }
 
-    /// Within a domain, for a group of which so many devices are in it.
+    /// Within a domain, for a group that has `inside` devices in it.
     fn link_bytes_per_us(&self, inside: u64) -> f64 {
         let gbs = match self.links {
             Links::Switched { bandwidth_gbs, .. } => bandwidth_gbs,

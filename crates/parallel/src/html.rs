@@ -22,7 +22,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;o
 th,td{padding:.25rem .8rem .25rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
 th:first-child,td:first-child{text-align:left}.wide{overflow-x:auto}.wide svg{min-width:44rem}svg{display:block;width:100%;height:auto}svg text{fill:var(--ink);font-size:11px}\
 pre{overflow-x:auto;border:1px solid var(--line);padding:.6rem}\
-.key span{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}";
+.key span{display:inline-block;white-space:nowrap;margin-right:1em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}";
 
 /// Text that may stand anywhere in a page.
 fn escape(text: &str) -> String {
@@ -56,7 +56,10 @@ fn stage_colour(stage: u64, stages: u64) -> String {
 fn key(body: &mut String, names: &[&str]) {
     body.push_str("<p class=\"key\">");
     for (index, name) in names.iter().enumerate() {
-        put(body, format_args!("<span style=\"background:{}\"></span>{}", colour(index), escape(name)));
+        put(
+            body,
+            format_args!("<span><i style=\"background:{}\"></i>{}</span> ", colour(index), escape(name)),
+        );
     }
     body.push_str("</p>\n");
 }

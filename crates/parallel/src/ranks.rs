@@ -261,17 +261,42 @@ impl Mapper<'_> {
         cost
     }
 
-    fn arrange(&self, units: Vec<Unit>, order: Order) -> Vec<Device> {
-        let Layout { tensor, context, data, pipeline, .. } = *self.layout;
-        let outer = match order {
-            Order::DataFirst => [data, pipeline],
-            Order::PipelineFirst => [pipeline, data],
-        };
-        let mut units = units;
-        for size in [tensor, context, outer[0], outer[1]] {
-            units = combine(units, size as usize, self.depth);
+    /// Devices by rank, when groups are formed dimension by dimension in this sequence.
+    fn arrange(&self, units: &[Unit], dimensions: [(usize, usize); 4]) -> Vec<Device> {
+        let mut units = units.to_vec();
+        for (size, _) in dimensions {
+            units = combine(units, size, self.depth);
         }
-        units.into_iter().flat_map(|unit| unit.devices).collect()
+        let formed = units.into_iter().flat_map(|unit| unit.devices);
+        let mut by_rank: Vec<(usize, Device)> = formed
+            .enumerate()
+            .map(|(at, device)| {
+                let (mut rest, mut rank) = (at, 0);
+                for (size, stride) in dimensions {
+                    rank += rest % size * stride;
+                    rest /= size;
+                }
+                (rank, device)
+            })
+            .collect();
+        by_rank.sort_unstable();
+        by_rank.into_iter().map(|(_, device)| device).collect()
+    }
+
+    /// The innermost dimension first; for a small gang also the best of all other sequences, for where an inner group fits
+    /// no host, an outer one may.
+    fn starts(&self, units: &[Unit], order: Order) -> Vec<Vec<Device>> {
+        let mut dimensions = self.dimensions(order);
+        dimensions.sort_unstable_by_key(|(_, stride)| *stride);
+        let mut starts = vec![self.arrange(units, dimensions)];
+        if units.len() <= EXCHANGED_MAX {
+            let others = sequences(dimensions).into_iter().map(|sequence| {
+                let devices = self.arrange(units, sequence);
+                (self.cost(&devices, order), devices)
+            });
+            starts.extend(others.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, devices)| devices));
+        }
+        starts
     }
 
     /// Exchanges pairs while that helps.
@@ -300,6 +325,19 @@ impl Mapper<'_> {
         }
         cost
     }
+}
+
+/// Every sequence of four dimensions.
+fn sequences(dimensions: [(usize, usize); 4]) -> Vec<[(usize, usize); 4]> {
+    let picked = |mut code: usize| {
+        let mut left = dimensions.to_vec();
+        dimensions.map(|_| {
+            let at = code % left.len();
+            code /= left.len();
+            left.remove(at)
+        })
+    };
+    (0..24).map(picked).collect()
 }
 
 /// What the longest level of places above fast links loses against the one below: an oversubscribed tier.
@@ -372,10 +410,11 @@ pub fn map(
         if layout.expert > 1 { &[Order::DataFirst][..] } else { &[Order::DataFirst, Order::PipelineFirst] };
     let mut best: Option<(f64, Order, Vec<Device>)> = None;
     for order in orders {
-        let mut devices = mapper.arrange(units.clone(), *order);
-        let cost = mapper.improve(&mut devices, *order);
-        if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
-            best = Some((cost, *order, devices));
+        for mut devices in mapper.starts(&units, *order) {
+            let cost = mapper.improve(&mut devices, *order);
+            if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
+                best = Some((cost, *order, devices));
+            }
         }
     }
     let Some((communication_us, order, devices)) = best else {

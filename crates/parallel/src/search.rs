@@ -558,7 +558,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Tensor, pipeline and context parallel sizes that divide so many devices; data parallelism takes the rest.
+    /// Tensor, pipeline and context parallel sizes that divide the devices; data parallelism takes the rest.
     fn over_devices(&self, devices: u64) -> Vec<Layout> {
         let start = [(Layout::ONE, devices)];
         let tensor = divided(&start, &self.tensor, |split, tensor| Layout { tensor, ..split });
