@@ -40,7 +40,7 @@ fn a_plan_has_layouts_memory_time_ranks_arguments_and_a_page() {
         "torchtitan: ",
         "MaxText: ",
         "DeepSpeed: ",
-        "MUSTER_PARALLEL_TENSOR=",
+        "PARALLEL_TENSOR=",
         "calibrated",
     ] {
         assert!(out.contains(part), "{part:?} is missing in\n{out}");

@@ -165,7 +165,95 @@ pub fn find(name: &str) -> Result<Accelerator, PlanError> {
     found.copied().ok_or_else(|| PlanError::UnknownAccelerator(name.chars().take(60).collect()))
 }
 
+/// Slices of a torus that a gang fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// How many.
+    pub count: u64,
+    /// Axes of each: two or three.
+    pub axes: usize,
+    /// Chips along each axis; 1 behind the last.
+    pub shape: [u64; 3],
+    /// Axes that are closed to rings.
+    pub wraps: [bool; 3],
+}
+
+impl Slice {
+    /// Chips of one slice.
+    #[must_use]
+    pub fn chips(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Links that a group of this number of chips of a slice has for a ring collective: it fills whole axes where some
+    /// multiply to its size, two links for each that is a ring and one for each that is not. Else it takes a part of an axis, which
+    /// is never a ring, or of as many axes as it needs.
+    #[must_use]
+    pub fn ring_links(&self, size: u64) -> u64 {
+        let mut best = 0_u64;
+        for set in 1..1_usize << self.axes {
+            let chosen = (0..self.axes).filter(|axis| set >> axis & 1 == 1 && self.shape[*axis] > 1);
+            let (mut product, mut links) = (1_u64, 0);
+            for axis in chosen {
+                product *= self.shape[axis];
+                links += if self.wraps[axis] { 2 } else { 1 };
+            }
+            if product == size.min(self.chips()) {
+                best = best.max(links);
+            }
+        }
+        if best > 0 {
+            return best;
+        }
+        let mut lengths = self.shape;
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        let (mut reach, mut links) = (1_u64, 0_u64);
+        for length in lengths {
+            if reach < size {
+                (reach, links) = (reach * length, links + 1);
+            }
+        }
+        links.max(1)
+    }
+}
+
+/// Shape of a slice with this number of chips; none if none is offered.
+fn slice_shape(axes: u32, chips: u64) -> Option<[u64; 3]> {
+    if axes == 2 {
+        let shapes = [[1, 1], [2, 2], [2, 4], [4, 4], [4, 8], [8, 8], [8, 16], [16, 16]];
+        return shapes.iter().find(|[a, b]| a * b == chips).map(|[a, b]| [*a, *b, 1]);
+    }
+    let small = [[1, 1, 1], [2, 2, 1], [2, 2, 2], [2, 2, 4], [2, 4, 4]];
+    if let Some(shape) = small.into_iter().find(|shape| shape.iter().product::<u64>() == chips) {
+        return Some(shape);
+    }
+    // Whole cubes: of all boxes the one whose longest axis is shortest.
+    let mut best: Option<[u64; 3]> = None;
+    for a in (4..).step_by(4).take_while(|a| a * a * a <= chips) {
+        for b in (a..).step_by(4).take_while(|b| a * b * b <= chips) {
+            let c = chips / (a * b);
+            if a * b * c == chips && c.is_multiple_of(4) && best.is_none_or(|other| c < other[2]) {
+                best = Some([a, b, c]);
+            }
+        }
+    }
+    best
+}
+
 impl Accelerator {
+    /// The slices that this number of chips forms; none if no such slice is offered, or there is no torus. An axis
+    /// of a flat slice wraps at one length; those of a cubic slice all wrap if it is made of whole cubes.
+    #[must_use]
+    pub fn slice(&self, devices: u64) -> Option<Slice> {
+        let Links::Torus { axes, pod, wrap_length, .. } = self.links else { return None };
+        let count = devices.div_ceil(pod).max(1);
+        let shape = slice_shape(axes, devices / count).filter(|_| devices.is_multiple_of(count))?;
+        let axes = axes as usize;
+        let cubes = axes == 3 && shape.iter().all(|length| length.is_multiple_of(4));
+        let wraps = shape.map(|length| if wrap_length > 0 { length == wrap_length } else { cubes });
+        Some(Slice { count, axes, shape, wraps })
+    }
+
     /// Devices that reach one another over fast links.
     #[must_use]
     pub fn domain(&self) -> u64 {

@@ -134,9 +134,9 @@ const PRIOR_TPU: [f64; 6] = [0.8, 100.0, 0.8, 0.8, 0.8, 20.0];
 // Found by `fit` over the published rows (`cargo run --release -p muster-parallel --example fit`); a test finds them
 // again.
 const A100: [f64; 6] = [0.8, 69.6, 0.95, 0.85, 0.351, 250.0];
-const H100: [f64; 6] = [0.586, 44.0, 0.412, 0.85, 0.9, 36.0];
+const H100: [f64; 6] = [0.615, 108.9, 0.4, 0.85, 0.9, 40.4];
 const V5P: [f64; 6] = [0.92, 100.0, 0.8, 0.8, 0.8, 20.0];
-const V6E: [f64; 6] = [0.797, 600.0, 0.4, 0.8, 0.8, 20.0];
+const V6E: [f64; 6] = [0.715, 600.0, 0.64, 0.8, 0.8, 20.0];
 
 /// A step whose time is known. Where the run did not say how it was split, each of `layouts` may have been it, and
 /// the fastest is taken.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::accelerator;
-use crate::calibration::{Calibration, Origin};
+use crate::calibration::{self, Calibration, Observation, Origin};
 use crate::layout::{Layout, Precision, Program, Recompute, Training};
 use crate::memory;
 use crate::model::{Attention, Model};
@@ -25,7 +25,8 @@ pub struct TimeRow {
     pub predicted_s: f64,
     /// Predicted over published less one, in percent.
     pub error_percent: f64,
-    /// The published layout fits by the planner's account of memory; runs that offloaded or kept less do not.
+    /// The published layout fits by the planner's account of memory; runs that kept something on the host, or less, do
+    /// not.
     pub fits: bool,
     /// Predicted time of the planner's own layout on as many devices, in seconds; none if nothing fits by its account.
     pub own_layout_s: Option<f64>,
@@ -135,7 +136,8 @@ fn times() -> Vec<TimeRow> {
             published_s: observation.step_time_us / 1e6,
             predicted_s: step.step_time_us / 1e6,
             error_percent: (step.step_time_us / observation.step_time_us - 1.0) * 100.0,
-            fits: memory::fits(&observation.model, &layout, &observation.training, &observation.accelerator),
+            fits: layout.recompute != Recompute::Projections
+                && memory::fits(&observation.model, &layout, &observation.training, &observation.accelerator),
             own_layout_s: question.fastest_on(layout.devices()).map(|best| best.step.step_time_us / 1e6),
             calibration: calibration.origin,
             assumed: row.assumed,
@@ -311,6 +313,70 @@ fn starts() -> Vec<StartRow> {
         });
     }
     rows
+}
+
+/// A published time, and what a fit predicts that has not seen it.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOutRow {
+    /// The table that it is of.
+    pub table: &'static str,
+    /// The run.
+    pub name: String,
+    /// On what.
+    pub accelerator: &'static str,
+    /// Predicted over published less one, in percent, by the calibration that is kept.
+    pub error_percent: f64,
+    /// The same by a calibration that was fitted to all other rows on the accelerator.
+    pub left_out_error_percent: f64,
+}
+
+/// Each row on an accelerator against a fit to all of its other rows: whether the calibration predicts, or remembers.
+#[must_use]
+pub fn left_out(accelerator: &str) -> Vec<LeftOutRow> {
+    let of_kind = |row: &published::Row| row.observation.accelerator.name == accelerator;
+    let rows: Vec<published::Row> = published::rows().into_iter().filter(of_kind).collect();
+    let observations: Vec<Observation> = rows.iter().map(|row| row.observation.clone()).collect();
+    let mut found = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        let mut others = observations.clone();
+        let observation = others.remove(at);
+        let prior = Calibration::prior(&observation.accelerator);
+        let fitted = calibration::fit(&others, &prior, Origin::Calibrated);
+        let kept = Calibration::of(&observation.accelerator);
+        found.push(LeftOutRow {
+            table: row.table,
+            name: observation.name.clone(),
+            accelerator: observation.accelerator.name,
+            error_percent: observation.error(&kept) * 100.0,
+            left_out_error_percent: observation.error(&fitted) * 100.0,
+        });
+    }
+    found
+}
+
+/// Devices of the largest plans that are timed.
+pub const TIMED_DEVICES: u64 = 16_384;
+
+/// The largest questions that a plan has to answer at once: a dense model and one of experts on 16,384 devices.
+#[must_use]
+pub fn large_questions() -> Vec<(&'static str, Question)> {
+    let h100 = accelerator::ACCELERATORS.iter().find(|kind| kind.name == "h100");
+    let Some(h100) = h100 else { return Vec::new() };
+    let models = [("Llama3.1-405B", published::llama_405b()), ("DeepSeek-V3", published::deepseek_v3())];
+    let question = |model| Question {
+        model,
+        training: Training {
+            batch: 2048,
+            sequence: 8192,
+            precision: Precision::Bf16,
+            program: usual_program(h100),
+        },
+        accelerator: *h100,
+        calibration: Calibration::of(h100),
+        devices_max: TIMED_DEVICES,
+        fixed: Fixed::default(),
+    };
+    models.into_iter().map(|(name, model)| (name, question(model))).collect()
 }
 
 /// Computes every row.

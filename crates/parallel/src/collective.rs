@@ -1,6 +1,6 @@
 //! How long collectives take: a latency for each step and a bandwidth for each byte, by what a group crosses.
 
-use crate::accelerator::{Accelerator, Links};
+use crate::accelerator::{Accelerator, Links, Slice};
 use crate::calibration::Calibration;
 
 /// One step of a ring over fast links, in microseconds.
@@ -19,56 +19,46 @@ pub struct Group {
     pub size: u64,
     /// Devices of the group within one domain.
     pub inside: u64,
-    /// Devices from the first of the group to the last, those between them counted.
-    pub span: u64,
 }
 
-impl Group {
-    /// A group of every `stride`-th device, in a fleet of domains that are filled in order.
-    #[must_use]
-    pub fn strided(size: u64, stride: u64, accelerator: &Accelerator) -> Group {
-        let domain = accelerator.domain();
-        let inside = if stride >= domain { 1 } else { (domain / stride).clamp(1, size.max(1)) };
-        Group { size, inside, span: size * stride }
-    }
-}
-
-/// Bandwidths as a calibration has found them, in bytes a microsecond.
+/// Bandwidths as a calibration has found them, in bytes a microsecond, in the fleet of one gang.
 #[derive(Clone, Copy, Debug)]
 pub struct Fabric {
     links: Links,
+    domain: u64,
+    slice: Option<Slice>,
     link_efficiency: f64,
     network_bytes_per_us: f64,
 }
 
 impl Fabric {
-    /// Of an accelerator.
+    /// Of a gang of `devices`: domains, or slices, that are filled in order.
     #[must_use]
-    pub fn new(accelerator: &Accelerator, calibration: &Calibration) -> Fabric {
+    pub fn new(accelerator: &Accelerator, calibration: &Calibration, devices: u64) -> Fabric {
+        let slice = accelerator.slice(devices);
         Fabric {
             links: accelerator.links,
+            domain: slice.map_or(accelerator.domain(), |slice| slice.chips()),
+            slice,
             link_efficiency: calibration.link_efficiency,
             network_bytes_per_us: accelerator.network_gbs * 1e3 * calibration.network_efficiency,
         }
     }
 
-    /// Within a domain, for a group that reaches over `span` devices of it.
-    fn link_bytes_per_us(&self, span: u64) -> f64 {
+    /// A group of every `stride`-th device.
+    #[must_use]
+    pub fn group(&self, size: u64, stride: u64) -> Group {
+        let inside = if stride >= self.domain { 1 } else { (self.domain / stride).clamp(1, size.max(1)) };
+        Group { size, inside }
+    }
+
+    /// Within a domain, for a group that has `inside` devices in it.
+    fn link_bytes_per_us(&self, inside: u64) -> f64 {
         let gbs = match self.links {
             Links::Switched { bandwidth_gbs, .. } => bandwidth_gbs,
-            Links::Torus { axes, link_gbs, wrap_length, .. } => {
-                // A group fills one axis before it takes the next; an axis that wraps is a ring and works both ways.
-                let length = if wrap_length > 0 { wrap_length } else { 16 };
-                let axis_count = if span <= length {
-                    1
-                } else if span <= length * length {
-                    2
-                } else {
-                    axes.max(2)
-                };
-                let cube = wrap_length == 0 && span.is_multiple_of(4);
-                let ring = cube || (wrap_length > 0 && span.is_multiple_of(wrap_length));
-                link_gbs * f64::from(axis_count.min(axes)) * if ring { 2.0 } else { 1.0 }
+            Links::Torus { link_gbs, .. } => {
+                // A number of chips that no slice has is taken for a line.
+                link_gbs * self.slice.map_or(1, |slice| slice.ring_links(inside)) as f64
             }
         };
         gbs * 1e3 * self.link_efficiency
@@ -94,7 +84,7 @@ impl Fabric {
         }
         let inside = group.inside as f64;
         let outside = (group.size as f64 / inside).max(1.0);
-        let within = (inside - 1.0) / inside * bytes / self.link_bytes_per_us(group.span);
+        let within = (inside - 1.0) / inside * bytes / self.link_bytes_per_us(group.inside);
         // Each device of a domain carries its own part over its own adapter.
         let between = (outside - 1.0) / outside * bytes / inside / self.network_bytes_per_us;
         self.latency_us(group) + within + between
@@ -113,7 +103,7 @@ impl Fabric {
             return 0.0;
         }
         let (size, inside) = (group.size as f64, group.inside as f64);
-        let within = bytes * (inside - 1.0) / size / self.link_bytes_per_us(group.span);
+        let within = bytes * (inside - 1.0) / size / self.link_bytes_per_us(group.inside);
         let within = match self.links {
             Links::Switched { .. } => within,
             // On a ring, a quarter of what gathering all parts of all devices takes.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::accelerator::Accelerator;
 use crate::calibration::Calibration;
-use crate::collective::{Fabric, Group};
+use crate::collective::Fabric;
 use crate::layout::{Layout, Precision, Recompute, Sharding, Training};
 use crate::memory::Held;
 use crate::model::{Attention, Model};
@@ -72,6 +72,8 @@ impl Step {
 #[derive(Clone, Copy, Debug, Default)]
 struct Forward {
     matmul: f64,
+    /// Of these, the products inside feed-forward blocks and experts.
+    inner: f64,
     attention: f64,
     elementwise: f64,
     overhead: f64,
@@ -138,11 +140,11 @@ impl<'a> Base<'a> {
         accelerator: &'a Accelerator,
         calibration: &Calibration,
     ) -> Base<'a> {
-        let fabric = Fabric::new(accelerator, calibration);
+        let fabric = Fabric::new(accelerator, calibration, layout.devices());
         let memory_bytes_per_us = accelerator.memory_gbs * 1e3 * calibration.memory_efficiency;
         let shapes = Shapes {
             peak: accelerator.peak_per_us(training.precision == Precision::Fp8),
-            efficiency: calibration.matmul_efficiency,
+            efficiency: calibration.matmul_efficiency * (1.0 - training.program.units_held),
             half: calibration.matmul_half,
             bytes_per_us: memory_bytes_per_us,
             unit: training.precision.activation_bytes(),
@@ -168,6 +170,7 @@ impl<'a> Base<'a> {
             parameters: Held::new(model, layout, training).parameters(layout, 0),
         };
         base.forward.matmul = base.matmul_us(&shapes, tokens);
+        base.forward.inner = base.inner_us(&shapes, tokens);
         base.forward.attention = base.attention_us(&shapes, tokens);
         base.forward.elementwise = base.elementwise_us(tokens);
         base.forward.overhead = calibration.layer_overhead_us;
@@ -218,6 +221,21 @@ impl<'a> Base<'a> {
             time += sparse * (each + shapes.us(tokens / tensor, hidden, experts.count as f64));
         }
         time
+    }
+
+    /// Products into the inner width of feed-forward blocks and experts.
+    fn inner_us(&self, shapes: &Shapes, tokens: f64) -> f64 {
+        let model = self.model;
+        let (hidden, tensor) = (model.hidden as f64, self.layout.tensor as f64);
+        let up = (model.feed_forward.matrices() - 1) as f64;
+        let sparse = (model.layers - model.dense_layers()) as f64 / model.layers as f64;
+        let dense = shapes.us(tokens, hidden, up * model.feed_forward.hidden as f64 / tensor);
+        let experts = model.experts.as_ref().map_or(0.0, |experts| {
+            let mine = experts.count as f64 / self.layout.expert as f64;
+            let rows = tokens / tensor * experts.per_token as f64 / mine;
+            mine * shapes.us(rows, hidden, up * experts.hidden as f64)
+        });
+        (1.0 - sparse) * dense + sparse * experts
     }
 
     fn attention_us(&self, shapes: &Shapes, tokens: f64) -> f64 {
@@ -279,11 +297,11 @@ impl<'a> Base<'a> {
         let program = &self.training.program;
         let unit = self.training.precision.activation_bytes();
         let state = unit * tokens * model.hidden as f64;
-        let group = Group::strided(layout.tensor, 1, self.accelerator);
+        let group = self.fabric.group(layout.tensor, 1);
         let sums = if program.parallel_block { 1.0 } else { 2.0 };
         self.forward.tensor = sums * self.fabric.reduce_us(state, group) * (1.0 - program.hides_tensor);
         if layout.context > 1 {
-            let ring = Group::strided(layout.context, layout.tensor, self.accelerator);
+            let ring = self.fabric.group(layout.context, layout.tensor);
             let width = match model.attention {
                 Attention::Standard { .. } => model.cache_width() as f64 / layout.tensor as f64,
                 Attention::Latent { .. } => model.cache_width() as f64,
@@ -297,7 +315,7 @@ impl<'a> Base<'a> {
             && layout.expert > 1
         {
             let sparse = (model.layers - model.dense_layers()) as f64 / model.layers as f64;
-            let group = Group::strided(layout.expert, 1, self.accelerator);
+            let group = self.fabric.group(layout.expert, 1);
             let bytes = state / layout.tensor as f64 * experts.per_token as f64;
             let both = 2.0 * self.fabric.exchange_us(bytes, group);
             self.forward.expert = sparse * both * (1.0 - program.hides_expert);
@@ -340,6 +358,7 @@ impl<'a> Base<'a> {
                     f.attention
                 }
             }
+            Recompute::Projections => f.inner + f.attention + f.elementwise + f.overhead,
             Recompute::Full => once,
         };
         (once, backward, again)
@@ -401,8 +420,8 @@ impl<'a> Base<'a> {
         let program = &self.training.program;
         let (parameter, gradient, state) = self.training.precision.bytes();
         let (common, experts) = self.parameters;
-        let group = Group::strided(layout.data * layout.context, layout.tensor, self.accelerator);
-        let expert_group = Group::strided(layout.expert_replicas(), layout.expert.max(1), self.accelerator);
+        let group = self.fabric.group(layout.data * layout.context, layout.tensor);
+        let expert_group = self.fabric.group(layout.expert_replicas(), layout.expert.max(1));
         let gathered = |bytes: f64| {
             self.fabric.gather_us(bytes * common, group)
                 + if experts > 0.0 { self.fabric.gather_us(bytes * experts, expert_group) } else { 0.0 }

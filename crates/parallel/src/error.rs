@@ -52,6 +52,26 @@ pub enum PlanError {
     NoMeasurements,
 }
 
+impl PlanError {
+    /// Stable code of its kind, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            PlanError::NotAConfig(_) => "NOT_A_CONFIG",
+            PlanError::NoArchitecture => "NO_ARCHITECTURE",
+            PlanError::UnknownArchitecture(_) => "UNKNOWN_ARCHITECTURE",
+            PlanError::MissingField { .. } => "MISSING_FIELD",
+            PlanError::BadField { .. } => "BAD_FIELD",
+            PlanError::BadOption { .. } => "BAD_OPTION",
+            PlanError::UnknownAccelerator(_) => "UNKNOWN_ACCELERATOR",
+            PlanError::IllegalLayout(_) => "ILLEGAL_LAYOUT",
+            PlanError::FitsNowhere { .. } => "FITS_NOWHERE",
+            PlanError::Contradiction(_) => "CONTRADICTING_STEPS",
+            PlanError::NoMeasurements => "NO_STEPS",
+        }
+    }
+}
+
 impl fmt::Display for PlanError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -20,9 +20,9 @@ body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}.soft{color:var(--soft)}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
 th,td{padding:.25rem .8rem .25rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}svg{width:100%;height:auto}svg text{fill:var(--ink);font-size:11px}\
+th:first-child,td:first-child{text-align:left}.wide{overflow-x:auto}.wide svg{min-width:44rem}svg{display:block;width:100%;height:auto}svg text{fill:var(--ink);font-size:11px}\
 pre{overflow-x:auto;border:1px solid var(--line);padding:.6rem}\
-.key span{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}";
+.key span{display:inline-block;white-space:nowrap;margin-right:1em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}";
 
 /// Text that may stand anywhere in a page.
 fn escape(text: &str) -> String {
@@ -56,7 +56,10 @@ fn stage_colour(stage: u64, stages: u64) -> String {
 fn key(body: &mut String, names: &[&str]) {
     body.push_str("<p class=\"key\">");
     for (index, name) in names.iter().enumerate() {
-        put(body, format_args!("<span style=\"background:{}\"></span>{}", colour(index), escape(name)));
+        put(
+            body,
+            format_args!("<span><i style=\"background:{}\"></i>{}</span> ", colour(index), escape(name)),
+        );
     }
     body.push_str("</p>\n");
 }
@@ -187,7 +190,9 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
     let height = shown.div_ceil(columns) as f64 * line + 4.0;
     put(
         body,
-        format_args!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"devices by host\">\n"),
+        format_args!(
+            "<div class=\"wide\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"devices by host\">\n"
+        ),
     );
     for (at, (name, ranks)) in hosts.iter().take(shown).enumerate() {
         let x = (at % columns) as f64 * (8.0 * cell + gap);
@@ -219,7 +224,7 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
             );
         }
     }
-    body.push_str("</svg>\n");
+    body.push_str("</svg></div>\n");
     if hosts.len() > shown {
         put(body, format_args!("<p class=\"soft\">{} more hosts are not shown.</p>\n", hosts.len() - shown));
     }
@@ -236,7 +241,9 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
     let most = report.memory_bytes as f64;
     put(
         body,
-        format_args!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"memory by stage\">\n"),
+        format_args!(
+            "<div class=\"wide\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"memory by stage\">\n"
+        ),
     );
     for (stage, memory) in report.stages.iter().take(shown).enumerate() {
         let y = stage as f64 * 20.0;
@@ -270,7 +277,7 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
         body,
         format_args!(
             "<line x1=\"{end}\" x2=\"{end}\" y1=\"0\" y2=\"{:.1}\" stroke=\"currentColor\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">device: {:.0} GiB</text>\n</svg>\n",
+             <text x=\"{:.1}\" y=\"{:.1}\">device: {:.0} GiB</text>\n</svg></div>\n",
             shown as f64 * 20.0,
             end - 90.0,
             height - 4.0,
@@ -302,7 +309,9 @@ fn timeline(body: &mut String, first: &Candidate) {
     let bubble = first.step.bubble_us;
     put(
         body,
-        format_args!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"a step in time\">\n"),
+        format_args!(
+            "<div class=\"wide\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"a step in time\">\n"
+        ),
     );
     for stage in 0..shown {
         let y = stage as f64 * 20.0;
@@ -337,7 +346,7 @@ fn timeline(body: &mut String, first: &Candidate) {
     put(
         body,
         format_args!(
-            "<text x=\"70\" y=\"{:.1}\">0 s</text><text x=\"{:.1}\" y=\"{:.1}\">{:.2} s</text>\n</svg>\n",
+            "<text x=\"70\" y=\"{:.1}\">0 s</text><text x=\"{:.1}\" y=\"{:.1}\">{:.2} s</text>\n</svg></div>\n",
             height - 4.0,
             WIDTH - 60.0,
             height - 4.0,

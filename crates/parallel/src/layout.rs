@@ -15,6 +15,9 @@ pub enum Recompute {
     None,
     /// The core of attention: scores, softmax, and their product with the values.
     Selective,
+    /// All but the projections of attention and the feed-forward block's result, which are kept on the host. No plan
+    /// chooses it, for what a host has is not known; runs that others measured did.
+    Projections,
     /// Everything but each layer's input.
     Full,
 }
@@ -78,6 +81,8 @@ pub struct Program {
     pub hides_pipeline: f64,
     /// Share of what passes between experts that hides.
     pub hides_expert: f64,
+    /// Share of a device's units that communication holds, and that compute nothing.
+    pub units_held: f64,
     /// Tensor parallel ranks send a part each between pipeline stages.
     pub scatters_pipeline: bool,
     /// Attention and feed-forward block take the same input and need one reduction between them.
@@ -97,6 +102,7 @@ impl Program {
         hides_data: 0.0,
         hides_pipeline: 0.0,
         hides_expert: 0.0,
+        units_held: 0.0,
         scatters_pipeline: true,
         parallel_block: false,
         gathers_a_layer: 1.0,
@@ -105,9 +111,14 @@ impl Program {
     /// DeepSpeed's pipeline of 2022: every rank sends the whole between stages.
     pub const DEEPSPEED_2022: Program =
         Program { name: "deepspeed-2022", scatters_pipeline: false, ..Program::MEGATRON_2021 };
-    /// DeepSpeed's ZeRO-3 of 2021: every tensor of a layer is gathered by itself, and the layer waits for it.
-    pub const ZERO3_2021: Program =
-        Program { name: "zero3-2021", gathers_a_layer: 12.0, gather_share: 0.6, ..Program::MEGATRON_2021 };
+    /// DeepSpeed's ZeRO-3 of 2021: every tensor of a layer is gathered by itself, little of it ahead of the layer.
+    pub const ZERO3_2021: Program = Program {
+        name: "zero3-2021",
+        hides_data: 0.1,
+        gathers_a_layer: 12.0,
+        gather_share: 0.6,
+        ..Program::MEGATRON_2021
+    };
     /// Megatron-LM as the authors of MegaScale measured it: flash attention.
     pub const MEGATRON_2023: Program =
         Program { name: "megatron-2023", flash_attention: true, ..Program::MEGATRON_2021 };
@@ -129,14 +140,19 @@ impl Program {
         hides_expert: 0.3,
         ..Program::MEGATRON_2023
     };
-    /// DeepSeek's own: two directions of micro-batches hide what passes between experts and stages.
+    /// DeepSeek's own: two directions of micro-batches hide what passes between experts and stages; 20 of the 132
+    /// multiprocessors do nothing else.
     pub const DUALPIPE: Program = Program {
         name: "dualpipe",
+        units_held: 20.0 / 132.0,
         hides_data: 0.9,
         hides_pipeline: 0.9,
         hides_expert: 0.9,
         ..Program::MEGATRON_2023
     };
+    /// PaLM's program of 2022: parallel blocks, and nothing overlaps, as in other programs of that time.
+    pub const PALM_2022: Program =
+        Program { name: "palm-2022", parallel_block: true, ..Program::MEGATRON_2023 };
     /// MaxText on the compiler's own schedule: what a plan assumes on TPUs.
     pub const MAXTEXT: Program = Program {
         name: "maxtext",

@@ -252,7 +252,8 @@ impl<'a> Held<'a> {
                 memory.activations_bytes = (all - dropped) * in_flight;
                 memory.recompute_bytes = dropped;
             }
-            Recompute::Full => {
+            // What else is kept is on the host.
+            Recompute::Projections | Recompute::Full => {
                 memory.activations_bytes = input * in_flight;
                 memory.recompute_bytes = all;
             }

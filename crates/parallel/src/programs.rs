@@ -69,7 +69,7 @@ fn megatron(model: &Model, layout: &Layout, training: &Training) -> Vec<String> 
     }
     match layout.recompute {
         Recompute::None => {}
-        Recompute::Selective => flag("recompute-activations"),
+        Recompute::Selective | Recompute::Projections => flag("recompute-activations"),
         Recompute::Full => {
             list.extend(option("recompute-granularity", "full"));
             list.extend(option("recompute-method", "uniform"));
@@ -120,7 +120,7 @@ fn torchtitan(layout: &Layout, training: &Training) -> Vec<String> {
     set("training.seq_len", training.sequence.to_string());
     let mode = match layout.recompute {
         Recompute::None => "none",
-        Recompute::Selective => "selective",
+        Recompute::Selective | Recompute::Projections => "selective",
         Recompute::Full => "full",
     };
     set("activation_checkpoint.mode", mode.to_owned());
@@ -139,8 +139,19 @@ fn maxtext(layout: &Layout, training: &Training) -> Vec<String> {
         format!("ici_context_parallelism={}", layout.context),
         format!("per_device_batch_size={batch}"),
         format!("max_target_length={}", training.sequence),
-        format!("remat_policy={}", if layout.recompute == Recompute::Full { "full" } else { "minimal" }),
+        format!(
+            "remat_policy={}",
+            match layout.recompute {
+                Recompute::None | Recompute::Selective => "minimal",
+                Recompute::Projections => "custom",
+                Recompute::Full => "full",
+            }
+        ),
     ];
+    if layout.recompute == Recompute::Projections {
+        let kept = ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"];
+        list.extend(kept.map(|name| format!("{name}=offload")));
+    }
     if layout.expert > 1 {
         list.push(format!("ici_expert_parallelism={}", layout.expert));
     }
@@ -170,23 +181,40 @@ fn deepspeed(layout: &Layout, training: &Training) -> String {
     value.to_string()
 }
 
-/// Sizes as variables that every worker gets, whatever its program.
+/// Sizes as variables that a job gives its workers, whatever their program. The names are outside of `MUSTER_`, which a
+/// job must not set.
 #[must_use]
 pub fn environment(layout: &Layout, training: &Training) -> Vec<(String, String)> {
     [
-        ("MUSTER_PARALLEL_TENSOR", layout.tensor),
-        ("MUSTER_PARALLEL_PIPELINE", layout.pipeline),
-        ("MUSTER_PARALLEL_DATA", layout.data),
-        ("MUSTER_PARALLEL_CONTEXT", layout.context),
-        ("MUSTER_PARALLEL_EXPERT", layout.expert),
-        ("MUSTER_PARALLEL_MICRO_BATCH", layout.micro_batch),
-        ("MUSTER_PARALLEL_INTERLEAVE", layout.interleave),
-        ("MUSTER_PARALLEL_BATCH", training.batch),
-        ("MUSTER_PARALLEL_SEQUENCE", training.sequence),
+        ("PARALLEL_TENSOR", layout.tensor),
+        ("PARALLEL_PIPELINE", layout.pipeline),
+        ("PARALLEL_DATA", layout.data),
+        ("PARALLEL_CONTEXT", layout.context),
+        ("PARALLEL_EXPERT", layout.expert),
+        ("PARALLEL_MICRO_BATCH", layout.micro_batch),
+        ("PARALLEL_INTERLEAVE", layout.interleave),
+        ("PARALLEL_BATCH", training.batch),
+        ("PARALLEL_SEQUENCE", training.sequence),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.to_string()))
     .collect()
+}
+
+impl Arguments {
+    /// The arguments of each program in one variable each, for a command that puts them into its own line.
+    #[must_use]
+    pub fn variables(&self) -> Vec<(String, String)> {
+        [
+            ("PARALLEL_MEGATRON", self.megatron.join(" ")),
+            ("PARALLEL_TORCHTITAN", self.torchtitan.join(" ")),
+            ("PARALLEL_MAXTEXT", self.maxtext.join(" ")),
+            ("PARALLEL_DEEPSPEED", self.deepspeed.clone()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+    }
 }
 
 /// A layout for every program.

@@ -261,17 +261,42 @@ impl Mapper<'_> {
         cost
     }
 
-    fn arrange(&self, units: Vec<Unit>, order: Order) -> Vec<Device> {
-        let Layout { tensor, context, data, pipeline, .. } = *self.layout;
-        let outer = match order {
-            Order::DataFirst => [data, pipeline],
-            Order::PipelineFirst => [pipeline, data],
-        };
-        let mut units = units;
-        for size in [tensor, context, outer[0], outer[1]] {
-            units = combine(units, size as usize, self.depth);
+    /// Devices by rank, when groups are formed dimension by dimension in this sequence.
+    fn arrange(&self, units: &[Unit], dimensions: [(usize, usize); 4]) -> Vec<Device> {
+        let mut units = units.to_vec();
+        for (size, _) in dimensions {
+            units = combine(units, size, self.depth);
         }
-        units.into_iter().flat_map(|unit| unit.devices).collect()
+        let formed = units.into_iter().flat_map(|unit| unit.devices);
+        let mut by_rank: Vec<(usize, Device)> = formed
+            .enumerate()
+            .map(|(at, device)| {
+                let (mut rest, mut rank) = (at, 0);
+                for (size, stride) in dimensions {
+                    rank += rest % size * stride;
+                    rest /= size;
+                }
+                (rank, device)
+            })
+            .collect();
+        by_rank.sort_unstable();
+        by_rank.into_iter().map(|(_, device)| device).collect()
+    }
+
+    /// The innermost dimension first; for a small gang also the best of all other sequences, for where an inner group fits
+    /// no host, an outer one may.
+    fn starts(&self, units: &[Unit], order: Order) -> Vec<Vec<Device>> {
+        let mut dimensions = self.dimensions(order);
+        dimensions.sort_unstable_by_key(|(_, stride)| *stride);
+        let mut starts = vec![self.arrange(units, dimensions)];
+        if units.len() <= EXCHANGED_MAX {
+            let others = sequences(dimensions).into_iter().map(|sequence| {
+                let devices = self.arrange(units, sequence);
+                (self.cost(&devices, order), devices)
+            });
+            starts.extend(others.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, devices)| devices));
+        }
+        starts
     }
 
     /// Exchanges pairs while that helps.
@@ -300,6 +325,19 @@ impl Mapper<'_> {
         }
         cost
     }
+}
+
+/// Every sequence of four dimensions.
+fn sequences(dimensions: [(usize, usize); 4]) -> Vec<[(usize, usize); 4]> {
+    let picked = |mut code: usize| {
+        let mut left = dimensions.to_vec();
+        dimensions.map(|_| {
+            let at = code % left.len();
+            code /= left.len();
+            left.remove(at)
+        })
+    };
+    (0..24).map(picked).collect()
 }
 
 /// What the longest level of places above fast links loses against the one below: an oversubscribed tier.
@@ -372,10 +410,11 @@ pub fn map(
         if layout.expert > 1 { &[Order::DataFirst][..] } else { &[Order::DataFirst, Order::PipelineFirst] };
     let mut best: Option<(f64, Order, Vec<Device>)> = None;
     for order in orders {
-        let mut devices = mapper.arrange(units.clone(), *order);
-        let cost = mapper.improve(&mut devices, *order);
-        if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
-            best = Some((cost, *order, devices));
+        for mut devices in mapper.starts(&units, *order) {
+            let cost = mapper.improve(&mut devices, *order);
+            if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
+                best = Some((cost, *order, devices));
+            }
         }
     }
     let Some((communication_us, order, devices)) = best else {
@@ -473,49 +512,24 @@ pub struct Mesh {
     pub wraps: Vec<bool>,
 }
 
-/// Shape of a slice with this number of chips; none if none is offered.
-fn slice_shape(axes: u32, chips: u64) -> Option<Vec<u64>> {
-    if axes == 2 {
-        let shapes = [[1, 1], [2, 2], [2, 4], [4, 4], [4, 8], [8, 8], [8, 16], [16, 16]];
-        return shapes.iter().find(|shape| shape[0] * shape[1] == chips).map(|shape| shape.to_vec());
-    }
-    let small = [[2, 2, 1], [2, 2, 2], [2, 2, 4], [2, 4, 4]];
-    if let Some(shape) = small.iter().find(|shape| shape.iter().product::<u64>() == chips) {
-        return Some(shape.to_vec());
-    }
-    // Whole cubes: of all boxes the one whose longest axis is shortest.
-    let mut best: Option<[u64; 3]> = None;
-    for a in (4..).step_by(4).take_while(|a| a * a * a <= chips) {
-        for b in (a..).step_by(4).take_while(|b| a * b * b <= chips) {
-            let c = chips / (a * b);
-            if a * b * c == chips && c.is_multiple_of(4) && best.is_none_or(|other| c < other[2]) {
-                best = Some([a, b, c]);
-            }
-        }
-    }
-    best.map(|shape| shape.to_vec())
-}
-
 /// The mesh of a layout on TPUs.
 ///
 /// # Errors
 /// If no slice has this number of chips, or the tensor parallel group fits no axis.
 pub fn mesh(accelerator: &Accelerator, layout: &Layout) -> Result<Mesh, PlanError> {
-    let Links::Torus { axes, pod, wrap_length, .. } = accelerator.links else {
+    if !accelerator.is_tpu() {
         return Err(PlanError::IllegalLayout(format!("{} has no torus", accelerator.name)));
-    };
-    let slices = layout.devices().div_ceil(pod);
-    let chips = layout.devices() / slices;
-    let Some(shape) = slice_shape(axes, chips).filter(|_| chips * slices == layout.devices()) else {
+    }
+    let Some(slice) = accelerator.slice(layout.devices()) else {
         return Err(PlanError::IllegalLayout(format!(
             "{} devices are no slices of {} that are offered",
             layout.devices(),
             accelerator.name
         )));
     };
-    let cubes = shape.iter().all(|length| length.is_multiple_of(4)) && axes == 3;
-    let wraps: Vec<bool> =
-        shape.iter().map(|length| if wrap_length > 0 { *length == wrap_length } else { cubes }).collect();
+    let slices = slice.count;
+    let shape = slice.shape[..slice.axes].to_vec();
+    let wraps = slice.wraps[..slice.axes].to_vec();
     if layout.tensor == 1 {
         return Ok(Mesh { slices, shape, tensor_axes: Vec::new(), tensor_wraps: true, wraps });
     }

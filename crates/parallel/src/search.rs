@@ -41,6 +41,8 @@ pub struct Fixed {
     pub recompute: Option<Recompute>,
     /// Sharding.
     pub sharding: Option<Sharding>,
+    /// Devices of a worker of the gang, which no tensor parallel group leaves.
+    pub worker_devices: Option<u64>,
 }
 
 impl Fixed {
@@ -56,6 +58,17 @@ impl Fixed {
             && same(self.interleave, layout.interleave)
             && same(self.recompute, layout.recompute)
             && same(self.sharding, layout.sharding)
+            && self.inside_worker(layout.tensor)
+    }
+
+    /// Consecutive tensor parallel groups of this size begin and end with workers.
+    fn inside_worker(&self, tensor: u64) -> bool {
+        self.worker_devices.is_none_or(|devices| devices.is_multiple_of(tensor))
+    }
+
+    /// Nothing is given but the shape of workers.
+    fn free(&self) -> Fixed {
+        Fixed { worker_devices: self.worker_devices, ..Fixed::default() }
     }
 }
 
@@ -177,6 +190,13 @@ impl Question {
             }
         }
         if let Some(tensor) = fixed.tensor {
+            if let Some(devices) = fixed.worker_devices
+                && !fixed.inside_worker(tensor)
+            {
+                return Err(PlanError::IllegalLayout(format!(
+                    "tensor parallel size {tensor} does not divide the {devices} devices of a worker"
+                )));
+            }
             let layout = Layout { tensor, sequence_parallel: false, ..Layout::ONE };
             let training = Training { batch: 1, ..self.training };
             layout.check(&self.model, &training, &self.accelerator)?;
@@ -200,6 +220,7 @@ impl Question {
                 *t <= self.accelerator.tensor_max()
                     && Layout::heads_divide(&self.model, *t, &self.accelerator)
                     && self.model.feed_forward.hidden.is_multiple_of(*t)
+                    && self.fixed.inside_worker(*t)
                     && self.fixed.tensor.is_none_or(|fixed| fixed == *t)
             })
             .collect()
@@ -235,44 +256,19 @@ impl Question {
 
     /// Splits of `devices` devices: all sizes, without interleaving, recomputation and sharding.
     fn splits(&self, devices: u64, sizes: &Sizes) -> Vec<Layout> {
-        let mut splits = Vec::new();
-        for tensor in sizes.tensor.iter().filter(|t| devices.is_multiple_of(**t)) {
-            for pipeline in sizes.pipeline.iter().filter(|p| devices.is_multiple_of(tensor * **p)) {
-                for context in
-                    sizes.context.iter().filter(|c| devices.is_multiple_of(tensor * pipeline * **c))
-                {
-                    let data = devices / (tensor * pipeline * context);
-                    if !self.training.batch.is_multiple_of(data) {
-                        continue;
-                    }
-                    let halves = if *context > 1 { 2 } else { 1 };
-                    let sequence_parallel =
-                        *tensor > 1 && self.training.sequence.is_multiple_of(tensor * context * halves);
-                    let ranks = tensor * data * context;
-                    let spread = |e: &&u64| {
-                        ranks.is_multiple_of(**e) && (**e == 1 || *tensor == 1 || sequence_parallel)
-                    };
-                    for expert in sizes.expert.iter().filter(spread) {
-                        for micro_batch in self.micro_batches(data) {
-                            let layout = Layout {
-                                tensor: *tensor,
-                                pipeline: *pipeline,
-                                data,
-                                context: *context,
-                                expert: *expert,
-                                micro_batch,
-                                sequence_parallel,
-                                ..Layout::ONE
-                            };
-                            if layout.check(&self.model, &self.training, &self.accelerator).is_ok() {
-                                splits.push(layout);
-                            }
-                        }
-                    }
-                }
-            }
+        let mut splits = sizes.over_devices(devices);
+        splits.retain(|split| self.training.batch.is_multiple_of(split.data));
+        for split in &mut splits {
+            let pieces = split.tensor * split.context * if split.context > 1 { 2 } else { 1 };
+            split.sequence_parallel = split.tensor > 1 && self.training.sequence.is_multiple_of(pieces);
         }
-        splits
+        let with_experts = splits.iter().flat_map(|split| sizes.over_experts(*split));
+        let with_micro_batches = with_experts.flat_map(|split| {
+            self.micro_batches(split.data).map(move |micro_batch| Layout { micro_batch, ..split })
+        });
+        with_micro_batches
+            .filter(|split| split.check(&self.model, &self.training, &self.accelerator).is_ok())
+            .collect()
     }
 
     fn sizes(&self) -> Sizes {
@@ -343,39 +339,41 @@ impl Question {
         let mut order: Vec<(f64, usize)> =
             bases.iter().enumerate().map(|(at, base)| (base.bound_us(), at)).collect();
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let recomputes = self.recomputes();
         for (bound, at) in order {
             if bound > best.limit() {
                 break;
             }
-            let (base, split) = (&bases[at], &splits[at]);
-            let held = Held::new(&self.model, split, &self.training);
-            // Interleaving only adds to what is kept: what does not fit without it never fits.
-            let choices: Vec<(Sharding, Recompute)> = self
-                .shardings(split)
-                .into_iter()
-                .flat_map(|sharding| recomputes.iter().map(move |recompute| (sharding, *recompute)))
-                .filter(|(sharding, recompute)| {
-                    let layout = Layout { sharding: *sharding, recompute: *recompute, ..*split };
-                    held.fits(&layout, &self.accelerator)
-                })
-                .collect();
-            if choices.is_empty() {
-                continue;
-            }
-            for interleave in self.interleaves(split) {
-                for (sharding, recompute) in &choices {
-                    let step = base.step(interleave, *recompute, *sharding);
-                    counts.1 += 1;
-                    let time = step.step_time_us;
-                    let layout = Layout { interleave, recompute: *recompute, sharding: *sharding, ..*split };
-                    if time <= best.limit() && (interleave == 1 || held.fits(&layout, &self.accelerator)) {
-                        best.offer(time, layout, step);
-                    }
+            counts.1 += self.try_choices(&splits[at], &bases[at], &mut best);
+        }
+        best
+    }
+
+    /// Times every choice of interleaving, recomputation and sharding for one split; how many that were.
+    fn try_choices(&self, split: &Layout, base: &Base<'_>, best: &mut Best) -> u64 {
+        let held = Held::new(&self.model, split, &self.training);
+        // Interleaving only adds to what is kept: what does not fit without it never fits.
+        let mut choices = Vec::new();
+        for sharding in self.shardings(split) {
+            let with =
+                self.recomputes().into_iter().map(|recompute| Layout { sharding, recompute, ..*split });
+            choices.extend(with.filter(|layout| held.fits(layout, &self.accelerator)));
+        }
+        if choices.is_empty() {
+            return 0;
+        }
+        let mut timed = 0;
+        for interleave in self.interleaves(split) {
+            for choice in &choices {
+                let layout = Layout { interleave, ..*choice };
+                let step = base.step(interleave, layout.recompute, layout.sharding);
+                timed += 1;
+                let time = step.step_time_us;
+                if time <= best.limit() && (interleave == 1 || held.fits(&layout, &self.accelerator)) {
+                    best.offer(time, layout, step);
                 }
             }
         }
-        best
+        timed
     }
 
     fn candidate(&self, layout: Layout, step: Step) -> Candidate {
@@ -415,28 +413,26 @@ impl Question {
     /// Every legal layout that fits on `devices` devices, unordered and without pruning. For tests on small spaces.
     #[must_use]
     pub fn exhaustive(&self, devices: u64) -> Vec<Candidate> {
-        let mut found = Vec::new();
         let sizes = self.sizes();
-        for split in self.splits(devices, &sizes) {
-            for sequence_parallel in [false, true] {
-                for interleave in 1..=self.model.layers {
-                    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                        for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Full] {
-                            let layout =
-                                Layout { sequence_parallel, interleave, recompute, sharding, ..split };
-                            let fits = memory::fits(&self.model, &layout, &self.training, &self.accelerator);
-                            if fits
-                                && self.fixed.allows(&layout)
-                                && let Ok(candidate) = self.price(&layout)
-                            {
-                                found.push(candidate);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        found
+        let splits = self.splits(devices, &sizes).into_iter();
+        let all = splits.flat_map(|split| self.variations(split));
+        all.filter(|layout| {
+            self.fixed.allows(layout) && memory::fits(&self.model, layout, &self.training, &self.accelerator)
+        })
+        .filter_map(|layout| self.price(&layout).ok())
+        .collect()
+    }
+
+    /// Every choice of what a split leaves open, legal or not.
+    fn variations(&self, split: Layout) -> impl Iterator<Item = Layout> + use<> {
+        let interleaves = 1..=self.model.layers;
+        let recomputes = [Recompute::None, Recompute::Selective, Recompute::Full];
+        let shardings = [Sharding::None, Sharding::Optimizer, Sharding::Full];
+        let split = [false, true].map(|sequence_parallel| Layout { sequence_parallel, ..split }).into_iter();
+        let split = split
+            .flat_map(move |split| interleaves.clone().map(move |interleave| Layout { interleave, ..split }));
+        let split = split.flat_map(move |split| recomputes.map(|recompute| Layout { recompute, ..split }));
+        split.flat_map(move |split| shardings.map(|sharding| Layout { sharding, ..split }))
     }
 
     /// The fastest layout on exactly `devices` devices, if any fits.
@@ -503,8 +499,8 @@ impl Question {
             let fixed = Fixed { micro_batch: None, ..fixed };
             change("a smaller micro-batch", Question { fixed, ..self.clone() });
         }
-        if fixed != Fixed::default() {
-            change("leave every size to the planner", Question { fixed: Fixed::default(), ..self.clone() });
+        if fixed != fixed.free() {
+            change("leave every size to the planner", Question { fixed: fixed.free(), ..self.clone() });
         }
         if matches!(self.training.precision, Precision::Fp16 | Precision::Fp32) {
             let training = Training { precision: Precision::Bf16, ..self.training };
@@ -559,4 +555,37 @@ struct Sizes {
     pipeline: Vec<u64>,
     context: Vec<u64>,
     expert: Vec<u64>,
+}
+
+impl Sizes {
+    /// Tensor, pipeline and context parallel sizes that divide the devices; data parallelism takes the rest.
+    fn over_devices(&self, devices: u64) -> Vec<Layout> {
+        let start = [(Layout::ONE, devices)];
+        let tensor = divided(&start, &self.tensor, |split, tensor| Layout { tensor, ..split });
+        let pipeline = divided(&tensor, &self.pipeline, |split, pipeline| Layout { pipeline, ..split });
+        let context = divided(&pipeline, &self.context, |split, context| Layout { context, ..split });
+        context.into_iter().map(|(split, data)| Layout { data, ..split }).collect()
+    }
+
+    /// Every number of experts a rank that the ranks of a stage can share.
+    fn over_experts(&self, split: Layout) -> impl Iterator<Item = Layout> + '_ {
+        let ranks = split.tensor * split.data * split.context;
+        let allowed = split.tensor == 1 || split.sequence_parallel;
+        let shared = move |expert: &u64| ranks.is_multiple_of(*expert) && (*expert == 1 || allowed);
+        self.expert.iter().copied().filter(shared).map(move |expert| Layout { expert, ..split })
+    }
+}
+
+/// Each split with each size that divides the devices it has left, and those left then.
+fn divided(
+    splits: &[(Layout, u64)],
+    sizes: &[u64],
+    with: impl Fn(Layout, u64) -> Layout,
+) -> Vec<(Layout, u64)> {
+    let mut found = Vec::new();
+    for (split, left) in splits {
+        let fitting = sizes.iter().filter(|size| left.is_multiple_of(**size));
+        found.extend(fitting.map(|size| (with(*split, *size), left / size)));
+    }
+    found
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::accelerator::Accelerator;
 use crate::calibration::{Calibration, Origin};
-use crate::collective::{Fabric, Group};
+use crate::collective::Fabric;
 use crate::config::SEQUENCE_MAX;
 use crate::error::PlanError;
 use crate::layout::Layout;
@@ -145,8 +145,8 @@ impl Serving {
         let flops = model.forward_flops_per_token(self.context);
         let computing = requests as f64 * flops / (peak * PREFILL_SHARE);
         let reading = read / (self.accelerator.memory_gbs * 1e3 * BANDWIDTH_SHARE);
-        let fabric = Fabric::new(&self.accelerator, &Calibration::of(&self.accelerator));
-        let group = Group::strided(tensor, 1, &self.accelerator);
+        let fabric = Fabric::new(&self.accelerator, &Calibration::of(&self.accelerator), tensor);
+        let group = fabric.group(tensor, 1);
         let state = |tokens: f64| tokens * model.hidden as f64 * 2.0;
         let sums = |tokens: f64| 2.0 * model.layers as f64 * fabric.reduce_us(state(tokens), group);
         let prefill =

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use muster_parallel::calibration::{self, fit};
-use muster_parallel::check::check;
+use muster_parallel::check::{check, left_out};
 use muster_parallel::search::{Candidate, Fixed, KEPT, Question, usual_program};
 use muster_parallel::{
     Accelerator, Calibration, Layout, Model, Observation, Origin, PlanError, Precision, Program, Recompute,
@@ -57,11 +57,28 @@ fn published_times_are_met_as_well_as_the_guide_says() {
     let check = check();
     assert_eq!(check.times.len(), published::rows().len());
     let a100 = check.summary(Some("a100"));
-    assert!(a100.rows == 49 && a100.average_percent <= 4.0 && a100.worst_percent <= 11.0, "{a100:?}");
+    assert!(a100.rows == 49 && a100.average_percent <= 4.0 && a100.missed == 0, "{a100:?}");
     let h100 = check.summary(Some("h100"));
-    assert!(h100.average_percent <= 5.0 && h100.missed <= 2, "{h100:?}");
+    assert!(h100.rows == 14 && h100.average_percent <= 4.0 && h100.missed == 0, "{h100:?}");
     let all = check.summary(None);
-    assert!(all.average_percent <= 6.5 && all.missed <= 9, "{all:?}");
+    assert!(all.rows == 73 && all.average_percent <= 5.0, "{all:?}");
+    // Their sources do not tell how these ran: the mesh and the traffic with hosts of one, the padding of the other.
+    let missed = check.times.iter().filter(|row| row.error_percent.abs() > 10.0);
+    let missed: Vec<&str> = missed.map(|row| row.name.as_str()).collect();
+    assert_eq!(missed, ["Llama3.1-405B on 512 v6e", "Mixtral-8x7B on 128 v5p"]);
+}
+
+/// A fit that has not seen a row predicts it nearly as well as one that has.
+#[test]
+fn the_calibrations_predict_rows_that_they_were_not_fitted_to() {
+    for (kind, average_max, worst_max) in [("h100", 5.0, 12.0), ("v6e", 10.0, 10.0)] {
+        let rows = left_out(kind);
+        let rows = rows.iter().filter(|row| !row.name.starts_with("Llama3.1-405B on 512"));
+        let errors: Vec<f64> = rows.map(|row| row.left_out_error_percent.abs()).collect();
+        let average = errors.iter().sum::<f64>() / errors.len() as f64;
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        assert!(average <= average_max && worst <= worst_max, "{kind}: {errors:?}");
+    }
 }
 
 #[test]
@@ -121,11 +138,30 @@ fn pruning_loses_nothing() {
 
 #[test]
 fn on_512_devices_the_layout_picked_is_the_best_of_an_exhaustive_search() {
-    let question = question(parse_config(EXPERTS).unwrap(), "h100", 512, 512, 2048);
-    let all = question.exhaustive(512);
-    let best = times(&all).into_iter().fold(f64::INFINITY, f64::min);
-    let picked = question.fastest_on(512).unwrap().step.step_time_us;
-    assert!(picked <= best * 1.03, "{picked} {best}, {} layouts", all.len());
+    for (config, kind) in [(EXPERTS, "h100"), (LATENT, "h100"), (LLAMA_8B, "h100"), (EXPERTS, "v5p")] {
+        let question = question(parse_config(config).unwrap(), kind, 512, 512, 2048);
+        let all = question.exhaustive(512);
+        let best = times(&all).into_iter().fold(f64::INFINITY, f64::min);
+        let picked = question.fastest_on(512).unwrap().step.step_time_us;
+        let name = &question.model.architecture;
+        assert!(picked <= best * 1.03, "{name} on {kind}: {picked} {best}, {} layouts", all.len());
+    }
+}
+
+/// A gang whose workers have fewer devices than a domain gets tensor parallel groups that stay inside a worker.
+#[test]
+fn tensor_groups_stay_inside_workers_of_the_shape_that_is_given() {
+    let mut question = question(parse_config(LLAMA_8B).unwrap(), "h100", 64, 256, 8192);
+    for devices in [1, 2, 4, 6, 8] {
+        question.fixed = Fixed { worker_devices: Some(devices), ..Fixed::default() };
+        for candidate in question.plan().unwrap().candidates {
+            assert!(devices.is_multiple_of(candidate.layout.tensor), "{devices}: {:?}", candidate.layout);
+        }
+    }
+    question.fixed.tensor = Some(4);
+    question.fixed.worker_devices = Some(6);
+    let text = refused(&question);
+    assert!(text.contains("tensor parallel size 4 does not divide the 6 devices of a worker"), "{text}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Global;
 use super::console::{Console, Format, Grid, one_line};
 use super::failure::{Exit, Failure};
+use super::parallel_auto;
 use super::reading::ReadArgs;
 use super::recovery::{self, Advice, Recovery};
 use super::submit::{now_ms, read_manifests, refused};
@@ -372,8 +373,9 @@ fn quota_view(message: v1::QuotaReport) -> Quota {
 
 pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<Exit, Failure> {
     let overrides = Overrides { name: None, tenant: args.tenant, tier: args.tier, regions: args.region };
-    let manifests = read_manifests(&args.file, &overrides)?;
+    let mut manifests = read_manifests(&args.file, &overrides)?;
     let client = args.read.client(global).await?;
+    parallel_auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
         let request = v1::PlanJobRequest { spec: Some(manifest.message.clone()), read: None };

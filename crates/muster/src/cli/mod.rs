@@ -30,6 +30,7 @@ mod members;
 mod node;
 mod node_health;
 mod parallel;
+mod parallel_auto;
 mod policy;
 mod policy_view;
 mod probe;

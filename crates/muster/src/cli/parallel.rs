@@ -3,18 +3,19 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_parallel::accelerator;
 use muster_parallel::calibration::{self, Observation};
-use muster_parallel::check::{self, Check};
+use muster_parallel::check::{self, Check, LeftOutRow};
 use muster_parallel::search::{Candidate, Fixed, Question, usual_program};
 use muster_parallel::serving::Serving;
 use muster_parallel::{
     Accelerator, Calibration, Layout, Model, PlanError, Precision, Recompute, Report, Sharding, Training,
     html, parse_config,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
@@ -23,6 +24,8 @@ use super::failure::{Exit, Failure};
 const STEPS_BYTES_MAX: u64 = 1 << 20;
 /// Most measured steps of one calibration.
 const STEPS_MAX: usize = 1000;
+/// Plans of each model whose time is taken.
+const TIMED_PLANS: usize = 21;
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Commands that plan how a model is split.
@@ -33,7 +36,7 @@ pub enum ParallelCommand {
     /// Sizes of a server of a model: memory with its cache, and bounds on its speed
     Serve(ServeArgs),
     /// Published runs next to the predictions for them, also where a prediction is wrong
-    Check,
+    Check(CheckArgs),
 }
 
 /// Number formats, as options name them.
@@ -165,6 +168,17 @@ pub struct ServeArgs {
     bytes: u64,
 }
 
+/// Options of `muster parallel check`.
+#[derive(Args)]
+pub struct CheckArgs {
+    /// Only print how long plans for 16,384 accelerators take on this machine
+    #[arg(long, conflicts_with = "left_out")]
+    timing: bool,
+    /// Only print what a fit predicts for each published run that has not seen it; takes a minute
+    #[arg(long)]
+    left_out: bool,
+}
+
 /// One measured step, as its file says it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,7 +213,9 @@ pub fn run(console: &Console, command: ParallelCommand) -> Result<Exit, Failure>
     match command {
         ParallelCommand::Plan(args) => plan(console, &args),
         ParallelCommand::Serve(args) => serve(console, &args),
-        ParallelCommand::Check => published(console),
+        ParallelCommand::Check(CheckArgs { timing: true, .. }) => timing(console),
+        ParallelCommand::Check(CheckArgs { left_out: true, .. }) => left_out(console),
+        ParallelCommand::Check(_) => published(console),
     }
 }
 
@@ -208,10 +224,11 @@ fn wrong(error: &PlanError) -> Failure {
         PlanError::FitsNowhere { .. } => Exit::Conflict,
         _ => Exit::Usage,
     };
-    Failure::new(exit, error.to_string())
+    Failure::new(exit, coded(error))
 }
 
-fn read(path: &Path, bytes_max: u64) -> Result<String, Failure> {
+/// The text of a file, or of stdin; an error if it is longer.
+pub fn read(path: &Path, bytes_max: u64) -> Result<String, Failure> {
     let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
     let mut text = String::new();
     // One byte more than allowed says that there is too much, without reading all of it.
@@ -226,9 +243,14 @@ fn read(path: &Path, bytes_max: u64) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// An error behind its stable code.
+fn coded(error: &PlanError) -> String {
+    format!("{}: {error}", error.code())
+}
+
 fn read_model(path: &Path) -> Result<Model, Failure> {
     let text = read(path, muster_parallel::CONFIG_BYTES_MAX as u64)?;
-    parse_config(&text).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+    parse_config(&text).map_err(|error| Failure::usage(format!("{}: {}", path.display(), coded(&error))))
 }
 
 fn question(args: &PlanArgs) -> Result<Question, Failure> {
@@ -269,6 +291,7 @@ fn question(args: &PlanArgs) -> Result<Question, Failure> {
             interleave: args.interleave,
             recompute,
             sharding,
+            worker_devices: None,
         },
     };
     question.check().map_err(|error| wrong(&error))?;
@@ -289,11 +312,11 @@ fn calibrate(path: &Path, question: &Question) -> Result<Calibration, Failure> {
     for (at, step) in steps.iter().enumerate() {
         let name = format!("step {}", at + 1);
         let observation = observation(&name, step, question)
-            .map_err(|error| Failure::usage(format!("{}: {name}: {error}", path.display())))?;
+            .map_err(|error| Failure::usage(format!("{}: {name}: {}", path.display(), coded(&error))))?;
         observations.push(observation);
     }
     calibration::from_measurements(&observations)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), coded(&error))))
 }
 
 fn observation(name: &str, step: &MeasuredStep, question: &Question) -> Result<Observation, PlanError> {
@@ -487,6 +510,109 @@ fn serve(console: &Console, args: &ServeArgs) -> Result<Exit, Failure> {
             format!("{:.0}", server.tokens_per_s),
             format!("{:.0}", server.prefill_ms),
             server.origin.name().to_owned(),
+        ]);
+    }
+    console.table(&grid)?;
+    Ok(Exit::Ok)
+}
+
+/// How long one plan takes.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Timing {
+    model: &'static str,
+    devices: u64,
+    plans: usize,
+    median_ms: f64,
+    longest_ms: f64,
+    splits_priced: u64,
+    layouts_timed: u64,
+}
+
+fn timing(console: &Console) -> Result<Exit, Failure> {
+    let mut timings = Vec::new();
+    for (model, question) in check::large_questions() {
+        let mut times_ms = Vec::new();
+        let mut counts = (0, 0);
+        for _ in 0..TIMED_PLANS {
+            let started = Instant::now();
+            let plan = question.plan().map_err(|error| wrong(&error))?;
+            times_ms.push(started.elapsed().as_secs_f64() * 1e3);
+            counts = (plan.priced, plan.timed);
+        }
+        times_ms.sort_by(f64::total_cmp);
+        timings.push(Timing {
+            model,
+            devices: check::TIMED_DEVICES,
+            plans: TIMED_PLANS,
+            median_ms: times_ms[TIMED_PLANS / 2],
+            longest_ms: times_ms[TIMED_PLANS - 1],
+            splits_priced: counts.0,
+            layouts_timed: counts.1,
+        });
+    }
+    if console.is_structured() {
+        console.object(&timings)?;
+        return Ok(Exit::Ok);
+    }
+    let mut grid = Grid::new(vec![
+        "MODEL",
+        "DEVICES",
+        "PLANS",
+        "MEDIAN MS",
+        "LONGEST MS",
+        "SPLITS PRICED",
+        "LAYOUTS TIMED",
+    ]);
+    for timing in &timings {
+        grid.row(vec![
+            timing.model.to_owned(),
+            timing.devices.to_string(),
+            timing.plans.to_string(),
+            format!("{:.1}", timing.median_ms),
+            format!("{:.1}", timing.longest_ms),
+            timing.splits_priced.to_string(),
+            timing.layouts_timed.to_string(),
+        ]);
+    }
+    console.table(&grid)?;
+    Ok(Exit::Ok)
+}
+
+/// Accelerators with published steps enough for a fit without one of them.
+const FITTED: [&str; 3] = ["a100", "h100", "v6e"];
+
+fn left_out(console: &Console) -> Result<Exit, Failure> {
+    let rows: Vec<LeftOutRow> = FITTED.into_iter().flat_map(check::left_out).collect();
+    if console.is_structured() {
+        console.object(&rows)?;
+        return Ok(Exit::Ok);
+    }
+    let mut grid = Grid::new(vec!["TABLE", "RUN", "ON", "ERROR %", "LEFT OUT %"]);
+    for row in &rows {
+        grid.row(vec![
+            row.table.to_owned(),
+            row.name.clone(),
+            row.accelerator.to_owned(),
+            format!("{:+.1}", row.error_percent),
+            format!("{:+.1}", row.left_out_error_percent),
+        ]);
+    }
+    console.table(&grid)?;
+    console.line("")?;
+    let mut grid = Grid::new(vec!["ON", "ROWS", "AVERAGE %", "LEFT OUT AVERAGE %", "LEFT OUT WORST %"]);
+    for kind in FITTED {
+        let of_kind: Vec<&LeftOutRow> = rows.iter().filter(|row| row.accelerator == kind).collect();
+        let mean = |value: fn(&LeftOutRow) -> f64| {
+            of_kind.iter().map(|row| value(row).abs()).sum::<f64>() / of_kind.len().max(1) as f64
+        };
+        let worst = of_kind.iter().map(|row| row.left_out_error_percent.abs()).fold(0.0, f64::max);
+        grid.row(vec![
+            kind.to_owned(),
+            of_kind.len().to_string(),
+            format!("{:.1}", mean(|row| row.error_percent)),
+            format!("{:.1}", mean(|row| row.left_out_error_percent)),
+            format!("{worst:.1}"),
         ]);
     }
     console.table(&grid)?;

@@ -12,6 +12,7 @@ use super::Global;
 use super::attach::{self, Ranks};
 use super::console::Console;
 use super::failure::{Exit, Failure};
+use super::parallel_auto;
 use super::submit::{self, located, now_ms};
 use crate::dev::local;
 use crate::manifest::{self, Manifest, ManifestError, Overrides};
@@ -96,12 +97,14 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
+    let mut manifests = [manifest];
+    parallel_auto::choose(&client, console, &what, &mut manifests).await?;
+    let [manifest] = &manifests;
     let request = v1::SubmitJobRequest {
         request_id: request_id.to_string(),
         spec: Some(manifest.message.clone()),
         validate_only: false,
     };
-    let manifests = [manifest];
     let answer = client.submit_job(request).await.map_err(|e| submit::refused(e, &what, &manifests, None))?;
     let Some(id) = answer.job_ids.into_iter().next() else {
         return Err(Failure::new(Exit::Failed, "the answer names no job"));

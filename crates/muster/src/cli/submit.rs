@@ -13,6 +13,7 @@ use super::Global;
 use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
+use super::parallel_auto;
 use super::view::{Document, Submission};
 use crate::dev::local;
 use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
@@ -77,6 +78,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
+    parallel_auto::choose(&client, console, &args.file, &mut manifests).await?;
     let submission = if args.validate_only {
         validate(&client, &args.file, &manifests).await?
     } else {

@@ -9,6 +9,7 @@
 //! server of the same version only for what the file cannot show (capacity, quota, permission).
 
 mod contract;
+mod parallel;
 mod policy;
 pub mod quantity;
 mod read;
@@ -22,6 +23,7 @@ use std::fmt;
 use muster_types::Violation;
 use muster_wire::{convert, v1};
 
+pub use parallel::{ModelSource, Parallel};
 pub use policy::{PolicyFile, parse_policy};
 pub use quantity::duration_ms;
 pub use script::{from_options, is_script, parse_script};
@@ -111,6 +113,8 @@ pub struct Manifest {
     pub message: v1::JobSpec,
     /// Whether the only group is written directly in `spec`.
     shorthand: bool,
+    /// How the model is split, where that is left to the parallelism planner; the message then asks for the most workers.
+    pub parallel: Option<Parallel>,
     form: Form,
     /// Lines of fields, by their paths in the file.
     lines: BTreeMap<String, u64>,
@@ -209,6 +213,12 @@ impl Manifest {
                 .replace("segment_workers", "segmentWorkers"),
         };
         self.form.show(Problem { line, field, description })
+    }
+
+    /// A problem with a field of the file.
+    pub fn problem(&self, field: &str, description: impl Into<String>) -> Problem {
+        let line = line_of(field, &self.lines, self.first_line);
+        self.form.show(Problem { line, field: field.to_owned(), description: description.into() })
     }
 
     fn path_in_file(&self, path: &str) -> String {

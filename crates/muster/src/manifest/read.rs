@@ -6,6 +6,7 @@ use muster_wire::v1;
 use serde_saphyr::{Error, Location, Spanned};
 
 use super::contract;
+use super::parallel::Parallel;
 use super::quantity::{self, QuantityError};
 use super::shape::{
     AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Slice, SliceFields, Spec,
@@ -26,10 +27,10 @@ pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError
     let mut manifests = Vec::with_capacity(documents.len());
     for document in documents {
         let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
-        let (message, shorthand) = reader.document(document.value);
+        let (message, shorthand, parallel) = reader.document(document.value);
         let lines = reader.lines;
         let (form, first_line) = (Form::File, document.referenced.line());
-        manifests.push(Manifest { message, shorthand, form, lines, first_line });
+        manifests.push(Manifest { message, shorthand, parallel, form, lines, first_line });
     }
     problems.truncate(PROBLEMS_MAX);
     if problems.is_empty() { Ok(manifests) } else { Err(ManifestError(problems)) }
@@ -73,7 +74,7 @@ pub struct Reader<'a> {
 
 /// What a job and its groups are read from.
 impl Reader<'_> {
-    fn document(&mut self, document: Document) -> (v1::JobSpec, bool) {
+    fn document(&mut self, document: Document) -> (v1::JobSpec, bool, Option<Parallel>) {
         self.constant("apiVersion", document.api_version, API_VERSION);
         self.constant("kind", document.kind, KIND);
         let metadata = document.metadata.unwrap_or_default();
@@ -81,12 +82,18 @@ impl Reader<'_> {
         let tenant = self.text("metadata.tenant", metadata.tenant);
         let Some(spec) = document.spec else {
             self.problem(None, "spec", "must be given");
-            return (v1::JobSpec { name, tenant, ..Default::default() }, false);
+            return (v1::JobSpec { name, tenant, ..Default::default() }, false, None);
         };
         self.spec(name, tenant, spec)
     }
 
-    pub fn spec(&mut self, name: String, tenant: String, spec: Spec) -> (v1::JobSpec, bool) {
+    /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
+    pub fn spec(
+        &mut self,
+        name: String,
+        tenant: String,
+        spec: Spec,
+    ) -> (v1::JobSpec, bool, Option<Parallel>) {
         let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
         let only = Group {
             name: None,
@@ -100,8 +107,13 @@ impl Reader<'_> {
             memory,
         };
         let shorthand = spec.groups.is_none();
-        let groups = match spec.groups {
+        let parallel = spec.parallel.map(|given| self.parallel("spec.parallel", given));
+        let mut groups = match spec.groups {
             Some(groups) => {
+                if parallel.is_some() {
+                    let advice = "plans a job of one group; write the group directly in spec";
+                    self.problem(None, "spec.parallel", advice);
+                }
                 self.no_shorthand_beside_groups(&only);
                 groups
                     .into_iter()
@@ -111,6 +123,11 @@ impl Reader<'_> {
             }
             None => vec![self.group("spec", only)],
         };
+        // Fewest workers of a job whose size is chosen when it is submitted, and then stays.
+        let parallel = parallel.map(|parallel| Parallel {
+            workers_min: groups.first_mut().map_or(0, |group| std::mem::take(&mut group.workers_min)),
+            ..parallel
+        });
         let regions = spec.regions.unwrap_or_default();
         let message = v1::JobSpec {
             name,
@@ -159,7 +176,7 @@ impl Reader<'_> {
                 preflight: spec.preflight,
             }),
         };
-        (message, shorthand)
+        (message, shorthand, parallel)
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {

@@ -178,7 +178,7 @@ fn build(
     }
     let job_name = reader.text("metadata.name", metadata.name);
     let tenant = reader.text("metadata.tenant", metadata.tenant);
-    let (mut message, shorthand) = reader.spec(job_name, tenant, spec);
+    let (mut message, shorthand, parallel) = reader.spec(job_name, tenant, spec);
     let lines = reader.lines;
     if !problems.is_empty() {
         problems.truncate(PROBLEMS_MAX);
@@ -190,7 +190,7 @@ fn build(
     for group in message.groups.iter_mut().filter(|group| group.command.is_empty()) {
         group.command.clone_from(&command);
     }
-    Ok(Manifest { message, shorthand, form, lines, first_line: 1 })
+    Ok(Manifest { message, shorthand, parallel, form, lines, first_line: 1 })
 }
 
 fn mapping<T: DeserializeOwned + Default>(text: Option<&str>) -> Result<T, Problem> {

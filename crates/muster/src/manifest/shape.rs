@@ -57,6 +57,7 @@ pub struct Spec {
     pub notice: Option<Notice>,
     pub spares: Option<Text>,
     pub preflight: Option<Text>,
+    pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
     pub workers_min: Option<Text>,
@@ -217,6 +218,62 @@ short_or_long!(
 pub struct AfterFields {
     pub job: Option<Text>,
     pub when: Option<Text>,
+}
+
+short_or_long!(
+    /// `auto`, or a mapping of the model and what is trained.
+    Parallel,
+    ParallelFields,
+    "auto, or a mapping of model, batch, sequence and sizes that are given"
+);
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ParallelFields {
+    pub model: Option<Spanned<Description>>,
+    pub batch: Option<Text>,
+    pub sequence: Option<Text>,
+    pub steps: Option<Text>,
+    pub precision: Option<Text>,
+    pub tensor: Option<Text>,
+    pub pipeline: Option<Text>,
+    pub context: Option<Text>,
+    pub expert: Option<Text>,
+    pub micro_batch: Option<Text>,
+    pub interleave: Option<Text>,
+    pub recompute: Option<Text>,
+    pub sharding: Option<Text>,
+}
+
+/// A model: the path of its config.json, or what that says.
+pub enum Description {
+    Path(String),
+    Inline(serde_json::Value),
+}
+
+impl<'de> Deserialize<'de> for Description {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Description, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = Description;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the path of a model's config.json, or a mapping of what it says")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<Description, E> {
+                Ok(Description::Path(path.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Description, A::Error> {
+                serde_json::Map::deserialize(MapAccessDeserializer::new(map))
+                    .map(|fields| Description::Inline(fields.into()))
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
 }
 
 #[derive(Deserialize)]

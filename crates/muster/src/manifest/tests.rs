@@ -368,7 +368,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, failureRetries, checkpointDirectory, workingDirectory, array, topology, \
           nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spares, preflight, workers, workersMin, slice, command, environment, \
+          retry, checkpoint, notice, spares, preflight, parallel, workers, workersMin, slice, command, environment, \
           accelerators, cpu, memory)"]
     );
     assert!(

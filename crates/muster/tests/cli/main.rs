@@ -311,6 +311,7 @@ fn the_examples_are_valid() {
         "torchrun.yaml",
         "mpi.yaml",
         "ray.yaml",
+        "parallel.yaml",
     ];
     for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
         let ran = muster(&fake, &["submit", &example(file)]);

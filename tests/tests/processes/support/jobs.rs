@@ -103,9 +103,14 @@ pub async fn submit(client: &Client, spec: v1::JobSpec) -> String {
     client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
-/// All that a job's workers have written so far.
+/// All that the first worker of a job has written so far.
 pub async fn output(client: &Client, id: &str) -> String {
-    let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
+    output_of_rank(client, id, 0).await
+}
+
+/// All that one worker of a job has written so far.
+pub async fn output_of_rank(client: &Client, id: &str, rank: u32) -> String {
+    let request = v1::ReadLogsRequest { job_id: id.to_owned(), rank, ..Default::default() };
     let mut stream = client.read_logs(request).await.expect("output can be read");
     let mut bytes = Vec::new();
     while let Some(piece) = stream.next().await.expect("output comes to its end") {
