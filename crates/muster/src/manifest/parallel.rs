@@ -58,16 +58,7 @@ impl Reader<'_> {
             Written::Long(fields) => fields,
         };
         let path = |field: &str| format!("{at}.{field}");
-        let model = match fields.model {
-            None => ModelSource::File("config.json".to_owned()),
-            Some(model) => {
-                self.place(&path("model"), model.referenced);
-                match model.value {
-                    Description::Path(path) => ModelSource::File(path),
-                    Description::Inline(value) => ModelSource::Inline(value.to_string()),
-                }
-            }
-        };
+        let model = self.model_source(&path("model"), fields.model);
         let mut size = |field: &str, text: Option<Text>| {
             let advice = "leave it out for the planner's choice";
             let value = self.above_zero(&path(field), text, quantity::count, advice);
@@ -112,6 +103,15 @@ impl Reader<'_> {
             precision: precision.unwrap_or(Precision::Bf16),
             fixed,
             workers_min: 0,
+        }
+    }
+
+    fn model_source(&mut self, field: &str, given: Option<Spanned<Description>>) -> ModelSource {
+        let Some(given) = given else { return ModelSource::File("config.json".to_owned()) };
+        self.place(field, given.referenced);
+        match given.value {
+            Description::Path(path) => ModelSource::File(path),
+            Description::Inline(value) => ModelSource::Inline(value.to_string()),
         }
     }
 

@@ -16,7 +16,10 @@ mod session;
 pub use agents::Agents;
 pub use between::Between;
 pub use cluster::{Cluster, free_address};
-pub use jobs::{accelerators, all_jobs, follow_until, is_finished, job, output, output_of_rank, submit, wait_for_job, work};
+pub use jobs::{
+    accelerators, all_jobs, follow_until, is_finished, job, output, output_of_rank, submit, wait_for_job,
+    work,
+};
 pub use load::Load;
 pub use network::Network;
 pub use previous::previous_release;
