@@ -155,7 +155,7 @@ impl Leases {
         let count = u64::from(devices.count());
         Some(Held {
             devices,
-            milli_of_each: if count == 0 { 0 } else { request.device_milli() / count },
+            milli_of_each: request.device_milli().checked_div(count).unwrap_or(0),
             cpu_milli: request.cpu_milli,
             memory_bytes: request.memory_bytes,
         })

@@ -55,7 +55,7 @@ impl Reader<'_> {
                 }
                 ParallelFields::default()
             }
-            Written::Long(fields) => fields,
+            Written::Long(fields) => *fields,
         };
         let path = |field: &str| format!("{at}.{field}");
         let model = self.model_source(&path("model"), fields.model);

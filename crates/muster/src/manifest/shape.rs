@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Command {
 
 /// What may be written short, as one text, or long, as a mapping.
 macro_rules! short_or_long {
-    ($(#[$doc:meta])* $name:ident, $fields:ident, $expected:literal) => {
+    ($(#[$doc:meta])* $name:ident, $fields:ty, $expected:literal) => {
         $(#[$doc])*
         pub enum $name {
             Short(String),
@@ -167,7 +167,7 @@ macro_rules! short_or_long {
                     }
 
                     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$name, A::Error> {
-                        $fields::deserialize(MapAccessDeserializer::new(map)).map($name::Long)
+                        <$fields>::deserialize(MapAccessDeserializer::new(map)).map($name::Long)
                     }
                 }
 
@@ -223,7 +223,7 @@ pub struct AfterFields {
 short_or_long!(
     /// `auto`, or a mapping of the model and what is trained.
     Parallel,
-    ParallelFields,
+    Box<ParallelFields>,
     "auto, or a mapping of model, batch, sequence and sizes that are given"
 );
 

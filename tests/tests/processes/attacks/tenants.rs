@@ -179,7 +179,7 @@ pub(super) async fn replay(town: &Town, attacks: &mut Table, bob: &Client, victi
     let phase = now.expect("it is there").job.expect("it is there").phase();
     assert!(!matches!(phase, v1::JobPhase::Failed | v1::JobPhase::Succeeded), "{phase:?}");
     // Its owner still gets the answer of the first time.
-    assert_eq!(bob.submit_job(asked).await.expect("it is repeated").job_ids, [own.clone()]);
+    assert_eq!(bob.submit_job(asked).await.expect("it is repeated").job_ids, std::slice::from_ref(&own));
     let cancel = v1::CancelJobRequest { request_id: cancel_id, job_id: own };
     bob.cancel_job(cancel).await.expect("it is theirs");
 }
