@@ -205,9 +205,12 @@ async fn follow_revocations(engine: Engine, security: Security) {
     }
 }
 
+/// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
+const LEADER_SILENT_MAX_MS: u64 = 5_000;
+
 /// What this replica is good for, for load balancers and probes:
 /// - `muster.leader`: it leads.
-/// - `muster.write`: it leads and has room on its disk, or it knows a leader to pass calls on to.
+/// - `muster.write`: it leads and its disk has space, or it hears from a leader that it can pass calls on to.
 /// - `muster.read`: it has the state of a cluster, and is not on its way back after it lost its storage.
 async fn report_health(engine: Engine, health: tonic_health::server::HealthReporter) {
     let mut leadership = engine.leadership();
@@ -219,11 +222,15 @@ async fn report_health(engine: Engine, health: tonic_health::server::HealthRepor
             (view.mine.is_some(), view.leader.is_some())
         };
         reports.mark_unchanged();
-        let is_back = !engine.consensus().status().rejoining;
+        let own = engine.consensus().status();
+        let is_back = !own.rejoining;
+        // One that is cut off still knows who led last.
+        let hears_leader =
+            knows_leader && own.leader_silent_ms.is_some_and(|silent_ms| silent_ms <= LEADER_SILENT_MAX_MS);
         let is_founded = engine.view().cluster().is_some();
         for (service, serves) in [
             ("muster.leader", leads),
-            ("muster.write", if leads { !engine.lacks_room() } else { knows_leader && is_back }),
+            ("muster.write", if leads { !engine.lacks_room() } else { hears_leader && is_back }),
             ("muster.read", is_founded && is_back),
         ] {
             let status = if serves {

@@ -86,7 +86,7 @@ async fn a_damaged_replica_rebuilds_itself_and_never_votes_meanwhile() {
     assert_eq!(evidence_in(&data).len(), 1, "the damaged content is kept");
     // The other one has asked for its vote by now, and did not get it.
     eventually("nobody asks for its vote", || async {
-        cluster.log_of(other).contains("does not vote before the cluster has taken it in anew").then_some(())
+        cluster.log_of(other).contains("it does not vote before it has rejoined").then_some(())
     })
     .await;
     let status = eventually("it does not serve", || async { cluster.status_of(damaged).await.ok() }).await;

@@ -134,7 +134,7 @@ fn is_healthy(content: &ClusterStatus) -> bool {
 
 /// Warnings that say what could be done, not that something is broken.
 fn is_advice(code: &str) -> bool {
-    matches!(code, "FORMAT_BEHIND" | "FEW_VOTERS" | "EVEN_VOTERS")
+    matches!(code, "FORMAT_BEHIND" | "FEW_VOTERS" | "EVEN_VOTERS" | "STORAGE_VOLATILE")
 }
 
 fn has_reached(until: Until, content: &ClusterStatus) -> bool {
