@@ -22,7 +22,7 @@ struct Stat {
 /// A process that was seen: its number, and when it began, which tells it from a later one with that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// The process id.
+    /// Its id, unique among the processes that run.
     pub pid: i32,
     started: u64,
 }

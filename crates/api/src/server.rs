@@ -216,6 +216,7 @@ async fn report_health(engine: Engine, health: tonic_health::server::HealthRepor
     let mut leadership = engine.leadership();
     let mut reports = engine.consensus().peer_reports();
     let mut applied = engine.consensus().applied();
+    let mut reported = [None; 3];
     loop {
         let (leads, knows_leader) = {
             let view = leadership.borrow_and_update();
@@ -228,11 +229,16 @@ async fn report_health(engine: Engine, health: tonic_health::server::HealthRepor
         let hears_leader =
             knows_leader && own.leader_silent_ms.is_some_and(|silent_ms| silent_ms <= LEADER_SILENT_MAX_MS);
         let is_founded = engine.view().cluster().is_some();
-        for (service, serves) in [
+        let services = [
             ("muster.leader", leads),
             ("muster.write", if leads { !engine.lacks_room() } else { hears_leader && is_back }),
             ("muster.read", is_founded && is_back),
-        ] {
+        ];
+        for ((service, serves), before) in services.into_iter().zip(&mut reported) {
+            // Those who watch are sent each status that is set.
+            if before.replace(serves) == Some(serves) {
+                continue;
+            }
             let status = if serves {
                 tonic_health::ServingStatus::Serving
             } else {

@@ -167,7 +167,7 @@ impl Consensus {
         self.log_reader().read_applied(from).await
     }
 
-    /// Everything up to here was purged from the log; none when it begins at the beginning.
+    /// The last index that was purged from the log; `None` when nothing was purged.
     #[must_use]
     pub fn log_floor(&self) -> Option<u64> {
         self.log_reader().floor()

@@ -51,7 +51,7 @@ pub trait Environment:
     /// Where the protocol reports the outcome of a proposal, and the outcome; `None` when it reported none.
     fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>);
 
-    /// Waits.
+    /// Resolves once the duration has passed.
     fn pause(duration: Duration) -> impl Future<Output = ()> + Send {
         Self::sleep(duration)
     }

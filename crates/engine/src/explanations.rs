@@ -15,9 +15,9 @@ use crate::engine::stopping;
 use crate::reads::Reading;
 
 impl Engine {
-    /// Why a pending job waits, by the state of `view`; none when it does not wait. The leader
-    /// knows what it keeps for others; other replicas derive that from the state, and so does everybody of the past. Takes a moment of
-    /// one processor, on a thread apart from those that serve; the number of explanations at a time is bounded.
+    /// Why a pending job waits, by the state of `view`; `None` when it does not wait. The leader knows what it keeps for
+    /// other jobs. Every other replica derives that from the state, and so does the leader for a state of the past. An
+    /// explanation runs on a separate thread, and the number that run at a time is bounded.
     ///
     /// # Errors
     /// When the replica stops.

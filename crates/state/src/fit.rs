@@ -23,7 +23,7 @@ pub enum GangFault {
     Slice,
 }
 
-/// The devices of `node` that a worker could have right now in addition to what is promised; none when it
+/// The devices of `node` that a worker could have right now in addition to what is promised; `None` when it
 /// does not fit. Status and cordon are the caller's to check.
 #[must_use]
 pub fn devices_for(node: &NodeRow, request: &WorkerRequest) -> Option<DeviceSet> {

@@ -226,7 +226,7 @@ impl State {
         &self.policy
     }
 
-    /// What restricts a node; none when nothing does.
+    /// What restricts a node; `None` when nothing does.
     #[must_use]
     pub fn restriction(&self, node: NodeId) -> Option<&RestrictionRow> {
         self.restrictions.get(&node)
@@ -319,9 +319,8 @@ impl State {
         self.indexes.not_before.iter().copied()
     }
 
-    /// Since when a job waits, or waited before it was placed last: since it was submitted, since the last of those
-    /// jobs was over that it waited for, as far as they are still known, or since it was stopped; none when there is no
-    /// such job.
+    /// Since when a job waits, or waited before its last placement: since it was submitted, since the last of its known
+    /// dependencies finished, or since it was stopped. `None` when there is no such job.
     #[must_use]
     pub fn waits_since(&self, job: JobId) -> Option<LogTime> {
         let row = self.jobs.get(&job)?;

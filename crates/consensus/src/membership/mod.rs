@@ -371,7 +371,18 @@ impl<E: Environment> Membership<E> {
     ) -> Result<Changed, MembershipError> {
         let permit = self.changes.begin("changing the voters".to_owned())?;
         let members = self.members_as_leader()?;
-        self.guard(&members, &voters, options)?;
+        self.set_voters(&permit, &members, voters, options).await
+    }
+
+    /// Makes these members the voters, unless the quorum would be lost.
+    async fn set_voters(
+        &self,
+        permit: &ChangePermit<'_>,
+        members: &BTreeMap<ReplicaId, Member>,
+        voters: BTreeSet<ReplicaId>,
+        options: ChangeOptions,
+    ) -> Result<Changed, MembershipError> {
+        self.guard(members, &voters, options)?;
         permit.at(ChangeStep::ChangingVoters);
         let voters = voters.into_iter().map(|id| id.0).collect();
         let changes = ChangeMembers::ReplaceAllVoters(voters);
@@ -404,12 +415,7 @@ impl<E: Environment> Membership<E> {
         let mut voters = voters_of(&members);
         voters.remove(&gone);
         voters.insert(id);
-        self.guard(&members, &voters, options)?;
-        permit.at(ChangeStep::ChangingVoters);
-        let voters = voters.into_iter().map(|id| id.0).collect();
-        let changes = ChangeMembers::ReplaceAllVoters(voters);
-        let raft_index = self.change(changes, options.keep_as_learners).await?;
-        Ok(self.changed(raft_index))
+        self.set_voters(&permit, &members, voters, options).await
     }
 
     /// Changes the endpoints and the region of a member; connections follow.

@@ -312,7 +312,7 @@ impl<'a> Search<'a, '_> {
         Ok(())
     }
 
-    /// The way that costs least with what is decided already, host by host; none when it does not fit.
+    /// The cheapest placement that agrees with the hosts chosen so far, host by host; `None` when the gang does not fit.
     fn place_all(
         &mut self,
         site: &Site<'a>,

@@ -157,7 +157,7 @@ impl HistoryRow {
 /// What the end of a job says of how long jobs like it run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lesson {
-    /// It ran for so long.
+    /// How long it ran.
     Ran(u64),
     /// It would have run for longer.
     Outlived(u64),
