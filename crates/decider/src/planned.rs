@@ -5,7 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::Holds;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
+use muster_types::{JobId, JobSpec, Name, NodeId};
+
+use crate::speculation::Speculation;
 
 /// The job as it is to be planned: only in regions where its checkpoints can be read. None when there is no such
 /// region.
@@ -31,16 +33,16 @@ pub(crate) fn narrowed(state: &State, spec: &JobSpec, place: &Name) -> Option<Jo
 }
 
 /// What is kept from a job, in the order in which it is to be tried: without the nodes that failed under it and those
-/// that nobody has heard of for a while, without those that failed alone, and as it was.
-pub(crate) fn choices(
-    state: &State,
-    job: JobId,
-    holds: &Holds,
-    silent: &Arc<BTreeSet<NodeId>>,
-    now: LogTime,
-) -> Vec<Holds> {
+/// that nobody has heard of for a while, without those that failed alone, and without either. A node whose lease has
+/// lapsed is in none of them: what began there would be lost with it, or wait until it is heard of.
+pub(crate) fn choices(speculation: &Speculation, job: JobId, holds: &Holds) -> Vec<Holds> {
+    let (silent, lapsed) = (speculation.silent(), speculation.lapsed());
+    let recovery = speculation.state().recovery(job);
     let failed: BTreeSet<NodeId> =
-        state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided_at(now)).collect();
+        recovery.into_iter().flat_map(|recovery| recovery.avoided_at(speculation.now())).collect();
+    let around = |nodes: &BTreeSet<NodeId>| {
+        if nodes.is_empty() { Arc::clone(lapsed) } else { Arc::new(lapsed.union(nodes).copied().collect()) }
+    };
     let mut choices = Vec::new();
     if !silent.is_empty() {
         let all = if failed.is_empty() {
@@ -51,8 +53,8 @@ pub(crate) fn choices(
         choices.push(holds.round(all));
     }
     if !failed.is_empty() {
-        choices.push(holds.round(Arc::new(failed)));
+        choices.push(holds.round(around(&failed)));
     }
-    choices.push(holds.clone());
+    choices.push(if lapsed.is_empty() { holds.clone() } else { holds.round(Arc::clone(lapsed)) });
     choices
 }

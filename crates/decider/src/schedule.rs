@@ -278,7 +278,7 @@ impl Offer<'_> {
                 plan(state, spec, &terms, budget)
             })
         };
-        let choices = choices(state, job, &holds, speculation.silent(), speculation.now());
+        let choices = choices(speculation, job, &holds);
         let wanted = state.contract(job).map_or(0, |contract| contract.spares);
         if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
             && let Verdict::Fits(found) = place(&larger, &choices[0])

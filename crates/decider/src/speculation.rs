@@ -117,6 +117,8 @@ pub struct Speculation {
     sweep: Sweep,
     /// Nodes that are up and have not been heard for longer than usual.
     silent: Arc<BTreeSet<NodeId>>,
+    /// Those of them whose leases have lapsed by their agents' count.
+    lapsed: Arc<BTreeSet<NodeId>>,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
     /// Nodes of which a record of this leadership says that they opened a session.
@@ -160,6 +162,7 @@ impl Speculation {
             valuation: RefCell::default(),
             sweep: Sweep::default(),
             silent: Arc::default(),
+            lapsed: Arc::default(),
             steady: None,
             heard: BTreeSet::new(),
             requests: Requests::default(),
@@ -353,7 +356,7 @@ impl Speculation {
     }
 
     /// Asks for a pass over the queue.
-    pub(crate) fn want_schedule(&mut self) {
+    pub fn want_schedule(&mut self) {
         self.wants_schedule = true;
     }
 
@@ -361,6 +364,17 @@ impl Speculation {
     /// there as long as there are others. A hint that is in no record: what is decided with it is.
     pub fn set_silent(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.silent = Arc::new(nodes.into_iter().collect());
+    }
+
+    /// Says which nodes, silent ones all of them, can start nothing before they are heard of again: their agents have
+    /// no lease by their own count. Whoever says so asks for a pass when one of them is heard of; a loss brings one by
+    /// itself.
+    pub fn set_lapsed(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
+        self.lapsed = Arc::new(nodes.into_iter().collect());
+    }
+
+    pub(crate) fn lapsed(&self) -> &Arc<BTreeSet<NodeId>> {
+        &self.lapsed
     }
 
     pub(crate) fn silent(&self) -> &Arc<BTreeSet<NodeId>> {

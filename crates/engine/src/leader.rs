@@ -275,7 +275,7 @@ impl<G: Environment> Term<'_, G> {
         let up = nodes
             .filter(|(_, row)| row.status == NodeStatus::Up && !is_recovering)
             .map(|(id, row)| (*id, row.incarnation, heard(*id)));
-        self.outer.liveness.begin(mine, lease, up);
+        self.outer.liveness.begin(mine, &parameters, up);
         drop(contacts);
         tracing::info!(term = mine.term, log_index = %self.speculation.last_index(), "leadership begins");
     }
@@ -309,6 +309,7 @@ impl<G: Environment> Term<'_, G> {
                 Ok(()) = self.flushed.changed(), if !open => {}
                 Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
                 Some(intake) = self.outer.clients.recv(), if open || !stands => self.answer(intake, stands),
+                () = self.outer.liveness.returned() => self.speculation.want_schedule(),
                 () = G::pause(clock::until::<G>(wake)), if open => {}
                 // Goes on with the pass, after whatever was ready above.
                 () = tokio::task::yield_now(), if open && self.interrupted => {}
@@ -415,9 +416,11 @@ impl<G: Environment> Term<'_, G> {
         }
         let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
         let silent = self.outer.liveness.silent(now, silence, SILENT_MAX);
+        let lapsed = self.outer.liveness.lapsed(now, SILENT_MAX);
         let mut is_complete = false;
         let planned = self.attempt.step(&mut self.speculation, |speculation| {
             speculation.set_silent(silent);
+            speculation.set_lapsed(lapsed);
             let mut budget = Budget::new(VISITS_PER_ROUND);
             is_complete = matches!(schedule(speculation, &mut budget), Pass::Complete { .. });
         });

@@ -11,10 +11,11 @@
 //! begins another.
 
 use muster_state::Leadership;
-use muster_types::NodeId;
+use muster_types::{NodeId, Parameters};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 #[derive(Clone, Copy)]
@@ -29,6 +30,7 @@ struct Inner {
     leadership: Option<Leadership>,
     /// Time to live plus margin.
     term: Duration,
+    margin: Duration,
     leases: BTreeMap<NodeId, Lease>,
     by_deadline: BTreeSet<(Instant, NodeId)>,
 }
@@ -37,6 +39,8 @@ struct Inner {
 #[derive(Default)]
 pub struct Liveness {
     inner: Mutex<Inner>,
+    /// A node was heard of again after its lease had lapsed: what waits may begin there.
+    returned: Notify,
 }
 
 impl Liveness {
@@ -49,11 +53,13 @@ impl Liveness {
     pub fn begin(
         &self,
         leadership: Leadership,
-        term: Duration,
+        parameters: &Parameters,
         sessions: impl Iterator<Item = (NodeId, u32, Instant)>,
     ) {
+        let margin = Duration::from_millis(parameters.lease_margin_ms);
+        let term = Duration::from_millis(parameters.lease_ttl_ms) + margin;
         let mut inner = self.lock();
-        *inner = Inner { leadership: Some(leadership), term, ..Inner::default() };
+        *inner = Inner { leadership: Some(leadership), term, margin, ..Inner::default() };
         for (node, incarnation, heard) in sessions {
             inner.set(node, Lease { incarnation, deadline: heard + term });
         }
@@ -79,14 +85,26 @@ impl Liveness {
     /// when it is over or another leadership counts.
     pub fn renew(&self, now: Instant, leadership: Leadership, node: NodeId, incarnation: u32) -> bool {
         let mut inner = self.lock();
-        let stands =
-            inner.leases.get(&node).is_some_and(|l| l.incarnation == incarnation && l.deadline > now);
-        if inner.leadership != Some(leadership) || !stands {
+        if inner.leadership != Some(leadership) {
             return false;
         }
+        let stands = |lease: &&Lease| lease.incarnation == incarnation && lease.deadline > now;
+        let Some(before) = inner.leases.get(&node).filter(stands).map(|lease| lease.deadline) else {
+            return false;
+        };
+        let had_lapsed = before < now + inner.margin;
         let deadline = now + inner.term;
         inner.set(node, Lease { incarnation, deadline });
+        drop(inner);
+        if had_lapsed {
+            self.returned.notify_one();
+        }
         true
+    }
+
+    /// Ends when a node whose lease had lapsed was heard of again.
+    pub async fn returned(&self) {
+        self.returned.notified().await;
     }
 
     /// Whether `leadership` is the one that counts.
@@ -120,6 +138,15 @@ impl Liveness {
         silent.take(max).map(|(_, node)| *node).collect()
     }
 
+    /// Sessions that stand, but whose agents cannot have a lease any more by their own count: only the margin is left.
+    /// They start nothing before they are heard of again. Those that run out first, `max` at most.
+    pub fn lapsed(&self, now: Instant, max: usize) -> Vec<NodeId> {
+        let inner = self.lock();
+        let before = now + inner.margin;
+        let lapsed = inner.by_deadline.iter().take_while(|(deadline, _)| *deadline < before);
+        lapsed.take(max).map(|(_, node)| *node).collect()
+    }
+
     /// When the next session runs out.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.lock().by_deadline.first().map(|(deadline, _)| *deadline)
@@ -142,13 +169,19 @@ mod tests {
 
     const MINE: Leadership = Leadership { term: 2, replica: ReplicaId(1) };
     const TERM: Duration = Duration::from_millis(1_000);
+    const PARAMETERS: Parameters =
+        Parameters { lease_ttl_ms: 800, lease_margin_ms: 200, ..Parameters::DEFAULT };
     const NODE: NodeId = NodeId(4);
 
     /// A leadership that begins at the returned time.
     fn begun(sessions: &[(NodeId, u32)]) -> (Liveness, impl Fn(u64) -> Instant) {
         let liveness = Liveness::default();
         let start = Instant::now();
-        liveness.begin(MINE, TERM, sessions.iter().map(|(node, incarnation)| (*node, *incarnation, start)));
+        liveness.begin(
+            MINE,
+            &PARAMETERS,
+            sessions.iter().map(|(node, incarnation)| (*node, *incarnation, start)),
+        );
         (liveness, move |ms| start + Duration::from_millis(ms))
     }
 
@@ -173,6 +206,23 @@ mod tests {
         assert!(liveness.renew(at(302), MINE, NODE, 3));
         assert_eq!((silent(303, 8), silent(602, 8)), (vec![NodeId(9)], vec![NodeId(9)]));
         assert_eq!(silent(603, 8), [NodeId(9), NODE]);
+    }
+
+    #[tokio::test]
+    async fn whose_agent_has_no_lease_by_its_own_count_has_lapsed_until_it_is_heard_of_again() {
+        let (liveness, at) = begun(&[(NODE, 3), (NodeId(9), 1)]);
+        assert_eq!(liveness.lapsed(at(800), 8), []);
+        assert!(liveness.renew(at(800), MINE, NODE, 3));
+        assert_eq!((liveness.lapsed(at(801), 8), liveness.lapsed(at(801), 0)), (vec![NodeId(9)], vec![]));
+        let returned = liveness.returned();
+        let mut returned: core::pin::Pin<&mut dyn Future<Output = ()>> = core::pin::pin!(returned);
+        let is_told = async |returned: core::pin::Pin<&mut dyn Future<Output = ()>>| {
+            tokio::select! { biased; () = returned => true, () = core::future::ready(()) => false }
+        };
+        assert!(!is_told(returned.as_mut()).await, "the first was renewed in time");
+        assert!(liveness.renew(at(802), MINE, NodeId(9), 1));
+        assert!(is_told(returned.as_mut()).await);
+        assert_eq!(liveness.lapsed(at(803), 8), []);
     }
 
     #[test]
@@ -201,7 +251,7 @@ mod tests {
     fn a_new_leadership_grants_one_full_term_and_knows_no_others() {
         let (liveness, at) = begun(&[(NODE, 1)]);
         let next = Leadership { term: 3, ..MINE };
-        liveness.begin(next, TERM, [(NODE, 1, at(900))].into_iter());
+        liveness.begin(next, &PARAMETERS, [(NODE, 1, at(900))].into_iter());
         assert_eq!(liveness.next_deadline(), Some(at(1_900)));
         assert!(!liveness.renew(at(901), MINE, NODE, 1) && liveness.renew(at(901), next, NODE, 1));
     }
@@ -210,7 +260,7 @@ mod tests {
     fn who_was_not_heard_for_several_leaderships_is_over_at_once() {
         let (liveness, at) = begun(&[(NODE, 1)]);
         let next = Leadership { term: 5, ..MINE };
-        liveness.begin(next, TERM, [(NODE, 1, at(100)), (NodeId(9), 1, at(1_500))].into_iter());
+        liveness.begin(next, &PARAMETERS, [(NODE, 1, at(100)), (NodeId(9), 1, at(1_500))].into_iter());
         assert_eq!(liveness.next_expired(at(1_500)), Some((NODE, 1)));
         assert_eq!((liveness.next_expired(at(1_500)), liveness.next_deadline()), (None, Some(at(2_500))));
     }

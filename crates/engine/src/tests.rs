@@ -712,7 +712,7 @@ fn a_node_that_no_leader_hears_is_over_though_leaders_change_faster_than_a_lease
     let mut application = application.with_clock(clock);
     let mut raft_index = 0;
     let leases = crate::liveness::Liveness::default();
-    let lease = Duration::from_secs(13);
+    let parameters = Parameters { lease_ttl_ms: 10_000, lease_margin_ms: 3_000, ..Parameters::DEFAULT };
     let founding = Founding { new_cluster_format: Some(FORMAT_MAX), ..config(1).founding };
     // One leadership: what it decides is applied, and a leader of its term counts leases from there.
     let mut lead = |term: u64, second: u64, agents: &[&str]| -> Vec<String> {
@@ -740,7 +740,8 @@ fn a_node_that_no_leader_hears_is_over_though_leaders_change_faster_than_a_lease
         let (state, contacts) = (view.shared.view.load(), view.shared.contacts());
         let now = tokio::time::Instant::from_std(clock());
         let heard = |node| contacts.last_before(mine, node).map_or(now, tokio::time::Instant::from_std);
-        leases.begin(mine, lease, state.nodes().iter().map(|(id, row)| (*id, row.incarnation, heard(*id))));
+        let up = state.nodes().iter().map(|(id, row)| (*id, row.incarnation, heard(*id)));
+        leases.begin(mine, &parameters, up);
         drop(contacts);
         application.apply(opened);
         let over = std::iter::from_fn(|| leases.next_expired(now));
@@ -971,6 +972,40 @@ async fn a_gang_begins_where_somebody_was_heard_of_lately() {
         }
         let gone = |view: &State| view.nodes().iter().all(|(_, row)| row.status != NodeStatus::Up);
         until(&engine, "both are lost", gone).await;
+    }
+    panic!("no attempt came to anything");
+}
+
+#[tokio::test]
+async fn a_job_that_only_a_lapsed_node_could_take_begins_when_that_is_heard_of() {
+    let engine = leader().await;
+    // A test that stands still for longer than a margin shows nothing, and is tried again.
+    for attempt in 1..=10 {
+        let quiet = open(&engine, opening(&format!("quiet-{attempt}"), 1)).await;
+        guarded("the lease lapses", async {
+            while !engine.inner.liveness.lapsed(tokio::time::Instant::now(), 8).contains(&quiet.node) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        // The round that took it has looked for a place for it as well.
+        let id = submitted(&engine, attempt, 1).await;
+        let waits = engine.view().job(id).is_some_and(|row| row.placement.is_none());
+        let beat = beating(&quiet);
+        let begun_or_lost = |view: &State| {
+            let is_lost = view.node(quiet.node).is_none_or(|row| row.status != NodeStatus::Up);
+            is_lost || view.job(id).is_some_and(|row| row.placement.is_some())
+        };
+        // Long before anything else has the queue looked at again.
+        let begins = until(&engine, "it begins, or its node is lost", begun_or_lost);
+        let view =
+            tokio::time::timeout(Duration::from_secs(10), begins).await.expect("it is looked at again");
+        beat.abort();
+        if view.job(id).is_some_and(|row| row.placement.is_some()) {
+            return assert!(waits, "it began on a node whose agent had no lease");
+        }
+        let cancel = Command::Cancel { request: RequestId(100 + attempt), job: id };
+        guarded("it is cancelled", engine.execute(cancel)).await.expect("it waits");
     }
     panic!("no attempt came to anything");
 }

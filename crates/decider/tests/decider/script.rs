@@ -152,6 +152,13 @@ impl World {
                 );
                 self.carry_out(&Command::SessionOver { node, incarnation })
             }
+            "lapsed" => {
+                let nodes: Vec<NodeId> = rest.iter().map(|name| self.node_id(name)).collect();
+                self.speculation.set_silent(nodes.clone());
+                self.speculation.set_lapsed(nodes);
+                self.speculation.want_schedule();
+                String::new()
+            }
             "silent" => {
                 let nodes: Vec<NodeId> = rest.iter().map(|name| self.node_id(name)).collect();
                 self.speculation.set_silent(nodes);
