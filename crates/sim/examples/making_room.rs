@@ -12,8 +12,8 @@ use muster_sim::queue::{Options, Report, queue};
 use muster_types::PriorityTier;
 use nix::time::{ClockId, clock_gettime};
 
-/// Each trace is replayed so many times, one after the other in turn, and the least time of each counts: what else the
-/// machine does can only add to it.
+/// Each trace is replayed so many times unless the second argument says otherwise, one after the other in turn, and the
+/// least time of each counts: what else the machine does can only add to it.
 const REPLAYS: usize = 2;
 
 /// Most that the four may cost, in thousandths of what the scheduler takes without them.
@@ -21,12 +21,13 @@ const TIMES_MAX_MILLI: u64 = 1_500;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let hosts: usize = std::env::args().nth(1).map_or(Ok(300), |text| text.parse())?;
+    let replays: usize = std::env::args().nth(2).map_or(Ok(REPLAYS), |text| text.parse())?;
     let with = crowd(hosts, 1);
     let mut without = with.clone();
     without.jobs.retain(|job| job.tier == PriorityTier::Free);
     let (mut before_s, mut after_s) = (f64::INFINITY, f64::INFINITY);
     let mut after = None;
-    for _ in 0..REPLAYS {
+    for _ in 0..replays {
         before_s = before_s.min(replay(&without)?.scheduler_s);
         let report = replay(&with)?;
         after_s = after_s.min(report.scheduler_s);
@@ -35,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let after = after.ok_or("nothing was replayed")?;
     let times = after_s / before_s;
     println!("{hosts} hosts of 8 devices, {} one-device jobs", without.jobs.len());
-    println!("processor time of the scheduler's thread, the least of {REPLAYS} replays");
+    println!("processor time of the scheduler's thread, the least of {replays} replays");
     println!("without the four: {before_s:.2} s; with the four: {after_s:.2} s; {times:.2} times as much");
     for class in &after.queueing_by_size {
         println!("{} devices: {:?}", class.devices, class.waits);
