@@ -238,7 +238,7 @@ mod tests {
         speculation
     }
 
-    /// One-worker jobs that take no device, so many on every host, and an open window of maintenance over all.
+    /// One-worker jobs that take no device, as many on every host, and an open window of maintenance over all.
     fn full_fleet_under_maintenance(per_host: u64) -> Speculation {
         let mut speculation = fleet();
         let request = WorkerRequest { accelerators: None, cpu_milli: 1_000 / per_host, memory_bytes: 1 };

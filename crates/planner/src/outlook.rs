@@ -307,7 +307,7 @@ impl Outlook {
     }
 
     /// What it costs to walk over its nodes and releases once, in visits: [`Outlook::earliest`] counts that itself, and
-    /// whoever calls [`Outlook::again`], [`Outlook::reserve`] or [`Outlook::others_like`] counts it for each call.
+    /// the caller of [`Outlook::again`], [`Outlook::reserve`] or [`Outlook::others_like`] counts it for each call.
     #[must_use]
     pub fn walk_visits(&self) -> u64 {
         self.visits().div_ceil(ENTRIES_PER_VISIT)

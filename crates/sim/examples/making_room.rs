@@ -12,8 +12,8 @@ use muster_sim::queue::{Options, Report, queue};
 use muster_types::PriorityTier;
 use nix::time::{ClockId, clock_gettime};
 
-/// Each trace is replayed so many times unless the second argument says otherwise, one after the other in turn, and the
-/// least time of each counts: what else the machine does can only add to it.
+/// Replays of each trace, with and without the four alternately, unless the second argument says otherwise. The least
+/// time of each counts: what else the machine does can only add to it.
 const REPLAYS: usize = 2;
 
 /// Most that the four may cost, in thousandths of what the scheduler takes without them.

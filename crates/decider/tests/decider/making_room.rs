@@ -513,7 +513,6 @@ fn several_hosts_are_freed_by_the_cheapest_set() {
         }
         made += usize::from(!stopping.is_empty());
     }
-    println!("room was made in {made} worlds");
     assert!(dearer.is_empty(), "{} of {made}:\n{}", dearer.len(), dearer.join("\n"));
     assert!(made > 18, "room was made in {made} worlds");
 }

@@ -121,7 +121,7 @@ fn run_pass(speculation: &mut Speculation) -> u64 {
     run_pass_within(speculation, VISITS).0
 }
 
-/// The visits of one pass, and the rounds that it takes with so many for each.
+/// The visits of one pass, and the rounds that it takes with this budget for each.
 fn run_pass_within(speculation: &mut Speculation, visits: u64) -> (u64, u32) {
     let (mut spent, mut rounds) = (0, 0);
     loop {
@@ -156,8 +156,8 @@ fn everybody_behind_ten_thousand_requests_has_a_turn_within_ten_passes() {
 const LOW: usize = 4;
 
 /// Waiting gangs of a high tier. Each `small` one has another stopped for it, after which what is expected of the
-/// cluster is out of date; before and behind each there may be a `large` one that nobody can make room for, and for which
-/// room is kept where it can start first.
+/// cluster is out of date; before and behind each there may be a `large` one for which no stops suffice, and which gets a
+/// reservation.
 fn large_and_small(hosts: usize, with_large: bool) -> Speculation {
     let (mut speculation, _) = founded();
     let mut policy = PolicyDraft::default();
@@ -196,8 +196,8 @@ fn large_and_small(hosts: usize, with_large: bool) -> Speculation {
     speculation
 }
 
-/// What is expected of a cluster is made again after each gang that makes room, and that is in the budget: a visit for
-/// every host and for every gang that will end.
+/// What is expected of a cluster is made again after each preemption, and that is in the budget: a visit for every host
+/// and for every gang that will end.
 #[test]
 fn what_is_expected_of_a_cluster_is_made_again_within_the_budget() {
     let stopping = |speculation: &Speculation| speculation.state().stopping().count();

@@ -20,7 +20,7 @@ const TRIED_MAX: usize = 16;
 /// To be placed, launched and warm again costs every device of a gang this long, after what it loses and its grace.
 const RESTART_MS: u64 = MINUTE;
 
-/// Worlds in which gangs that leave room for several workers were passed over, or stopped where cheaper ones would do.
+/// Worlds in which gangs in whose place several workers fit were passed over, or stopped where cheaper ones would do.
 const FAILED_ONCE: [u64; 4] = [72, 97, 121, 122];
 
 /// A full fleet of few hosts, and production work that needs some of it.

@@ -1,7 +1,7 @@
 //! Few gangs on the hosts of a place: every set of them that could cost less than what is known.
 //!
-//! Host by host the cheapest gangs of each host are found, and not always the cheapest of all: a gang that leaves room
-//! for two workers may cost more for the first than others do, and less than they do for both. Where few gangs could
+//! Host by host the cheapest gangs of each host are found, and not always the cheapest of all: a gang in whose
+//! place two workers fit may cost more for the first than others do, and less than they do for both. Where few gangs could
 //! do better than what was found, their sets are searched.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub(super) struct Cheapest {
 
 impl<'a> Search<'a, '_> {
     /// The cheapest set of gangs without which the claimant's only group fits on these hosts, if it costs less than a
-    /// trial does; none when so many gangs cost less each that their sets are not searched.
+    /// trial does; none when too many gangs cost less each for a search of their sets.
     pub(super) fn cheapest_of_few(
         &mut self,
         nodes: &[NodeId],
@@ -59,8 +59,8 @@ impl<'a> Search<'a, '_> {
             request: &self.needs[0],
             workers_max: group.workers_min.min(self.workers_on_one_host_max()),
             wanted: u64::from(group.workers_min),
-            room: BTreeMap::new(),
-            sums: Room::default(),
+            fitting: BTreeMap::new(),
+            sums: Fitting::default(),
             limit: trial.harm,
             best: None,
             steps: 0,
@@ -89,9 +89,9 @@ struct Gang {
     part: Part,
 }
 
-/// Workers of the claimant that there is room for.
+/// Workers of the claimant that fit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Room {
+struct Fitting {
     /// Without the gangs that stop.
     now: u64,
     /// Without all but those that go on.
@@ -107,8 +107,8 @@ struct Sets<'s, 'a> {
     /// Most workers on one host.
     workers_max: u32,
     wanted: u64,
-    room: BTreeMap<NodeId, Room>,
-    sums: Room,
+    fitting: BTreeMap<NodeId, Fitting>,
+    sums: Fitting,
     limit: Harm,
     best: Option<(Harm, Vec<JobId>)>,
     steps: u32,
@@ -155,20 +155,20 @@ impl Sets<'_, '_> {
         self.count(hosts);
     }
 
-    /// Counts the room on some hosts again.
+    /// Counts the workers that fit on some hosts again.
     fn count(&mut self, nodes: &BTreeSet<NodeId>) {
         for node in nodes {
             let host = self.hosts[node];
             let part = |job: JobId| self.places.get(&job).map(|at| self.gangs[*at].part);
             let now = host.free_without(|job| part(job) == Some(Part::Stops));
             let most = host.free_without(|job| matches!(part(job), Some(Part::Stops | Part::Open)));
-            let room = Room {
+            let fitting = Fitting {
                 now: u64::from(host.workers(&now, self.request, self.workers_max)),
                 most: u64::from(host.workers(&most, self.request, self.workers_max)),
             };
-            let before = self.room.insert(*node, room).unwrap_or_default();
-            self.sums.now = self.sums.now + room.now - before.now;
-            self.sums.most = self.sums.most + room.most - before.most;
+            let before = self.fitting.insert(*node, fitting).unwrap_or_default();
+            self.sums.now = self.sums.now + fitting.now - before.now;
+            self.sums.most = self.sums.most + fitting.most - before.most;
             self.steps += 1;
         }
     }

@@ -42,7 +42,7 @@ impl<'a> Host<'a> {
         free
     }
 
-    /// How many workers fit into what nobody holds, at most so many.
+    /// How many workers fit into what nobody holds, up to a number.
     pub(super) fn workers(&self, free: &Free, request: &WorkerRequest, most: u32) -> u32 {
         let mut workers = free.workers(request).min(most);
         while workers > 0 && !self.holds(free, &[(request, workers)]) {

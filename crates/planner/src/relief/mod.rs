@@ -5,8 +5,8 @@
 //! cubes or its box. On one host the cheapest set is found exactly ([`host`]). Over several hosts the host
 //! goes first that costs least for each worker; a gang that runs on several of them is paid for once. In the end
 //! everybody is let go on without whom the workers fit as well. Where few gangs could do better than that, all their
-//! sets are searched ([`few`]); where many could, those that leave room for several workers are tried as the first
-//! to stop.
+//! sets are searched ([`few`]); where many could, those in whose place several workers fit are tried as the
+//! first to stop.
 //!
 //! Which gangs may be asked and what that costs is the caller's to say: nothing here knows a tenant. Hosts are
 //! looked at from the emptiest on; once [`HOSTS_ENOUGH`] were looked at and the gang would fit, the best of
@@ -47,7 +47,7 @@ const TURN_MS: u64 = 10_000;
 /// Ways that are proposed: one that is cheap may still turn out not to do.
 const WAYS_MAX: usize = 3;
 
-/// Gangs that leave room for several workers of which each is tried as the first to stop.
+/// Gangs in whose place several workers fit, of which each is tried as the first to stop.
 const FIRST_TO_STOP_MAX: usize = 8;
 
 /// Steps of the search on a host that cost one visit.
@@ -362,8 +362,8 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    /// Gangs that could do better than a trial, those with the least harm first. One that leaves room for several
-    /// workers may cost more for each host, or for the first worker, than others there do, so host by host it is never
+    /// Gangs that could do better than a trial, those with the least harm first. One in whose place several
+    /// workers fit may cost more for each host, or for the first worker, than others there do, so host by host it is never
     /// asked, and for all of them it may cost less.
     fn first_to_stop(&self, trial: &Trial) -> Vec<(Harm, JobId)> {
         let mut found: Vec<(Harm, JobId)> = Vec::new();
@@ -371,7 +371,7 @@ impl<'a> Search<'a, '_> {
             if let Some(known) = known
                 && known.harm < trial.harm
                 && !trial.stopped.contains(job)
-                && self.leaves_room_for_several(known)
+                && self.may_give_way_to_several(known)
             {
                 found.push((known.harm, *job));
             }
@@ -382,7 +382,7 @@ impl<'a> Search<'a, '_> {
     }
 
     /// Whether a gang is on several of the hosts, or holds more devices of one than a worker needs.
-    fn leaves_room_for_several(&self, known: &Known<'_>) -> bool {
+    fn may_give_way_to_several(&self, known: &Known<'_>) -> bool {
         let worker = self.needs.iter().map(WorkerRequest::device_count).filter(|count| *count > 0).min();
         let here = known.by_node.iter().filter(|(node, _)| self.hosts.contains_key(*node));
         let devices = here.map(|(_, slots)| {
@@ -402,7 +402,7 @@ impl<'a> Search<'a, '_> {
         spec.topology.segment_workers > 0 && spec.groups.len() == 1 && !matches!(scope, Scope::Rack(_))
     }
 
-    /// How many workers a host may have at most, whatever it has room for.
+    /// How many workers a host may have at most, however many fit.
     fn workers_on_one_host_max(&self) -> u32 {
         let spread = self.question.spec.topology.spread.filter(|spread| spread.level == Level::Host);
         spread.map_or(u32::MAX, |spread| spread.workers_max)
