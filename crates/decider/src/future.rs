@@ -211,7 +211,10 @@ impl Future {
             }
             let place = reservation.place.clone();
             // Nodes that are gone take the reservation with them: the gang gets another when it is its turn.
-            let Some(at) = self.outlook(state, &place, budget).again(&reservation.start) else { continue };
+            let outlook = self.outlook(state, &place, budget);
+            let again = outlook.again(&reservation.start);
+            budget.take(outlook.walk_visits());
+            let Some(at) = again else { continue };
             // Nodes may be free before there is quota: that it starts earlier is found when it is its turn.
             let at = at.max(reservation.start.at);
             reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
@@ -235,6 +238,7 @@ impl Future {
         self.outlook(state, &reservation.place.clone(), budget);
         let outlook = self.outlooks.get_mut(&reservation.place).expect("it was just made");
         outlook.reserve(reservation.job, &reservation.start, reservation.until);
+        budget.take(outlook.walk_visits());
         if reservation.is_closed() {
             outlook.close(reservation.job);
         }
@@ -252,6 +256,8 @@ impl Future {
         if self.lent.set_turn(job, within_nominal) {
             self.holds = None;
         }
+        let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
+        budget.take(own.map_or(0, Outlook::walk_visits));
         self.put_back();
         self.take_up(state, budget);
         self.had_turn.insert(job);
@@ -567,7 +573,7 @@ impl Future {
         reservation.quota = None;
         reservation.beside = Vec::new();
         if overdue_since.is_some() {
-            reservation.beside = self.beside(state, spec, row, &reservation);
+            reservation.beside = self.beside(state, spec, row, &reservation, budget);
         }
         self.install(state, reservation, budget);
     }
@@ -614,6 +620,7 @@ impl Future {
         spec: &JobSpec,
         row: &JobRow,
         reservation: &Reservation,
+        budget: &mut Budget,
     ) -> Vec<(NodeId, Hold)> {
         let is_small = spec.device_milli() <= 1_000 || spec.groups.iter().any(|group| group.slice.is_some());
         let has_quota = !state.has_quotas() || has_quota_now(state, spec);
@@ -622,6 +629,7 @@ impl Future {
         };
         let most = reservation.start.nodes.len() * (KEPT_FOR_OVERDUE - 1);
         let own = Future::of(self.now).holds_for(state, &spec.tenant);
+        budget.take(outlook.walk_visits());
         with_terms(state, self.now, spec, row, &own, |terms| {
             let mut others = outlook.others_like(&reservation.start, spec, terms, most);
             if !reservation.is_closed() {
@@ -700,6 +708,7 @@ impl Future {
             let mut outlook = Outlook::new(state, &place.0, &place.1, releases(state, place, now, pace));
             budget.take(outlook.visits());
             for reservation in reservations.iter().filter(|r| r.place == *place) {
+                budget.take(outlook.walk_visits());
                 outlook.reserve(reservation.job, &reservation.start, reservation.until);
                 if reservation.is_closed() {
                     outlook.close(reservation.job);

@@ -16,17 +16,22 @@ use crate::job::settle;
 use crate::schedule::ROUND_BYTES_SOFT;
 use crate::speculation::Speculation;
 
-/// Racks and hosts looked at in one tick.
-const LOOKED_AT_PER_TICK: usize = 8_192;
-
-/// Gangs on them that are looked at in one tick, each with every open window.
-const GANGS_PER_TICK: usize = 16_384;
-
-/// Gangs stopped in one tick.
-const STOPPED_PER_TICK: usize = 1_000;
+/// What one tick may do.
+const PER_TICK: Bounds = Bounds { looked_at: 8_192, gangs: 16_384, stopped: 1_000 };
 
 /// Time from one look at all hosts of open windows to the next, when nothing happens.
 const AGAIN_MS: u64 = 10_000;
+
+/// Bounds of the work in one tick.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Racks and hosts looked at.
+    looked_at: usize,
+    /// Gangs on them that are looked at, each with every open window.
+    gangs: usize,
+    /// Gangs stopped.
+    stopped: usize,
+}
 
 /// How far the hosts of open windows have been looked at.
 #[derive(Clone, Debug, Default)]
@@ -45,28 +50,33 @@ type Place = (PoolKey, RackKey, NodeId);
 /// Stops what may not run any more where a window is open: everything for maintenance; for a reservation the
 /// preemptible work of others than its owner.
 pub(crate) fn clear(speculation: &mut Speculation) {
+    clear_some(speculation, PER_TICK);
+}
+
+/// The same within these bounds; how many gangs were looked at, for each open window.
+fn clear_some(speculation: &mut Speculation, bounds: Bounds) -> usize {
     let now = speculation.now();
     let state = speculation.state();
     let policy = state.policy().policy.clone();
     let open: Vec<&Window> = policy.windows.iter().filter(|window| is_open(window, now)).collect();
     let sweep = speculation.sweep().clone();
-    let Some(sweep) = due(sweep, state.policy().version, &open, now) else { return };
-    let (hosts, next) = hosts_behind(state, &open, sweep.next.as_ref(), LOOKED_AT_PER_TICK);
-    let (mut stopped, mut looks_left) = (0, GANGS_PER_TICK);
+    let Some(sweep) = due(sweep, state.policy().version, &open, now) else { return 0 };
+    let (hosts, next) = hosts_behind(state, &open, sweep.next.as_ref(), bounds.looked_at);
+    let (mut stopped, mut looked_at) = (0, 0);
     for (at, place) in hosts.into_iter().enumerate() {
         let (_, _, node) = &place;
         let gangs: Vec<JobId> = speculation.state().gangs_on(*node).collect();
         let looks = gangs.len() * open.len();
         // At least one host at a time, however many gangs it has.
-        if at > 0 && looks > looks_left {
+        if at > 0 && looked_at + looks > bounds.gangs {
             speculation.set_sweep(Sweep { next: Some(place), ..sweep });
-            return;
+            return looked_at;
         }
-        looks_left = looks_left.saturating_sub(looks);
+        looked_at += looks;
         for job in gangs {
-            if stopped == STOPPED_PER_TICK || speculation.round_bytes() > ROUND_BYTES_SOFT {
+            if stopped == bounds.stopped || speculation.round_bytes() > ROUND_BYTES_SOFT {
                 speculation.set_sweep(Sweep { next: Some(place), ..sweep });
-                return;
+                return looked_at;
             }
             if may_stay(speculation.state(), &policy, &open, job, *node) {
                 continue;
@@ -80,6 +90,7 @@ pub(crate) fn clear(speculation: &mut Speculation) {
         }
     }
     speculation.set_sweep(Sweep { next, ..sweep });
+    looked_at
 }
 
 pub(crate) fn is_open(window: &Window, now: LogTime) -> bool {
@@ -181,12 +192,18 @@ pub(crate) fn is_closed(policy: &Policy, tenant: &Name, host: &NodeSpec, now: Lo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::boxed::Box;
     use alloc::collections::{BTreeMap, BTreeSet};
     use alloc::format;
     use alloc::string::ToString;
-    use muster_types::{ClusterId, HolderId, NodeDraft, Parameters, ReplicaId};
+    use muster_planner::Budget;
+    use muster_types::policy::PolicyDraft;
+    use muster_types::{
+        ClusterId, HolderId, JobDraft, NodeDraft, Parameters, ReplicaId, RequestId, Submission, TaskGroup,
+        WorkerRequest,
+    };
 
-    use crate::{Command, Founding, handle};
+    use crate::{Command, Founding, Pass, handle, schedule};
     use muster_state::Leadership;
 
     fn name(text: &str) -> Name {
@@ -219,6 +236,59 @@ mod tests {
             handle(&mut speculation, &register).expect("it is new");
         }
         speculation
+    }
+
+    /// One-worker jobs that take no device, as many on every host, and an open window of maintenance over all.
+    fn full_fleet_under_maintenance(per_host: u64) -> Speculation {
+        let mut speculation = fleet();
+        let request = WorkerRequest { accelerators: None, cpu_milli: 1_000 / per_host, memory_bytes: 1 };
+        let group = TaskGroup::new(name("main"), 1, alloc::vec!["run".to_string()], request);
+        let job = JobDraft::new(name("job"), name("team"), alloc::vec![group]).check().expect("a job");
+        let jobs = Submission::plain(alloc::vec![job; 30 * per_host as usize]);
+        handle(&mut speculation, &Command::Submit { request: RequestId(1), jobs }).expect("it is taken");
+        while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(100_000)) {
+            speculation.take_round();
+        }
+        assert_eq!(speculation.state().active_count(), 30 * per_host as usize);
+        let mut policy = PolicyDraft::default();
+        policy.windows.push(Window {
+            name: name("w"),
+            from: LogTime(0),
+            until: LogTime(1_000),
+            scope: WindowScope { region: Some(name("eu")), ..WindowScope::default() },
+            purpose: WindowPurpose::Maintenance,
+        });
+        let policy = Box::new(policy.check().expect("a policy"));
+        let set = Command::SetPolicy { request: RequestId(2), policy, expected_version: None };
+        handle(&mut speculation, &set).expect("it is taken");
+        speculation.take_round();
+        speculation
+    }
+
+    #[test]
+    fn a_tick_looks_at_no_more_gangs_than_its_bounds_say_and_the_next_goes_on() {
+        for (bounds, ticks_min) in [
+            (Bounds { looked_at: 7, gangs: 100, stopped: 100 }, 30 / 7),
+            (Bounds { looked_at: 100, gangs: 8, stopped: 100 }, 30 / 2),
+            (Bounds { looked_at: 100, gangs: 100, stopped: 5 }, 120 / 5),
+        ] {
+            let mut speculation = full_fleet_under_maintenance(4);
+            let runs = |speculation: &Speculation| {
+                let state = speculation.state();
+                state.jobs().iter().filter(|(_, row)| !matches!(row.phase, Phase::Stopping(_))).count()
+            };
+            let mut ticks = 0;
+            while runs(&speculation) > 0 {
+                let before = runs(&speculation);
+                let looked_at = clear_some(&mut speculation, bounds);
+                speculation.take_round();
+                ticks += 1;
+                assert!(looked_at <= bounds.gangs, "{looked_at} looks, {bounds:?}");
+                let stopped = before - runs(&speculation);
+                assert!((1..=bounds.stopped).contains(&stopped), "{stopped} stopped, {bounds:?}");
+            }
+            assert!(ticks >= ticks_min, "{ticks} ticks, {bounds:?}");
+        }
     }
 
     #[test]

@@ -306,6 +306,13 @@ impl Outlook {
         (self.nodes.len() + self.releases.len()) as u64
     }
 
+    /// What it costs to walk over its nodes and releases once, in visits: [`Outlook::earliest`] counts that itself, and
+    /// the caller of [`Outlook::again`], [`Outlook::reserve`] or [`Outlook::others_like`] counts it for each call.
+    #[must_use]
+    pub fn walk_visits(&self) -> u64 {
+        self.visits().div_ceil(ENTRIES_PER_VISIT)
+    }
+
     /// A gang was placed on what is free, and is expected to end at that time. False when what follows is not
     /// known to the last device; then the future is to be made anew.
     #[must_use]
@@ -338,7 +345,7 @@ impl Outlook {
         };
         for kind in kinds {
             let Some(question) = Question::new(self, spec, terms, kind) else { continue };
-            budget.take((self.nodes.len() + self.releases.len()) as u64 / ENTRIES_PER_VISIT);
+            budget.take(self.walk_visits());
             if let Some(start) = question.answer(budget)
                 && best.as_ref().is_none_or(|first| start.at < first.at)
             {

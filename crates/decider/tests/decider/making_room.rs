@@ -482,11 +482,11 @@ fn one_host_is_freed_by_the_cheapest_set() {
     assert!(made > SEEDS as usize / 2 && victims > made, "{victims} stopped in {made} worlds");
 }
 
-/// Over several hosts nobody who stops could be left out either, and together they cost at most twice the
-/// least.
+/// Over several hosts the set that stops is the cheapest there is as well, as long as so few gangs could do better that
+/// their sets are searched.
 #[test]
-fn several_hosts_are_freed_by_a_minimal_set() {
-    let mut made = 0;
+fn several_hosts_are_freed_by_the_cheapest_set() {
+    let (mut made, mut dearer) = (0, Vec::new());
     for seed in 0..SEEDS {
         let mut world = World::new(1_000 + seed, 2);
         world.fill(2, &[PriorityTier::Free]);
@@ -502,16 +502,19 @@ fn several_hosts_are_freed_by_a_minimal_set() {
         }
         let stopping = world.schedule();
         world.assert_minimal(seed, workers, u32::from(devices), false, &stopping);
-        let Some((least, _)) = least else {
+        let Some(least) = least else {
             assert!(stopping.is_empty());
             continue;
         };
-        let (cost, _) = world.cost(&stopping);
-        assert!(cost[3] <= 2 * least[3], "seed {seed}: {cost:?} for at least {least:?}");
-        assert_eq!(stopping.is_empty(), least[3] == 0, "seed {seed}");
+        let cost = world.cost(&stopping);
+        if cost != least {
+            let times = cost.0[3] as f64 / least.0[3] as f64;
+            dearer.push(format!("seed {seed}: {workers}x{devices}, {times:.3} times the least"));
+        }
         made += usize::from(!stopping.is_empty());
     }
-    assert!(made > 6, "room was made in {made} worlds");
+    assert!(dearer.is_empty(), "{} of {made}:\n{}", dearer.len(), dearer.join("\n"));
+    assert!(made > 18, "room was made in {made} worlds");
 }
 
 /// Nobody is stopped again within its back-off while others would do, however often room is asked for.

@@ -5,7 +5,7 @@
 
 use muster_decider::{Command, Pass, Speculation, handle, schedule};
 use muster_planner::Budget;
-use muster_types::policy::{NonPreemptible, PolicyDraft, TenantPolicy, TenantRights};
+use muster_types::policy::{NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{JobSpec, PriorityTier, Submission, limits};
 
 use crate::support::{accelerators, founded, group, job_draft, name, node_spec, request};
@@ -118,14 +118,21 @@ fn passes_until_all_had_a_turn(tenants: u64, others: Others) -> (u32, u64) {
 
 /// The visits of one pass.
 fn run_pass(speculation: &mut Speculation) -> u64 {
-    let mut spent = 0;
+    run_pass_within(speculation, VISITS).0
+}
+
+/// The visits of one pass, and the rounds that it takes with this budget for each.
+fn run_pass_within(speculation: &mut Speculation, visits: u64) -> (u64, u32) {
+    let (mut spent, mut rounds) = (0, 0);
     loop {
-        let mut budget = Budget::new(VISITS);
+        let mut budget = Budget::new(visits);
         let pass = schedule(speculation, &mut budget);
-        spent += VISITS - budget.left();
+        spent += visits - budget.left();
+        rounds += 1;
+        assert!(rounds < 1_000, "a pass ends");
         speculation.take_round();
         if matches!(pass, Pass::Complete { .. }) {
-            return spent;
+            return (spent, rounds);
         }
     }
 }
@@ -143,4 +150,73 @@ fn everybody_behind_ten_thousand_requests_has_a_turn_within_ten_passes() {
         assert!(passes <= 10, "{passes} passes");
         assert!(visits <= VISITS, "{visits} visits");
     }
+}
+
+/// Gangs of a full fleet, one on each host, that may be stopped.
+const LOW: usize = 4;
+
+/// Waiting gangs of a high tier. Each `small` one has another stopped for it, after which what is expected of the
+/// cluster is out of date; before and behind each there may be a `large` one for which no stops suffice, and which gets a
+/// reservation.
+fn large_and_small(hosts: usize, with_large: bool) -> Speculation {
+    let (mut speculation, _) = founded();
+    let mut policy = PolicyDraft::default();
+    policy.order.order = Order::Submission;
+    policy.preemption.minimum_run_ms = 0;
+    let rights = TenantRights { tier_max: Some(PriorityTier::Production), ..TenantRights::default() };
+    policy.tenants.insert(name("t0"), TenantPolicy { rights, ..TenantPolicy::default() });
+    let policy = Box::new(policy.check().unwrap());
+    handle(&mut speculation, &Command::SetPolicy { request: request(1), policy, expected_version: None })
+        .unwrap();
+    for n in 0..hosts {
+        let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
+        let holder = crate::support::holder(1);
+        handle(&mut speculation, &Command::Register { spec, holder, other_session_is_over: false }).unwrap();
+    }
+    speculation.take_round();
+    let mut n = 1;
+    let of_tier = |workers: u32, tier: PriorityTier| {
+        let mut draft = job_draft("job", vec![group("main", workers, Some(accelerators("h100", 8)))]);
+        (draft.tenant, draft.tier) = (name("t0"), tier);
+        draft.check().unwrap()
+    };
+    let running =
+        (0..hosts).map(|n| of_tier(1, if n < LOW { PriorityTier::Free } else { PriorityTier::Production }));
+    submit(&mut speculation, &mut n, running.collect());
+    run_pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), hosts);
+    for small in 0..=LOW as u32 {
+        if with_large {
+            submit(&mut speculation, &mut n, vec![of_tier(LOW as u32 + 1 + small, PriorityTier::Production)]);
+        }
+        if small < LOW as u32 {
+            submit(&mut speculation, &mut n, vec![of_tier(1, PriorityTier::Production)]);
+        }
+    }
+    speculation
+}
+
+/// What is expected of a cluster is made again after each preemption, and that is in the budget: a visit for every host
+/// and for every gang that will end.
+#[test]
+fn what_is_expected_of_a_cluster_is_made_again_within_the_budget() {
+    let stopping = |speculation: &Speculation| speculation.state().stopping().count();
+    // What the large ones cost.
+    let more = |hosts: usize| {
+        let [spent_without, spent_with] = [false, true].map(|with_large| {
+            let mut speculation = large_and_small(hosts, with_large);
+            let (spent, _) = run_pass_within(&mut speculation, VISITS);
+            assert_eq!(stopping(&speculation), LOW);
+            spent
+        });
+        spent_with - spent_without
+    };
+    let (few, many) = (more(64), more(320));
+    println!("{} futures cost {few} visits on 64 hosts, {many} on 320", LOW + 1);
+    assert!(many - few >= (LOW as u64 + 1) * 2 * (320 - 64), "{few} visits, {many} visits");
+    // A round ends when its budget is spent. The pass goes on from there, and everybody has a turn.
+    let mut slow = large_and_small(320, true);
+    let (_, rounds) = run_pass_within(&mut slow, 2 * 320);
+    assert_eq!(stopping(&slow), LOW);
+    assert!(rounds > LOW as u32, "{rounds} rounds");
 }

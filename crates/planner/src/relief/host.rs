@@ -42,6 +42,15 @@ impl<'a> Host<'a> {
         free
     }
 
+    /// How many workers fit into what nobody holds, up to a number.
+    pub(super) fn workers(&self, free: &Free, request: &WorkerRequest, most: u32) -> u32 {
+        let mut workers = free.workers(request).min(most);
+        while workers > 0 && !self.holds(free, &[(request, workers)]) {
+            workers -= 1;
+        }
+        workers
+    }
+
     /// Whether the workers fit into what nobody holds, beside what is promised and kept for others.
     pub(super) fn holds(&self, free: &Free, workers: &Workers<'_>) -> bool {
         let mut offer = free.clone();

@@ -3,8 +3,10 @@
 //!
 //! A place is a host, or for a gang with a required level the rack or the block, or for a slice of TPUs its
 //! cubes or its box. On one host the cheapest set is found exactly ([`host`]). Over several hosts the host
-//! goes first that costs least for each worker; a gang that runs on several of them is paid for once, and some of
-//! these are tried as the first to stop. In the end everybody is let go on without whom the workers fit as well.
+//! goes first that costs least for each worker; a gang that runs on several of them is paid for once. In the end
+//! everybody is let go on without whom the workers fit as well. Where few gangs could do better than that, all their
+//! sets are searched ([`few`]); where many could, those in whose place several workers fit are tried as the
+//! first to stop.
 //!
 //! Which gangs may be asked and what that costs is the caller's to say: nothing here knows a tenant. Hosts are
 //! looked at from the emptiest on; once [`HOSTS_ENOUGH`] were looked at and the gang would fit, the best of
@@ -12,6 +14,7 @@
 //!
 //! **Invariant:** proposes only. Whether the gang fits is for [`crate::plan`] to say, in the state without them.
 
+mod few;
 mod harm;
 mod host;
 mod slices;
@@ -44,8 +47,8 @@ const TURN_MS: u64 = 10_000;
 /// Ways that are proposed: one that is cheap may still turn out not to do.
 const WAYS_MAX: usize = 3;
 
-/// Gangs on several hosts of which each is tried as the first to stop.
-const SEVERAL_HOSTS_MAX: usize = 8;
+/// Gangs in whose place several workers fit, of which each is tried as the first to stop.
+const FIRST_TO_STOP_MAX: usize = 8;
 
 /// Steps of the search on a host that cost one visit.
 const STEPS_PER_VISIT: u32 = 8;
@@ -303,7 +306,20 @@ impl<'a> Search<'a, '_> {
     fn try_scope(&mut self, site: &Site<'a>, scope: Scope<'a>) -> Result<(), Spent> {
         let Some(trial) = self.place_all(site, scope, Trial::default())? else { return Ok(()) };
         self.propose_trial(site, &trial);
-        for (harm, job) in self.on_several_hosts(&trial) {
+        if self.question.spec.groups.iter().any(|group| group.slice.is_some()) {
+            return Ok(());
+        }
+        if !self.is_split(scope) {
+            let nodes = self.nodes(site, 0, scope)?;
+            let found = self.cheapest_of_few(&nodes, &trial)?;
+            if let Some((harm, stops)) = found.as_ref().and_then(|found| found.better.clone()) {
+                self.propose(site, harm, stops);
+            }
+            if found.is_some_and(|found| found.is_exact) {
+                return Ok(());
+            }
+        }
+        for (harm, job) in self.first_to_stop(&trial) {
             let first = Trial { stopped: BTreeSet::from([job]), harm, ..Trial::default() };
             if let Some(trial) = self.place_all(site, scope, first)? {
                 self.propose_trial(site, &trial);
@@ -346,29 +362,50 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    /// Gangs that could do better than a trial, those with the least harm first. One that runs on several hosts costs
-    /// each of them more than others there do, so host by host it is never asked, and for all of them it may cost less.
-    fn on_several_hosts(&self, trial: &Trial) -> Vec<(Harm, JobId)> {
-        let spec = self.question.spec;
-        if spec.groups.iter().any(|group| group.slice.is_some()) {
-            return Vec::new();
-        }
-        let is_here = |known: &Known<'_>| {
-            known.by_node.keys().filter(|node| self.hosts.contains_key(*node)).count() > 1
-        };
+    /// Gangs that could do better than a trial, those with the least harm first. One in whose place several
+    /// workers fit may cost more for each host, or for the first worker, than others there do, so host by host it is never
+    /// asked, and for all of them it may cost less.
+    fn first_to_stop(&self, trial: &Trial) -> Vec<(Harm, JobId)> {
         let mut found: Vec<(Harm, JobId)> = Vec::new();
         for (job, known) in &self.known {
             if let Some(known) = known
                 && known.harm < trial.harm
                 && !trial.stopped.contains(job)
-                && is_here(known)
+                && self.may_give_way_to_several(known)
             {
                 found.push((known.harm, *job));
             }
         }
         found.sort_by(|a, b| order((&a.0, a.1), (&b.0, b.1)));
-        found.truncate(SEVERAL_HOSTS_MAX);
+        found.truncate(FIRST_TO_STOP_MAX);
         found
+    }
+
+    /// Whether a gang is on several of the hosts, or holds more devices of one than a worker needs.
+    fn may_give_way_to_several(&self, known: &Known<'_>) -> bool {
+        let worker = self.needs.iter().map(WorkerRequest::device_count).filter(|count| *count > 0).min();
+        let here = known.by_node.iter().filter(|(node, _)| self.hosts.contains_key(*node));
+        let devices = here.map(|(_, slots)| {
+            slots.iter().fold(DeviceSet::EMPTY, |sum, (_, devices)| sum.union(*devices)).count()
+        });
+        let (mut hosts, mut most) = (0, 0);
+        for count in devices {
+            hosts += 1;
+            most = most.max(count);
+        }
+        hosts > 1 || worker.is_some_and(|worker| most > worker)
+    }
+
+    /// Whether workers go to a part of the cluster in segments, rack by rack.
+    fn is_split(&self, scope: Scope<'_>) -> bool {
+        let spec = self.question.spec;
+        spec.topology.segment_workers > 0 && spec.groups.len() == 1 && !matches!(scope, Scope::Rack(_))
+    }
+
+    /// How many workers a host may have at most, however many fit.
+    fn workers_on_one_host_max(&self) -> u32 {
+        let spread = self.question.spec.topology.spread.filter(|spread| spread.level == Level::Host);
+        spread.map_or(u32::MAX, |spread| spread.workers_max)
     }
 
     /// Workers of one group, segment by segment where there are segments.
@@ -382,8 +419,7 @@ impl<'a> Search<'a, '_> {
         let spec = self.question.spec;
         let count = spec.groups[group].workers_min;
         let segment = spec.topology.segment_workers;
-        let is_split = segment > 0 && spec.groups.len() == 1 && !matches!(scope, Scope::Rack(_));
-        if !is_split {
+        if !self.is_split(scope) {
             let nodes = self.nodes(site, group, scope)?;
             return self.fill(trial, group, count, &nodes);
         }
@@ -472,9 +508,7 @@ impl<'a> Search<'a, '_> {
 
     /// The most workers of a group that a host could take beside those it has, at most so many.
     fn most_workers(&mut self, node: NodeId, group: usize, rest: u32, trial: &Trial) -> Result<u32, Spent> {
-        let spread = self.question.spec.topology.spread.filter(|spread| spread.level == Level::Host);
-        let by_spread =
-            spread.map_or(u32::MAX, |spread| spread.workers_max.saturating_sub(trial.workers_on(node)));
+        let by_spread = self.workers_on_one_host_max().saturating_sub(trial.workers_on(node));
         if !self.look(node)? {
             return Ok(0);
         }
