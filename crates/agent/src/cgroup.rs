@@ -7,8 +7,8 @@
 //!
 //! **Invariant:** only groups that this module made are ever killed or removed.
 
-use crate::config::ControlGroups;
 use crate::devices::CharacterDevices;
+use crate::settings::ControlGroups;
 use muster_device_filter::Character;
 use std::fs;
 use std::io;

@@ -74,10 +74,7 @@ pub enum ExecutorError {
     /// The executor has nothing of this worker.
     #[error("nothing is known of worker {0}")]
     Unknown(WorkerKey),
-    /// A worker's folder.
-    #[error("use the folder of a worker")]
-    Task(#[source] crate::task::TaskError),
-    /// The folder of all workers.
+    /// The directory of all workers.
     #[error("list the workers")]
     List(#[source] io::Error),
     /// Reading output.

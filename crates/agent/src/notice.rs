@@ -55,7 +55,7 @@ pub fn write(task: &TaskDir, text: &str) -> std::io::Result<()> {
 /// Makes the call, where the worker below this shim is who listens; what comes of it is logged.
 pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
     let port = to.port;
-    let listener = crate::process::blocking(move || listener(port, &processes::family(shim))).await;
+    let listener = crate::offload::blocking(move || listener(port, &processes::family(shim))).await;
     match listener {
         Listener::Own => {}
         Listener::Nobody => {

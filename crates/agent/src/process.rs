@@ -5,24 +5,25 @@
 //! process id alone.
 
 use crate::cgroup::{self, Cgroup};
-use crate::chain;
 use crate::clock::BootTime;
-use crate::config::{ControlGroups, LogLimits, MemoryLimit};
 use crate::contract::{self, Here};
+use crate::ended_workers::EndedWorkers;
+use crate::error::chain;
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
 use crate::guards::{self, Guarded};
 use crate::isolation::{Isolating, Isolation, Namespaces};
-use crate::kept;
 use crate::limits;
 use crate::notice;
+use crate::offload::blocking;
 use crate::order::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
+use crate::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
 use crate::processes::{self, MARK_VARIABLE};
-use crate::ready::{self, Pool, Shim, Waiting};
 use crate::secrets;
+use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::shim;
-use crate::task::{GangFiles, TaskDir, TaskError, TaskSpec, UNFINISHED};
+use crate::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +34,8 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
-use tokio::process::ChildStdout;
 use tokio::sync::mpsc;
 
 /// What the executor is made of.
@@ -88,7 +88,8 @@ struct Shared {
     events: mpsc::Sender<ExecutorEvent>,
     /// Workers whose folder is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
-    ready: Arc<Pool>,
+    pool: Arc<Pool>,
+    ended: EndedWorkers,
     /// When the grace of a worker that was told to stop is over.
     stop_by: Mutex<BTreeMap<WorkerKey, BootTime>>,
 }
@@ -106,13 +107,15 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no limits of their own");
         }
+        let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
         let namespaces = settings.isolating.namespaces();
-        let ready = Pool::new(tasks, guard, namespaces, cgroup_parent.clone(), settings.ready_max);
+        let pool = Pool::new(tasks, guard, namespaces, cgroup_parent.clone(), settings.ready_max);
         (
             ProcessExecutor {
                 shared: Arc::new(Shared {
-                    ready: Arc::new(ready),
+                    pool: Arc::new(pool),
+                    ended,
                     settings,
                     cgroup_parent,
                     events,
@@ -242,19 +245,19 @@ impl ProcessExecutor {
             // Another call makes the folder right now: it is that one's to launch.
             return;
         }
-        let (tasks, ready) = (self.shared.settings.tasks.clone(), Arc::clone(&self.shared.ready));
+        let (tasks, pool) = (self.shared.settings.tasks.clone(), Arc::clone(&self.shared.pool));
         let created = blocking(move || {
             // Launched before, or refused: never again.
             if TaskDir::of(&tasks, key).path().exists() {
                 return Ok(None);
             }
-            ready.hold(key, spec.devices.iter().count());
-            let Some(Waiting { blank, shim, order }) = ready.take() else {
+            pool.hold(key, spec.devices.iter().count());
+            let Some(Waiting { blank, shim, order }) = pool.take() else {
                 return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
             };
             let task = blank.fill(&tasks, &spec, &files)?;
             // One that has died has launched nothing: another takes its place.
-            let shim = match ready::order(order, &task) {
+            let shim = match prewarm_pool::order(order, &task) {
                 Ok(()) => Some(shim),
                 Err(error) => {
                     tracing::warn!(worker = %key, %error, "the waiting shim has ended");
@@ -310,7 +313,7 @@ impl ProcessExecutor {
     fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
         let command = &self.shared.settings.guard_command;
         let program = command.first().map_or("", String::as_str);
-        let mut child = ready::start(command, shim::RUN, task, None, None, Stdio::null())
+        let mut child = prewarm_pool::start(command, shim::RUN, task, None, None, Stdio::null())
             .map_err(|e| format!("start the shim {program}: {e}"))?;
         let said = child.stdout.take().ok_or("a shim without a pipe")?;
         Ok(Shim { child, said: BufReader::new(said) })
@@ -318,7 +321,7 @@ impl ProcessExecutor {
 
     /// Makes shims that wait, as many as the host could get workers.
     fn make_ready(&self) {
-        tokio::spawn(Arc::clone(&self.shared.ready).fill());
+        tokio::spawn(Arc::clone(&self.shared.pool).fill());
     }
 
     /// Tells the end of a worker whose shim runs.
@@ -408,7 +411,7 @@ impl Executor for ProcessExecutor {
             hostfile: contract::by_address(&placement),
             rank_hostfile: contract::by_rank(&placement),
         });
-        self.shared.ready.expect(placement.workers.len());
+        self.shared.pool.expect(placement.workers.len());
         let mut launches = tokio::task::JoinSet::new();
         let isolation = match self.shared.settings.isolating.of(&placement, &self.shared.settings.shown) {
             Ok(isolation) => isolation,
@@ -429,7 +432,7 @@ impl Executor for ProcessExecutor {
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
-        self.shared.ready.trim().await;
+        self.shared.pool.trim().await;
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
@@ -484,7 +487,7 @@ impl Executor for ProcessExecutor {
             if let Some(parent) = parent {
                 cgroup::remove_unused(&parent, shim::WAITING_GROUP);
             }
-            list(&tasks)
+            task::list(&tasks)
         });
         for key in listed.await.map_err(ExecutorError::List)? {
             let executor = self.clone();
@@ -502,10 +505,10 @@ impl Executor for ProcessExecutor {
             if adopted.exit.is_none() {
                 self.watch(key, self.task(key));
             }
-            self.shared.ready.hold(key, adopted.devices.iter().count());
+            self.shared.pool.hold(key, adopted.devices.iter().count());
             found.push(adopted);
         }
-        kept::look(&self.shared.settings.tasks, &self.shared.settings.logs);
+        self.shared.ended.look();
         self.make_ready();
         Ok(found)
     }
@@ -516,8 +519,8 @@ impl Executor for ProcessExecutor {
         if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        kept::keep(&self.shared.settings.tasks, &task, &self.shared.settings.logs);
-        self.shared.ready.release(key);
+        self.shared.ended.keep(&task);
+        self.shared.pool.release(key);
         self.make_ready();
     }
 
@@ -541,26 +544,6 @@ fn mark(key: WorkerKey, holder: HolderId) -> String {
         Sha256::new().chain_update(b"muster worker mark\0").chain_update(holder.0.to_le_bytes()).finalize();
     let of_holder: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     format!("{}_{}_{}_{of_holder}", key.job, key.token, key.rank)
-}
-
-/// Runs file work where it may block.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        // The work panicked (a bug) or the runtime is going down with everything on it.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
-    }
-}
-
-/// The next line, of a bounded length; empty at the end of the stream.
-pub(crate) async fn next_line(said: &mut BufReader<ChildStdout>) -> String {
-    let mut line = String::new();
-    // An unreadable line is as good as none.
-    let _ = said.take(256).read_line(&mut line).await;
-    line.trim_end().to_owned()
 }
 
 /// Waits for the end-of-file of the FIFO that the shim holds open.
@@ -650,25 +633,4 @@ fn conclude_once(
 fn could_kill_its_guard(task: &TaskDir) -> bool {
     let spec = task.spec().ok().flatten();
     spec.is_none_or(|spec| spec.isolation.namespaces == Namespaces::Host)
-}
-
-/// The workers that have a folder; removes folders that were never finished.
-pub(crate) fn list(tasks: &std::path::Path) -> io::Result<Vec<WorkerKey>> {
-    let mut keys = Vec::new();
-    for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
-        if count >= limits::TASK_FOLDERS_MAX {
-            // A worker that is overlooked would be one that nobody stops.
-            return Err(io::Error::other(format!("{} has too many entries", tasks.display())));
-        }
-        let entry = entry?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if let Some(key) = TaskDir::key_of_name(name) {
-            keys.push(key);
-        } else if name.starts_with(UNFINISHED) {
-            kept::discard(tasks, &entry.path())?;
-        }
-    }
-    keys.sort_unstable();
-    Ok(keys)
 }

@@ -369,7 +369,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     numbers.push(next);
     let surplus = numbers.len().saturating_sub(limits::ARCHIVES_MAX);
     for old in &numbers[..surplus] {
-        crate::kept::remove(archive.join(old.to_string()));
+        crate::disposal::remove(archive.join(old.to_string()));
     }
     Ok(())
 }

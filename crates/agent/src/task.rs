@@ -387,7 +387,7 @@ impl TaskDir {
 }
 
 /// What stands before the name of a folder that is no worker's yet.
-pub(crate) const UNFINISHED: &str = ".new_";
+const UNFINISHED: &str = ".new_";
 
 /// A folder with every file that a launch needs, and nothing in them: a worker's that is not known yet.
 #[derive(Debug)]
@@ -402,7 +402,7 @@ impl Blank {
     /// When any step fails.
     pub fn make(tasks: &Path, name: &str) -> Result<Blank, TaskError> {
         let aside = tasks.join(format!("{UNFINISHED}{name}"));
-        crate::kept::discard(tasks, &aside).map_err(at("remove", &aside))?;
+        crate::disposal::discard(tasks, &aside).map_err(at("remove", &aside))?;
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(at("make", &aside))?;
         let part = TaskDir { path: aside };
         std::fs::create_dir(part.work()).map_err(at("make", &part.path))?;
@@ -460,6 +460,30 @@ impl Blank {
 fn at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TaskError {
     let path = path.to_owned();
     move |source| TaskError::Io { doing, path, source }
+}
+
+/// The workers that have a directory; removes directories that were never finished.
+///
+/// # Errors
+/// When they cannot be listed, all of them.
+pub(crate) fn list(tasks: &Path) -> io::Result<Vec<WorkerKey>> {
+    let mut keys = Vec::new();
+    for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
+        if count >= crate::limits::TASK_FOLDERS_MAX {
+            // A worker that is overlooked would be one that nobody stops.
+            return Err(io::Error::other(format!("{} has too many entries", tasks.display())));
+        }
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if let Some(key) = TaskDir::key_of_name(name) {
+            keys.push(key);
+        } else if name.starts_with(UNFINISHED) {
+            crate::disposal::discard(tasks, &entry.path())?;
+        }
+    }
+    keys.sort_unstable();
+    Ok(keys)
 }
 
 #[cfg(test)]

@@ -60,8 +60,6 @@ const ENTER: &str = "enter";
 const INIT: &str = "init";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
-/// First argument of the runner inside an allocation of Slurm.
-pub(crate) const SLURM: &str = "slurm";
 /// What the shim writes to its standard output once the worker is launched.
 pub(crate) const RUNNING_LINE: &str = "running";
 /// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
@@ -70,22 +68,8 @@ const SHIM_OOM_SCORE: &str = "-950";
 /// Bytes of a path with its end.
 const PATH_BYTES_MAX: u64 = 4_096 + 1;
 
-/// The hidden subcommand: `args` are those after it. Returns the exit code. To be called on the main
-/// thread, before any runtime or other thread exists.
-pub fn shim_main(args: impl IntoIterator<Item = OsString>) -> i32 {
-    let args: Vec<OsString> = args.into_iter().collect();
-    match args.first().and_then(|first| first.to_str()) {
-        Some(SLURM) if args.len() == 1 => crate::slurm::runner_main(),
-        Some(crate::launch::LAUNCH) => {
-            let words: Option<Vec<&str>> = args[1..].iter().map(|word| word.to_str()).collect();
-            words.map_or_else(usage, |words| crate::launch::main(&words))
-        }
-        _ => guard_main(args),
-    }
-}
-
 /// The part of the hidden subcommand that the processes around every worker are, and nothing else: for a program that
-/// is small enough to be started often. As [`shim_main`].
+/// is small enough to be started often. As [`shim_main`](crate::shim_main).
 pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
     let outcome = match args.as_slice() {
@@ -122,7 +106,8 @@ fn namespaces_of(word: &std::ffi::OsStr) -> Option<Namespaces> {
     word.to_str().and_then(Namespaces::of_word)
 }
 
-fn usage() -> i32 {
+/// Complains about the arguments; the exit code.
+pub(crate) fn usage() -> i32 {
     complain("this command is the agent's own: it starts one for every worker");
     2
 }

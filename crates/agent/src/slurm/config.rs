@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** every refusal names the key and what the key needs.
 
-use crate::config::{ConfigError, broken, first_block, first_rack};
+use crate::settings::{ConfigError, broken, first_block, first_rack};
 use muster_types::Name;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,6 +136,11 @@ pub(super) struct Settings {
 }
 
 impl SlurmConfig {
+    /// The first key that breaks its rule.
+    pub(crate) fn violation(&self, shim_command: &[String]) -> Option<ConfigError> {
+        self.check(shim_command).err()
+    }
+
     /// Checks every key.
     ///
     /// # Errors

@@ -5,19 +5,20 @@
 
 use super::backend::{Backend, Held, Promise, Registered, ToShare};
 use super::record::{Folders, Record, Stage};
-use super::share::{Share, blocking};
+use super::share::Share;
+use crate::ended_workers::EndedWorkers;
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
 };
-use crate::kept;
 use crate::lease::Lease;
 use crate::limits;
 use crate::node::Event;
+use crate::offload::blocking;
 use crate::order::{DEVICE_MILLI, Placement, WorkerKey, detail};
-use crate::process;
-use crate::task::TaskDir;
+use crate::state_dir::StateDir;
+use crate::task::{self, TaskDir};
 use muster_transport::Secret;
-use muster_types::{DeviceSet, ExitStatus};
+use muster_types::{DeviceSet, ExitStatus, NodeSpec};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{mpsc, watch};
@@ -35,6 +36,7 @@ pub struct SlurmExecutor {
     node: String,
     accelerator: String,
     folders: Folders,
+    ended: EndedWorkers,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
     /// Where notes of workers go, once there is somebody to take them.
@@ -43,15 +45,6 @@ pub struct SlurmExecutor {
     foreign: watch::Sender<Foreign>,
     /// Shares are begun one after another: the same one may be asked for twice.
     beginning: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// What an executor is made of.
-pub(super) struct NodeParts {
-    pub(super) slurm_node: String,
-    pub(super) node: String,
-    pub(super) accelerator: String,
-    pub(super) folders: Folders,
-    pub(super) lease: Arc<Mutex<Lease>>,
 }
 
 /// What a placement asks of its node.
@@ -72,23 +65,31 @@ fn holds(placement: &Placement, slurm_node: &str) -> Held {
 }
 
 impl SlurmExecutor {
-    /// An executor and the stream of what it tells.
-    pub(super) fn new(
-        backend: Arc<Backend>,
-        parts: NodeParts,
+    /// An executor for one of Slurm's nodes, which is `spec` in Muster, and the stream of its events.
+    pub(super) fn for_node(
+        backend: &Arc<Backend>,
+        slurm_node: &str,
+        spec: &NodeSpec,
+        state: &StateDir,
+        lease: Arc<Mutex<Lease>>,
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-        let NodeParts { slurm_node, node, accelerator, folders, lease } = parts;
+        let (backend, slurm_node) = (Arc::clone(backend), slurm_node.to_owned());
+        let node = spec.name.to_string();
+        let accelerator = spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default();
+        let folders = Folders { shares: state.shares(), tasks: state.tasks() };
         // Closed until Slurm has said how it is.
         let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
         let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
         backend.spawn(follow);
+        let ended = EndedWorkers::new(folders.tasks.clone(), backend.logs.clone());
         let executor = SlurmExecutor {
             backend,
             slurm_node,
             node,
             accelerator,
             folders,
+            ended,
             lease,
             events,
             notes: Arc::default(),
@@ -141,7 +142,7 @@ impl SlurmExecutor {
     }
 
     fn prune(&self) {
-        kept::look(&self.folders.tasks, &self.backend.logs);
+        self.ended.look();
     }
 
     /// Whether workers of this node are under way, here or in Slurm.
@@ -204,7 +205,7 @@ impl Executor for SlurmExecutor {
             std::fs::create_dir_all(&folders.shares)?;
             // A record that cannot be read stands for workers that may be running: none is passed over.
             let records = folders.records().map_err(io::Error::other)?;
-            Ok((records, process::list(&folders.tasks)?))
+            Ok((records, task::list(&folders.tasks)?))
         })
         .await
         .map_err(ExecutorError::List)?;

@@ -6,8 +6,8 @@
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
 
-use crate::config::LogLimits;
 use crate::order::Placement;
+use crate::settings::LogLimits;
 use crate::socket::Note;
 use crate::transcript::OutputStream;
 use muster_transport::Secret;

@@ -229,7 +229,10 @@ impl Nodes {
                 self.served.insert(slurm_node.to_owned(), served);
             }
             Err(error) => {
-                self.say_once(slurm_node, format!("it is not served: {}", crate::chain(error.as_ref())));
+                self.say_once(
+                    slurm_node,
+                    format!("it is not served: {}", crate::error::chain(error.as_ref())),
+                );
             }
         }
     }
@@ -249,7 +252,8 @@ impl Nodes {
         // The highest epoch that anything belongs to, before there is a lease to be asked.
         let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
         let lease = Arc::new(Mutex::new(Lease::open(&state.lease(), state.holder().0, floor)?));
-        let (executor, told) = super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
+        let (executor, told) =
+            SlurmExecutor::for_node(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         executor.tell_notes_to(events.clone());

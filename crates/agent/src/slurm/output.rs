@@ -4,8 +4,8 @@
 
 use super::link::Piece;
 use super::record::Folders;
-use crate::config::LogLimits;
 use crate::order::WorkerKey;
+use crate::settings::LogLimits;
 use crate::transcript::Writer;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

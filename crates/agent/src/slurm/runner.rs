@@ -11,12 +11,12 @@
 use super::ends::code;
 use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
-use crate::config::{ControlGroups, MemoryLimit};
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::lease::Lease;
 use crate::limits;
 use crate::order::{Placement, WorkerKey, detail};
 use crate::process::{ProcessExecutor, ProcessSettings};
+use crate::settings::{ControlGroups, MemoryLimit};
 use crate::socket::{self, Note, Said};
 use crate::transcript::OutputStream;
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
@@ -259,7 +259,7 @@ impl Running {
             ready_max: 0,
             node,
             accelerator,
-            environment: crate::config::base_environment(&pass_environment),
+            environment: crate::settings::base_environment(&pass_environment),
             // They are on the hosts of agents; a node of another scheduler has none.
             secrets_dir: None,
             logs,

@@ -20,6 +20,7 @@ use super::record::{Folders, Record, Stage};
 use crate::executor::{ExecutorEvent, StopRequest};
 use crate::limits;
 use crate::node::Event;
+use crate::offload::blocking;
 use crate::order::{WorkerKey, detail};
 use crate::socket::{Note, Said};
 use muster_types::ExitStatus;
@@ -770,18 +771,6 @@ impl Work {
 /// A word for `sh`.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
-}
-
-/// Runs file work where it may block.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        // The work panicked (a bug) or the runtime is going down with everything on it.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 fn to_runner(rank: u32, request: StopRequest) -> ToRunner {

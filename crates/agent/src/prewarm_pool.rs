@@ -10,8 +10,8 @@
 
 use crate::isolation::Namespaces;
 use crate::limits;
+use crate::offload::blocking;
 use crate::order::WorkerKey;
-use crate::process::{blocking, next_line};
 use crate::shim;
 use crate::task::{Blank, TaskDir};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::io::BufReader;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// Jobs of one worker that come one behind another find a shim each, while another is being made.
@@ -53,6 +53,14 @@ pub(crate) fn order(mut pipe: File, task: &TaskDir) -> io::Result<()> {
     let mut name = task.path().as_os_str().as_bytes().to_vec();
     name.push(0);
     io::Write::write_all(&mut pipe, &name)
+}
+
+/// The next line, of a bounded length; empty at the end of the stream.
+pub(crate) async fn next_line(said: &mut BufReader<ChildStdout>) -> String {
+    let mut line = String::new();
+    // An unreadable line is as good as none.
+    let _ = said.take(256).read_line(&mut line).await;
+    line.trim_end().to_owned()
 }
 
 /// The shims that wait on this host.
@@ -214,7 +222,7 @@ impl Pool {
     async fn make(&self, number: u64) -> Result<Waiting, String> {
         let tasks = self.tasks.clone();
         let blank = blocking(move || Blank::make(&tasks, &format!("ready_{number}"))).await;
-        let blank = blank.map_err(|error| crate::chain(&error))?;
+        let blank = blank.map_err(|error| crate::error::chain(&error))?;
         match self.begin(blank.folder()).await {
             Ok((shim, order)) => Ok(Waiting { blank, shim, order }),
             Err(reason) => {
