@@ -9,7 +9,7 @@ use std::path::Path;
 /// A message of the leader.
 #[must_use]
 pub fn order(message: v1::session_response::Message) -> bool {
-    crate::node::order_of(message).is_ok_and(|order| order.is_some())
+    crate::wire::order_of(message).is_ok_and(|order| order.is_some())
 }
 
 /// A line that a worker sends to the agent's socket.

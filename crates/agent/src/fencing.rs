@@ -107,6 +107,11 @@ impl Fences {
         self.table.of(job)
     }
 
+    /// All of them.
+    pub(crate) fn table(&self) -> &FenceTable {
+        &self.table
+    }
+
     /// Persists a newer token with its ranks; an older or equal one changes nothing.
     ///
     /// # Errors

@@ -118,7 +118,7 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::WorkerKey;
+    use crate::rules::WorkerKey;
     use crate::transcript::{OutputStream, Writer};
     use muster_types::{ExitStatus, FencingToken, JobId};
 

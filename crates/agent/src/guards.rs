@@ -5,8 +5,8 @@
 
 use crate::clock::BootTime;
 use crate::lease::read_path;
-use crate::order::WorkerKey;
 use crate::processes;
+use crate::rules::WorkerKey;
 use crate::task::TaskDir;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -9,7 +9,7 @@
 //! so is not started.
 
 use crate::devices::{CharacterDevices, DeviceFiles};
-use crate::order::Placement;
+use crate::rules::Placement;
 use muster_types::DeviceSet;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -424,9 +424,9 @@ mod tests {
     use super::*;
 
     fn placement(tenant: &str) -> Placement {
-        let mut order = crate::order::tests::order();
+        let mut order = crate::wire::tests::order();
         order.tenant = tenant.to_owned();
-        crate::order::placement(order).unwrap()
+        crate::wire::placement(order).unwrap()
     }
 
     #[test]

@@ -30,11 +30,9 @@ mod launch;
 pub mod lease;
 pub mod limits;
 mod memory;
-mod node;
-mod notes;
+mod node_loop;
 pub mod notice;
 mod offload;
-pub mod order;
 mod prewarm_pool;
 pub mod probe;
 pub mod process;
@@ -53,10 +51,11 @@ pub mod task;
 pub mod transcript;
 mod tree;
 mod uploads;
+mod wire;
 
 pub use config::{AcceleratorConfig, AgentConfig, NodeConfig};
 pub use error::AgentError;
-pub use node::WHOLE_PLACEMENT;
+pub use rules::WHOLE_PLACEMENT;
 pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
 pub use shim::guard_main;
 pub use subcommand::shim_main;
@@ -148,7 +147,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     );
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-    let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let node =
+        node_loop::NodeLoop::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
     let taking_notes = {
         let tasks = state.tasks();
         let events = events.clone();

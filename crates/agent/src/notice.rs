@@ -6,8 +6,8 @@
 //! worker itself listens. When the lease runs out nobody may be there to tell: then the signal is all.
 
 use crate::executor::StopRequest;
-use crate::order::{HttpNotice, WorkerKey};
 use crate::processes;
+use crate::rules::{HttpNotice, WorkerKey};
 use crate::task::TaskDir;
 use muster_types::StopReason;
 use std::collections::BTreeSet;

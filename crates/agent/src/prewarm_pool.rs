@@ -11,7 +11,7 @@
 use crate::isolation::Namespaces;
 use crate::limits;
 use crate::offload::blocking;
-use crate::order::WorkerKey;
+use crate::rules::WorkerKey;
 use crate::shim;
 use crate::task::{Blank, TaskDir};
 use std::collections::BTreeMap;

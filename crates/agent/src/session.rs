@@ -11,10 +11,10 @@ use crate::clock::BootTime;
 use crate::health::{FromLeader, Line};
 use crate::lease::{Lease, Renewal};
 use crate::limits;
-use crate::node::{Event, SessionHandle, order_of};
-use crate::order::grace;
-use crate::rules::Beats;
+use crate::node_loop::{Event, SessionHandle};
+use crate::rules::{Beats, WorkerState};
 use crate::state_dir::{StateDir, StateDirError};
+use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};
 use muster_wire::v1::node_service_client::NodeServiceClient;
@@ -189,11 +189,11 @@ impl Sessions {
         }
     }
 
-    fn register(&self, workers: Vec<v1::WorkerState>) -> v1::Register {
+    fn register(&self, workers: Vec<WorkerState>) -> v1::Register {
         v1::Register {
             node: Some(convert::node_spec_to_proto(&self.spec)),
             holder_id: convert::holder_id_to_text(self.state.holder()),
-            workers,
+            workers: workers.into_iter().map(state_message).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             takes: convert::features_to_proto(Features::all()),
         }

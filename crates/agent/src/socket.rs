@@ -17,10 +17,10 @@
 //! and all together; one on which nothing is said ends.
 
 use crate::limits;
-use crate::order::WorkerKey;
+use crate::rules::{WorkerEvent, WorkerKey};
 use crate::speaker::{Connections, Speaker};
 use muster_types::{FencingToken, JobId};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::io;
 use std::path::{Path, PathBuf};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -28,20 +28,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-/// What a worker says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Note {
-    /// Its work is saved, after this step; 0 when it does not say.
-    CheckpointCommitted { step: u64 },
-    /// It has done a step.
-    Step { number: u64, duration_ms: u64 },
-}
-
-/// A note on its way to the loop, with where its answer goes.
+/// An event of a worker on its way to the loop, with where its answer goes.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct WorkerReport {
     pub(crate) key: WorkerKey,
-    pub(crate) note: Note,
+    pub(crate) event: WorkerEvent,
     pub(crate) answer: oneshot::Sender<Result<(), String>>,
 }
 
@@ -70,14 +61,14 @@ struct Step {
     duration_ms: u64,
 }
 
-pub(crate) fn parse(line: &[u8]) -> Result<(WorkerKey, Note), String> {
+pub(crate) fn parse(line: &[u8]) -> Result<(WorkerKey, WorkerEvent), String> {
     let request: Request = serde_json::from_slice(line).map_err(|e| format!("not a request: {e}"))?;
     let job: JobId = request.job_id.parse().map_err(|_| "job_id must be the id of a job".to_owned())?;
     let token: FencingToken =
         request.fencing_token.parse().map_err(|_| "fencing_token must be a token".to_owned())?;
     let note = match (request.checkpoint_committed, request.step) {
-        (Some(checkpoint), None) => Note::CheckpointCommitted { step: checkpoint.step },
-        (None, Some(step)) => Note::Step { number: step.number, duration_ms: step.duration_ms },
+        (Some(checkpoint), None) => WorkerEvent::CheckpointCommitted { step: checkpoint.step },
+        (None, Some(step)) => WorkerEvent::Step { number: step.number, duration_ms: step.duration_ms },
         _ => return Err("say one thing: checkpoint_committed or step".to_owned()),
     };
     Ok((WorkerKey { job, token, rank: request.rank }, note))
@@ -99,7 +90,7 @@ pub(crate) fn open(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Serves for ever; what is said goes to `events`. `tasks` is the folder of workers' folders.
-pub(crate) async fn serve<E: From<Said> + Send + 'static>(
+pub(crate) async fn serve<E: From<WorkerReport> + Send + 'static>(
     listener: UnixListener,
     events: mpsc::Sender<E>,
     tasks: PathBuf,
@@ -136,7 +127,7 @@ pub(crate) async fn serve<E: From<Said> + Send + 'static>(
     }
 }
 
-async fn serve_one<E: From<Said> + Send + 'static>(
+async fn serve_one<E: From<WorkerReport> + Send + 'static>(
     stream: UnixStream,
     events: mpsc::Sender<E>,
     speaker: &Speaker,
@@ -170,13 +161,13 @@ async fn serve_one<E: From<Said> + Send + 'static>(
     }
 }
 
-async fn answer<E: From<Said>>(
+async fn answer<E: From<WorkerReport>>(
     line: &[u8],
     events: &mpsc::Sender<E>,
     speaker: &Speaker,
     tasks: &Path,
 ) -> Result<(), String> {
-    let (key, note) = parse(line)?;
+    let (key, event) = parse(line)?;
     if !speaker.speaks_for(key, tasks) {
         return Err(format!(
             "this process is not one of worker {key}, which does not run on this node or is another"
@@ -184,7 +175,7 @@ async fn answer<E: From<Said>>(
     }
     let gone = || "the agent is shutting down".to_owned();
     let (answer, answered) = oneshot::channel();
-    events.send(E::from(Said { key, note, answer })).await.map_err(|_| gone())?;
+    events.send(E::from(WorkerReport { key, event, answer })).await.map_err(|_| gone())?;
     answered.await.map_err(|_| gone())?
 }
 
@@ -197,9 +188,9 @@ mod tests {
         let who = r#""job_id":"job-1","fencing_token":"1.7","rank":2"#;
         let (key, note) = parse(format!("{{{who},\"step\":{{\"number\":9}}}}\n").as_bytes()).unwrap();
         assert_eq!(key.to_string(), "job-1@1.7/2");
-        assert_eq!(note, Note::Step { number: 9, duration_ms: 0 });
+        assert_eq!(note, WorkerEvent::Step { number: 9, duration_ms: 0 });
         let (_, note) = parse(format!("{{{who},\"checkpoint_committed\":{{}}}}").as_bytes()).unwrap();
-        assert_eq!(note, Note::CheckpointCommitted { step: 0 });
+        assert_eq!(note, WorkerEvent::CheckpointCommitted { step: 0 });
         for (bad, said) in [
             (String::new(), "not a request"),
             ("{}".to_owned(), "missing field"),
@@ -221,7 +212,7 @@ mod tests {
     /// One connection, answered by a loop that takes everything.
     async fn talk(bytes: Vec<u8>) -> String {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (events, mut incoming) = mpsc::channel::<Said>(4);
+        let (events, mut incoming) = mpsc::channel::<WorkerReport>(4);
         tokio::spawn(async move {
             while let Some(said) = incoming.recv().await {
                 let _ = said.answer.send(Ok(()));

@@ -4,8 +4,8 @@
 //! worker's namespaces, or to the shim. So a process speaks for the worker whose shim is above it, and for no other; one
 //! of the host that is below no shim speaks for any if its user is the agent's: that is its operator.
 
-use crate::order::WorkerKey;
 use crate::processes;
+use crate::rules::WorkerKey;
 use crate::task::TaskDir;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -28,7 +28,7 @@
 
 use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
 use crate::isolation::Isolation;
-use crate::order::{HttpNotice, WorkerKey};
+use crate::rules::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub struct TaskSpec {
     /// Local device numbers.
     pub devices: DeviceSet,
     /// How much of each, in thousandths; launches of earlier versions have all of it.
-    #[serde(default = "crate::order::whole_device")]
+    #[serde(default = "crate::rules::whole_device")]
     pub device_milli: u16,
     /// The lease file to watch.
     pub lease_path: PathBuf,

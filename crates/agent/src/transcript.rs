@@ -13,6 +13,7 @@
 //! frames, in memory bounded by a few of them, and never mistakes bytes that are missing for the end.
 
 use crate::limits::LOG_CHUNK_BYTES;
+pub use crate::rules::OutputStream;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -27,26 +28,6 @@ const FRAME_BYTES_MAX: usize = LOG_CHUNK_BYTES;
 const WINDOW_BYTES: usize = 2 * (FRAME_BYTES_MAX + FRAME_HEAD_BYTES);
 /// The data of a frame that stands for lost output: how many bytes.
 const LOSS_BYTES: usize = 8;
-
-/// Which of a worker's streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputStream {
-    /// Standard output.
-    Stdout,
-    /// Standard error.
-    Stderr,
-}
-
-impl OutputStream {
-    /// As the protocol has it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            OutputStream::Stdout => "stdout",
-            OutputStream::Stderr => "stderr",
-        }
-    }
-}
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 //! last one given counts.
 
 use super::{Form, Here, comma, endpoint, master, rank_name};
-use crate::order::{Launch, Placement, RankPlace};
+use crate::rules::{Launch, Placement, RankPlace};
 use std::path::Path;
 
 /// The program and its arguments, as they are executed.

@@ -17,7 +17,7 @@
 //!   processes as libtpu takes them. The metadata server is not asked: the slice is ours to describe.
 
 use super::{Here, Host, Layout, Local, Pairs, comma, endpoint, master, pairs};
-use crate::order::{Launch, Placement, RankPlace};
+use crate::rules::{Launch, Placement, RankPlace};
 use muster_types::tpu::{Generation, host_extent};
 use std::fmt::Write as _;
 

@@ -7,7 +7,7 @@
 //! neither takes a host twice nor dials one.
 
 use super::Layout;
-use crate::order::{Placement, RankPlace};
+use crate::rules::{Placement, RankPlace};
 use std::fmt::Write as _;
 
 impl RankPlace {

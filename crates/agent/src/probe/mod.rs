@@ -13,7 +13,8 @@ mod link;
 mod load;
 mod ring;
 
-pub(crate) use host::{Prober, plan_of};
+pub use crate::rules::{Limits, Plan};
+pub(crate) use host::Prober;
 
 use crate::limits;
 use muster_types::probe::{Link, LinkOutcome, Ring};
@@ -35,32 +36,6 @@ const HELLO_BYTES: usize = 8 + 16 + 4 + 1;
 const HELLO_MAX: Duration = Duration::from_secs(1);
 /// Between two attempts to connect to a host that does not listen yet.
 const CONNECT_AGAIN: Duration = Duration::from_millis(20);
-
-/// How much is sent, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes in one direction of one pair.
-    pub pair_bytes: u64,
-    /// Time of one direction of one pair.
-    pub pair: Duration,
-    /// Bytes that are reduced in the ring.
-    pub ring_bytes: u64,
-    /// Everything together.
-    pub budget: Duration,
-}
-
-/// One probe, as a host that takes part is told.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// What connections have to show.
-    pub key: u128,
-    /// This host's place in `peers`.
-    pub own: u32,
-    /// Where everybody listens.
-    pub peers: Vec<(String, u16)>,
-    /// How much of it.
-    pub limits: Limits,
-}
 
 /// What one host measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::record::Stage;
 use crate::clock::BootTime;
 use crate::executor::StopRequest;
 use crate::lease::Lease;
-use crate::order::WorkerKey;
+use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
 use muster_transport::Secret;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 //! an exit code is the runner's, and a cancellation is ours only when we asked.
 
 use super::parse::SlurmJob;
-use crate::order::detail;
+use crate::rules::detail;
 use muster_types::ExitStatus;
 
 /// Exit codes of a runner that launched nothing, from `sysexits.h`.

@@ -12,9 +12,9 @@ use crate::executor::{
 };
 use crate::lease::Lease;
 use crate::limits;
-use crate::node::Event;
+use crate::node_loop::Event;
 use crate::offload::blocking;
-use crate::order::{DEVICE_MILLI, Placement, WorkerKey, detail};
+use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
 use crate::state_dir::StateDir;
 use crate::task::{self, TaskDir};
 use muster_transport::Secret;

@@ -6,9 +6,9 @@
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
 
-use crate::order::Placement;
+use crate::rules::Placement;
+use crate::rules::WorkerEvent;
 use crate::settings::LogLimits;
-use crate::socket::Note;
 use crate::transcript::OutputStream;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, StopReason};
@@ -46,7 +46,7 @@ pub(super) enum ToAgent {
     Ended { number: u64, rank: u32, status: ExitStatus },
     /// What a worker says of itself. Answered by its id, and told again on the next connection until it is; 0 for
     /// what nobody waits for.
-    Note { id: u64, rank: u32, note: Note },
+    Note { id: u64, rank: u32, note: WorkerEvent },
     /// All is told; it exits.
     Done,
 }

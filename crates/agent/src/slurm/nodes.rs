@@ -14,7 +14,7 @@ use crate::executor::Executor as _;
 use crate::lease::Lease;
 use crate::session::{Sessions, Speaking};
 use crate::state_dir::StateDir;
-use crate::{fencing, limits, node};
+use crate::{fencing, limits, node_loop};
 use muster_client::Endpoints;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -257,8 +257,13 @@ impl Nodes {
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         executor.tell_notes_to(events.clone());
-        let node =
-            node::Node::new(Arc::new(executor.clone()), fences, Arc::clone(&lease), spec.clone(), adopted);
+        let node = node_loop::NodeLoop::new(
+            Arc::new(executor.clone()),
+            fences,
+            Arc::clone(&lease),
+            spec.clone(),
+            adopted,
+        );
         // Nobody here watches another host's health.
         let speaking = Speaking { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();

@@ -4,7 +4,7 @@
 
 use super::link::Piece;
 use super::record::Folders;
-use crate::order::WorkerKey;
+use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
 use crate::transcript::Writer;
 use std::collections::BTreeMap;

@@ -8,7 +8,7 @@
 //! `granted` before the runner hears it.
 
 use crate::durable::{self, DurableError, read_record, write_record};
-use crate::order::{Placement, WorkerKey};
+use crate::rules::{Placement, WorkerKey};
 use crate::task::TaskDir;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, FencingToken, JobId};

@@ -14,10 +14,11 @@ use crate::clock::BootTime;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::lease::Lease;
 use crate::limits;
-use crate::order::{Placement, WorkerKey, detail};
 use crate::process::{ProcessExecutor, ProcessSettings};
+use crate::rules::WorkerEvent;
+use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
-use crate::socket::{self, Note, Said};
+use crate::socket::{self, WorkerReport};
 use crate::transcript::OutputStream;
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
@@ -215,7 +216,7 @@ struct Running {
     renewal: u64,
     told: mpsc::Receiver<ExecutorEvent>,
     /// What workers say of themselves; none where nobody takes it.
-    said: Option<mpsc::Receiver<Said>>,
+    said: Option<mpsc::Receiver<WorkerReport>>,
     /// Notes that the agent has not answered, and the last id of one.
     notes: BTreeMap<u64, Unanswered>,
     note: u64,
@@ -401,7 +402,7 @@ impl Running {
                     link.writer.write(frame).await
                 }
                 said = next_said(&mut self.said), if self.notes.len() < limits::NOTES_WAITING_MAX => {
-                    let frame = self.on_said(said);
+                    let frame = self.on_report(said);
                     link.writer.write(frame).await
                 }
                 () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
@@ -432,11 +433,11 @@ impl Running {
     }
 
     /// A note as a frame, kept until it is answered where somebody waits for that.
-    fn on_said(&mut self, said: Said) -> Vec<u8> {
-        let Said { key, note, answer } = said;
-        let waits = matches!(note, Note::CheckpointCommitted { .. });
+    fn on_report(&mut self, report: WorkerReport) -> Vec<u8> {
+        let WorkerReport { key, event, answer } = report;
+        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. });
         let id = if waits { self.note + 1 } else { 0 };
-        let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note });
+        let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note: event });
         if waits {
             self.note = id;
             self.notes.insert(id, Unanswered { frame: frame.clone(), answer });
@@ -559,7 +560,10 @@ impl Running {
 }
 
 /// A socket for the notes of these workers, and what they say there; none where it cannot be made.
-fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<mpsc::Receiver<Said>>) {
+fn take_notes(
+    folder: &Path,
+    placement: &Placement,
+) -> (Option<PathBuf>, Option<mpsc::Receiver<WorkerReport>>) {
     let path = folder.join("notes");
     let listener = match socket::open(&path) {
         Ok(listener) => listener,
@@ -571,29 +575,33 @@ fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<
     let (events, heard) = mpsc::channel(WINDOW);
     let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
     let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<Said>(listener, events, folder.join("tasks")));
+    tokio::spawn(socket::serve::<WorkerReport>(listener, events, folder.join("tasks")));
     tokio::spawn(sort_notes(keys, heard, tell));
     (Some(path), Some(said))
 }
 
 /// Answers what nobody needs to wait for at once, so that no worker stands still while the agent is away.
-async fn sort_notes(keys: BTreeSet<WorkerKey>, mut heard: mpsc::Receiver<Said>, tell: mpsc::Sender<Said>) {
-    while let Some(Said { key, note, answer }) = heard.recv().await {
+async fn sort_notes(
+    keys: BTreeSet<WorkerKey>,
+    mut heard: mpsc::Receiver<WorkerReport>,
+    tell: mpsc::Sender<WorkerReport>,
+) {
+    while let Some(WorkerReport { key, event, answer }) = heard.recv().await {
         if !keys.contains(&key) {
             let _ = answer.send(Err(format!("{key} does not run in this allocation")));
             continue;
         }
-        match note {
-            Note::Step { .. } => {
+        match event {
+            WorkerEvent::Step { .. } => {
                 let _ = answer.send(Ok(()));
                 // The next one will do where checkpoints wait already.
                 if tell.capacity() > tell.max_capacity() / 2 {
                     let (nobody, _) = oneshot::channel();
-                    let _ = tell.try_send(Said { key, note, answer: nobody });
+                    let _ = tell.try_send(WorkerReport { key, event, answer: nobody });
                 }
             }
-            Note::CheckpointCommitted { .. } => {
-                if let Err(full) = tell.try_send(Said { key, note, answer }) {
+            WorkerEvent::CheckpointCommitted { .. } => {
+                if let Err(full) = tell.try_send(WorkerReport { key, event, answer }) {
                     let why = "too many checkpoints wait for the cluster's answer".to_owned();
                     let _ = full.into_inner().answer.send(Err(why));
                 }
@@ -603,7 +611,7 @@ async fn sort_notes(keys: BTreeSet<WorkerKey>, mut heard: mpsc::Receiver<Said>, 
 }
 
 /// The next word of a worker; never, where nobody takes them.
-async fn next_said(said: &mut Option<mpsc::Receiver<Said>>) -> Said {
+async fn next_said(said: &mut Option<mpsc::Receiver<WorkerReport>>) -> WorkerReport {
     if let Some(heard) = said {
         if let Some(next) = heard.recv().await {
             return next;
@@ -693,7 +701,7 @@ fn exit_code(ends: &BTreeMap<u32, ExitStatus>) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{placement, tests::order};
+    use crate::wire::{placement, tests::order};
 
     #[test]
     fn what_slurm_gave_takes_the_place_of_what_was_meant() {

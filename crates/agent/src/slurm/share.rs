@@ -19,10 +19,11 @@ use super::parse::SlurmJob;
 use super::record::{Folders, Record, Stage};
 use crate::executor::{ExecutorEvent, StopRequest};
 use crate::limits;
-use crate::node::Event;
+use crate::node_loop::Event;
 use crate::offload::blocking;
-use crate::order::{WorkerKey, detail};
-use crate::socket::{Note, Said};
+use crate::rules::WorkerEvent;
+use crate::rules::{WorkerKey, detail};
+use crate::socket::WorkerReport;
 use muster_types::ExitStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -719,14 +720,14 @@ impl Work {
 
 impl Work {
     /// What a worker says goes to the node's loop, as if it had been said on this host.
-    fn on_note(&mut self, id: u64, rank: u32, note: Note) {
+    fn on_note(&mut self, id: u64, rank: u32, note: WorkerEvent) {
         let is_ours = self.share.record.placement.ranks().any(|own| own == rank);
         let Some(notes) = self.share.notes.get().filter(|_| is_ours) else {
             let refused = Some(format!("rank {rank} is none of this node's, or its notes are not taken"));
             return self.tell(ToRunner::Noted { id, refused });
         };
         let (answer, answered) = oneshot::channel();
-        let said = Event::Said(Said { key: self.share.key(rank), note, answer });
+        let said = Event::Worker(WorkerReport { key: self.share.key(rank), event: note, answer });
         if id == 0 {
             // The next one will do where the queue is full.
             let _ = notes.try_send(said);

@@ -4,7 +4,7 @@
 use crate::slurm::OnSlurm;
 use crate::suite::{Behaviour, Bench, GRACE, Subject};
 use muster_agent::executor::Executor;
-use muster_agent::order::Placement;
+use muster_agent::rules::Placement;
 use muster_types::{DeviceSet, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;

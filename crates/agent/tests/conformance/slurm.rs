@@ -4,7 +4,7 @@ use crate::lab::{Lab, Shape, start_or_skip};
 use crate::process::{Keeper, launches, shell};
 use crate::suite::{Behaviour, Subject, conforms};
 use muster_agent::executor::ExecutorEvent;
-use muster_agent::order::WorkerKey;
+use muster_agent::rules::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
 use muster_agent::state_dir::{StateDir, StateDirError};
 use muster_agent::{AgentError, LogLimits};

@@ -1,216 +1,32 @@
-//! Orders as values: what came from the network, checked field by field before anything looks at it.
+//! The protocol's messages as values and back: the only place where the node's loop meets them.
 //!
 //! **Invariant:** nothing here trusts a length, a number or a name; an order that breaks a rule
 //! becomes an [`OrderError`] that names the field.
 
+use crate::limits;
+use crate::rules::node::{Message, Order};
+use crate::rules::{
+    Checkpoint, DEVICE_MILLI, DeviceLoad, HttpNotice, Launch, Limits, OutputRequest, OutputStream, Placement,
+    Plan, RankPlace, SequencedEvent, Slices, StopRequest, WHOLE_PLACEMENT, WorkerEvent, WorkerKey,
+    WorkerState, detail,
+};
+use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::tpu::SliceShape;
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, Violation, limits as bounds};
+use muster_types::{FencingToken, JobId, LaunchForm, StopReason, Violation, limits as bounds};
 use muster_wire::{convert, v1};
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::limits;
-
-/// One worker of one placement: the unit that is launched, stopped and reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct WorkerKey {
-    /// Its job.
-    pub job: JobId,
-    /// The placement.
-    pub token: FencingToken,
-    /// Its rank in the gang.
-    pub rank: u32,
-}
-
-impl fmt::Display for WorkerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}/{}", self.job, self.token, self.rank)
-    }
-}
-
-/// Where one rank of the gang is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankPlace {
-    /// Unique in the Muster cluster.
-    pub node_name: String,
-    /// Without a port.
-    pub address: String,
-    /// Devices of the rank's worker.
-    pub devices: u16,
-}
-
-/// Consecutive ranks that form TPU slices of one shape, one worker to a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slices {
-    /// Of the first slice.
-    pub first_rank: u32,
-    /// Hosts of one slice, from 1.
-    pub hosts: u32,
-    /// Slices, from 1.
-    pub count: u32,
-    /// Chips of one slice along each axis.
-    pub shape: SliceShape,
-}
-
-impl Slices {
-    /// The ranks of all slices.
-    #[must_use]
-    pub fn ranks(&self) -> std::ops::Range<u32> {
-        self.first_rank..self.first_rank + self.hosts * self.count
-    }
-}
-
-/// One worker to launch here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Launch {
-    /// Its rank in the gang.
-    pub rank: u32,
-    /// The task group it belongs to.
-    pub group: String,
-    /// Program and arguments.
-    pub command: Vec<String>,
-    /// The user's variables.
-    pub environment: BTreeMap<String, String>,
-    /// Local device numbers.
-    pub devices: DeviceSet,
-    /// Empty when it asked for none.
-    pub accelerator_type: String,
-    /// Milli-CPUs it was promised.
-    pub cpu_milli: u64,
-    /// Bytes of memory it was promised.
-    pub memory_bytes: u64,
-    /// What it holds of each of its devices, in thousandths: all of it, or a share of its one device.
-    #[serde(default = "whole_device")]
-    pub device_milli: u16,
-}
-
-/// A device that nobody else uses, in thousandths.
-pub const DEVICE_MILLI: u16 = 1_000;
-
-pub(crate) fn whole_device() -> u16 {
-    DEVICE_MILLI
-}
-
-/// What workers hold of the devices of a host, in thousandths of each.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceLoad([u32; bounds::HOST_DEVICES_MAX as usize]);
-
-impl DeviceLoad {
-    /// Nothing.
-    pub const NONE: DeviceLoad = DeviceLoad([0; bounds::HOST_DEVICES_MAX as usize]);
-
-    /// Adds a worker that holds so much of each of these.
-    pub fn add(&mut self, devices: DeviceSet, milli: u16) {
-        for device in devices.iter() {
-            // A set has no other devices.
-            if let Some(load) = self.0.get_mut(usize::from(device)) {
-                *load = load.saturating_add(milli.into());
-            }
-        }
-    }
-
-    /// The first device that both together hold more than once.
-    #[must_use]
-    pub fn overfull(&self, beside: &DeviceLoad) -> Option<u16> {
-        let sums = self.0.iter().zip(beside.0).zip(0u16..);
-        let mut over = sums.filter(|((own, other), _)| **own > 0 && **own + *other > DEVICE_MILLI.into());
-        over.next().map(|(_, device)| device)
-    }
-}
-
-/// A start order, checked: this node's share of one placement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
-    /// The job.
-    pub job: JobId,
-    /// What the placement holds its devices with.
-    pub token: FencingToken,
-    /// The job's name, for people.
-    pub job_name: String,
-    /// Whose it is.
-    pub tenant: String,
-    /// Placements of the job so far, this one included.
-    pub attempt: u32,
-    /// The whole gang, by rank.
-    pub rank_map: Vec<RankPlace>,
-    /// Those of this node, by rank.
-    pub workers: Vec<Launch>,
-    /// On rank 0's address.
-    pub rendezvous_port: u16,
-    /// SIGTERM to SIGKILL when a stop does not say otherwise.
-    pub stop_grace: Duration,
-    /// Empty when the job has none.
-    pub checkpoint_directory: String,
-    /// Empty for the worker's own folder.
-    pub working_directory: String,
-    /// Index and size, for a job of an array.
-    pub array: Option<(u32, u32)>,
-    /// Where the gang runs.
-    pub region: String,
-    /// The fleet cluster in that region.
-    pub cluster: String,
-    /// Whether the gang's network is checked before its workers start.
-    pub preflight: bool,
-    /// What the command is brought together with its framework by.
-    pub form: LaunchForm,
-    /// Fewest ranks that the gang can go on with; 0 for all.
-    pub world_size_min: u32,
-    /// The TPU slices of the gang.
-    pub slices: Vec<Slices>,
-    /// How its workers are told to stop, besides SIGTERM and a file.
-    pub notice: Option<HttpNotice>,
-    /// How it saves its work, and what is saved.
-    pub checkpoint: Checkpoint,
-    /// What its workers know each other by; empty from older replicas.
-    #[serde(default)]
-    pub gang_secret: String,
-}
-
-/// A call that tells a worker to stop.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct HttpNotice {
-    /// On the loopback address. Of the first worker of the gang on a node; the next one has the next port.
-    pub port: u16,
-    /// Begins with `/`.
-    pub path: String,
-}
-
-/// What a worker that starts is told of checkpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// The data set of policy that they are in; empty for a directory that every place can read.
-    pub place: String,
-    /// How long the job means to work from one to the next; 0 where it does not say.
-    pub interval_ms: u64,
-    /// When an attempt of the job last saved its work, milliseconds since the Unix epoch; 0 when none has.
-    pub saved_at_ms: u64,
-    /// Which attempt that was.
-    pub saved_attempt: u32,
-}
-
-impl Placement {
-    /// The key of one of its workers.
-    #[must_use]
-    pub fn key(&self, rank: u32) -> WorkerKey {
-        WorkerKey { job: self.job, token: self.token, rank }
-    }
-
-    /// Ranks launched here.
-    pub fn ranks(&self) -> impl Iterator<Item = u32> {
-        self.workers.iter().map(|w| w.rank)
-    }
-}
+const _: () = assert!(WHOLE_PLACEMENT == convert::WHOLE_PLACEMENT, "both stand for the same report");
 
 /// A field of an order that breaks its rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("order refused: {field} {rule}")]
-pub struct OrderError {
+pub(crate) struct OrderError {
     /// The field, as in the protocol.
-    pub field: &'static str,
+    pub(crate) field: &'static str,
     /// What it breaks.
-    pub rule: String,
+    pub(crate) rule: String,
 }
 
 fn violated(field: &'static str, violation: &Violation) -> OrderError {
@@ -225,7 +41,7 @@ fn broken(field: &'static str, rule: impl Into<String>) -> OrderError {
 ///
 /// # Errors
 /// When it is absent or from no cluster's life.
-pub fn token(message: Option<v1::FencingToken>) -> Result<FencingToken, OrderError> {
+fn token(message: Option<v1::FencingToken>) -> Result<FencingToken, OrderError> {
     let token =
         convert::fencing_token_from_proto("token", message.as_ref()).map_err(|v| violated("token", &v))?;
     if token.generation == 0 || token.log_index.0 == 0 {
@@ -238,13 +54,13 @@ pub fn token(message: Option<v1::FencingToken>) -> Result<FencingToken, OrderErr
 ///
 /// # Errors
 /// When it is not an id.
-pub fn job(text: &str) -> Result<JobId, OrderError> {
+fn job(text: &str) -> Result<JobId, OrderError> {
     convert::job_id("job_id", text).map_err(|v| violated("job_id", &v))
 }
 
 /// Milliseconds of grace, held to the longest that a job may ask for.
 #[must_use]
-pub fn grace(ms: u64) -> Duration {
+pub(crate) fn grace(ms: u64) -> Duration {
     Duration::from_millis(ms.min(bounds::STOP_GRACE_MS_MAX))
 }
 
@@ -252,7 +68,7 @@ pub fn grace(ms: u64) -> Duration {
 ///
 /// # Errors
 /// The first rule that is broken.
-pub fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
+pub(crate) fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
     let job = job(&order.job_id)?;
     let token = token(order.token)?;
     let world = order.rank_map.len();
@@ -423,28 +239,156 @@ fn short(field: &'static str, text: &str, bytes_max: usize) -> Result<(), OrderE
 
 /// A worker's state as the protocol has it.
 #[must_use]
-pub fn state_message(key: WorkerKey, exit: Option<&ExitStatus>) -> v1::WorkerState {
+pub(crate) fn state_message(state: WorkerState) -> v1::WorkerState {
+    let WorkerState { key, exit } = state;
     v1::WorkerState {
         job_id: key.job.to_string(),
         token: Some(convert::fencing_token_to_proto(key.token)),
         rank: key.rank,
-        exit: exit.map(convert::exit_status_to_proto),
+        exit: exit.as_ref().map(convert::exit_status_to_proto),
     }
 }
 
-/// Cut to what an error text may have, at a character's edge.
-#[must_use]
-pub fn detail(text: &str) -> String {
-    let mut end = text.len().min(bounds::DETAIL_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
+/// A message of the node as the protocol has it.
+pub(crate) fn request(message: Message) -> v1::SessionRequest {
+    use v1::session_request::Message as Request;
+    let message = match message {
+        Message::ConfirmStart { job, token } => {
+            let token = Some(convert::fencing_token_to_proto(token));
+            Request::ConfirmStart(v1::ConfirmStart { job_id: job.to_string(), token })
+        }
+        Message::Report { sequence, workers } => Request::Report(v1::Report {
+            sequence,
+            workers: workers.into_iter().map(state_message).collect(),
+        }),
+        Message::WorkerEvent(event) => Request::Note(event_message(event)),
+        Message::PreflightWaiting { job, token } => {
+            let token = Some(convert::fencing_token_to_proto(token));
+            let waiting = v1::PreflightWaiting { job_id: job.to_string(), token };
+            let step = Some(v1::preflight_report::Step::Waiting(waiting));
+            Request::PreflightReport(v1::PreflightReport { step })
+        }
+        Message::ForeignLoad(load) => Request::ForeignLoad(convert::foreign_load_to_proto(load)),
+    };
+    v1::SessionRequest { message: Some(message) }
+}
+
+fn event_message(event: SequencedEvent) -> v1::WorkerNote {
+    use v1::worker_note::Note;
+    let SequencedEvent { key, sequence, event } = event;
+    let note = match event {
+        WorkerEvent::CheckpointCommitted { step } => Note::CheckpointCommitted(v1::CheckpointNote { step }),
+        WorkerEvent::Step { number, duration_ms } => Note::Step(v1::StepNote { number, duration_ms }),
+    };
+    v1::WorkerNote {
+        job_id: key.job.to_string(),
+        token: Some(convert::fencing_token_to_proto(key.token)),
+        rank: key.rank,
+        sequence,
+        note: Some(note),
     }
-    text[..end].to_owned()
+}
+
+/// An order from the wire; none for what the session itself handles.
+pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<Order>, OrderError> {
+    use v1::session_response::Message;
+    Ok(Some(match message {
+        Message::Start(start) => {
+            let (of, with) = (job(&start.job_id)?, token(start.token)?);
+            let ranks = start.workers.iter().map(|w| w.rank).take(REPORT_RANKS_MAX).collect();
+            match placement(start) {
+                Ok(placement) => Order::Start(Box::new(placement)),
+                Err(error) => Order::Malformed { job: of, token: with, ranks, reason: error.to_string() },
+            }
+        }
+        Message::Stop(stop) => Order::Stop {
+            job: job(&stop.job_id)?,
+            token: token(stop.token)?,
+            request: StopRequest { grace: grace(stop.grace_ms), reason: StopReason::of_name(&stop.reason) },
+        },
+        Message::StartConfirmed(confirmed) => Order::StartConfirmed {
+            job: job(&confirmed.job_id)?,
+            token: token(confirmed.token)?,
+            current: confirmed.current,
+        },
+        Message::ReportAck(ack) => Order::ReportAck(ack.sequence),
+        Message::NoteAck(ack) => {
+            Order::EventAck(ack.sequence, (!ack.refused.is_empty()).then(|| detail(&ack.refused)))
+        }
+        Message::ReadLogs(read) => Order::ReadLogs { read_id: read.read_id, request: output_request(read)? },
+        Message::PreflightOrder(order) => return preflight_order(order),
+        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
+            return Ok(None);
+        }
+    }))
+}
+
+fn preflight_order(order: v1::PreflightOrder) -> Result<Option<Order>, OrderError> {
+    use v1::preflight_order::Step;
+    Ok(Some(match order.step {
+        Some(Step::Listen(listen)) => Order::ProbeListen(listen.probe_id),
+        Some(Step::Run(run)) => {
+            let (probe, broken) = (run.probe_id, |rule| OrderError { field: "preflight_order.run", rule });
+            Order::ProbeRun(probe, probe_plan(run).map_err(broken)?)
+        }
+        Some(Step::Verdict(verdict)) => Order::Verdict {
+            job: job(&verdict.job_id)?,
+            token: token(verdict.token)?,
+            fault: (!verdict.fault.is_empty()).then_some(verdict.fault),
+        },
+        // A step that this version does not know.
+        None => return Ok(None),
+    }))
+}
+
+fn output_request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
+    let streams = match read.stream.as_str() {
+        "" | "both" => vec![OutputStream::Stdout, OutputStream::Stderr],
+        "stdout" => vec![OutputStream::Stdout],
+        "stderr" => vec![OutputStream::Stderr],
+        _ => {
+            let rule = "must be stdout, stderr or empty".to_owned();
+            return Err(OrderError { field: "stream", rule });
+        }
+    };
+    let key = WorkerKey { job: job(&read.job_id)?, token: token(read.token)?, rank: read.rank };
+    let v1::ReadLogsOrder { follow, tail_bytes, from_position, .. } = read;
+    Ok(OutputRequest { key, streams, follow, tail_bytes, from_position })
+}
+
+/// A plan from the wire; the rule that it breaks.
+fn probe_plan(order: v1::ProbeRun) -> Result<Plan, String> {
+    let key: [u8; 16] = order.key.try_into().map_err(|_| "key must be 16 bytes".to_owned())?;
+    let count = order.peers.len();
+    if !(2..=crate::limits::PROBE_PEERS_MAX).contains(&count) || order.own as usize >= count {
+        return Err(format!(
+            "peers must be 2 to {}, and this node among them",
+            crate::limits::PROBE_PEERS_MAX
+        ));
+    }
+    let mut peers = Vec::with_capacity(count);
+    for peer in order.peers {
+        let port = u16::try_from(peer.port).ok().filter(|port| *port > 0);
+        let port = port.ok_or_else(|| "peers.port must be 1 to 65535".to_owned())?;
+        if peer.address.is_empty() || peer.address.len() > 253 {
+            return Err("peers.address must be an address or host name".to_owned());
+        }
+        peers.push((peer.address, port));
+    }
+    let limits = Limits {
+        pair_bytes: order.pair_bytes.clamp(1, crate::limits::PROBE_BYTES_MAX),
+        pair: Duration::from_millis(u64::from(order.pair_ms).clamp(1, 10_000)),
+        ring_bytes: order.ring_bytes.min(crate::limits::PROBE_BYTES_MAX),
+        budget: Duration::from_millis(u64::from(order.budget_ms).clamp(1, 60_000)),
+    };
+    Ok(Plan { key: u128::from_be_bytes(key), own: order.own, peers, limits })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use muster_types::DeviceSet;
+    use std::collections::BTreeMap;
 
     pub(crate) fn order() -> v1::StartOrder {
         v1::StartOrder {
@@ -542,10 +486,35 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.job_name = "x".repeat(5_000)), "job_name, tenant, region or cluster");
     }
 
+    fn probe_order() -> v1::ProbeRun {
+        let peer = v1::ProbePeer { address: "10.0.0.1".into(), port: 9 };
+        v1::ProbeRun {
+            probe_id: 1,
+            key: vec![1; 16],
+            own: 1,
+            peers: vec![peer.clone(), peer],
+            pair_bytes: u64::MAX,
+            pair_ms: 100,
+            ring_bytes: 1 << 20,
+            budget_ms: u32::MAX,
+        }
+    }
+
     #[test]
-    fn a_detail_is_cut_at_a_character() {
-        let text = "é".repeat(400);
-        assert_eq!(detail(&text).len(), 512);
-        assert_eq!(detail(&"aé".repeat(300)).len(), 511);
+    fn a_plan_is_checked_and_held_to_its_bounds() {
+        let plan = probe_plan(probe_order()).unwrap();
+        assert_eq!((plan.own, plan.peers.len()), (1, 2));
+        assert_eq!(plan.limits.pair_bytes, crate::limits::PROBE_BYTES_MAX);
+        assert_eq!(plan.limits.budget, Duration::from_secs(60));
+        let broken = |change: fn(&mut v1::ProbeRun)| {
+            let mut order = probe_order();
+            change(&mut order);
+            probe_plan(order).unwrap_err()
+        };
+        assert!(broken(|o| o.key.truncate(15)).starts_with("key"));
+        assert!(broken(|o| o.own = 2).starts_with("peers must be"));
+        assert!(broken(|o| o.peers.truncate(1)).starts_with("peers must be"));
+        assert!(broken(|o| o.peers[0].port = 65_536).starts_with("peers.port"));
+        assert!(broken(|o| o.peers[0].address.clear()).starts_with("peers.address"));
     }
 }
