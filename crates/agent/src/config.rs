@@ -4,8 +4,8 @@
 
 use crate::discovery;
 use crate::health::{HealthConfig, Inventory};
-use crate::isolation::WorkersConfig;
 use crate::limits;
+use crate::process::isolation::WorkersConfig;
 use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };

@@ -51,7 +51,8 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
     let gpus = root.join("proc/driver/nvidia/gpus");
     let mut models: Vec<Name> = Vec::new();
     for entry in std::fs::read_dir(&gpus).ok()?.flatten() {
-        let Ok(bytes) = crate::durable::read_bounded(&entry.path().join("information"), 64 << 10) else {
+        let Ok(bytes) = crate::disk::durable::read_bounded(&entry.path().join("information"), 64 << 10)
+        else {
             continue;
         };
         let text = String::from_utf8_lossy(&bytes);
@@ -150,7 +151,7 @@ fn tpu(root: &Path) -> Option<Accelerators> {
 /// The TPU generation of a device; none in it where it is of no known kind, and none at all where it is not Google's.
 fn chip(device: &Path) -> Option<Option<Name>> {
     let read = |name: &str| {
-        crate::durable::read_bounded(&device.join(name), 64)
+        crate::disk::durable::read_bounded(&device.join(name), 64)
             .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
             .unwrap_or_default()
     };

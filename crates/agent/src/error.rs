@@ -1,10 +1,10 @@
-//! Why an agent cannot start, and how errors are shown.
+//! Why an agent cannot start.
 
+use crate::disk::fencing::FencingError;
+use crate::disk::lease::LeaseError;
+use crate::disk::state_dir::StateDirError;
 use crate::executor::ExecutorError;
-use crate::fencing::FencingError;
-use crate::lease::LeaseError;
 use crate::settings::ConfigError;
-use crate::state_dir::StateDirError;
 use muster_transport::TlsError;
 
 /// Why an agent could not start. Once it runs, nothing ends it but its shutdown.
@@ -37,15 +37,4 @@ pub enum AgentError {
     /// The workers of an earlier agent cannot be listed.
     #[error("take over running workers")]
     Adopt(#[source] ExecutorError),
-}
-
-/// An error and what is behind it, as one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
 }

@@ -7,57 +7,38 @@
 //! **Invariant:** an order is never trusted without a token: it must be newer than everything seen of
 //! its job, and confirmed by the leader on the current session.
 
-pub mod cgroup;
+mod chain;
 pub mod clock;
 pub mod config;
 pub mod contract;
 #[doc(hidden)]
 pub mod decoders;
-pub mod devices;
 pub mod discovery;
-mod disposal;
-pub mod durable;
-mod ended_workers;
+mod disk;
 mod error;
 pub mod executor;
-mod fence_log;
-pub mod fencing;
-mod follow;
-mod guards;
 pub mod health;
-pub mod isolation;
 mod launch;
-pub mod lease;
 pub mod limits;
-mod memory;
 mod node_loop;
-pub mod notice;
 mod offload;
-mod prewarm_pool;
 pub mod probe;
 pub mod process;
-pub mod processes;
 pub mod rules;
-mod secrets;
 mod session;
 mod settings;
-mod shim;
 pub mod slurm;
-mod socket;
-mod speaker;
-pub mod state_dir;
 mod subcommand;
-pub mod task;
-pub mod transcript;
-mod tree;
 mod uploads;
 mod wire;
 
 pub use config::{AcceleratorConfig, AgentConfig, NodeConfig};
+pub use disk::{durable, fencing, lease, state_dir};
 pub use error::AgentError;
+pub use process::shim::guard_main;
+pub use process::{isolation, task, transcript};
 pub use rules::WHOLE_PLACEMENT;
 pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
-pub use shim::guard_main;
 pub use subcommand::shim_main;
 
 use executor::Executor as _;
@@ -106,7 +87,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
-    let notes = match socket::open(&state.socket()) {
+    let notes = match process::socket::open(&state.socket()) {
         Ok(listener) => Some(listener),
         Err(error) => {
             tracing::warn!(path = %state.socket().display(), %error, "no notes are taken of workers");
@@ -154,7 +135,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         let events = events.clone();
         async move {
             match notes {
-                Some(listener) => socket::serve(listener, events, tasks).await,
+                Some(listener) => process::socket::serve(listener, events, tasks).await,
                 None => std::future::pending().await,
             }
         }
@@ -177,15 +158,15 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
 }
 
 /// What keeps workers from this host, tried out.
-async fn isolate(config: &AgentConfig, devices: u16) -> Result<isolation::Isolating, String> {
+async fn isolate(config: &AgentConfig, devices: u16) -> Result<process::isolation::Isolating, String> {
     let (workers, before) = (config.workers.clone(), config.shim_command.clone());
     let (root, groups) = (config.host_root.clone(), config.control_groups.clone());
     offload::blocking(move || {
-        let isolating = isolation::Isolating::find(&workers, |namespaces| {
-            shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
+        let isolating = process::isolation::Isolating::find(&workers, |namespaces| {
+            process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
-        let files = devices::DeviceFiles::find(&root, devices, &workers.devices);
-        Ok(isolating.with_devices(files, || cgroup::try_filter(&cgroup::parent(&groups)?)))
+        let files = process::devices::DeviceFiles::find(&root, devices, &workers.devices);
+        Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
 }
@@ -193,7 +174,7 @@ async fn isolate(config: &AgentConfig, devices: u16) -> Result<isolation::Isolat
 /// What guards workers: the small program where it is one of this release, else this one.
 async fn guard_command(config: &AgentConfig) -> Vec<String> {
     let Some(program) = &config.shim_program else { return config.shim_command.clone() };
-    match prewarm_pool::speaks(program).await {
+    match process::speaks(program).await {
         Ok(()) => vec![program.display().to_string()],
         Err(why) => {
             tracing::warn!(program = %program.display(), why, "workers are guarded by this program instead");

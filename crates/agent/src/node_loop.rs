@@ -5,14 +5,14 @@
 //! delivered and a token durable before the node decides what follows from it.
 
 use crate::clock::BootTime;
+use crate::disk::fencing::Fences;
+use crate::disk::lease::Lease;
 use crate::executor::Executor;
-use crate::fencing::Fences;
-use crate::lease::Lease;
 use crate::limits;
 use crate::probe::Prober;
+use crate::process::socket::WorkerReport;
 use crate::rules::node::{self, Action, Message, Node, Session, Stop, View};
 use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerState};
-use crate::socket::WorkerReport;
 use crate::{uploads, wire};
 use muster_types::{Features, FencingToken, JobId, NodeSpec};
 use muster_wire::v1;

@@ -8,12 +8,12 @@
 //! before it was sent. A reader that cannot pass an order on closes the session rather than wait.
 
 use crate::clock::BootTime;
+use crate::disk::lease::{Lease, Renewal};
+use crate::disk::state_dir::{StateDir, StateDirError};
 use crate::health::{FromLeader, Line};
-use crate::lease::{Lease, Renewal};
 use crate::limits;
 use crate::node_loop::{Event, SessionHandle};
 use crate::rules::{Beats, WorkerState};
-use crate::state_dir::{StateDir, StateDirError};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};

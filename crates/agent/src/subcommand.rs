@@ -1,6 +1,7 @@
 //! The hidden subcommand `muster shim`: every process that an agent, or Slurm on its behalf, starts from this program.
 
-use crate::{launch, shim, slurm};
+use crate::process::shim;
+use crate::{launch, slurm};
 use std::ffi::OsString;
 
 /// First argument of the runner inside an allocation of Slurm.

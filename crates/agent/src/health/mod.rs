@@ -14,7 +14,7 @@ mod repair;
 pub use kernel_log::Xid;
 pub use monitor::{Inventory, ListedDevice};
 
-use crate::state_dir::StateDir;
+use crate::disk::state_dir::StateDir;
 use collect::Collector;
 use monitor::Monitor;
 use muster_types::LogTime;
@@ -198,7 +198,7 @@ impl Health {
 
 /// A number that is another one after every boot: the first digits of the kernel's identity of the boot.
 fn boot_number(path: &Path) -> u64 {
-    let bytes = crate::durable::read_bounded(path, 64).unwrap_or_default();
+    let bytes = crate::disk::durable::read_bounded(path, 64).unwrap_or_default();
     let digits = bytes.iter().filter_map(|b| char::from(*b).to_digit(16)).take(16);
     digits.fold(0, |number, digit| (number << 4) | u64::from(digit))
 }

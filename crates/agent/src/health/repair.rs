@@ -4,7 +4,7 @@
 //! again, and one that comes back after a boot knows that the reboot it was to bring about has happened.
 
 use super::Inventory;
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
 use muster_types::health::{HealthAction, RepairEnd};
 use muster_types::limits::DETAIL_BYTES_MAX;
 use muster_wire::v1;

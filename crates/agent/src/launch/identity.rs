@@ -110,6 +110,11 @@ pub(super) fn short_temp_dir() -> PathBuf {
     if usual.as_os_str().len() <= 16 { usual } else { PathBuf::from("/tmp") }
 }
 
+/// Host and port as one word.
+pub(super) fn endpoint(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 fn text(name: &str) -> Result<String, Failure> {
     std::env::var(name).map_err(|_| format!("{name} is not set"))
 }
@@ -119,7 +124,7 @@ fn number(name: &str) -> Result<u64, Failure> {
 }
 
 fn read(path: &Path) -> Result<RankMap, Failure> {
-    let bytes = crate::durable::read_bounded(path, RANK_MAP_BYTES_MAX)
+    let bytes = crate::disk::durable::read_bounded(path, RANK_MAP_BYTES_MAX)
         .map_err(|e| format!("read {}: {e}", path.display()))?;
     serde_json::from_slice(&bytes).map_err(|e| format!("{} is no rank map: {e}", path.display()))
 }

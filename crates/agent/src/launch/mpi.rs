@@ -111,7 +111,7 @@ fn prepare(identity: &Identity, hub: &Hub, command: &[String]) -> Result<Command
     let listed = std::fs::read_to_string(&hosts).map_err(|e| format!("read {}: {e}", hosts.display()))?;
     write(&hydra_hosts, &listed.replace(" slots=", ":"), 0o600)?;
     let mut variables = variables(&helper, &hosts, &hydra_hosts, identity.stop_grace_ms);
-    variables.push((HUB_VARIABLE, super::ray::endpoint(identity.hub(), identity.port)));
+    variables.push((HUB_VARIABLE, super::identity::endpoint(identity.hub(), identity.port)));
     variables.push((SECRET_VARIABLE, hub.secret.clone()));
     let (program, rest) = command.split_first().ok_or("the command is empty")?;
     let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -37,15 +37,10 @@ const JOINED_TEXT: &str = "Ray runtime started";
 /// Ray takes no smaller object store.
 const OBJECT_STORE_BYTES_MIN: u64 = 78_643_200;
 
-/// Host and port as one word.
-pub(super) fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
 pub(super) fn head(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
     let hub = Hub::open(&gang.identity, gang.children.events.clone())?;
     let ray = program(command.first().map_or("", String::as_str));
-    let address = endpoint(gang.identity.hub(), free_port(gang.identity.hub())?);
+    let address = identity::endpoint(gang.identity.hub(), free_port(gang.identity.hub())?);
     let session = session_folder(&gang.identity.token);
     let code = cluster(gang, &hub, &ray, &address, &session, command);
     part(gang, &hub);

@@ -10,6 +10,8 @@ mod beats;
 mod boot_time;
 mod fences;
 pub(crate) mod node;
+#[cfg(test)]
+mod node_tests;
 mod placement;
 mod probe_plan;
 mod starts;

@@ -6,17 +6,17 @@
 use super::backend::{Backend, Held, Promise, Registered, ToShare};
 use super::record::{Folders, Record, Stage};
 use super::share::Share;
-use crate::ended_workers::EndedWorkers;
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::StateDir;
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
 };
-use crate::lease::Lease;
 use crate::limits;
 use crate::node_loop::Event;
 use crate::offload::blocking;
+use crate::process::EndedWorkers;
+use crate::process::task::{self, TaskDir};
 use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
-use crate::state_dir::StateDir;
-use crate::task::{self, TaskDir};
 use muster_transport::Secret;
 use muster_types::{DeviceSet, ExitStatus, NodeSpec};
 use std::io;
@@ -261,6 +261,6 @@ impl Executor for SlurmExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(request.key));
         }
-        crate::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+        crate::process::read_output(&task, &request, &sink).await.map_err(ExecutorError::Output)
     }
 }

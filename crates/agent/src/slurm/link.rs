@@ -6,10 +6,10 @@
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
 
+use crate::process::transcript::OutputStream;
 use crate::rules::Placement;
 use crate::rules::WorkerEvent;
 use crate::settings::LogLimits;
-use crate::transcript::OutputStream;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};

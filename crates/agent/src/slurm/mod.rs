@@ -38,12 +38,12 @@ pub use config::SlurmConfig;
 pub use executor::SlurmExecutor;
 pub(crate) use runner::main as runner_main;
 
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
-use crate::lease::Lease;
 use crate::settings::LogLimits;
-use crate::state_dir::{self, StateDir};
 use backend::Backend;
 use muster_client::Endpoints;
 use muster_types::NodeSpec;
@@ -145,7 +145,7 @@ pub(crate) fn takes_frame(frame: &[u8]) -> bool {
 
 /// A frame as a runner sends it.
 pub(crate) fn frame_sample() -> Vec<u8> {
-    let stream = Some(crate::transcript::OutputStream::Stdout);
+    let stream = Some(crate::process::transcript::OutputStream::Stdout);
     link::encode_piece(&link::Piece { number: 9, rank: 4, stream, lost: 3, data: b"output".to_vec() })
 }
 

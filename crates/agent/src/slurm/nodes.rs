@@ -9,12 +9,13 @@ use super::backend::{Backend, View};
 use super::executor::SlurmExecutor;
 use super::parse::SlurmNode;
 use super::record::Folders;
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
+use crate::disk::fencing;
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::StateDir;
 use crate::executor::Executor as _;
-use crate::lease::Lease;
 use crate::session::{Sessions, Speaking};
-use crate::state_dir::StateDir;
-use crate::{fencing, limits, node_loop};
+use crate::{limits, node_loop};
 use muster_client::Endpoints;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +232,7 @@ impl Nodes {
             Err(error) => {
                 self.say_once(
                     slurm_node,
-                    format!("it is not served: {}", crate::error::chain(error.as_ref())),
+                    format!("it is not served: {}", crate::chain::chain(error.as_ref())),
                 );
             }
         }

@@ -4,9 +4,9 @@
 
 use super::link::Piece;
 use super::record::Folders;
+use crate::process::transcript::Writer;
 use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
-use crate::transcript::Writer;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;

@@ -7,9 +7,9 @@
 //! **Invariant:** no batch job exists without a record that was durable before it; a record says
 //! `granted` before the runner hears it.
 
-use crate::durable::{self, DurableError, read_record, write_record};
+use crate::disk::durable::{self, DurableError, read_record, write_record};
+use crate::process::task::TaskDir;
 use crate::rules::{Placement, WorkerKey};
-use crate::task::TaskDir;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, FencingToken, JobId};
 use serde::{Deserialize, Serialize};

@@ -11,15 +11,15 @@
 use super::ends::code;
 use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
+use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
-use crate::lease::Lease;
 use crate::limits;
+use crate::process::socket::{self, WorkerReport};
+use crate::process::transcript::OutputStream;
 use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
-use crate::socket::{self, WorkerReport};
-use crate::transcript::OutputStream;
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -269,7 +269,7 @@ impl Running {
             // What was asked for is held also where Slurm itself does not.
             memory_limit: MemoryLimit::Enforced,
             agent_socket: socket,
-            isolating: std::sync::Arc::new(crate::isolation::Isolating::off()),
+            isolating: std::sync::Arc::new(crate::process::isolation::Isolating::off()),
             shown: Vec::new(),
         });
         let (say, words) = mpsc::channel(4);

@@ -17,8 +17,8 @@
 //! and all together; one on which nothing is said ends.
 
 use crate::limits;
+use crate::process::speaker::{Connections, Speaker};
 use crate::rules::{WorkerEvent, WorkerKey};
-use crate::speaker::{Connections, Speaker};
 use muster_types::{FencingToken, JobId};
 use serde::Deserialize;
 use std::io;
@@ -79,7 +79,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<(WorkerKey, WorkerEvent), String> {
 /// # Errors
 /// When the path is too long for a socket, or nothing can be made there.
 pub(crate) fn open(path: &Path) -> io::Result<UnixListener> {
-    if !crate::notice::fits_socket(path) {
+    if !crate::process::notice::fits_socket(path) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is longer than a socket's may be"));
     }
     match std::fs::remove_file(path) {

@@ -4,10 +4,10 @@
 //! **Invariant:** only a process that leads a session of its own and holds its worker's lock is signalled here.
 
 use crate::clock::BootTime;
-use crate::lease::read_path;
-use crate::processes;
+use crate::disk::lease::read_path;
+use crate::process::processes;
+use crate::process::task::TaskDir;
 use crate::rules::WorkerKey;
-use crate::task::TaskDir;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::PathBuf;

@@ -8,12 +8,12 @@
 //! **Invariant:** a waiting shim knows no worker, so it needs no token and has no lease; it gets one worker, after
 //! that one's token is durable, and looks at its lease as any other does.
 
-use crate::isolation::Namespaces;
 use crate::limits;
 use crate::offload::blocking;
+use crate::process::isolation::Namespaces;
+use crate::process::shim;
+use crate::process::task::{Blank, TaskDir};
 use crate::rules::WorkerKey;
-use crate::shim;
-use crate::task::{Blank, TaskDir};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -222,7 +222,7 @@ impl Pool {
     async fn make(&self, number: u64) -> Result<Waiting, String> {
         let tasks = self.tasks.clone();
         let blank = blocking(move || Blank::make(&tasks, &format!("ready_{number}"))).await;
-        let blank = blank.map_err(|error| crate::error::chain(&error))?;
+        let blank = blank.map_err(|error| crate::chain::chain(&error))?;
         match self.begin(blank.folder()).await {
             Ok((shim, order)) => Ok(Waiting { blank, shim, order }),
             Err(reason) => {

@@ -3,9 +3,9 @@
 //!
 //! **Invariant:** a step that fails ends the process: no program runs with more than it was to have.
 
-use super::enter::enter_user_namespace;
-use crate::isolation::{Isolation, Namespaces};
-use crate::task::{TaskDir, TaskSpec};
+use super::namespaces::enter_user_namespace;
+use crate::process::isolation::{Isolation, Namespaces};
+use crate::process::task::{TaskDir, TaskSpec};
 use muster_types::HolderId;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -62,7 +62,7 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // The last of the gang's workers here: nobody else has it locked.
         if self.held.try_lock().is_ok()
-            && let Err(error) = crate::tree::remove(&self.folder)
+            && let Err(error) = crate::disk::tree::remove(&self.folder)
         {
             super::complain(&format!("remove {}: {error}", self.folder.display()));
         }
@@ -78,7 +78,7 @@ pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
         }
         let unused = File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok());
         if unused {
-            let _ = crate::tree::remove(&entry.path());
+            let _ = crate::disk::tree::remove(&entry.path());
         }
     }
 }

@@ -1,17 +1,17 @@
 //! The directories of ended workers, which stay for their output within limits.
 //!
-//! All of them are counted and removed on the [disposal](crate::disposal) thread. What was counted is on record in the
+//! All of them are counted and removed on the [disposal](crate::disk::disposal) thread. What was counted is on record in the
 //! directory, so that no later agent counts it again.
 //!
 //! Beyond the number of directories, the oldest goes first. Beyond the bytes, the largest working directory goes first,
 //! and output only after all of them, the oldest first. So one worker's files cost no other worker's output.
 
-use crate::disposal;
-use crate::durable::{read_record, write_record_of_boot};
+use crate::disk::disposal;
+use crate::disk::durable::{read_record, write_record_of_boot};
+use crate::disk::tree;
 use crate::limits;
+use crate::process::task::TaskDir;
 use crate::settings::LogLimits;
-use crate::task::TaskDir;
-use crate::tree;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;

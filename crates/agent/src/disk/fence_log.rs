@@ -8,7 +8,7 @@
 //! **Invariant:** a record that was acknowledged is read back or the log is refused. What a power cut left of a
 //! record that was not may be dropped: it is the last one, and its boot is over.
 
-use crate::durable::{DurableError, sync_folder};
+use crate::disk::durable::{DurableError, sync_folder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{File, OpenOptions};
@@ -64,7 +64,7 @@ impl FenceLog {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(read(source)),
         };
-        let bytes = crate::durable::read_bounded(path, LOG_BYTES_MAX).map_err(read)?;
+        let bytes = crate::disk::durable::read_bounded(path, LOG_BYTES_MAX).map_err(read)?;
         let corrupt = |at: usize, reason: &str| DurableError::Corrupt {
             path: path.to_owned(),
             reason: format!("the record at byte {at}: {reason}"),

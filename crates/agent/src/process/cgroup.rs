@@ -7,7 +7,7 @@
 //!
 //! **Invariant:** only groups that this module made are ever killed or removed.
 
-use crate::devices::CharacterDevices;
+use crate::process::devices::CharacterDevices;
 use crate::settings::ControlGroups;
 use muster_device_filter::Character;
 use std::fs;

@@ -5,7 +5,7 @@
 //! aside before anything starts. A folder that was copied, or put back from a copy, knows less than was started from
 //! the other one: its agent is another holder, which waits until the lease of the first is over.
 
-use crate::durable::{DurableError, read_record, write_record};
+use crate::disk::durable::{DurableError, read_record, write_record};
 use crate::limits;
 use muster_types::{ClusterId, HolderId};
 use serde::{Deserialize, Serialize};
@@ -272,7 +272,7 @@ pub fn usual_runtime() -> Option<PathBuf> {
 }
 
 fn boot_id(path: &Path) -> Result<String, StateDirError> {
-    crate::durable::read_bounded(path, 256)
+    crate::disk::durable::read_bounded(path, 256)
         .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
         .and_then(|id| if id.is_empty() { Err(io::Error::other("it is empty")) } else { Ok(id) })
         .map_err(|source| StateDirError::BootId { path: path.to_owned(), source })
@@ -369,7 +369,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     numbers.push(next);
     let surplus = numbers.len().saturating_sub(limits::ARCHIVES_MAX);
     for old in &numbers[..surplus] {
-        crate::disposal::remove(archive.join(old.to_string()));
+        crate::disk::disposal::remove(archive.join(old.to_string()));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! **Invariant:** a directory loses its name before it is removed: a worker's directory is there whole or not at all.
 
 use crate::clock::BootTime;
-use crate::tree;
+use crate::disk::tree;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -26,8 +26,8 @@
 //!
 //! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
 
-use crate::durable::{DurableError, read_record, write_record_of_boot as write_record};
-use crate::isolation::Isolation;
+use crate::disk::durable::{DurableError, read_record, write_record_of_boot as write_record};
+use crate::process::isolation::Isolation;
 use crate::rules::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
@@ -162,8 +162,8 @@ pub struct TaskDir {
 impl TaskSpec {
     /// What its control group is held to.
     #[must_use]
-    pub fn group_limits(&self) -> crate::cgroup::Limits {
-        crate::cgroup::Limits {
+    pub fn group_limits(&self) -> crate::process::cgroup::Limits {
+        crate::process::cgroup::Limits {
             memory_bytes: self.memory_bytes,
             cpu_milli: self.cpu_milli,
             cpu_max_milli: self.cpu_max_milli,
@@ -402,7 +402,7 @@ impl Blank {
     /// When any step fails.
     pub fn make(tasks: &Path, name: &str) -> Result<Blank, TaskError> {
         let aside = tasks.join(format!("{UNFINISHED}{name}"));
-        crate::disposal::discard(tasks, &aside).map_err(at("remove", &aside))?;
+        crate::disk::disposal::discard(tasks, &aside).map_err(at("remove", &aside))?;
         std::fs::DirBuilder::new().mode(0o700).create(&aside).map_err(at("make", &aside))?;
         let part = TaskDir { path: aside };
         std::fs::create_dir(part.work()).map_err(at("make", &part.path))?;
@@ -444,7 +444,7 @@ impl Blank {
         }
         // In place: nobody reads it before the folder has its name.
         let path = part.spec_path();
-        let bytes = crate::durable::encode_record(spec).map_err(at("encode", &path))?;
+        let bytes = crate::disk::durable::encode_record(spec).map_err(at("encode", &path))?;
         std::fs::write(&path, bytes).map_err(at("write", &path))?;
         std::fs::rename(&part.path, &task.path).map_err(at("rename", &part.path))?;
         Ok(task)
@@ -453,7 +453,7 @@ impl Blank {
     /// Removes it: no worker will have it.
     pub fn discard(self) {
         // What stays goes when the agent starts again.
-        let _ = crate::tree::remove(&self.part.path);
+        let _ = crate::disk::tree::remove(&self.part.path);
     }
 }
 
@@ -479,7 +479,7 @@ pub(crate) fn list(tasks: &Path) -> io::Result<Vec<WorkerKey>> {
         if let Some(key) = TaskDir::key_of_name(name) {
             keys.push(key);
         } else if name.starts_with(UNFINISHED) {
-            crate::disposal::discard(tasks, &entry.path())?;
+            crate::disk::disposal::discard(tasks, &entry.path())?;
         }
     }
     keys.sort_unstable();

@@ -4,9 +4,9 @@
 //! worker's namespaces, or to the shim. So a process speaks for the worker whose shim is above it, and for no other; one
 //! of the host that is below no shim speaks for any if its user is the agent's: that is its operator.
 
-use crate::processes;
+use crate::process::processes;
+use crate::process::task::TaskDir;
 use crate::rules::WorkerKey;
-use crate::task::TaskDir;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tokio::net::UnixStream;
@@ -68,8 +68,8 @@ fn is_shim(pid: i32, tasks: &Path) -> bool {
     if processes::state(pid).is_none_or(|state| state.session != pid) {
         return false;
     }
-    let line =
-        crate::durable::read_bounded(format!("/proc/{pid}/cmdline").as_ref(), 64 << 10).unwrap_or_default();
+    let line = crate::disk::durable::read_bounded(format!("/proc/{pid}/cmdline").as_ref(), 64 << 10)
+        .unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).skip_while(|word| !matches!(*word, b"run" | b"wait"));
     let folder = words.nth(1).unwrap_or_default();
     let below = tasks.as_os_str().as_encoded_bytes();

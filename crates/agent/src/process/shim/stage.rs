@@ -8,11 +8,11 @@
 //! **Invariant:** the program runs only while the process that started it lives: the signal is set first,
 //! and one that died before that shows as another parent.
 
-use super::enter::{SAID_BYTES, Said};
-use crate::cgroup;
-use crate::isolation::Namespaces;
+use super::init_report::{InitReport, REPORT_BYTES};
 use crate::limits;
-use crate::task::TaskDir;
+use crate::process::cgroup;
+use crate::process::isolation::Namespaces;
+use crate::process::task::TaskDir;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::waitpid;
@@ -96,11 +96,11 @@ impl Stage {
         let (mut is_made, mut is_ready) = (false, false);
         while !(is_made && is_ready) {
             match stage.hear() {
-                Some(Said::Made(pid)) => {
+                Some(InitReport::Made(pid)) => {
                     stage.pid = Pid::from_raw(pid);
                     is_made = true;
                 }
-                Some(Said::Ready) => is_ready = true,
+                Some(InitReport::Ready) => is_ready = true,
                 _ => break,
             }
         }
@@ -111,11 +111,11 @@ impl Stage {
         if is_made && is_ready { Ok(stage) } else { Err(stage.give_up()) }
     }
 
-    fn hear(&mut self) -> Option<Said> {
-        let mut bytes = [0; SAID_BYTES];
+    fn hear(&mut self) -> Option<InitReport> {
+        let mut bytes = [0; REPORT_BYTES];
         let read = self.socket.set_read_timeout(Some(limits::SHIM_START_MAX));
         read.and_then(|()| self.socket.read_exact(&mut bytes)).ok()?;
-        Said::decode(bytes)
+        InitReport::decode(bytes)
     }
 
     /// Ends one that did not come so far; why it did not.
@@ -210,7 +210,7 @@ pub(super) fn main(parent: i32, oom_score: &OsStr) -> i32 {
     let recorded = match complaint {
         // This user may not write there any more, but it has had the file open since it could.
         Some(mut file) => file.write_all(reason.as_bytes()),
-        None => crate::durable::write_file_of_boot(&task.launch_error(), reason.as_bytes()),
+        None => crate::disk::durable::write_file_of_boot(&task.launch_error(), reason.as_bytes()),
     };
     if let Err(error) = recorded {
         super::complain(&format!("{reason}; and that could not be recorded: {error}"));

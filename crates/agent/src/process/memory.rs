@@ -24,7 +24,7 @@ pub(crate) fn used_above(limit: u64, pids: &BTreeSet<i32>) -> Option<u64> {
 /// The sum of these fields of a process, in bytes; 0 of one that is gone.
 fn fields(pid: i32, file: &str, names: &[&str]) -> u64 {
     let path = format!("/proc/{pid}/{file}");
-    let bytes = crate::durable::read_bounded(Path::new(&path), 64 << 10).unwrap_or_default();
+    let bytes = crate::disk::durable::read_bounded(Path::new(&path), 64 << 10).unwrap_or_default();
     sum_kib(&String::from_utf8_lossy(&bytes), names).saturating_mul(1_024)
 }
 

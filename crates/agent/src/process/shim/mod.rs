@@ -16,20 +16,22 @@ mod confine;
 mod disk;
 mod enter;
 mod guard;
+mod init_report;
+mod namespaces;
 mod output;
 mod stage;
 
 pub(crate) use confine::remove_unused_shared_memory;
 pub(crate) use stage::try_out;
 
-use crate::cgroup::Cgroup;
 use crate::clock::BootTime;
-use crate::isolation::Namespaces;
 use crate::limits;
-use crate::processes;
+use crate::process::cgroup::Cgroup;
+use crate::process::isolation::Namespaces;
+use crate::process::processes;
+use crate::process::task::{Running, TaskDir, TaskSpec};
+use crate::process::transcript::{OutputStream, Writer};
 use crate::rules::detail;
-use crate::task::{Running, TaskDir, TaskSpec};
-use crate::transcript::{OutputStream, Writer};
 use muster_types::ExitStatus;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal};
@@ -356,7 +358,7 @@ fn worker_life(
     copying.finish(limits::OUTPUT_DRAIN_MAX);
     drop(shared_memory);
     remove_cgroup(cgroup.as_ref());
-    match crate::durable::read_bounded(&task.launch_error(), 64 << 10) {
+    match crate::disk::durable::read_bounded(&task.launch_error(), 64 << 10) {
         Ok(why) if !why.is_empty() && !matches!(end, ExitStatus::LeaseExpired) => {
             failed(String::from_utf8_lossy(&why).into_owned())
         }

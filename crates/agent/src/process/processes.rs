@@ -144,7 +144,7 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
 }
 
 fn environment(pid: i32) -> Vec<u8> {
-    crate::durable::read_bounded(format!("/proc/{pid}/environ").as_ref(), 4 << 20).unwrap_or_default()
+    crate::disk::durable::read_bounded(format!("/proc/{pid}/environ").as_ref(), 4 << 20).unwrap_or_default()
 }
 
 fn bears(pid: i32, variable: &str) -> bool {

@@ -4,16 +4,16 @@
 //! anything else; the deadline only ever comes from a whole slot of our holder and our epoch.
 
 use super::disk::DiskWatch;
-use super::enter::{SAID_BYTES, STOP, Said};
+use super::init_report::{InitReport, REPORT_BYTES, STOP};
 use super::stage::Launched;
-use crate::cgroup::Cgroup;
 use crate::clock::BootTime;
-use crate::lease::{LeaseSlot, read_path};
+use crate::disk::lease::{LeaseSlot, read_path};
 use crate::limits;
-use crate::memory;
-use crate::processes;
+use crate::process::cgroup::Cgroup;
+use crate::process::memory;
+use crate::process::processes;
+use crate::process::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
 use crate::rules::deadline_of;
-use crate::task::{CONTROL_MESSAGE_BYTES, TaskSpec};
 use muster_types::ExitStatus;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -354,10 +354,10 @@ impl<'a> Guard<'a> {
 
     /// What the first process says of the worker.
     fn hear(&mut self) {
-        let mut bytes = [0; SAID_BYTES];
+        let mut bytes = [0; REPORT_BYTES];
         // Written at once, so there is all of it or nothing.
-        while let Ok(SAID_BYTES) = self.socket.read(&mut bytes) {
-            let end = Said::decode(bytes).and_then(Said::end);
+        while let Ok(REPORT_BYTES) = self.socket.read(&mut bytes) {
+            let end = InitReport::decode(bytes).and_then(InitReport::end);
             if let Some(end) = end.filter(|_| self.ended.is_none()) {
                 self.end_with(end);
             }

@@ -4,26 +4,26 @@
 //! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
 //! process id alone.
 
-use crate::cgroup::{self, Cgroup};
+use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, Here};
-use crate::ended_workers::EndedWorkers;
-use crate::error::chain;
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
-use crate::guards::{self, Guarded};
-use crate::isolation::{Isolating, Isolation, Namespaces};
 use crate::limits;
-use crate::notice;
 use crate::offload::blocking;
-use crate::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
-use crate::processes::{self, MARK_VARIABLE};
+use crate::process::cgroup::{self, Cgroup};
+use crate::process::ended_workers::EndedWorkers;
+use crate::process::guards::{self, Guarded};
+use crate::process::isolation::{Isolating, Isolation, Namespaces};
+use crate::process::notice;
+use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
+use crate::process::processes::{self, MARK_VARIABLE};
+use crate::process::secrets;
+use crate::process::shim;
+use crate::process::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
-use crate::secrets;
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
-use crate::shim;
-use crate::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -533,7 +533,7 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(request.key));
         }
-        crate::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+        crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
     }
 }
 

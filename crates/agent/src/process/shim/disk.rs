@@ -3,8 +3,8 @@
 //! Quotas differ between file systems, and few hosts have any. So a separate thread counts the worker's directories, in a
 //! small part of the time. Between two counts a worker may have more.
 
-use crate::task::TaskDir;
-use crate::tree;
+use crate::disk::tree;
+use crate::process::task::TaskDir;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};

@@ -151,7 +151,7 @@ fn nvidia_files(root: &Path) -> Option<Vec<PathBuf>> {
         .collect();
     buses.sort_unstable();
     let file = |bus: &PathBuf| {
-        let bytes = crate::durable::read_bounded(&bus.join("information"), 64 << 10).ok()?;
+        let bytes = crate::disk::durable::read_bounded(&bus.join("information"), 64 << 10).ok()?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let minor: u32 =
             text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()?;

@@ -6,9 +6,9 @@
 //! worker itself listens. When the lease runs out nobody may be there to tell: then the signal is all.
 
 use crate::executor::StopRequest;
-use crate::processes;
+use crate::process::processes;
+use crate::process::task::TaskDir;
 use crate::rules::{HttpNotice, WorkerKey};
-use crate::task::TaskDir;
 use muster_types::StopReason;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;

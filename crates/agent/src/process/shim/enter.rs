@@ -9,11 +9,12 @@
 //!
 //! **Invariant:** no process of the worker outlives `init` where it has a namespace; nothing in that can signal it.
 
+use super::init_report::{InitReport, STOP};
+use super::namespaces::{enter_user_namespace, failed};
 use super::stage;
-use crate::cgroup;
-use crate::isolation::Namespaces;
-use crate::processes;
-use muster_types::ExitStatus;
+use crate::process::cgroup;
+use crate::process::isolation::Namespaces;
+use crate::process::processes;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -31,66 +32,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Bytes of what `init` says.
-pub(super) const SAID_BYTES: usize = 8;
-/// The request to stop, behind the order.
-pub(super) const STOP: u8 = b'T';
-
-/// What `init` says to its shim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// `enter` has made it: its number as the shim sees it.
-    Made(i32),
-    /// Nothing is missing but the order.
-    Ready,
-    /// The worker ended with this code.
-    Exited(i32),
-    /// The worker was ended by this signal.
-    Signaled(i32),
-}
-
-impl Said {
-    pub(super) fn encode(self) -> [u8; SAID_BYTES] {
-        let (tag, value) = match self {
-            Said::Made(pid) => (1, pid),
-            Said::Ready => (2, 0),
-            Said::Exited(code) => (3, code),
-            Said::Signaled(signal) => (4, signal),
-        };
-        let mut bytes = [0; SAID_BYTES];
-        bytes[0] = tag;
-        bytes[4..].copy_from_slice(&value.to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: [u8; SAID_BYTES]) -> Option<Said> {
-        let value = i32::from_le_bytes(bytes[4..].try_into().ok()?);
-        match bytes[0] {
-            1 => Some(Said::Made(value)),
-            2 => Some(Said::Ready),
-            3 => Some(Said::Exited(value)),
-            4 => Some(Said::Signaled(value)),
-            _ => None,
-        }
-    }
-
-    /// The end that it tells, if it tells one.
-    pub(super) fn end(self) -> Option<ExitStatus> {
-        match self {
-            Said::Exited(code) => Some(ExitStatus::Code(code)),
-            Said::Signaled(signal) => Some(ExitStatus::Signal(signal)),
-            Said::Made(_) | Said::Ready => None,
-        }
-    }
-}
-
 /// The socket, which is this process's standard input.
 fn socket() -> io::Result<UnixStream> {
     Ok(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
-}
-
-fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
-    move |error| format!("{what}: {error}")
 }
 
 /// `enter`: makes the namespaces and `init` in them. Returns the exit code.
@@ -102,7 +46,9 @@ pub(super) fn main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr, cg
         let mut socket = socket().map_err(|e| format!("keep the shim's socket: {e}"))?;
         if namespaces == Namespaces::Host {
             let own = std::process::id().cast_signed();
-            socket.write_all(&Said::Made(own).encode()).map_err(|e| format!("speak to the shim: {e}"))?;
+            socket
+                .write_all(&InitReport::Made(own).encode())
+                .map_err(|e| format!("speak to the shim: {e}"))?;
             return Ok(true);
         }
         make(namespaces)?;
@@ -111,7 +57,7 @@ pub(super) fn main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr, cg
         init.args(before).arg(super::INIT).arg(folder).arg(namespaces.word()).arg(oom_score).env_clear();
         // All three are handed on: `init` hands the other two to the worker.
         let child = init.spawn().map_err(|e| format!("start the first process: {e}"))?;
-        let made = Said::Made(child.id().cast_signed());
+        let made = InitReport::Made(child.id().cast_signed());
         socket.write_all(&made.encode()).map_err(|e| format!("speak to the shim: {e}"))?;
         Ok(false)
     })();
@@ -137,23 +83,6 @@ fn make(namespaces: Namespaces) -> Result<(), String> {
     // What is mounted here stays here; what the host mounts later appears here too.
     let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>).map_err(failed("keep mounts inside"))
-}
-
-/// Makes a user namespace, and whatever else `flags` says, with one user and one group: what they are called inside,
-/// and what they are outside.
-pub(super) fn enter_user_namespace(
-    flags: CloneFlags,
-    uid: (u32, u32),
-    gid: (u32, u32),
-) -> Result<(), String> {
-    unshare(CloneFlags::CLONE_NEWUSER | flags).map_err(failed("make a user namespace"))?;
-    let write = |file: &str, text: &str| {
-        std::fs::write(format!("/proc/self/{file}"), text)
-            .map_err(|e| format!("write {file} of a user namespace: {e}"))
-    };
-    write("setgroups", "deny")?;
-    write("uid_map", &format!("{} {} 1", uid.0, uid.1))?;
-    write("gid_map", &format!("{} {} 1", gid.0, gid.1))
 }
 
 /// `init`. Returns the exit code, when nothing of the worker is left or the shim has gone.
@@ -203,7 +132,7 @@ impl Init {
         let worker = worker.map_err(|e| format!("start the worker's process: {e}"))?;
         // What is here is nothing for a debugger of the same user.
         let _ = set_dumpable(false);
-        socket.write_all(&Said::Ready.encode()).map_err(|e| format!("speak to the shim: {e}"))?;
+        socket.write_all(&InitReport::Ready.encode()).map_err(|e| format!("speak to the shim: {e}"))?;
         Ok(Init { socket, signals, worker, order: Some(Vec::new()), ended: false })
     }
 
@@ -265,15 +194,15 @@ impl Init {
         loop {
             match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::StillAlive) => return false,
-                Ok(WaitStatus::Exited(pid, code)) if pid == worker => self.tell(Said::Exited(code)),
+                Ok(WaitStatus::Exited(pid, code)) if pid == worker => self.tell(InitReport::Exited(code)),
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == worker => {
-                    self.tell(Said::Signaled(signal as i32));
+                    self.tell(InitReport::Signaled(signal as i32));
                 }
                 // Some child was ended by a real-time signal, which the wrapper cannot name; collected it is.
                 // When it was the worker, its number is free now.
                 Err(Errno::EINVAL) => {
                     if !self.ended && kill(worker, None) == Err(Errno::ESRCH) {
-                        self.tell(Said::Signaled(Signal::SIGKILL as i32));
+                        self.tell(InitReport::Signaled(Signal::SIGKILL as i32));
                     }
                 }
                 // An orphan.
@@ -283,24 +212,9 @@ impl Init {
         }
     }
 
-    fn tell(&mut self, end: Said) {
+    fn tell(&mut self, end: InitReport) {
         self.ended = true;
         // A shim that has gone is seen by the end of the socket.
         let _ = self.socket.write_all(&end.encode());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_init_says_comes_back() {
-        for said in [Said::Made(77), Said::Ready, Said::Exited(-1), Said::Signaled(9)] {
-            assert_eq!(Said::decode(said.encode()), Some(said));
-        }
-        assert_eq!(Said::decode([0; SAID_BYTES]), None);
-        assert_eq!(Said::Exited(3).end(), Some(ExitStatus::Code(3)));
-        assert_eq!(Said::Ready.end(), None);
     }
 }

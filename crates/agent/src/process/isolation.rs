@@ -8,7 +8,7 @@
 //! **Invariant:** what was found possible when the agent started is what every worker gets: one that cannot be isolated
 //! so is not started.
 
-use crate::devices::{CharacterDevices, DeviceFiles};
+use crate::process::devices::{CharacterDevices, DeviceFiles};
 use crate::rules::Placement;
 use muster_types::DeviceSet;
 use nix::unistd::geteuid;

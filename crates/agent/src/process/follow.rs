@@ -3,8 +3,8 @@
 //! **Invariant:** memory is bounded by a few pieces; a reader that stops reading stops this.
 
 use crate::executor::{OutputChunk, OutputRequest};
-use crate::task::TaskDir;
-use crate::transcript::{Piece, Reader};
+use crate::process::task::TaskDir;
+use crate::process::transcript::{Piece, Reader};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -118,8 +118,8 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::transcript::{OutputStream, Writer};
     use crate::rules::WorkerKey;
-    use crate::transcript::{OutputStream, Writer};
     use muster_types::{ExitStatus, FencingToken, JobId};
 
     #[tokio::test]

@@ -7,7 +7,7 @@
 //! counted, never a worker that blocks on it, and never the shim's own attention (this is a thread of
 //! its own).
 
-use crate::transcript::{OutputStream, Writer};
+use crate::process::transcript::{OutputStream, Writer};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::File;

@@ -8,8 +8,8 @@
 //! **Invariant:** a launch is permitted by a token strictly above everything persisted for its job
 //! and above the floor, and that token is durable before the launch.
 
-use crate::durable::{DurableError, read_record};
-use crate::fence_log::FenceLog;
+use crate::disk::durable::{DurableError, read_record};
+use crate::disk::fence_log::FenceLog;
 use crate::rules::FenceTable;
 pub use crate::rules::{Fence, Standing};
 use muster_types::{FencingToken, JobId};
@@ -220,8 +220,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fence = Fence { token: token(5), ranks: BTreeSet::from([3]) };
         std::fs::create_dir(dir.path().join("job-1")).unwrap();
-        crate::durable::write_record(&dir.path().join("job-1/token"), &fence).unwrap();
-        crate::durable::write_record(&dir.path().join("floor"), &token(2)).unwrap();
+        crate::disk::durable::write_record(&dir.path().join("job-1/token"), &fence).unwrap();
+        crate::disk::durable::write_record(&dir.path().join("floor"), &token(2)).unwrap();
         for _ in 0..2 {
             let fences = Fences::open(dir.path(), 10).unwrap();
             assert_eq!(fences.of(JobId(1)), Some(&fence));
