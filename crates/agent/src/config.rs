@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfig {
-    /// The agent's own folder; on a local disk, one per agent.
+    /// The agent's own directory; on a local disk, one per agent.
     pub state_dir: PathBuf,
     /// Replicas to dial, any of them: `http://host:port` or `host:port`.
     pub endpoints: Vec<String>,
@@ -35,11 +35,11 @@ pub struct AgentConfig {
     #[serde(default)]
     pub shim_command: Vec<String>,
     /// The small program that guards a worker, two processes of it for each: `muster-shim`, where it is installed
-    /// beside the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
+    /// next to the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
     #[serde(default)]
     pub shim_program: Option<PathBuf>,
     /// Shims that wait for workers, so that a start need not make them: as many as the last start needed, and at most
-    /// so many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
+    /// this many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
     /// most, when not said; 0 for none at all.
     #[serde(default)]
     pub ready_workers: Option<usize>,
@@ -50,7 +50,7 @@ pub struct AgentConfig {
     #[serde(default)]
     pub pass_environment: Vec<String>,
     /// Where secrets are that jobs name in their environment as `muster-secret://NAME`: each a file, readable by the
-    /// agent alone, in a folder that has its tenant's name. Without it such jobs do not start here.
+    /// agent alone, in a directory that has its tenant's name. Without it such jobs do not start here.
     #[serde(default)]
     pub secrets_dir: Option<PathBuf>,
     /// Whether and where workers get control groups.
@@ -65,11 +65,11 @@ pub struct AgentConfig {
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
-    /// Where probes of the network reach this host, at `node.address`: an address of its own, and a port or 0
+    /// Where probes of the network reach this host, at `node.address`: a separate address, and a port or 0
     /// for any. It listens only while a probe lasts.
     #[serde(default = "probe_listen")]
     pub probe_listen: SocketAddr,
-    /// A folder on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
+    /// A directory on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
     /// `/run` is on memory and the agent root. Else the lease is in the state directory.
     #[serde(default)]
     pub runtime_dir: Option<PathBuf>,
@@ -182,7 +182,7 @@ impl AgentConfig {
         match (&self.node, &self.slurm) {
             (Some(node), None) => node.check(root, listed),
             (Some(_), Some(_)) => {
-                Err(broken("slurm", "an agent is for a host or for a cluster: not beside node"))
+                Err(broken("slurm", "an agent is for a host or for a cluster: not together with node"))
             }
             (None, _) => Err(broken("node", "must describe this host")),
         }
@@ -205,7 +205,7 @@ impl AgentConfig {
         if !self.host_root.is_absolute() {
             return Err(broken("host_root", "must be an absolute path"));
         }
-        if self.runtime_dir.as_ref().is_some_and(|folder| !folder.is_absolute()) {
+        if self.runtime_dir.as_ref().is_some_and(|directory| !directory.is_absolute()) {
             return Err(broken("runtime_dir", "must be an absolute path"));
         }
         if self.endpoints.is_empty() || self.endpoints.len() > 64 {
@@ -239,7 +239,7 @@ impl AgentConfig {
         if let ControlGroups::Below(parent) = &self.control_groups
             && !parent.join("cgroup.procs").exists()
         {
-            return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
+            return Err(broken("control_groups", "must be a directory of a version 2 hierarchy"));
         }
         Ok(())
     }

@@ -199,7 +199,7 @@ async fn run_slurm(
 ) -> Result<(), AgentError> {
     config.check_own()?;
     if config.node.is_some() {
-        let rule = "an agent is for a host or for a cluster: not beside node".to_owned();
+        let rule = "an agent is for a host or for a cluster: not together with node".to_owned();
         return Err(ConfigError { key: "slurm".to_owned(), rule }.into());
     }
     if let Some(violation) = slurm.violation(&config.shim_command) {

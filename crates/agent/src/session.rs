@@ -1,6 +1,6 @@
 //! Sessions: dialling, registering, heartbeats, and passing orders on.
 //!
-//! Heartbeats have a task and a queue of their own, and the outgoing stream takes from that queue first:
+//! Heartbeats have a task and a separate queue, and the outgoing stream takes from that queue first:
 //! no report, launch or full queue is ever ahead of one. Acknowledgements renew the lease where they
 //! arrive, not behind orders.
 //!
@@ -220,7 +220,7 @@ fn refused(status: tonic::Status) -> SessionError {
     SessionError::Status(Box::new(status))
 }
 
-/// The same reason again is said once; another cluster is always an operator's mistake.
+/// The same reason again is logged once; another cluster is always an operator's mistake.
 fn say_once(error: &SessionError, said: &mut String) {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -302,7 +302,7 @@ async fn beat(
     }
 }
 
-/// Passes on what comes in; never waits for whoever takes it.
+/// Passes on what comes in; never waits for its receiver.
 async fn read(
     mut answers: Streaming<v1::SessionResponse>,
     number: u64,
@@ -320,7 +320,7 @@ async fn read(
             continue;
         }
         let message = match message {
-            // What does not fit comes again: an acknowledgement that is missed lets the next session tell it anew.
+            // What does not fit comes again: an acknowledgement that is missed lets the next session report it again.
             Response::HealthAck(ack) => {
                 let _ = of_health.try_send(FromLeader::Ack(ack.sequence));
                 continue;

@@ -17,15 +17,15 @@ pub struct LogLimits {
     /// dropped, and counted. 0 for no such care.
     #[serde(default = "free_bytes")]
     pub free_bytes_min: u64,
-    /// Ended workers whose folders are kept.
+    /// Ended workers whose directories are kept.
     #[serde(default = "ended_workers")]
     pub ended_workers_max: usize,
-    /// Bytes that the folders of ended workers may take together.
+    /// Bytes that the directories of ended workers may take together.
     #[serde(default = "ended_bytes")]
     pub ended_bytes_max: u64,
 }
 
-/// Whether and where workers get control groups of their own.
+/// Whether and where workers get separate control groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlGroups {
@@ -33,7 +33,7 @@ pub enum ControlGroups {
     Auto,
     /// None.
     Off,
-    /// Below this folder of a version 2 hierarchy.
+    /// Below this directory of a version 2 hierarchy.
     Below(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! Sending a worker's output where a `read_logs` order wants it: a connection of its own.
+//! Sending a worker's output where a `read_logs` order wants it: a separate connection.
 //!
 //! **Invariant:** output never shares a stream or a queue with heartbeats; at most a few chunks are in
 //! memory, whatever the worker writes and however slowly it is taken.

@@ -40,7 +40,7 @@ fn broken(field: &'static str, rule: impl Into<String>) -> OrderError {
 /// The token of a message.
 ///
 /// # Errors
-/// When it is absent or from no cluster's life.
+/// When it is absent or of no generation of a cluster.
 fn token(message: Option<v1::FencingToken>) -> Result<FencingToken, OrderError> {
     let token =
         convert::fencing_token_from_proto("token", message.as_ref()).map_err(|v| violated("token", &v))?;
@@ -226,7 +226,7 @@ fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
     })
 }
 
-/// At most so many bytes, and none that ends a C string.
+/// At most this many bytes, and none that ends a C string.
 fn short(field: &'static str, text: &str, bytes_max: usize) -> Result<(), OrderError> {
     if text.len() > bytes_max {
         return Err(broken(field, format!("must be at most {bytes_max} bytes")));

@@ -1,4 +1,4 @@
-//! Golden files: one for each form and kind of host. `UPDATE_EXPECT=1` writes them anew.
+//! Golden files: one for each form and kind of host. `UPDATE_EXPECT=1` rewrites them.
 
 use super::*;
 use crate::rules::{Placement, Slices};
@@ -91,7 +91,7 @@ fn golden(file: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "{file} differs; UPDATE_EXPECT=1 writes it anew");
+    assert_eq!(text, expected, "{file} differs; UPDATE_EXPECT=1 rewrites it");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Small files that survive a power cut: written aside, synced, renamed, folder synced. And such that have to
+//! Small files that survive a power cut: written aside, synced, renamed, directory synced. And such that have to
 //! survive only the processes that write them: written aside and renamed, with no flush that a launch would
 //! wait for.
 //!
@@ -103,13 +103,13 @@ pub fn write_file_of_boot(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn replace(path: &Path, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
-    let folder = path.parent().ok_or_else(|| io::Error::other("a file needs a folder"))?;
+    let directory = path.parent().ok_or_else(|| io::Error::other("a file needs a directory"))?;
     let name = path.file_name().ok_or_else(|| io::Error::other("a file needs a name"))?;
     let mut aside = std::ffi::OsString::from(".");
     aside.push(name);
-    // Two processes may write the same record (agent and shim at a handover): never the same sibling.
+    // Two processes may write the same record (agent and shim when one takes over from the other): never the same sibling.
     aside.push(format!(".{}", std::process::id()));
-    let aside = folder.join(aside);
+    let aside = directory.join(aside);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
     file.write_all(bytes)?;
     if lasting == Lasting::PowerCut {
@@ -118,17 +118,17 @@ fn replace(path: &Path, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
     drop(file);
     std::fs::rename(&aside, path)?;
     match lasting {
-        Lasting::PowerCut => sync_folder(folder),
+        Lasting::PowerCut => sync_folder(directory),
         Lasting::Boot => Ok(()),
     }
 }
 
-/// Makes a folder's entries durable.
+/// Makes a directory's entries durable.
 ///
 /// # Errors
-/// When the folder cannot be opened or synced.
-pub fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+/// When the directory cannot be opened or synced.
+pub fn sync_folder(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// The record at `path`; none when there is no file.

@@ -1,5 +1,5 @@
 //! The file that fencing records are appended to: laid out ahead, so that a record is durable by one flush of
-//! data. A launch waits for that flush; a file or folder of its own for each job would cost three, each of which
+//! data. A launch waits for that flush; a file or directory of its own for each job would cost three, each of which
 //! waits for whatever else the file system has under way.
 //!
 //! A record is its length, its checksum and that of these two, four bytes each, and a JSON body. Behind the last
@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 12;
 const STEP_BYTES: u64 = 256 << 10;
 /// Largest record: every rank of the largest share of a gang, and far more.
 const RECORD_BYTES_MAX: usize = 1 << 20;
-/// Largest log that is read; it is written anew long before.
+/// Largest log that is read; it is rewritten long before.
 const LOG_BYTES_MAX: u64 = 256 << 20;
 
 /// An open log.

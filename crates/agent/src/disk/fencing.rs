@@ -1,7 +1,8 @@
 //! The newest token this node has seen of each job, on disk before anything is launched with it.
 //!
 //! One record per job holds the token and the ranks it came with; they are appended to one file, which is
-//! written anew when most of it is outdated. What is remembered cannot grow without end: the lowest tokens are folded into one **floor** below which no unknown job starts. That is
+//! rewritten when most of it is outdated. What is remembered cannot grow without end: the lowest tokens are folded into one
+//! **floor** below which no unknown job starts. That is
 //! sound because tokens are log positions, ordered over all jobs: an order below the floor is older
 //! than 16,384 later placements on this node, and refusing a current one only costs a new placement.
 //!
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes of records from which on the file is written anew, when they are also twice what it has to hold.
+/// Bytes of records from which on the file is rewritten, when they are also twice what it has to hold.
 const LOG_BYTES_REWRITTEN: u64 = 1 << 20;
 
 /// What the file says, one after another.
@@ -35,7 +36,7 @@ enum Entry {
 pub struct Fences {
     path: PathBuf,
     log: FenceLog,
-    /// Bytes of the log when it was last written anew.
+    /// Bytes of the log when it was last rewritten.
     rewritten_bytes: u64,
     table: FenceTable,
 }
@@ -43,10 +44,10 @@ pub struct Fences {
 /// What kept fences from being read.
 #[derive(Debug, thiserror::Error)]
 pub enum FencingError {
-    /// The folder cannot be listed or made.
-    #[error("open the fencing folder {path}")]
+    /// The directory cannot be listed or made.
+    #[error("open the fencing directory {path}")]
     Folder {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// Why.
         #[source]
@@ -58,14 +59,14 @@ pub enum FencingError {
 }
 
 impl Fences {
-    /// Reads every fence in `folder`, keeping at most `jobs_max` of them one by one.
+    /// Reads every fence in `directory`, keeping at most `jobs_max` of them one by one.
     ///
     /// # Errors
     /// When anything there cannot be read whole.
-    pub fn open(folder: &Path, jobs_max: usize) -> Result<Fences, FencingError> {
-        let fail = |source| FencingError::Folder { path: folder.to_owned(), source };
-        std::fs::create_dir_all(folder).map_err(fail)?;
-        let path = folder.join("log");
+    pub fn open(directory: &Path, jobs_max: usize) -> Result<Fences, FencingError> {
+        let fail = |source| FencingError::Folder { path: directory.to_owned(), source };
+        std::fs::create_dir_all(directory).map_err(fail)?;
+        let path = directory.join("log");
         let opened = FenceLog::open::<Entry>(&path).map_err(FencingError::Record)?;
         let mut table = FenceTable::new(jobs_max);
         let log = match opened {
@@ -79,7 +80,7 @@ impl Fences {
                 log
             }
             None => {
-                let (jobs, floor) = earlier(folder)?;
+                let (jobs, floor) = earlier(directory)?;
                 table.restore_floor(floor);
                 for (job, fence) in jobs {
                     table.restore(job, fence);
@@ -88,8 +89,8 @@ impl Fences {
             }
         };
         // In the one file by now; what cannot be removed is never looked at again.
-        for job in folders(folder)?.keys() {
-            let _ = std::fs::remove_dir_all(folder.join(job.to_string()));
+        for job in directories(directory)?.keys() {
+            let _ = std::fs::remove_dir_all(directory.join(job.to_string()));
         }
         let rewritten_bytes = log.bytes();
         Ok(Fences { path, log, rewritten_bytes, table })
@@ -137,7 +138,7 @@ impl Fences {
         if self.table.fold(keep) || outdated { self.rewrite() } else { Ok(()) }
     }
 
-    /// Writes the file anew, with nothing in it that does not count.
+    /// Rewrites the file, with nothing in it that does not count.
     fn rewrite(&mut self) -> Result<(), DurableError> {
         self.log = FenceLog::replace(&self.path, entries(&self.table))?;
         self.rewritten_bytes = self.log.bytes();
@@ -152,10 +153,10 @@ fn entries(table: &FenceTable) -> impl Iterator<Item = Entry> {
 }
 
 /// Folders of single jobs, as they were kept before there was one file.
-fn folders(folder: &Path) -> Result<BTreeMap<JobId, PathBuf>, FencingError> {
-    let fail = |source| FencingError::Folder { path: folder.to_owned(), source };
+fn directories(directory: &Path) -> Result<BTreeMap<JobId, PathBuf>, FencingError> {
+    let fail = |source| FencingError::Folder { path: directory.to_owned(), source };
     let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).map_err(fail)? {
+    for entry in std::fs::read_dir(directory).map_err(fail)? {
         let entry = entry.map_err(fail)?;
         let name = entry.file_name();
         if let Some(job) = name.to_str().and_then(|name| name.parse::<JobId>().ok()) {
@@ -165,11 +166,11 @@ fn folders(folder: &Path) -> Result<BTreeMap<JobId, PathBuf>, FencingError> {
     Ok(found)
 }
 
-/// What an agent before this one has left in such folders.
-fn earlier(folder: &Path) -> Result<(BTreeMap<JobId, Fence>, FencingToken), FencingError> {
-    let floor = read_record(&folder.join("floor")).map_err(FencingError::Record)?.unwrap_or_default();
+/// What an agent before this one has left in such directories.
+fn earlier(directory: &Path) -> Result<(BTreeMap<JobId, Fence>, FencingToken), FencingError> {
+    let floor = read_record(&directory.join("floor")).map_err(FencingError::Record)?.unwrap_or_default();
     let mut jobs = BTreeMap::new();
-    for (job, path) in folders(folder)? {
+    for (job, path) in directories(directory)? {
         if let Some(fence) = read_record(&path.join("token")).map_err(FencingError::Record)? {
             jobs.insert(job, fence);
         }

@@ -1,6 +1,6 @@
 //! The node's session lease: one deadline, in memory and in a file that every shim watches.
 //!
-//! The file has two slots that are written in turn, each with a checksum, so a reader finds a whole
+//! The file has two slots that are written alternately, each with a checksum, so a reader finds a whole
 //! slot at any moment without a lock. It is not synced: it means something only within one boot, and
 //! within one boot every process sees what was written.
 //!

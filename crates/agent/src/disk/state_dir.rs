@@ -1,8 +1,8 @@
-//! The agent's folder: who holds this node, of which cluster, and one agent at a time.
+//! The agent's directory: who holds this node, of which cluster, and one agent at a time.
 //!
-//! **Invariant:** two holders never share running workers: the holder id lives as long as the boot it
-//! was made in, the clock it counts on and the folder that it was made in, and what an earlier holder left behind is set
-//! aside before anything starts. A folder that was copied, or put back from a copy, knows less than was started from
+//! **Invariant:** two holders never share running workers: the holder id lasts as long as the boot it
+//! was made in, the clock it counts on and the directory that it was made in, and what an earlier holder left behind is set
+//! aside before anything starts. A directory that was copied, or put back from a copy, knows less than was started from
 //! the other one: its agent is another holder, which waits until the lease of the first is over.
 
 use crate::disk::durable::{DurableError, read_record, write_record};
@@ -58,12 +58,12 @@ pub enum StateDirError {
 struct HolderRecord {
     holder: HolderId,
     boot_id: String,
-    /// Which folder it was made in; none in what an agent of an earlier release wrote.
-    #[serde(default)]
-    folder: Option<FolderId>,
+    /// Which directory it was made in; none in what an agent of an earlier release wrote.
+    #[serde(default, rename = "folder")]
+    directory: Option<FolderId>,
 }
 
-/// What tells a folder from a copy of it.
+/// What tells a directory from a copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FolderId {
     inode: u64,
@@ -120,20 +120,20 @@ impl StateDir {
         };
         let root = root.canonicalize().map_err(fail(root))?;
         let holder = settle(&root, boot_id_path)?;
-        for folder in ["tasks", "jobs"] {
-            let path = root.join(folder);
+        for directory in ["tasks", "jobs"] {
+            let path = root.join(directory);
             std::fs::create_dir_all(&path).map_err(fail(&path))?;
         }
         Ok(StateDir { root, holder, _lock: lock })
     }
 
-    /// The folder itself.
+    /// The directory itself.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Lets users of workers pass through to their own folders, or nobody. Nobody else may list what is in it, or read
+    /// Lets users of workers pass through to their own directories, or nobody. Nobody else may list what is in it, or read
     /// any of the agent's files.
     ///
     /// # Errors
@@ -160,19 +160,19 @@ impl StateDir {
         self.holder
     }
 
-    /// The folder of the workers' folders.
+    /// The directory of the workers' directories.
     #[must_use]
     pub fn tasks(&self) -> PathBuf {
         self.root.join("tasks")
     }
 
-    /// The folder of what another scheduler was asked for, where one is.
+    /// The directory of what another scheduler was asked for, where one is.
     #[must_use]
     pub fn shares(&self) -> PathBuf {
         self.root.join("shares")
     }
 
-    /// The folder of the fencing tokens.
+    /// The directory of the fencing tokens.
     #[must_use]
     pub fn jobs(&self) -> PathBuf {
         self.root.join("jobs")
@@ -190,7 +190,7 @@ impl StateDir {
         self.root.join("lease")
     }
 
-    /// The lease file in a folder on memory, where no disk that a worker keeps busy can hold up a renewal; `lease` below
+    /// The lease file in a directory on memory, where no disk that a worker keeps busy can hold up a renewal; `lease` below
     /// the state directory is a link to it. A file that is there stays where it is: shims that run watch it.
     #[must_use]
     pub fn lease_on_memory(&self, runtime: Option<&Path>) -> PathBuf {
@@ -198,10 +198,10 @@ impl StateDir {
         let is_file = std::fs::symlink_metadata(&usual).is_ok_and(|found| found.is_file());
         let Some(runtime) = runtime.filter(|_| !is_file) else { return usual };
         let name = format!("{:08x}", crc32fast::hash(self.root.as_os_str().as_encoded_bytes()));
-        let folder = runtime.join(name);
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).and_then(|()| {
-            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700))?;
-            let lease = folder.join("lease");
+        let directory = runtime.join(name);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).and_then(|()| {
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
+            let lease = directory.join("lease");
             if std::fs::read_link(&usual).is_ok_and(|at| at == lease) {
                 return Ok(lease);
             }
@@ -212,7 +212,7 @@ impl StateDir {
             std::os::unix::fs::symlink(&lease, &usual).map(|()| lease)
         });
         made.unwrap_or_else(|error| {
-            tracing::warn!(folder = %folder.display(), %error, "the lease is kept in the state directory");
+            tracing::warn!(directory = %directory.display(), %error, "the lease is kept in the state directory");
             usual
         })
     }
@@ -262,7 +262,7 @@ pub fn lock(root: &Path) -> Result<File, StateDirError> {
     }
 }
 
-/// The folder of the system for what lives as long as a boot, where it is on memory and this user may write there.
+/// The directory of the system for files that last until the next boot, where it is on memory and this user may write there.
 #[must_use]
 pub fn usual_runtime() -> Option<PathBuf> {
     let run = Path::new("/run");
@@ -310,37 +310,37 @@ fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, S
     }
     remove_lease(root)?;
     let holder = before.map_or_else(|| HolderId(rand::random()), |record| record.holder);
-    write_record(&path, &HolderRecord { holder, boot_id, folder: None }).map_err(StateDirError::Record)?;
+    write_record(&path, &HolderRecord { holder, boot_id, directory: None }).map_err(StateDirError::Record)?;
     Ok(holder)
 }
 
 fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
-    let folder = FolderId::of(root)?;
+    let directory = FolderId::of(root)?;
     if let Some(record) = before.filter(|record| record.boot_id == boot_id) {
-        match record.folder {
-            Some(known) if known == folder => return Ok(record.holder),
+        match record.directory {
+            Some(known) if known == directory => return Ok(record.holder),
             None => {
-                let record = HolderRecord { folder: Some(folder), ..record };
+                let record = HolderRecord { directory: Some(directory), ..record };
                 write_record(&path, &record).map_err(StateDirError::Record)?;
                 return Ok(record.holder);
             }
             Some(_) => tracing::warn!(
-                folder = %root.display(),
+                directory = %root.display(),
                 "this state directory is a copy of another one: this node gets a new holder id"
             ),
         }
     }
     // First set aside, then the new id: a crash between the two does it again, with nothing to move.
     archive_tasks(root)?;
-    let record = HolderRecord { holder: HolderId(rand::random()), boot_id, folder: Some(folder) };
+    let record = HolderRecord { holder: HolderId(rand::random()), boot_id, directory: Some(directory) };
     write_record(&path, &record).map_err(StateDirError::Record)?;
     tracing::info!(holder = ?record.holder, "new holder id: first start, first since a reboot, or a copied state directory");
     Ok(record.holder)
 }
 
-/// Moves the task folders of the former holder away and keeps the newest few archives.
+/// Moves the task directories of the former holder away and keeps the newest few archives.
 fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     let fail = |path: &Path| {
         let path = path.to_owned();
@@ -398,7 +398,7 @@ mod tests {
             assert_ne!(StateDir::open(&root, &path).unwrap().holder(), first);
             assert!(!root.join("tasks/left").exists() && !root.join("lease").exists());
         }
-        // Those beyond are removed beside everything else.
+        // Those beyond are removed while everything else goes on.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
         let count = || std::fs::read_dir(root.join("archive")).unwrap().count();
         while count() > limits::ARCHIVES_MAX && std::time::Instant::now() < end {
@@ -433,7 +433,7 @@ mod tests {
         let rolled_back = StateDir::open(&root, &path).unwrap().holder();
         assert!(rolled_back != first && rolled_back != twin);
         assert_eq!(StateDir::open(&root, &path).unwrap().holder(), rolled_back);
-        // Moved it is the same folder.
+        // Moved it is the same directory.
         let moved = dir.path().join("moved");
         std::fs::rename(&root, &moved).unwrap();
         assert_eq!(StateDir::open(&moved, &path).unwrap().holder(), rolled_back);

@@ -1,7 +1,7 @@
 //! Folders that workers have filled: counted and removed whatever is in them, however deep and however much.
 //!
-//! A path has 4,096 bytes, a process a thousand descriptors and a thread a stack of 2 MiB; a worker that makes folders in
-//! folders has no such limit. So nothing here recurses or names a path below the folder: every step is relative to a
+//! A path has 4,096 bytes, a process a thousand descriptors and a thread a stack of 2 MiB; a worker that makes directories in
+//! directories has no such limit. So nothing here recurses or names a path below the directory: every step is relative to a
 //! descriptor, and no symbolic link is followed.
 //!
 //! **Invariant:** a fixed number of descriptors, and memory that does not grow with the depth of the tree.
@@ -20,7 +20,7 @@ use std::path::Path;
 const COUNTED_DEPTH_MAX: usize = 64;
 /// Entries that are counted.
 const COUNTED_ENTRIES_MAX: u64 = 1_000_000;
-/// What an entry takes besides its blocks: its inode, and its place in the folder.
+/// What an entry takes in addition to its blocks: its inode, and its place in the directory.
 const ENTRY_BYTES: u64 = 512;
 /// Unit of a file's allocated blocks (`stat`(2)).
 const BLOCK_BYTES: u64 = 512;
@@ -55,14 +55,14 @@ fn is_dots(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// Removes a folder and all that is in it. None that is there is fine; a file is removed too.
+/// Removes a directory and all that is in it. None that is there is fine; a file is removed too.
 ///
 /// Folders inside are moved up into the first one before they are emptied, so that no tree is ever deeper than two.
 ///
 /// # Errors
 /// When something stays, for example a file system that is mounted there; the rest has gone.
-pub(crate) fn remove(folder: &Path) -> io::Result<()> {
-    let name = c_path(folder)?;
+pub(crate) fn remove(directory: &Path) -> io::Result<()> {
+    let name = c_path(directory)?;
     let mut top = match open(AT_FDCWD, &name) {
         Ok(top) => top,
         Err(Errno::ENOENT) => return Ok(()),
@@ -99,7 +99,7 @@ fn entries(dir: &mut Dir, most: usize) -> nix::Result<Vec<CString>> {
     names.filter(|name| !name.as_ref().is_ok_and(|name| is_dots(name))).take(most).collect()
 }
 
-/// Removes an entry of `top`; the folders in it become entries of `top`.
+/// Removes an entry of `top`; the directories in it become entries of `top`.
 fn remove_entry(top: &Dir, name: &CStr, moved: &mut u64) -> nix::Result<()> {
     match unlinkat(top, name, UnlinkatFlags::NoRemoveDir) {
         Err(Errno::EISDIR | Errno::EPERM) => {}
@@ -129,7 +129,7 @@ fn move_up(from: &Dir, name: &CStr, top: &Dir, moved: &mut u64) -> nix::Result<(
         match renameat(from, name, top, format!(".moved_{moved}").as_str()) {
             // The name is another entry's.
             Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
-            // A folder that is moved has to be writable: its parent changes.
+            // A directory that is moved has to be writable: its parent changes.
             Err(Errno::EACCES) if !is_opened => {
                 fchmodat(from, name, Mode::S_IRWXU, FchmodatFlags::FollowSymlink)?;
                 is_opened = true;
@@ -139,10 +139,10 @@ fn move_up(from: &Dir, name: &CStr, top: &Dir, moved: &mut u64) -> nix::Result<(
     }
 }
 
-/// What a folder takes of the disk, itself included; nothing where none is there.
-pub(crate) fn size(folder: &Path) -> Size {
+/// What a directory takes of the disk, itself included; nothing where none is there.
+pub(crate) fn size(directory: &Path) -> Size {
     let mut total = Size::default();
-    let Ok(name) = c_path(folder) else { return total };
+    let Ok(name) = c_path(directory) else { return total };
     let Ok(top) =
         Dir::openat(AT_FDCWD, name.as_c_str(), OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty())
     else {
@@ -150,8 +150,8 @@ pub(crate) fn size(folder: &Path) -> Size {
     };
     let mut entries_left = COUNTED_ENTRIES_MAX;
     let mut open_folders = vec![Counted::read(top, &mut total, &mut entries_left)];
-    while let Some(folder) = open_folders.last_mut() {
-        let Some(name) = folder.inside.pop() else {
+    while let Some(directory) = open_folders.last_mut() {
+        let Some(name) = directory.inside.pop() else {
             open_folders.pop();
             continue;
         };
@@ -159,17 +159,17 @@ pub(crate) fn size(folder: &Path) -> Size {
             total.is_partial = true;
             return total;
         }
-        let Some(folder) = open_folders.last() else { return total };
+        let Some(directory) = open_folders.last() else { return total };
         // One that cannot be opened is removed when its time comes.
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        if let Ok(next) = Dir::openat(&folder.dir, name.as_c_str(), flags, Mode::empty()) {
+        if let Ok(next) = Dir::openat(&directory.dir, name.as_c_str(), flags, Mode::empty()) {
             open_folders.push(Counted::read(next, &mut total, &mut entries_left));
         }
     }
     total
 }
 
-/// A folder whose files are counted.
+/// A directory whose files are counted.
 struct Counted {
     dir: Dir,
     /// Folders in it that are not.
@@ -214,7 +214,7 @@ mod tests {
     use nix::sys::stat::mkdirat;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Folders in folders, with a file in the last.
+    /// Folders in directories, with a file in the last.
     fn deep(at: &Path, levels: u32) {
         std::fs::create_dir(at).unwrap();
         let mut dir = open(AT_FDCWD, &c_path(at).unwrap()).unwrap();
@@ -226,8 +226,8 @@ mod tests {
 
     #[test]
     fn a_tree_deeper_than_any_path_is_counted_and_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let tree = folder.path().join("tree");
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
         deep(&tree, 20_000);
         assert!(size(&tree).is_partial);
         remove(&tree).unwrap();
@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn what_links_lead_to_stays_and_closed_folders_go() {
-        let folder = tempfile::tempdir().unwrap();
-        let (tree, outside) = (folder.path().join("tree"), folder.path().join("outside"));
+        let directory = tempfile::tempdir().unwrap();
+        let (tree, outside) = (directory.path().join("tree"), directory.path().join("outside"));
         std::fs::create_dir_all(tree.join("a/b/c")).unwrap();
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("kept"), "x").unwrap();
@@ -251,7 +251,7 @@ mod tests {
         }
         remove(&tree).unwrap();
         assert!(!tree.exists() && outside.join("kept").exists());
-        let link = folder.path().join("link");
+        let link = directory.path().join("link");
         std::os::unix::fs::symlink(&outside, &link).unwrap();
         remove(&link).unwrap();
         assert!(!link.exists() && outside.join("kept").exists());
@@ -259,8 +259,8 @@ mod tests {
 
     #[test]
     fn what_is_counted_is_what_the_disk_gives() {
-        let folder = tempfile::tempdir().unwrap();
-        let tree = folder.path().join("tree");
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
         std::fs::create_dir_all(tree.join("a")).unwrap();
         std::fs::write(tree.join("a/real"), vec![1u8; 1 << 20]).unwrap();
         // A file that has a length and next to nothing in it.
@@ -268,6 +268,6 @@ mod tests {
         let counted = size(&tree);
         assert!(!counted.is_partial);
         assert!((1 << 20..2 << 20).contains(&counted.bytes), "{counted:?}");
-        assert_eq!(size(&folder.path().join("none")), Size::default());
+        assert_eq!(size(&directory.path().join("none")), Size::default());
     }
 }

@@ -1,11 +1,11 @@
-//! A short probe of the network between some hosts: every pair in turn, both ways, then a ring all-reduce
+//! A short probe of the network between some hosts: one pair after another, both ways, then a ring all-reduce
 //! over all of them. Before a large gang starts, and by hand.
 //!
 //! The leader says who takes part and hands everybody one key; each agent listens for as long as the probe
 //! lasts and takes connections that show the key alone. Pairs follow the turns of a round-robin tournament,
 //! so at any time each host measures one other, and nobody has to keep them in step: who is early waits.
 //!
-//! **Invariant:** bounded in time and bytes whatever the others do; what could not be measured is said, never
+//! **Invariant:** bounded in time and bytes whatever the others do; what could not be measured is reported, never
 //! guessed; nothing of a user goes over these connections.
 
 mod host;
@@ -132,7 +132,7 @@ async fn take_part(
     // A part of the time is the ring's, however slow the pairs are.
     let pairs_end = deadline - plan.limits.budget / 4;
     let begun = deadline - plan.limits.budget;
-    // Each turn has its end, counted from the beginning: whoever waited in vain in one turn is there for
+    // Each turn has its end, counted from the beginning: a host that waited in vain in one turn is there for
     // the next, and time that a turn did not need is left for those behind it.
     let share = (pairs_end - begun) / turns(count).max(1);
     let share = share.max(3 * plan.limits.pair);

@@ -34,7 +34,7 @@ pub struct Cgroup {
     path: PathBuf,
 }
 
-/// The group this process is in, as a folder; where workers' groups are made.
+/// The group this process is in, as a directory; where workers' groups are made.
 ///
 /// # Errors
 /// A sentence on why there is none.
@@ -91,7 +91,7 @@ fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
     Ok(Path::new(mount).join(group))
 }
 
-/// The agent's own group where it had to make room for those of workers.
+/// The agent's own group where it had to leave that group for those of workers.
 const AGENT_GROUP: &str = "muster-agent";
 /// What workers are limited with.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -167,7 +167,7 @@ impl Cgroup {
         let Limits { memory_bytes, cpu_milli, cpu_max_milli } = limits;
         if memory_bytes > 0 {
             self.limit("memory.max", &memory_bytes.to_string());
-            // What it was promised is memory: swap would be room beside it.
+            // What it was promised is memory: swap would be space on top of it.
             self.limit("memory.swap.max", "0");
             // A worker that has lost one of its processes is not left half alive.
             self.limit("memory.oom.group", "1");
@@ -221,7 +221,7 @@ impl Cgroup {
         oom_kills(&text) > 0
     }
 
-    /// The folder.
+    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -174,8 +174,8 @@ fn accelerator_files(dev: &Path) -> Vec<PathBuf> {
             || ["kfd", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"].contains(&name)
     };
     // Chips of TPUs that a program drives itself have the number of a group there.
-    let of = |folder: &Path, is_device: &dyn Fn(&str) -> bool| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of = |directory: &Path, is_device: &dyn Fn(&str) -> bool| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         entries
             .filter(|entry| entry.file_name().to_str().is_some_and(is_device))
             .filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir() && !kind.is_symlink()))

@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// What the folder of an ended worker takes.
+/// What the directory of an ended worker takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Counted {
     /// Its output, and the agent's own files.
     own_bytes: u64,
-    /// What it left in the folder that it started in.
+    /// What it left in the directory that it started in.
     work_bytes: u64,
 }
 
@@ -87,10 +87,10 @@ struct Directories {
 }
 
 impl Directories {
-    fn add(&mut self, folder: PathBuf) {
-        let counted = count(&folder);
+    fn add(&mut self, directory: PathBuf) {
+        let counted = count(&directory);
         self.bytes = self.bytes.saturating_add(counted.bytes());
-        self.all.push_back((folder, counted));
+        self.all.push_back((directory, counted));
     }
 
     /// Finds those that an earlier agent has left, and removes what it was removing.
@@ -108,8 +108,8 @@ impl Directories {
         }
         found.sort_unstable();
         *self = Directories::default();
-        for (_, folder) in found {
-            self.add(folder);
+        for (_, directory) in found {
+            self.add(directory);
         }
         first_error.map_or(Ok(()), Err)
     }
@@ -122,12 +122,12 @@ impl Directories {
         while self.bytes > logs.ended_bytes_max && !self.all.is_empty() {
             let largest = self.all.iter_mut().max_by_key(|(_, counted)| counted.work_bytes);
             match largest.filter(|(_, counted)| counted.work_bytes > 0) {
-                Some((folder, counted)) => {
+                Some((directory, counted)) => {
                     let bytes = std::mem::take(&mut counted.work_bytes);
-                    let (task, counted) = (TaskDir::at(folder.clone()), *counted);
+                    let (task, counted) = (TaskDir::at(directory.clone()), *counted);
                     self.bytes =
                         self.all.iter().map(|(_, counted)| counted.bytes()).fold(0, u64::saturating_add);
-                    tracing::info!(folder = %task.path().display(), bytes, "files of an ended worker are removed");
+                    tracing::info!(directory = %task.path().display(), bytes, "files of an ended worker are removed");
                     disposal::remove_now(tasks, &task.work())?;
                     record(task.path(), counted);
                 }
@@ -138,35 +138,35 @@ impl Directories {
     }
 
     fn remove_oldest(&mut self, tasks: &Path) -> io::Result<()> {
-        let Some((folder, _)) = self.all.pop_front() else { return Ok(()) };
+        let Some((directory, _)) = self.all.pop_front() else { return Ok(()) };
         self.bytes = self.all.iter().map(|(_, counted)| counted.bytes()).fold(0, u64::saturating_add);
-        disposal::remove_now(tasks, &folder)
+        disposal::remove_now(tasks, &directory)
     }
 }
 
 /// As it is on record, or as it is.
-fn count(folder: &Path) -> Counted {
-    if let Ok(Some(counted)) = read_record(&folder.join("kept")) {
+fn count(directory: &Path) -> Counted {
+    if let Ok(Some(counted)) = read_record(&directory.join("kept")) {
         return counted;
     }
-    let work = tree::size(&TaskDir::at(folder.to_owned()).work());
+    let work = tree::size(&TaskDir::at(directory.to_owned()).work());
     let mut own_bytes = 0u64;
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         use std::os::unix::fs::MetadataExt;
         if let Ok(metadata) = entry.metadata().map(|metadata| metadata.blocks().saturating_mul(512)) {
             own_bytes = own_bytes.saturating_add(metadata);
         }
     }
-    // What is more than is counted is more than anybody has room for.
+    // A tree that is too large to count is larger than any disk can hold.
     let work_bytes = if work.is_partial { u64::MAX / 2 } else { work.bytes };
     let counted = Counted { own_bytes, work_bytes };
-    record(folder, counted);
+    record(directory, counted);
     counted
 }
 
-fn record(folder: &Path, counted: Counted) {
-    if let Err(error) = write_record_of_boot(&folder.join("kept"), &counted) {
-        tracing::debug!(%error, "what an ended worker's folder takes is counted again later");
+fn record(directory: &Path, counted: Counted) {
+    if let Err(error) = write_record_of_boot(&directory.join("kept"), &counted) {
+        tracing::debug!(%error, "what an ended worker's directory takes is counted again later");
     }
 }
 
@@ -174,13 +174,13 @@ fn record(folder: &Path, counted: Counted) {
 mod tests {
     use super::*;
 
-    fn folder(tasks: &Path, name: &str, output: usize, work: usize) -> PathBuf {
-        let folder = tasks.join(name);
-        std::fs::create_dir_all(folder.join("work/deep")).unwrap();
-        std::fs::write(folder.join("output"), vec![1u8; output]).unwrap();
-        std::fs::write(folder.join("work/deep/file"), vec![1u8; work]).unwrap();
-        std::fs::write(folder.join("acked"), "").unwrap();
-        folder
+    fn directory(tasks: &Path, name: &str, output: usize, work: usize) -> PathBuf {
+        let directory = tasks.join(name);
+        std::fs::create_dir_all(directory.join("work/deep")).unwrap();
+        std::fs::write(directory.join("output"), vec![1u8; output]).unwrap();
+        std::fs::write(directory.join("work/deep/file"), vec![1u8; work]).unwrap();
+        std::fs::write(directory.join("acked"), "").unwrap();
+        directory
     }
 
     fn limits(workers: usize, bytes: u64) -> LogLimits {
@@ -191,23 +191,23 @@ mod tests {
     fn the_largest_work_goes_before_anybodys_output() {
         let dir = tempfile::tempdir().unwrap();
         let tasks = dir.path();
-        let first = folder(tasks, "first", 1 << 16, 1 << 16);
-        let greedy = folder(tasks, "greedy", 1 << 16, 8 << 20);
-        let last = folder(tasks, "last", 1 << 16, 1 << 16);
+        let first = directory(tasks, "first", 1 << 16, 1 << 16);
+        let greedy = directory(tasks, "greedy", 1 << 16, 8 << 20);
+        let last = directory(tasks, "last", 1 << 16, 1 << 16);
         let mut kept = Directories::default();
-        for folder in [&first, &greedy, &last] {
-            kept.add(folder.clone());
+        for directory in [&first, &greedy, &last] {
+            kept.add(directory.clone());
         }
         kept.prune(tasks, &limits(10, 1 << 20)).unwrap();
-        for folder in [&first, &greedy, &last] {
-            assert!(folder.join("output").exists(), "{}", folder.display());
+        for directory in [&first, &greedy, &last] {
+            assert!(directory.join("output").exists(), "{}", directory.display());
         }
         assert!(first.join("work").exists() && last.join("work").exists() && !greedy.join("work").exists());
         // The next agent knows it without counting.
         let mut next = Directories::default();
         next.look(tasks).unwrap();
         assert_eq!((next.all.len(), next.bytes), (3, kept.bytes));
-        // Then the oldest output, and the number of folders.
+        // Then the oldest output, and the number of directories.
         kept.prune(tasks, &limits(10, 100 << 10)).unwrap();
         assert!(!first.exists() && last.exists());
         kept.prune(tasks, &limits(0, u64::MAX)).unwrap();

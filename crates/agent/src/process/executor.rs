@@ -1,6 +1,6 @@
-//! Workers as processes of this host, each under a shim of its own.
+//! Workers as processes of this host, each under a separate shim.
 //!
-//! **Invariant:** what is on disk decides: a worker exists from the moment its folder does, runs as long
+//! **Invariant:** what is on disk decides: a worker exists from the moment its directory does, runs as long
 //! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
 //! process id alone.
 
@@ -41,7 +41,7 @@ use tokio::sync::mpsc;
 /// What the executor is made of.
 #[derive(Clone, Debug)]
 pub struct ProcessSettings {
-    /// The folder of the workers' folders.
+    /// The directory of the workers' directories.
     pub tasks: PathBuf,
     /// The lease file.
     pub lease: PathBuf,
@@ -49,7 +49,7 @@ pub struct ProcessSettings {
     pub holder: HolderId,
     /// Program and first arguments of a shim, which launchers of frameworks are part of.
     pub shim_command: Vec<String>,
-    /// Program and first arguments of what guards a worker: the same, or a small program of its own.
+    /// Program and first arguments of what guards a worker: the same, or a separate small program.
     pub guard_command: Vec<String>,
     /// Shims that wait for workers, and workers, together: beyond, none waits.
     pub ready_max: usize,
@@ -59,7 +59,7 @@ pub struct ProcessSettings {
     pub accelerator: String,
     /// The base environment of every worker.
     pub environment: BTreeMap<String, String>,
-    /// Where secrets of tenants are, each in a folder of its tenant's; none where there are none.
+    /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
     pub secrets_dir: Option<PathBuf>,
     /// How much output is kept.
     pub logs: LogLimits,
@@ -71,7 +71,7 @@ pub struct ProcessSettings {
     pub agent_socket: Option<PathBuf>,
     /// What keeps workers from the host and from each other.
     pub isolating: Arc<Isolating>,
-    /// What workers see though `/tmp` is their own: the agent's folder.
+    /// What workers see though `/tmp` is their own: the agent's directory.
     pub shown: Vec<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ struct Shared {
     settings: ProcessSettings,
     cgroup_parent: Option<PathBuf>,
     events: mpsc::Sender<ExecutorEvent>,
-    /// Workers whose folder is being made.
+    /// Workers whose directory is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
     pool: Arc<Pool>,
     ended: EndedWorkers,
@@ -100,12 +100,12 @@ impl ProcessExecutor {
     pub fn new(settings: ProcessSettings) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         let cgroup_parent = cgroup::parent(&settings.control_groups)
-            .inspect_err(|why| tracing::info!(why, "workers run without control groups of their own"))
+            .inspect_err(|why| tracing::info!(why, "workers run without separate control groups"))
             .ok();
         if let Some(parent) = &cgroup_parent
             && let Err(why) = cgroup::delegate(parent)
         {
-            tracing::info!(why, "the control groups of workers have no limits of their own");
+            tracing::info!(why, "the control groups of workers have no separate limits");
         }
         let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
@@ -242,7 +242,7 @@ impl ProcessExecutor {
         let key = spec.key;
         let beginning = || self.shared.beginning.lock().unwrap_or_else(PoisonError::into_inner);
         if !beginning().insert(key) {
-            // Another call makes the folder right now: it is that one's to launch.
+            // Another call makes the directory right now: it is that one's to launch.
             return;
         }
         let (tasks, pool) = (self.shared.settings.tasks.clone(), Arc::clone(&self.shared.pool));
@@ -273,8 +273,8 @@ impl ProcessExecutor {
             Ok(None) => return,
             Err(error) => {
                 let error = chain(&error);
-                tracing::error!(worker = %key, error, "a worker's folder could not be made");
-                return self.refuse(key, format!("make the worker's folder: {error}")).await;
+                tracing::error!(worker = %key, error, "a worker's directory could not be made");
+                return self.refuse(key, format!("make the worker's directory: {error}")).await;
             }
         };
         match self.run_shim(&task, shim).await {
@@ -612,12 +612,12 @@ fn conclude_once(
         return Ok(None);
     }
     if let Some(group) = &group {
-        // An empty group that stays behind costs a folder.
+        // An empty group that stays behind costs a directory.
         let _ = group.remove();
     }
     let status = match reason {
         Some(reason) if running.is_none() => ExitStatus::LaunchFailed(detail(&reason)),
-        // Nobody ends a shim but the agent, for a reason, and a worker that can: without a namespace of its own. That is
+        // Nobody ends a shim but the agent, for a reason, and a worker that can: without a separate namespace. That is
         // the worker's failure, which counts against its retries, not a loss of the node.
         None if running.is_some() && !is_overdue && could_kill_its_guard(task) => {
             tracing::warn!(worker = %key, "the worker's shim was killed");

@@ -30,7 +30,7 @@ pub(crate) async fn read(
     let (position, tail_bytes) = (request.from_position, request.tail_bytes);
     let mut reader = blocking(move || Reader::open(path, before, streams, position, tail_bytes)).await?;
     loop {
-        // Read before the output is: all output is on disk when the end is. A folder that is gone is that
+        // Read before the output is: all output is on disk when the end is. A directory that is gone is that
         // of an ended worker.
         let ended = matches!(task.exit(), Ok(Some(_)) | Err(_)) || !task.path().is_dir();
         loop {
@@ -61,7 +61,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.map_err(|_| io::Error::other("the read was given up"))?
 }
 
-/// Wakes when something in the folder changed.
+/// Wakes when something in the directory changed.
 enum Changes {
     Watched(AsyncFd<Watch>),
     Polled,

@@ -1,7 +1,7 @@
 //! The agent's look at its shims: one that stands still enforces nothing, so it is woken, and killed where that does not
 //! help. With a shim ends its worker: where it has a process namespace the kernel sees to that.
 //!
-//! **Invariant:** only a process that leads a session of its own and holds its worker's lock is signalled here.
+//! **Invariant:** only a process that leads a separate session and holds its worker's lock is signalled here.
 
 use crate::clock::BootTime;
 use crate::disk::lease::read_path;
@@ -79,7 +79,7 @@ impl Guarded {
         let fault =
             fault.or_else(|| stop_by.filter(|at| at.after(OVERDUE) < now).map(|_| Fault::StopOverdue));
         let fault = fault.or_else(|| self.lease_overdue(epoch, now).then_some(Fault::LeaseOverdue))?;
-        // The lock is its own as long as it lives: the number is no other process's.
+        // The lock is held until the shim ends: the number is no other process's.
         if matches!(self.task.try_lock(), Ok(None)) {
             tracing::error!(worker = %self.key, shim, why = fault.text(), "a shim is killed");
             let _ = kill(Pid::from_raw(shim), Signal::SIGKILL);

@@ -1,9 +1,9 @@
 //! The isolation of a worker from its host and from other workers, and which parts of it this host supports.
 //!
-//! A worker runs in a process namespace of its own, whose first process its shim holds: when that one ends, the kernel
+//! A worker runs in a separate process namespace, whose first process its shim holds: when that one ends, the kernel
 //! ends everything in it, and nothing in it can see or signal a process outside. Where the agent is root, a worker may
-//! have a user of its own tenant besides, without privileges, so that what the agent and other tenants own is out of its
-//! reach. What the host cannot do is a fact of the node: its labels say so, and jobs and policy may ask for more.
+//! also have a user of its tenant, without privileges, so that what the agent and other tenants own is out of its
+//! reach. What the host cannot do is a fact of the node: its labels state it, and jobs and policy may ask for more.
 //!
 //! **Invariant:** what was found possible when the agent started is what every worker gets: one that cannot be isolated
 //! so is not started.
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Which namespaces a worker has of its own.
+/// Which separate namespaces a worker has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Namespaces {
@@ -121,7 +121,7 @@ pub enum CpuLimit {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkersConfig {
-    /// Whether workers get namespaces of their own.
+    /// Whether workers get separate namespaces.
     pub isolation: IsolationMode,
     /// Users that workers run as: one for each tenant, the same on every host that has the same range. Needs root.
     pub uid_range: Option<UidRange>,
@@ -144,7 +144,7 @@ pub struct WorkersConfig {
     pub wanted: Vec<String>,
 }
 
-/// Whether workers get namespaces of their own.
+/// Whether workers get separate namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IsolationMode {
@@ -268,7 +268,7 @@ impl Isolating {
                 (Err(why), _) => {
                     tracing::warn!(
                         why,
-                        "workers have no namespaces of their own: a worker may outlive its guard"
+                        "workers have no separate namespaces: a worker may outlive its guard"
                     );
                     Namespaces::Host
                 }
@@ -341,7 +341,7 @@ impl Isolating {
         self.namespaces
     }
 
-    /// Whether workers run as users of their own.
+    /// Whether workers run as separate users.
     #[must_use]
     pub fn has_users(&self) -> bool {
         self.config.has_users()

@@ -1,8 +1,8 @@
 //! What a worker's processes use of memory, by `/proc`, for hosts where no control group can say it.
 //!
-//! Counted is what only the worker can give back: anonymous and shared memory and what of it is swapped
+//! Only memory that the worker alone can give back is counted: anonymous and shared memory, and the part of it that is swapped
 //! out, each page once however many of its processes share it. Mapped files are not: the kernel drops
-//! them when it needs the room.
+//! them when it needs the memory.
 
 use std::collections::BTreeSet;
 use std::path::Path;

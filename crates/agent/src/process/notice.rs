@@ -1,7 +1,7 @@
-//! Telling a worker that it has to stop, besides SIGTERM: a file, and a call where the job asks for one.
+//! Telling a worker that it has to stop, in addition to SIGTERM: a file, and a call where the job asks for one.
 //!
 //! The file is there before the signal, unless the disk hangs: a stop waits for it no longer than
-//! [`FILE_MAX`]. The call is made beside it and nobody waits for its outcome; a program that does not listen
+//! [`FILE_MAX`]. The call is made at the same time and nobody waits for its outcome; a program that does not listen
 //! has the signal. Ports are the host's, and two gangs may have chosen the same one: the call is made only where the
 //! worker itself listens. When the lease runs out nobody may be there to tell: then the signal is all.
 
@@ -41,7 +41,7 @@ pub fn text(key: WorkerKey, request: StopRequest) -> String {
     format!("{notice}\n")
 }
 
-/// Puts the file into the worker's folder; it appears whole.
+/// Puts the file into the worker's directory; it appears whole.
 ///
 /// # Errors
 /// When it cannot be written.

@@ -1,4 +1,4 @@
-//! Shims that wait for a worker: folder made, lock taken, the process there that becomes the worker. A start that
+//! Shims that wait for a worker: directory made, lock taken, the process there that becomes the worker. A start that
 //! finds one writes a few small files and a name into a pipe; without one it makes a dozen files and executes two
 //! programs first.
 //!
@@ -33,7 +33,7 @@ const EXPECTED_MIN: usize = 2;
 pub(crate) struct Waiting {
     pub(crate) blank: Blank,
     pub(crate) shim: Shim,
-    /// Takes the folder's final name.
+    /// Takes the directory's final name.
     pub(crate) order: File,
 }
 
@@ -103,17 +103,17 @@ impl Inner {
 pub(crate) fn start(
     command: &[String],
     word: &str,
-    folder: &TaskDir,
+    directory: &TaskDir,
     namespaces: Option<Namespaces>,
     cgroup_parent: Option<&Path>,
     stdin: Stdio,
 ) -> io::Result<Child> {
     let (program, first) = command.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(folder.shim_log())?;
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(directory.shim_log())?;
     Command::new(program)
         .args(first)
         .arg(word)
-        .arg(folder.path())
+        .arg(directory.path())
         .args(namespaces.map(Namespaces::word))
         .args(cgroup_parent)
         .env_clear()
@@ -140,12 +140,12 @@ impl Pool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A start of so many workers has come; the next one may well be like it.
+    /// A start of this many workers has come; the next one may well be like it.
     pub(crate) fn expect(&self, workers: usize) {
         self.lock().expected = workers;
     }
 
-    /// A worker is here, or will be, with so many devices.
+    /// A worker is here, or will be, with this many devices.
     pub(crate) fn hold(&self, key: WorkerKey, devices: usize) {
         let mut inner = self.lock();
         let count = devices.max(1);
@@ -223,7 +223,7 @@ impl Pool {
         let tasks = self.tasks.clone();
         let blank = blocking(move || Blank::make(&tasks, &format!("ready_{number}"))).await;
         let blank = blank.map_err(|error| crate::chain::chain(&error))?;
-        match self.begin(blank.folder()).await {
+        match self.begin(blank.directory()).await {
             Ok((shim, order)) => Ok(Waiting { blank, shim, order }),
             Err(reason) => {
                 blocking(move || blank.discard()).await;
@@ -232,12 +232,12 @@ impl Pool {
         }
     }
 
-    async fn begin(&self, folder: &TaskDir) -> Result<(Shim, File), String> {
+    async fn begin(&self, directory: &TaskDir) -> Result<(Shim, File), String> {
         let program = self.command.first().map_or("", String::as_str);
         let mut child = start(
             &self.command,
             shim::WAIT,
-            folder,
+            directory,
             Some(self.namespaces),
             self.cgroup_parent.as_deref(),
             Stdio::piped(),

@@ -151,7 +151,7 @@ fn bears(pid: i32, variable: &str) -> bool {
     environment(pid).split(|b| *b == 0).any(|entry| entry == variable.as_bytes())
 }
 
-/// A session number may have been given out anew: a member must at least be some worker's.
+/// A session number may have been given out again: a member must at least be some worker's.
 fn bears_any_mark(pid: i32) -> bool {
     let prefix = format!("{MARK_VARIABLE}=");
     environment(pid).split(|b| *b == 0).any(|entry| entry.starts_with(prefix.as_bytes()))

@@ -1,10 +1,10 @@
 //! Values of a worker's environment that stand in a file of this host, and not in the job.
 //!
 //! A variable whose value is `muster-secret://NAME` gets what the file `<secrets_dir>/<tenant>/NAME` holds, without the
-//! line's end behind it. So the value is in no record of the log, no archive and no answer; only in the folder of the
+//! line's end behind it. So the value is in no record of the log, no archive and no answer; only in the directory of the
 //! worker on this host, which is the agent's alone.
 //!
-//! **Invariant:** a job gets secrets of its own tenant and of no other; no message holds a value.
+//! **Invariant:** a job gets secrets of its tenant and of no other; no message holds a value.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -43,7 +43,7 @@ pub(crate) fn fill(
 fn read(dir: Option<&Path>, tenant: &str, name: &str) -> Result<String, String> {
     let dir = dir
         .ok_or("this host has no secrets; `secrets_dir` of its agent's configuration says where they are")?;
-    // Neither leads out of the tenant's folder.
+    // Neither leads out of the tenant's directory.
     if Name::new(tenant).is_none() || Name::new(name).is_none() {
         return Err(format!("a secret's name is {NAME_RULE}"));
     }
@@ -96,10 +96,10 @@ mod tests {
 
     #[test]
     fn a_job_gets_secrets_of_its_own_tenant_alone() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let dir = folder.path();
+        let directory = tempfile::tempdir().expect("a directory");
+        let dir = directory.path();
         for tenant in ["speech", "vision"] {
-            std::fs::create_dir(dir.join(tenant)).expect("a folder can be made");
+            std::fs::create_dir(dir.join(tenant)).expect("a directory can be made");
         }
         put(&dir.join("speech/token"), "hunter2\n", 0o600);
         put(&dir.join("speech/open"), "hunter2", 0o604);

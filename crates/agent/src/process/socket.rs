@@ -14,7 +14,7 @@
 //!
 //! **Invariant:** nothing said here starts, stops or places anything; a note of a worker that does not run here, or
 //! of another attempt than the one that does, is refused. Lines are bounded, and so are connections, those of one worker
-//! and all together; one on which nothing is said ends.
+//! and all together; one on which nothing is sent ends.
 
 use crate::limits;
 use crate::process::speaker::{Connections, Speaker};
@@ -89,7 +89,7 @@ pub(crate) fn open(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Serves for ever; what is said goes to `events`. `tasks` is the folder of workers' folders.
+/// Serves for ever; what workers report goes to `events`. `tasks` is the directory of workers' directories.
 pub(crate) async fn serve<E: From<WorkerReport> + Send + 'static>(
     listener: UnixListener,
     events: mpsc::Sender<E>,

@@ -26,7 +26,7 @@ pub(crate) enum Speaker {
 }
 
 impl Speaker {
-    /// Who is at the other end of a connection. `tasks` is the folder of workers' folders.
+    /// Who is at the other end of a connection. `tasks` is the directory of workers' directories.
     pub(crate) fn of(stream: &UnixStream, tasks: &Path) -> Speaker {
         let Ok(peer) = stream.peer_cred() else { return Speaker::Stranger };
         let Some(pid) = peer.pid() else { return Speaker::Stranger };
@@ -63,7 +63,7 @@ impl Speaker {
     }
 }
 
-/// Whether a process is a shim of this agent: it leads its session, and its command line names a folder of a worker.
+/// Whether a process is a shim of this agent: it leads its session, and its command line names a directory of a worker.
 fn is_shim(pid: i32, tasks: &Path) -> bool {
     if processes::state(pid).is_none_or(|state| state.session != pid) {
         return false;
@@ -71,9 +71,9 @@ fn is_shim(pid: i32, tasks: &Path) -> bool {
     let line = crate::disk::durable::read_bounded(format!("/proc/{pid}/cmdline").as_ref(), 64 << 10)
         .unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).skip_while(|word| !matches!(*word, b"run" | b"wait"));
-    let folder = words.nth(1).unwrap_or_default();
+    let directory = words.nth(1).unwrap_or_default();
     let below = tasks.as_os_str().as_encoded_bytes();
-    folder.strip_prefix(below).is_some_and(|rest| rest.first() == Some(&b'/'))
+    directory.strip_prefix(below).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
 /// How many connections each speaker has.
@@ -120,10 +120,10 @@ mod tests {
     #[tokio::test]
     async fn this_process_is_an_operator_or_below_nobody() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let speaker = Speaker::of(&ours, folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let speaker = Speaker::of(&ours, directory.path());
         assert_eq!(speaker, Speaker::Operator);
-        assert!(!is_shim(std::process::id().cast_signed(), folder.path()));
+        assert!(!is_shim(std::process::id().cast_signed(), directory.path()));
     }
 
     #[test]

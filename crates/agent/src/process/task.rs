@@ -1,11 +1,11 @@
-//! The folder of one worker: all that the agent and its shim say to each other.
+//! The directory of one worker: all that the agent and its shim say to each other.
 //!
 //! | file | written by | what |
 //! |---|---|---|
 //! | `spec` | agent | the launch, complete |
 //! | `rank_map.json` | agent | for the worker |
 //! | `hostfile`, `hostfile.ranks` | agent | for the worker: `contract/hostfile.rs` |
-//! | `lock` | – | locked by the shim as long as it lives: liveness without process ids; a second name of `spec` |
+//! | `lock` | – | locked by the shim until it ends: liveness without process ids; a second name of `spec` |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
@@ -16,15 +16,15 @@
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
 //! | `acked` | agent | the leader knows the end; a second name of `exit` |
 //!
-//! Nothing here is read after a reboot: then the folders are set aside, and who held the node holds it no
+//! Nothing here is read after a reboot: then the directories are set aside, and who held the node holds it no
 //! more. So no file is flushed to the disk; a launch waits for the flush of its fencing token alone.
 //!
-//! A folder appears whole, by a rename. What a launch does not know better is made before one is ordered: a
-//! file that is new can cost a busy file system most of a millisecond, one that is written anew next to
-//! nothing. Shim and agent agree on who speaks last through `lock`: whoever
+//! A directory appears whole, by a rename. What a launch does not know better is made before one is ordered: a
+//! file that is new can cost a busy file system most of a millisecond, one that is rewritten next to
+//! nothing. Shim and agent agree on who speaks last through `lock`: the one that
 //! holds it may write `exit`, and a shim that finds one does not launch.
 //!
-//! **Invariant:** a folder with a spec and no `exit` is a worker that may be running.
+//! **Invariant:** a directory with a spec and no `exit` is a worker that may be running.
 
 use crate::disk::durable::{DurableError, read_record, write_record_of_boot as write_record};
 use crate::process::isolation::Isolation;
@@ -123,10 +123,10 @@ pub struct Stop {
 /// Bytes of one message on the control FIFO; far below PIPE_BUF, so each arrives whole.
 pub const CONTROL_MESSAGE_BYTES: usize = 8;
 
-/// What kept a task folder from being used.
+/// What kept a task directory from being used.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// A file or folder operation.
+    /// A file or directory operation.
     #[error("{doing} {path}")]
     Io {
         /// What was tried.
@@ -142,7 +142,7 @@ pub enum TaskError {
     Record(#[from] DurableError),
 }
 
-/// What every worker of a gang finds in its folder about the whole of it.
+/// What every worker of a gang finds in its directory about the whole of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GangFiles {
     /// `rank_map.json`.
@@ -153,7 +153,7 @@ pub struct GangFiles {
     pub rank_hostfile: String,
 }
 
-/// One worker's folder.
+/// One worker's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
     path: PathBuf,
@@ -172,19 +172,19 @@ impl TaskSpec {
 }
 
 impl TaskDir {
-    /// A folder that is there.
+    /// A directory that is there.
     #[must_use]
     pub fn at(path: PathBuf) -> TaskDir {
         TaskDir { path }
     }
 
-    /// Where the folder of this worker is.
+    /// Where the directory of this worker is.
     #[must_use]
     pub fn of(tasks: &Path, key: WorkerKey) -> TaskDir {
         TaskDir { path: tasks.join(format!("{}_{}_{}", key.job, key.token, key.rank)) }
     }
 
-    /// The worker a folder's name stands for.
+    /// The worker a directory's name stands for.
     #[must_use]
     pub fn key_of_name(name: &str) -> Option<WorkerKey> {
         let mut parts = name.split('_');
@@ -194,22 +194,22 @@ impl TaskDir {
         parts.next().is_none().then_some(WorkerKey { job, token, rank })
     }
 
-    /// Makes the folder, complete.
+    /// Makes the directory, complete.
     ///
     /// # Errors
-    /// When any step fails; then there is no folder under the final name.
+    /// When any step fails; then there is no directory under the final name.
     pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
         let name = format!("{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank);
         Blank::make(tasks, &name)?.fill(tasks, spec, files)
     }
 
-    /// The folder.
+    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The worker's own folder, where it starts unless the job says otherwise.
+    /// The worker's own directory, where it starts unless the job says otherwise.
     #[must_use]
     pub fn work(&self) -> PathBuf {
         self.path.join("work")
@@ -343,7 +343,7 @@ impl TaskDir {
     /// When it cannot be written; the end is then reported again after a restart.
     pub fn write_acked(&self) -> Result<(), DurableError> {
         let acked = self.path.join("acked");
-        // That it is there is all it says: a second name of the end costs no file of its own.
+        // That it is there is all it says: a second name of the end costs no further file.
         match std::fs::hard_link(self.path.join("exit"), &acked) {
             Ok(()) => Ok(()),
             Err(_) => write_record(&acked, &()),
@@ -386,10 +386,10 @@ impl TaskDir {
     }
 }
 
-/// What stands before the name of a folder that is no worker's yet.
+/// What stands before the name of a directory that is no worker's yet.
 const UNFINISHED: &str = ".new_";
 
-/// A folder with every file that a launch needs, and nothing in them: a worker's that is not known yet.
+/// A directory with every file that a launch needs, and nothing in them: a worker's that is not known yet.
 #[derive(Debug)]
 pub struct Blank {
     part: TaskDir,
@@ -416,23 +416,23 @@ impl Blank {
         let (spec, lock) = (part.spec_path(), part.lock_path());
         let mut private = OpenOptions::new();
         private.write(true).create_new(true).mode(0o600).open(&spec).map_err(at("make", &spec))?;
-        // A second name costs no file of its own, where the file system has such.
+        // A second name costs no further file, where the file system has such.
         if std::fs::hard_link(&spec, &lock).is_err() {
             File::create(&lock).map_err(at("make", &lock))?;
         }
         Ok(Blank { part })
     }
 
-    /// The folder, for now.
+    /// The directory, for now.
     #[must_use]
-    pub fn folder(&self) -> &TaskDir {
+    pub fn directory(&self) -> &TaskDir {
         &self.part
     }
 
     /// Makes it a worker's.
     ///
     /// # Errors
-    /// When any step fails; then there is no folder under the final name.
+    /// When any step fails; then there is no directory under the final name.
     pub fn fill(self, tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
         let (part, task) = (self.part, TaskDir::of(tasks, spec.key));
         for (path, text) in [
@@ -442,7 +442,7 @@ impl Blank {
         ] {
             std::fs::write(&path, text).map_err(at("write", &path))?;
         }
-        // In place: nobody reads it before the folder has its name.
+        // In place: nobody reads it before the directory has its name.
         let path = part.spec_path();
         let bytes = crate::disk::durable::encode_record(spec).map_err(at("encode", &path))?;
         std::fs::write(&path, bytes).map_err(at("write", &path))?;

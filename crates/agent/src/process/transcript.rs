@@ -193,8 +193,8 @@ impl Writer {
         if self.free_min == 0 {
             return Ok(());
         }
-        let folder = self.path.parent().unwrap_or(Path::new("/"));
-        let disk = nix::sys::statvfs::statvfs(folder)?;
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        let disk = nix::sys::statvfs::statvfs(directory)?;
         let free = disk.blocks_available().saturating_mul(disk.fragment_size());
         if free.saturating_sub(needed) >= self.free_min {
             return Ok(());
@@ -367,7 +367,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// From `position` on; with `tail_bytes` above 0 only the last so many bytes of `streams` that there
+    /// From `position` on; with `tail_bytes` above 0 only that many last bytes of `streams` that there
     /// are now.
     ///
     /// # Errors
@@ -484,7 +484,7 @@ impl Reader {
         let Some(segment) = &self.segment else { return Ok(false) };
         match std::fs::metadata(&self.path) {
             Ok(meta) => Ok(meta.ino() == segment.number),
-            // The moment between rename and creation, or the folder is gone.
+            // The moment between rename and creation, or the directory is gone.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
             Err(error) => Err(error),
         }
@@ -585,7 +585,7 @@ mod tests {
         assert!(kept.len() >= 150, "{}", kept.len());
         assert!(all.ends_with(&kept));
         assert_eq!(lost as usize + kept.len(), all.len());
-        // Whoever had read to somewhere in between misses only what lies behind that.
+        // A reader that had read to somewhere in between misses only what lies behind that.
         let (again, missed) = rest(&mut place.reader(&[Stdout, Stderr], 10_000, 0));
         assert_eq!((again, missed as usize), (kept.clone(), all.len() - kept.len() - 10_000));
         // A large piece rotates as often as needed.

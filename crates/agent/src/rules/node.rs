@@ -77,7 +77,7 @@ pub(crate) enum Order {
     },
 }
 
-/// What the decisions depend on, besides the node's own state, at the time of an event.
+/// What the decisions depend on, in addition to the node's own state, at the time of an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     /// By the clock of leases.

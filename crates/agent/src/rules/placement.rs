@@ -86,7 +86,7 @@ pub struct Placement {
     pub stop_grace: Duration,
     /// Empty when the job has none.
     pub checkpoint_directory: String,
-    /// Empty for the worker's own folder.
+    /// Empty for the worker's own directory.
     pub working_directory: String,
     /// Index and size, for a job of an array.
     pub array: Option<(u32, u32)>,
@@ -102,7 +102,7 @@ pub struct Placement {
     pub world_size_min: u32,
     /// The TPU slices of the gang.
     pub slices: Vec<Slices>,
-    /// How its workers are told to stop, besides SIGTERM and a file.
+    /// How its workers are told to stop, in addition to SIGTERM and a file.
     pub notice: Option<HttpNotice>,
     /// How it saves its work, and what is saved.
     pub checkpoint: Checkpoint,

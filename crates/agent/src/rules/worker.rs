@@ -64,7 +64,7 @@ impl OutputStream {
 pub enum ExecutorEvent {
     /// The worker is launched.
     Running(WorkerKey),
-    /// Nothing of the worker is left, and its end is on record for an agent that is started anew.
+    /// Nothing of the worker is left, and its end is on record for an agent that is restarted.
     Ended(WorkerKey, ExitStatus),
 }
 
@@ -92,7 +92,7 @@ pub struct OutputRequest {
     pub streams: Vec<OutputStream>,
     /// Go on until the worker has ended.
     pub follow: bool,
-    /// Only the last so many bytes of what is asked for; 0 for all.
+    /// Only this many last bytes of what is asked for; 0 for all.
     pub tail_bytes: u64,
     /// Bytes of output, of both streams, since the worker's start that are not wanted again; 0 for none.
     pub from_position: u64,
@@ -162,8 +162,8 @@ impl DeviceLoad {
 
     /// The first device that both together hold more than once.
     #[must_use]
-    pub fn overfull(&self, beside: &DeviceLoad) -> Option<u16> {
-        let sums = self.0.iter().zip(beside.0).zip(0u16..);
+    pub fn overfull(&self, other: &DeviceLoad) -> Option<u16> {
+        let sums = self.0.iter().zip(other.0).zip(0u16..);
         let mut over = sums.filter(|((own, other), _)| **own > 0 && **own + *other > DEVICE_MILLI.into());
         over.next().map(|(_, device)| device)
     }

@@ -25,7 +25,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Between two polls, whoever asks for one.
+/// Between two polls, however many ask for one.
 const POLL_GAP: Duration = Duration::from_millis(200);
 
 /// What one poll saw.
@@ -157,7 +157,7 @@ pub(super) struct Backend {
     shares: Mutex<BTreeMap<String, Registered>>,
     view: watch::Sender<Arc<View>>,
     poke: Notify,
-    /// Every task but the poll: they end with the cluster, not with whoever began them.
+    /// Every task but the poll: they end with the cluster, not with their caller.
     work: Mutex<JoinSet<()>>,
 }
 

@@ -53,7 +53,7 @@ pub struct SlurmConfig {
     /// Program and arguments of the runner, as found on Slurm's nodes; `shim_command` and `slurm` when empty.
     #[serde(default)]
     pub runner_command: Vec<String>,
-    /// A folder on Slurm's nodes, on a local disk; each runner makes its own below.
+    /// A directory on Slurm's nodes, on a local disk; each runner makes its own below.
     #[serde(default = "runner_directory")]
     pub runner_directory: PathBuf,
     /// Where Slurm writes what the runner itself prints: a pattern for `sbatch --output`.

@@ -83,7 +83,7 @@ pub(super) struct Grant {
     pub(super) accelerator: String,
     pub(super) logs: LogLimits,
     pub(super) pass_environment: Vec<String>,
-    /// Whether notes of workers are taken. An agent of an earlier release does not say so, and would not answer them.
+    /// Whether notes of workers are taken. An agent of an earlier release does not state it, and would not answer them.
     #[serde(default)]
     pub(super) takes_notes: bool,
 }

@@ -1,7 +1,7 @@
 //! A whole Slurm cluster as capacity of the fleet.
 //!
-//! One agent beside slurmctld stands for all of its nodes: each of them is a node of Muster with a session
-//! and a lease of its own, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
+//! One agent next to slurmctld stands for all of its nodes: each of them is a node of Muster with a session
+//! and a separate lease, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
 //! node's share of a placement becomes one batch job on that very node; the job runs a small
 //! [runner](self::runner) which is handed the workers and runs each below a shim, as any agent does. What
 //! other users of the cluster hold is reported, and not free.
@@ -53,7 +53,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// What the agent of a Slurm cluster is made of, besides the cluster's own settings.
+/// What the agent of a Slurm cluster is made of, without the cluster's own settings.
 pub(crate) struct Surroundings {
     pub(crate) state_dir: PathBuf,
     pub(crate) boot_id_path: PathBuf,
@@ -88,15 +88,15 @@ pub struct SlurmCluster {
     backend: Arc<Backend>,
     /// Ends with it.
     _server: JoinSet<()>,
-    /// One agent per folder.
+    /// One agent per directory.
     _lock: std::fs::File,
 }
 
 impl SlurmCluster {
-    /// Locks the folder and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
+    /// Locks the directory and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
     ///
     /// # Errors
-    /// When the configuration breaks a rule, or the folder or the address cannot be used.
+    /// When the configuration breaks a rule, or the directory or the address cannot be used.
     pub async fn open(
         slurm: &SlurmConfig,
         shim_command: &[String],

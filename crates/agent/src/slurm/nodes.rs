@@ -210,7 +210,7 @@ impl Nodes {
     async fn end(&mut self, name: &str) {
         if let Some(served) = self.served.remove(name) {
             served.task.abort();
-            // Its folder is locked until the task is gone.
+            // Its directory is locked until the task is gone.
             while !served.task.is_finished() {
                 if self.tasks.join_next().await.is_none() {
                     break;
@@ -246,9 +246,9 @@ impl Nodes {
         (SlurmExecutor, impl Future<Output = ()> + Send + use<>),
         Box<dyn std::error::Error + Send + Sync>,
     > {
-        let folder = self.root.join(slurm_node);
-        let state = Arc::new(StateDir::open_for_remote(&folder, &self.boot_id_path)?);
-        write_record(&folder.join("spec"), spec)?;
+        let directory = self.root.join(slurm_node);
+        let state = Arc::new(StateDir::open_for_remote(&directory, &self.boot_id_path)?);
+        write_record(&directory.join("spec"), spec)?;
         let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
         // The highest epoch that anything belongs to, before there is a lease to be asked.
         let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;

@@ -49,7 +49,7 @@ const TELL_MAX: Duration = Duration::from_secs(60);
 /// How long an end waits for the rest of its worker's output.
 const OUTPUT_MAX: Duration = Duration::from_secs(10);
 
-/// The runner's whole life; its exit code is its workers', or says why there were none.
+/// Runs the runner to its end; its exit code is its workers', or tells why there were none.
 pub(crate) fn main() -> i32 {
     let ticket = match ticket(std::io::stdin().lock()) {
         Ok(ticket) => ticket,
@@ -84,30 +84,31 @@ fn ticket(from: impl Read) -> Result<Ticket, String> {
     serde_json::from_slice(&text).map_err(|e| format!("this command is a batch job's own: no ticket: {e}"))
 }
 
-/// The runner's folder, removed with it.
+/// The runner's directory, removed with it.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is a folder in a temporary place.
+        // What cannot be removed is a directory in a temporary place.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-fn folder(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
+fn directory(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
     let path = ticket.directory.join(format!("{}-{:08x}", ticket.share, runner >> 96));
     let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
     made.map_err(|e| format!("make {}: {e}", path.display()))?;
-    let folder = Folder(path);
-    std::fs::create_dir(folder.0.join("tasks")).map_err(|e| format!("make {}: {e}", folder.0.display()))?;
-    Ok(folder)
+    let directory = Folder(path);
+    std::fs::create_dir(directory.0.join("tasks"))
+        .map_err(|e| format!("make {}: {e}", directory.0.display()))?;
+    Ok(directory)
 }
 
 type Failed = (u8, String);
 
 async fn run(ticket: Ticket) -> Result<i32, Failed> {
     let runner: u128 = rand::random();
-    let folder = folder(&ticket, runner).map_err(|why| (code::SETUP, why))?;
+    let directory = directory(&ticket, runner).map_err(|why| (code::SETUP, why))?;
     let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
     let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
     let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
@@ -120,7 +121,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
         ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
         _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
     };
-    let running = Running::start(&folder.0, *grant, sent, runner).await;
+    let running = Running::start(&directory.0, *grant, sent, runner).await;
     let running = running.map_err(|why| (code::SETUP, why))?;
     Ok(running.go_on(dialler, link, term).await)
 }
@@ -242,17 +243,17 @@ enum Broken {
 }
 
 impl Running {
-    async fn start(folder: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
+    async fn start(directory: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
         let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes } = grant;
-        let mut lease = Lease::open(&folder.join("lease"), runner, 0).map_err(|e| e.to_string())?;
+        let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let devices = map_devices(&mut placement, visible().as_deref());
-        let (socket, said) = if takes_notes { take_notes(folder, &placement) } else { (None, None) };
+        let (socket, said) = if takes_notes { take_notes(directory, &placement) } else { (None, None) };
         let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
         let shim_command = vec![own.display().to_string(), "shim".to_owned()];
         let (executor, told) = ProcessExecutor::new(ProcessSettings {
-            tasks: folder.join("tasks"),
-            lease: folder.join("lease"),
+            tasks: directory.join("tasks"),
+            lease: directory.join("lease"),
             holder: HolderId(runner),
             guard_command: shim_command.clone(),
             shim_command,
@@ -325,7 +326,7 @@ impl Running {
         exit_code(&self.ends)
     }
 
-    /// Dials anew while the workers go on; none when there is nothing left to tell it for.
+    /// Dials again while the workers go on; none when there is nothing left to report.
     async fn without_link(&mut self, dialler: &mut Dialler, term: &mut Signal) -> Option<Link> {
         loop {
             // Only while workers run is there no end to it: their lease is one.
@@ -479,7 +480,7 @@ impl Running {
             }
             ToRunner::Noted { id, refused } => {
                 if let Some(note) = self.notes.remove(&id) {
-                    // Whoever asked may have ended.
+                    // The worker that asked may have ended.
                     let _ = note.answer.send(refused.map_or(Ok(()), Err));
                 }
             }
@@ -561,10 +562,10 @@ impl Running {
 
 /// A socket for the notes of these workers, and what they say there; none where it cannot be made.
 fn take_notes(
-    folder: &Path,
+    directory: &Path,
     placement: &Placement,
 ) -> (Option<PathBuf>, Option<mpsc::Receiver<WorkerReport>>) {
-    let path = folder.join("notes");
+    let path = directory.join("notes");
     let listener = match socket::open(&path) {
         Ok(listener) => listener,
         Err(error) => {
@@ -575,7 +576,7 @@ fn take_notes(
     let (events, heard) = mpsc::channel(WINDOW);
     let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
     let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<WorkerReport>(listener, events, folder.join("tasks")));
+    tokio::spawn(socket::serve::<WorkerReport>(listener, events, directory.join("tasks")));
     tokio::spawn(sort_notes(keys, heard, tell));
     (Some(path), Some(said))
 }

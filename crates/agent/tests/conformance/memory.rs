@@ -313,7 +313,7 @@ impl Subject for InMemory {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_cluster_in_memory_conforms() {
-    let folder = tempfile::tempdir().unwrap();
-    let keeper = Keeper::start(&folder.path().join("lease"));
-    conforms(&mut InMemory { store: Arc::default(), keeper, _folder: folder }).await;
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = Keeper::start(&directory.path().join("lease"));
+    conforms(&mut InMemory { store: Arc::default(), keeper, _folder: directory }).await;
 }

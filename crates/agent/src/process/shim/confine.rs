@@ -26,21 +26,21 @@ use std::path::{Path, PathBuf};
 /// Where every gang finds its shared memory on a host.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 
-/// The gang's folder for shared memory on this host: of all its workers here, so that they find each other.
+/// The gang's directory for shared memory on this host: of all its workers here, so that they find each other.
 pub(crate) fn shared_memory_of(spec: &TaskSpec) -> PathBuf {
     let key = spec.key;
     let name = format!("{}{}_{}", shared_memory_prefix(spec.holder), key.job, key.token);
     Path::new(SHARED_MEMORY).join(name)
 }
 
-/// How an agent's folders are called there: several agents may be on one machine.
+/// How an agent's directories are called there: several agents may be on one machine.
 fn shared_memory_prefix(holder: HolderId) -> String {
     format!("muster_{:08x}_", holder.0 >> 96)
 }
 
-/// The gang's folder for shared memory, which is there as long as this is.
+/// The gang's directory for shared memory, which is there as long as this is.
 pub(super) struct SharedMemory {
-    folder: PathBuf,
+    directory: PathBuf,
     held: File,
 }
 
@@ -50,11 +50,11 @@ impl SharedMemory {
         if !spec.isolation.private_tmp {
             return Ok(None);
         }
-        let folder = shared_memory_of(spec);
-        own_folder(&folder, spec.isolation.user)?;
-        let held = File::open(&folder)?;
+        let directory = shared_memory_of(spec);
+        own_folder(&directory, spec.isolation.user)?;
+        let held = File::open(&directory)?;
         held.lock_shared()?;
-        Ok(Some(SharedMemory { folder, held }))
+        Ok(Some(SharedMemory { directory, held }))
     }
 }
 
@@ -62,9 +62,9 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // The last of the gang's workers here: nobody else has it locked.
         if self.held.try_lock().is_ok()
-            && let Err(error) = crate::disk::tree::remove(&self.folder)
+            && let Err(error) = crate::disk::tree::remove(&self.directory)
         {
-            super::complain(&format!("remove {}: {error}", self.folder.display()));
+            super::complain(&format!("remove {}: {error}", self.directory.display()));
         }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
         if !entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
             continue;
         }
-        let unused = File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok());
+        let unused = File::open(entry.path()).is_ok_and(|directory| directory.try_lock().is_ok());
         if unused {
             let _ = crate::disk::tree::remove(&entry.path());
         }
@@ -86,7 +86,7 @@ pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
 /// Confines this process as the launch says.
 pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     let isolation = &spec.isolation;
-    give(task, spec).map_err(|e| format!("give the worker its folder: {e}"))?;
+    give(task, spec).map_err(|e| format!("give the worker its directory: {e}"))?;
     if isolation.namespaces != Namespaces::Host {
         for device in &isolation.hidden {
             hide(device).map_err(|e| format!("hide device {}: {e}", device.display()))?;
@@ -99,7 +99,7 @@ pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     drop_privileges(isolation)
 }
 
-/// Makes what the worker owns in its folder its own, and lets its user find it: the folder's other files are the
+/// Makes what the worker owns in its directory its own, and lets its user find it: the directory's other files are the
 /// agent's, for nobody else to read, but for those that are meant for the worker.
 fn give(task: &TaskDir, spec: &TaskSpec) -> io::Result<()> {
     let Some(uid) = spec.isolation.user else { return Ok(()) };
@@ -156,7 +156,7 @@ fn limit(isolation: &Isolation) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes a folder that is the worker's user's, and nobody else's.
+/// Makes a directory that is the worker's user's, and nobody else's.
 fn own_folder(path: &Path, user: Option<u32>) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -169,7 +169,7 @@ fn own_folder(path: &Path, user: Option<u32>) -> io::Result<()> {
     Ok(chown(path, user.map(|(user, _)| user), user.map(|(_, group)| group))?)
 }
 
-/// Puts folders of the worker's own in the place of those that every user of the host writes to.
+/// Puts directories of the worker's own in the place of those that every user of the host writes to.
 fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     let isolation = &spec.isolation;
     let failed =
@@ -191,7 +191,7 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
         own_folder(&own, isolation.user).map_err(|e| failed(tmp, &e))?;
         bind(&own, tmp).map_err(|e| failed(tmp, &e))?;
         for (path, held) in shown.iter().filter(|(path, _)| path.starts_with(tmp)) {
-            // The folders on the way are nobody's but root's.
+            // The directories on the way are nobody's but root's.
             fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(|e| failed(path, &e))?;
             let from = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
             bind(&from, path).map_err(|e| failed(path, &e))?;

@@ -27,15 +27,17 @@ impl DiskWatch {
             return None;
         }
         let own = [task.work(), task.path().join("tmp"), task.path().join("var_tmp")];
-        let folders: Vec<PathBuf> = own.into_iter().chain(shared).collect();
+        let directories: Vec<PathBuf> = own.into_iter().chain(shared).collect();
         let (tell, counted) = sync_channel(1);
         std::thread::spawn(move || {
             let mut pause = LOOK;
             loop {
                 std::thread::sleep(pause);
                 let began = Instant::now();
-                let bytes =
-                    folders.iter().map(|folder| tree::size(folder).bytes).fold(0, u64::saturating_add);
+                let bytes = directories
+                    .iter()
+                    .map(|directory| tree::size(directory).bytes)
+                    .fold(0, u64::saturating_add);
                 pause = LOOK.max(began.elapsed() * PART);
                 if bytes > max && tell.send(bytes).is_err() {
                     return;

@@ -38,7 +38,12 @@ fn socket() -> io::Result<UnixStream> {
 }
 
 /// `enter`: makes the namespaces and `init` in them. Returns the exit code.
-pub(super) fn main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr, cgroup: Option<&Path>) -> i32 {
+pub(super) fn main(
+    directory: &OsStr,
+    namespaces: Namespaces,
+    oom_score: &OsStr,
+    cgroup: Option<&Path>,
+) -> i32 {
     let entered = (|| {
         if let Some(group) = cgroup {
             cgroup::join(group).map_err(|e| format!("join control group {}: {e}", group.display()))?;
@@ -54,7 +59,7 @@ pub(super) fn main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr, cg
         make(namespaces)?;
         let before = super::before_own_arguments();
         let mut init = Command::new("/proc/self/exe");
-        init.args(before).arg(super::INIT).arg(folder).arg(namespaces.word()).arg(oom_score).env_clear();
+        init.args(before).arg(super::INIT).arg(directory).arg(namespaces.word()).arg(oom_score).env_clear();
         // All three are handed on: `init` hands the other two to the worker.
         let child = init.spawn().map_err(|e| format!("start the first process: {e}"))?;
         let made = InitReport::Made(child.id().cast_signed());
@@ -62,7 +67,7 @@ pub(super) fn main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr, cg
         Ok(false)
     })();
     match entered {
-        Ok(true) => init_main(folder, namespaces, oom_score),
+        Ok(true) => init_main(directory, namespaces, oom_score),
         Ok(false) => 0,
         Err::<_, String>(why) => {
             super::complain(&why);
@@ -86,8 +91,8 @@ fn make(namespaces: Namespaces) -> Result<(), String> {
 }
 
 /// `init`. Returns the exit code, when nothing of the worker is left or the shim has gone.
-pub(super) fn init_main(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr) -> i32 {
-    let outcome = Init::start(folder, namespaces, oom_score).and_then(Init::watch);
+pub(super) fn init_main(directory: &OsStr, namespaces: Namespaces, oom_score: &OsStr) -> i32 {
+    let outcome = Init::start(directory, namespaces, oom_score).and_then(Init::watch);
     if namespaces == Namespaces::Host {
         // Without a namespace nobody else does.
         processes::kill_all(&processes::descendants(std::process::id().cast_signed()));
@@ -111,7 +116,7 @@ struct Init {
 }
 
 impl Init {
-    fn start(folder: &OsStr, namespaces: Namespaces, oom_score: &OsStr) -> Result<Init, String> {
+    fn start(directory: &OsStr, namespaces: Namespaces, oom_score: &OsStr) -> Result<Init, String> {
         let mut set = super::watched_signals();
         set.add(Signal::SIGPIPE);
         set.thread_block().map_err(failed("block signals"))?;
@@ -127,7 +132,12 @@ impl Init {
         let mut socket = socket().map_err(|e| format!("keep the shim's socket: {e}"))?;
         let before = super::before_own_arguments();
         let mut worker = Command::new("/proc/self/exe");
-        worker.args(before).arg(super::STAGE).arg(folder).arg(std::process::id().to_string()).arg(oom_score);
+        worker
+            .args(before)
+            .arg(super::STAGE)
+            .arg(directory)
+            .arg(std::process::id().to_string())
+            .arg(oom_score);
         let worker = worker.arg(namespaces.word()).env_clear().stdin(Stdio::piped()).process_group(0).spawn();
         let worker = worker.map_err(|e| format!("start the worker's process: {e}"))?;
         // What is here is nothing for a debugger of the same user.

@@ -38,7 +38,7 @@ const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::f
 const MEMORY_LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(100));
 /// Between two looks at what was counted of its files.
 const DISK_LOOK: Duration = Duration::from_secs(1);
-/// What of its limit is near, in percent.
+/// The part of its limit that counts as near, in percent.
 const MEMORY_NEAR_PERCENT: u64 = 75;
 
 /// Holds the worker to its memory where the kernel does not.
@@ -47,7 +47,7 @@ struct MemoryWatch {
     look_at: BootTime,
 }
 
-/// Reads the lease file on a thread of its own, so that a hanging disk cannot hold up the deadline.
+/// Reads the lease file on a separate thread, so that a hanging disk cannot hold up the deadline.
 pub(super) struct LeaseWatch {
     ask: SyncSender<()>,
     answer: Receiver<Option<LeaseSlot>>,
@@ -243,7 +243,7 @@ impl<'a> Guard<'a> {
             return;
         }
         self.lease_expired = true;
-        // From the deadline, not from now: whoever slept past both has no grace left.
+        // From the deadline, not from now: a shim that slept past both leaves no grace.
         self.begin_stop(deadline.after(Duration::from_millis(grace_ms)));
     }
 
@@ -271,7 +271,7 @@ impl<'a> Guard<'a> {
             self.memory = None;
             self.out_of_memory = true;
             self.say(&format!("the worker used {used} bytes of memory, of {max} that it has; it is killed"));
-            // Like the kernel's own: there is no time to lose for whoever shares the host.
+            // Like the kernel's own: there is no time to lose for the others on the host.
             self.kill_at = Some(now);
         }
     }

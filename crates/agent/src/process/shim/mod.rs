@@ -5,8 +5,8 @@
 //! shim's main thread owns a timer on CLOCK_BOOTTIME and signals, and leaves reading the lease file and
 //! writing output to other threads.
 //!
-//! A shim may be started before there is a worker for it: it then has its folder, its lock and the process that
-//! becomes the worker already, and waits for the folder's final name on its standard input. At its end there it
+//! A shim may be started before there is a worker for it: it then has its directory, its lock and the process that
+//! becomes the worker already, and waits for the directory's final name on its standard input. At its end there it
 //! goes, for the agent that would have ordered something is gone.
 //!
 //! **Invariant:** no worker runs past its lease's deadline and grace while its shim gets the processor;
@@ -50,7 +50,7 @@ pub(crate) const WAIT: &str = "wait";
 /// First argument of a shim that is to say what it understands.
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
-/// of another release out that lies beside it.
+/// of another release out that is installed next to it.
 pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 2");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
@@ -80,13 +80,13 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
             wait(&TaskDir::at(PathBuf::from(blank)), namespaces, parent.first().map(Path::new))
         }
-        [word, folder, namespaces, oom_score, group @ ..] if word == ENTER && group.len() <= 1 => {
+        [word, directory, namespaces, oom_score, group @ ..] if word == ENTER && group.len() <= 1 => {
             let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
-            return enter::main(folder, namespaces, oom_score, group.first().map(Path::new));
+            return enter::main(directory, namespaces, oom_score, group.first().map(Path::new));
         }
-        [word, folder, namespaces, oom_score] if word == INIT => {
+        [word, directory, namespaces, oom_score] if word == INIT => {
             let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
-            return enter::init_main(folder, namespaces, oom_score);
+            return enter::init_main(directory, namespaces, oom_score);
         }
         [word, _folder, parent, oom_score, _namespaces] if word == STAGE => {
             let parent = parent.to_str().and_then(|pid| pid.parse().ok());
@@ -172,7 +172,7 @@ impl Prepared {
     }
 }
 
-/// Waits for a worker in a folder that is no worker's yet. Its control group is made below `parent`, if any.
+/// Waits for a worker in a directory that is no worker's yet. Its control group is made below `parent`, if any.
 fn wait(blank: &TaskDir, namespaces: Namespaces, parent: Option<&Path>) -> Result<(), String> {
     begin()?;
     let oom_score = harden();
@@ -210,7 +210,7 @@ fn harden() -> String {
     before.trim().to_owned()
 }
 
-/// What a shim has of its folder as long as it lives.
+/// What a shim holds of its directory until it ends.
 struct Held {
     _alive: File,
     control: File,
@@ -229,7 +229,7 @@ impl Held {
     }
 }
 
-/// The folder of the worker that a waiting shim gets; none where the agent is gone.
+/// The directory of the worker that a waiting shim gets; none where the agent is gone.
 fn ordered(from: impl Read) -> Result<Option<TaskDir>, String> {
     let mut bytes = Vec::new();
     let read = from.take(PATH_BYTES_MAX).read_to_end(&mut bytes);
@@ -239,7 +239,7 @@ fn ordered(from: impl Read) -> Result<Option<TaskDir>, String> {
     Ok(whole.map(|path| TaskDir::at(PathBuf::from(OsString::from_vec(path.to_vec())))))
 }
 
-/// For the list of processes, where the command line still has the folder's first name.
+/// For the list of processes, where the command line still has the directory's first name.
 fn name_after(task: &TaskDir) {
     let name = task.path().file_name().unwrap_or_default().as_bytes();
     if let Ok(name) = CString::new(name) {
@@ -425,7 +425,7 @@ fn launch(
     stage::Stage::start(&manner, task.path(), None)?.become_worker(task.path(), group)
 }
 
-/// What is kept of the worker's output, and where the shim adds a line of its own to it.
+/// What is kept of the worker's output, and where the shim adds a separate line to it.
 fn copy_output(
     task: &TaskDir,
     spec: &TaskSpec,

@@ -1,11 +1,11 @@
-//! The last step before the worker's program: a process of our own that becomes it.
+//! The last step before the worker's program: a separate process that becomes it.
 //!
 //! Between fork and exec only this crate's code can tie the worker to its first process (parent-death signal), put it
 //! into its control group and take its privileges, and doing that after a first exec needs no unsafe code: the program
 //! starts itself again as the worker's process, and that one executes the worker's. Which one it learns on its
 //! standard input, so that it can be started before there is any. `enter.rs` has what stands between it and its shim.
 //!
-//! **Invariant:** the program runs only while the process that started it lives: the signal is set first,
+//! **Invariant:** the program runs only while the process that started it runs: the signal is set first,
 //! and one that died before that shows as another parent.
 
 use super::init_report::{InitReport, REPORT_BYTES};
@@ -46,7 +46,7 @@ pub(super) struct Launched {
     pub(super) stderr: Option<ChildStderr>,
 }
 
-/// Which worker it is to become: its folder, and its control group if it has one.
+/// Which worker it is to become: its directory, and its control group if it has one.
 #[derive(Debug, PartialEq, Eq)]
 struct Order {
     task: PathBuf,
@@ -71,15 +71,15 @@ pub(super) struct Manner {
 }
 
 impl Stage {
-    /// Starts one, and waits until it is there. `folder` identifies it in the list of processes. With a control
+    /// Starts one, and waits until it is there. `directory` identifies it in the list of processes. With a control
     /// group it is in that one before it gets its order.
-    pub(super) fn start(manner: &Manner, folder: &Path, cgroup: Option<&Path>) -> Result<Stage, String> {
+    pub(super) fn start(manner: &Manner, directory: &Path, cgroup: Option<&Path>) -> Result<Stage, String> {
         let oom_score = if manner.oom_score.is_empty() { "0" } else { &manner.oom_score };
         let (socket, theirs) = UnixStream::pair().map_err(|e| format!("make a socket: {e}"))?;
         let mut child = Command::new("/proc/self/exe")
             .args(&manner.before)
             .arg(super::ENTER)
-            .arg(folder)
+            .arg(directory)
             .arg(manner.namespaces.word())
             .arg(oom_score)
             .args(cgroup)
