@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** no lease decision reads any other clock.
 
+pub use crate::rules::BootTime;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -22,10 +23,6 @@ pub fn foreign_clock() -> Option<String> {
     (own != FIRST_NAMESPACE).then_some(own)
 }
 
-/// A moment since boot, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BootTime(pub u64);
-
 impl BootTime {
     /// Now.
     ///
@@ -36,19 +33,6 @@ impl BootTime {
         let time =
             clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every supported Linux kernel has CLOCK_BOOTTIME");
         BootTime(Duration::from(time).as_nanos().try_into().unwrap_or(u64::MAX))
-    }
-
-    /// This much later; saturates, 584 years after boot.
-    #[must_use]
-    pub fn after(self, span: Duration) -> BootTime {
-        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        BootTime(self.0.saturating_add(nanos))
-    }
-
-    /// How long until `later`; zero when it has passed.
-    #[must_use]
-    pub fn until(self, later: BootTime) -> Duration {
-        Duration::from_nanos(later.0.saturating_sub(self.0))
     }
 
     /// As a timer wants it. Never zero, which would disarm a timer.
@@ -63,10 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_saturate() {
-        let t = BootTime(5);
-        assert_eq!(t.until(BootTime(3)), Duration::ZERO);
-        assert_eq!(t.after(Duration::MAX), BootTime(u64::MAX));
+    fn time_has_passed_since_boot() {
         assert!(BootTime::now() > BootTime(0));
     }
 }

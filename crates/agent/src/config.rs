@@ -4,8 +4,11 @@
 
 use crate::discovery;
 use crate::health::{HealthConfig, Inventory};
-use crate::isolation::WorkersConfig;
 use crate::limits;
+use crate::process::isolation::WorkersConfig;
+use crate::settings::{
+    ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
+};
 use crate::slurm::SlurmConfig;
 use muster_types::tpu::PodPosition;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
@@ -18,7 +21,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfig {
-    /// The agent's own folder; on a local disk, one per agent.
+    /// The agent's own directory; on a local disk, one per agent.
     pub state_dir: PathBuf,
     /// Replicas to dial, any of them: `http://host:port` or `host:port`.
     pub endpoints: Vec<String>,
@@ -32,11 +35,11 @@ pub struct AgentConfig {
     #[serde(default)]
     pub shim_command: Vec<String>,
     /// The small program that guards a worker, two processes of it for each: `muster-shim`, where it is installed
-    /// beside the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
+    /// next to the binary that mounts this crate. Without it, or where it is of another release, `shim_command`.
     #[serde(default)]
     pub shim_program: Option<PathBuf>,
     /// Shims that wait for workers, so that a start need not make them: as many as the last start needed, and at most
-    /// so many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
+    /// this many, workers that run included, each for as many as it has devices. As many as there are devices, 8 at
     /// most, when not said; 0 for none at all.
     #[serde(default)]
     pub ready_workers: Option<usize>,
@@ -47,7 +50,7 @@ pub struct AgentConfig {
     #[serde(default)]
     pub pass_environment: Vec<String>,
     /// Where secrets are that jobs name in their environment as `muster-secret://NAME`: each a file, readable by the
-    /// agent alone, in a folder that has its tenant's name. Without it such jobs do not start here.
+    /// agent alone, in a directory that has its tenant's name. Without it such jobs do not start here.
     #[serde(default)]
     pub secrets_dir: Option<PathBuf>,
     /// Whether and where workers get control groups.
@@ -62,11 +65,11 @@ pub struct AgentConfig {
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
-    /// Where probes of the network reach this host, at `node.address`: an address of its own, and a port or 0
+    /// Where probes of the network reach this host, at `node.address`: a separate address, and a port or 0
     /// for any. It listens only while a probe lasts.
     #[serde(default = "probe_listen")]
     pub probe_listen: SocketAddr,
-    /// A folder on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
+    /// A directory on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
     /// `/run` is on memory and the agent root. Else the lease is in the state directory.
     #[serde(default)]
     pub runtime_dir: Option<PathBuf>,
@@ -149,59 +152,6 @@ pub enum AcceleratorConfig {
     },
 }
 
-/// How much output is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LogLimits {
-    /// Bytes of one worker's output, both streams together; the newest half of it at least is kept.
-    #[serde(default = "worker_bytes")]
-    pub worker_bytes_max: u64,
-    /// Free bytes that output leaves on the disk of the state directory: what would take more of it is
-    /// dropped, and counted. 0 for no such care.
-    #[serde(default = "free_bytes")]
-    pub free_bytes_min: u64,
-    /// Ended workers whose folders are kept.
-    #[serde(default = "ended_workers")]
-    pub ended_workers_max: usize,
-    /// Bytes that the folders of ended workers may take together.
-    #[serde(default = "ended_bytes")]
-    pub ended_bytes_max: u64,
-}
-
-/// Whether and where workers get control groups of their own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ControlGroups {
-    /// Below the agent's own group, where that may be done.
-    Auto,
-    /// None.
-    Off,
-    /// Below this folder of a version 2 hierarchy.
-    Below(PathBuf),
-}
-
-/// What holds workers to the memory they were promised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MemoryLimit {
-    /// Their control groups where these have the controller, else their shims, which look at what they
-    /// use.
-    #[default]
-    Enforced,
-    /// Their control groups alone.
-    Group,
-    /// Nothing.
-    Off,
-}
-
-pub(crate) fn first_block() -> String {
-    "block-0".to_owned()
-}
-
-pub(crate) fn first_rack() -> String {
-    "rack-0".to_owned()
-}
-
 fn probe_listen() -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], 0))
 }
@@ -212,55 +162,6 @@ fn host_root() -> PathBuf {
 
 fn boot_id_path() -> PathBuf {
     PathBuf::from("/proc/sys/kernel/random/boot_id")
-}
-
-fn worker_bytes() -> u64 {
-    64 << 20
-}
-
-fn free_bytes() -> u64 {
-    512 << 20
-}
-
-fn ended_workers() -> usize {
-    256
-}
-
-fn ended_bytes() -> u64 {
-    8 << 30
-}
-
-impl LogLimits {
-    /// 64 MiB a worker, with 512 MiB left free; 256 ended workers and 8 GiB of them.
-    #[must_use]
-    pub fn usual() -> LogLimits {
-        LogLimits {
-            worker_bytes_max: worker_bytes(),
-            free_bytes_min: free_bytes(),
-            ended_workers_max: ended_workers(),
-            ended_bytes_max: ended_bytes(),
-        }
-    }
-}
-
-impl ControlGroups {
-    fn auto() -> ControlGroups {
-        ControlGroups::Auto
-    }
-}
-
-/// A key that breaks its rule.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("configuration key {key}: {rule}")]
-pub struct ConfigError {
-    /// The key, dotted.
-    pub key: String,
-    /// What it needs.
-    pub rule: String,
-}
-
-pub(crate) fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
-    ConfigError { key: key.to_owned(), rule: rule.into() }
 }
 
 impl AgentConfig {
@@ -281,7 +182,7 @@ impl AgentConfig {
         match (&self.node, &self.slurm) {
             (Some(node), None) => node.check(root, listed),
             (Some(_), Some(_)) => {
-                Err(broken("slurm", "an agent is for a host or for a cluster: not beside node"))
+                Err(broken("slurm", "an agent is for a host or for a cluster: not together with node"))
             }
             (None, _) => Err(broken("node", "must describe this host")),
         }
@@ -304,7 +205,7 @@ impl AgentConfig {
         if !self.host_root.is_absolute() {
             return Err(broken("host_root", "must be an absolute path"));
         }
-        if self.runtime_dir.as_ref().is_some_and(|folder| !folder.is_absolute()) {
+        if self.runtime_dir.as_ref().is_some_and(|directory| !directory.is_absolute()) {
             return Err(broken("runtime_dir", "must be an absolute path"));
         }
         if self.endpoints.is_empty() || self.endpoints.len() > 64 {
@@ -338,7 +239,7 @@ impl AgentConfig {
         if let ControlGroups::Below(parent) = &self.control_groups
             && !parent.join("cgroup.procs").exists()
         {
-            return Err(broken("control_groups", "must be a folder of a version 2 hierarchy"));
+            return Err(broken("control_groups", "must be a directory of a version 2 hierarchy"));
         }
         Ok(())
     }
@@ -348,23 +249,6 @@ impl AgentConfig {
     pub(crate) fn base_environment(&self) -> BTreeMap<String, String> {
         base_environment(&self.pass_environment)
     }
-}
-
-/// PATH, HOME, LANG and TMPDIR as this process has them, and the variables named.
-#[must_use]
-pub(crate) fn base_environment(pass: &[String]) -> BTreeMap<String, String> {
-    let usual = [
-        ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
-        ("HOME", Some("/")),
-        ("LANG", Some("C.UTF-8")),
-        ("TMPDIR", None),
-    ];
-    let usual = usual.into_iter().filter_map(|(name, otherwise)| {
-        let value = std::env::var(name).ok().or(otherwise.map(str::to_owned))?;
-        Some((name.to_owned(), value))
-    });
-    let passed = pass.iter().filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value)));
-    usual.chain(passed).collect()
 }
 
 fn is_variable(name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! What reaches an agent from other processes, from other machines and from its own disk, one function for each way
 //! in: for tests that feed damaged input. Each says whether the input was taken.
 
-use crate::transcript::{OutputStream, Reader, Writer};
+use crate::process::transcript::{OutputStream, Reader, Writer};
 use muster_wire::v1;
 use std::io;
 use std::path::Path;
@@ -9,13 +9,13 @@ use std::path::Path;
 /// A message of the leader.
 #[must_use]
 pub fn order(message: v1::session_response::Message) -> bool {
-    crate::node::order_of(message).is_ok_and(|order| order.is_some())
+    crate::wire::order_of(message).is_ok_and(|order| order.is_some())
 }
 
 /// A line that a worker sends to the agent's socket.
 #[must_use]
 pub fn worker_line(line: &[u8]) -> bool {
-    crate::socket::parse(line).is_ok()
+    crate::process::socket::parse(line).is_ok()
 }
 
 /// A frame between an agent and its runner in a Slurm allocation, from either side.

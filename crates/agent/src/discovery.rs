@@ -51,7 +51,8 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
     let gpus = root.join("proc/driver/nvidia/gpus");
     let mut models: Vec<Name> = Vec::new();
     for entry in std::fs::read_dir(&gpus).ok()?.flatten() {
-        let Ok(bytes) = crate::durable::read_bounded(&entry.path().join("information"), 64 << 10) else {
+        let Ok(bytes) = crate::disk::durable::read_bounded(&entry.path().join("information"), 64 << 10)
+        else {
             continue;
         };
         let text = String::from_utf8_lossy(&bytes);
@@ -87,7 +88,7 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
 
 /// Whether the driver lists an instance of a device.
 fn has_instances(root: &Path) -> bool {
-    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries(&root.join("proc/driver/nvidia/capabilities"))
         .flat_map(|device| entries(&device.path().join("mig")).collect::<Vec<_>>())
         .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("gi")))
@@ -114,8 +115,8 @@ fn nvidia_type(model: &str) -> Option<Name> {
 
 fn tpu(root: &Path) -> Option<Accelerators> {
     let (accel, vfio) = (numbered(&root.join("dev"), "accel"), numbered(&root.join("dev/vfio"), ""));
-    let listed = |folder: &str| -> Vec<std::path::PathBuf> {
-        std::fs::read_dir(root.join(folder))
+    let listed = |directory: &str| -> Vec<std::path::PathBuf> {
+        std::fs::read_dir(root.join(directory))
             .into_iter()
             .flatten()
             .flatten()
@@ -150,7 +151,7 @@ fn tpu(root: &Path) -> Option<Accelerators> {
 /// The TPU generation of a device; none in it where it is of no known kind, and none at all where it is not Google's.
 fn chip(device: &Path) -> Option<Option<Name>> {
     let read = |name: &str| {
-        crate::durable::read_bounded(&device.join(name), 64)
+        crate::disk::durable::read_bounded(&device.join(name), 64)
             .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
             .unwrap_or_default()
     };
@@ -166,8 +167,8 @@ fn chip(device: &Path) -> Option<Option<Name>> {
 }
 
 /// How many entries are `prefix` and a number.
-fn numbered(folder: &Path, prefix: &str) -> usize {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+fn numbered(directory: &Path, prefix: &str) -> usize {
+    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
     entries
         .flatten()
         .filter(|entry| {

@@ -7,53 +7,12 @@
 //! **Invariant:** an executor never launches one worker key twice, over any number of restarts, and
 //! tells an end only when nothing of the worker is left.
 
-use crate::order::{Placement, WorkerKey};
-use crate::transcript::OutputStream;
-use muster_types::{DeviceSet, ExitStatus, StopReason};
+pub use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, StopRequest};
+use crate::rules::{OutputStream, Placement, WorkerKey};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-
-/// What an executor tells by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExecutorEvent {
-    /// The worker is launched.
-    Running(WorkerKey),
-    /// Nothing of the worker is left, and its end is on record for an agent that is started anew.
-    Ended(WorkerKey, ExitStatus),
-}
-
-/// A worker found at the start of the agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adopted {
-    /// Which one.
-    pub key: WorkerKey,
-    /// What it holds.
-    pub devices: DeviceSet,
-    /// How much of each, in thousandths.
-    pub device_milli: u16,
-    /// How it ended; none while it runs.
-    pub exit: Option<ExitStatus>,
-    /// The lease epoch it was started in.
-    pub epoch: u64,
-}
-
-/// Which output is asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutputRequest {
-    /// Of which worker.
-    pub key: WorkerKey,
-    /// One of them or both.
-    pub streams: Vec<OutputStream>,
-    /// Go on until the worker has ended.
-    pub follow: bool,
-    /// Only the last so many bytes of what is asked for; 0 for all.
-    pub tail_bytes: u64,
-    /// Bytes of output, of both streams, since the worker's start that are not wanted again; 0 for none.
-    pub from_position: u64,
-}
 
 /// A piece of output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,52 +33,12 @@ pub enum ExecutorError {
     /// The executor has nothing of this worker.
     #[error("nothing is known of worker {0}")]
     Unknown(WorkerKey),
-    /// A worker's folder.
-    #[error("use the folder of a worker")]
-    Task(#[source] crate::task::TaskError),
-    /// The folder of all workers.
+    /// The directory of all workers.
     #[error("list the workers")]
     List(#[source] io::Error),
     /// Reading output.
     #[error("read a worker's output")]
     Output(#[source] io::Error),
-}
-
-/// What others than Muster hold of a node, where another scheduler gives it out too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Foreign {
-    /// Nothing can be started there for now.
-    pub closed: bool,
-    /// How many devices.
-    pub devices: u16,
-    /// Milli-CPUs.
-    pub cpu_milli: u64,
-    /// Bytes.
-    pub memory_bytes: u64,
-}
-
-/// How a worker is asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StopRequest {
-    /// From SIGTERM or its like to SIGKILL.
-    pub grace: Duration,
-    /// What the worker is told of why; none where that is not known.
-    pub reason: Option<StopReason>,
-}
-
-impl StopRequest {
-    /// This one behind an earlier one: the shorter grace, and the reason that was told first.
-    #[must_use]
-    pub fn behind(self, earlier: Option<StopRequest>) -> StopRequest {
-        let Some(earlier) = earlier else { return self };
-        StopRequest { grace: self.grace.min(earlier.grace), reason: earlier.reason.or(self.reason) }
-    }
-}
-
-impl From<Duration> for StopRequest {
-    fn from(grace: Duration) -> StopRequest {
-        StopRequest { grace, reason: None }
-    }
 }
 
 /// Runs workers.

@@ -7,53 +7,39 @@
 //! **Invariant:** an order is never trusted without a token: it must be newer than everything seen of
 //! its job, and confirmed by the leader on the current session.
 
-pub mod cgroup;
+mod chain;
 pub mod clock;
 pub mod config;
 pub mod contract;
 #[doc(hidden)]
 pub mod decoders;
-pub mod devices;
 pub mod discovery;
-pub mod durable;
+mod disk;
+mod error;
 pub mod executor;
-mod fence_log;
-pub mod fencing;
-mod follow;
-mod guards;
 pub mod health;
-pub mod isolation;
-mod kept;
 mod launch;
-pub mod lease;
 pub mod limits;
-mod memory;
-mod node;
-mod notes;
-pub mod notice;
-pub mod order;
+mod node_loop;
+mod offload;
 pub mod probe;
 pub mod process;
-pub mod processes;
-mod ready;
 pub mod rules;
-mod secrets;
 mod session;
-mod shim;
+mod settings;
 pub mod slurm;
-mod socket;
-mod speaker;
-pub mod state_dir;
-pub mod task;
-pub mod transcript;
-mod tree;
+mod subcommand;
 mod uploads;
+mod wire;
 
-pub use config::{
-    AcceleratorConfig, AgentConfig, ConfigError, ControlGroups, LogLimits, MemoryLimit, NodeConfig,
-};
-pub use node::WHOLE_PLACEMENT;
-pub use shim::{guard_main, shim_main};
+pub use config::{AcceleratorConfig, AgentConfig, NodeConfig};
+pub use disk::{durable, fencing, lease, state_dir};
+pub use error::AgentError;
+pub use process::shim::guard_main;
+pub use process::{isolation, task, transcript};
+pub use rules::WHOLE_PLACEMENT;
+pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
+pub use subcommand::shim_main;
 
 use executor::Executor as _;
 use muster_client::Endpoints;
@@ -65,38 +51,6 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, watch};
 
-/// Why an agent could not start. Once it runs, nothing ends it but its shutdown.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentError {
-    /// The configuration breaks a rule.
-    #[error("read the configuration")]
-    Config(#[from] ConfigError),
-    /// An endpoint is no address.
-    #[error("configuration key endpoints")]
-    Endpoints(#[source] muster_client::EndpointsError),
-    /// Workers cannot be isolated as they have to be.
-    #[error("configuration key workers.isolation: {0}")]
-    Isolation(String),
-    /// The certificates cannot be used.
-    #[error("configuration key tls")]
-    Tls(#[source] TlsError),
-    /// The address for what runs inside another scheduler's allocations cannot be used.
-    #[error("listen for runners")]
-    Listen(#[source] std::io::Error),
-    /// The state directory is in use or unusable.
-    #[error("open the state directory")]
-    State(#[from] state_dir::StateDirError),
-    /// The fencing tokens cannot be read: without them nothing may be started.
-    #[error("read the fencing tokens")]
-    Fencing(#[from] fencing::FencingError),
-    /// The lease file cannot be made.
-    #[error("open the lease file")]
-    Lease(#[from] lease::LeaseError),
-    /// The workers of an earlier agent cannot be listed.
-    #[error("take over running workers")]
-    Adopt(#[source] executor::ExecutorError),
-}
-
 /// Runs the agent until `shutdown`; the workers go on under their shims, as long as the lease does.
 ///
 /// Needs a tokio runtime with several threads, and time and IO enabled.
@@ -105,7 +59,7 @@ pub enum AgentError {
 /// When it cannot start.
 pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     if let Some(slurm) = config.slurm.take() {
-        return slurm::run(config, slurm, shutdown).await;
+        return run_slurm(config, slurm, shutdown).await;
     }
     let health = begin_health(&config).await;
     let listed = health.inventory();
@@ -128,12 +82,12 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
     }
     let spec = config.check_with(&root, listed.as_ref())?;
-    let security = security(&config, &spec).map_err(AgentError::Tls)?;
+    let security = security(&config, &Expected::Node(&spec)).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
-    let notes = match socket::open(&state.socket()) {
+    let notes = match process::socket::open(&state.socket()) {
         Ok(listener) => Some(listener),
         Err(error) => {
             tracing::warn!(path = %state.socket().display(), %error, "no notes are taken of workers");
@@ -174,13 +128,14 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     );
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-    let node = node::Node::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let node =
+        node_loop::NodeLoop::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
     let taking_notes = {
         let tasks = state.tasks();
         let events = events.clone();
         async move {
             match notes {
-                Some(listener) => socket::serve(listener, events, tasks).await,
+                Some(listener) => process::socket::serve(listener, events, tasks).await,
                 None => std::future::pending().await,
             }
         }
@@ -191,14 +146,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
     let speaking = session::Speaking { line, of_health };
     let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
-    let fresh = async {
-        match security {
-            Security::Tls(tls) => tls.keep_fresh().await,
-            Security::Plaintext => std::future::pending().await,
-        }
-    };
     tokio::select! {
-        () = fresh => {}
+        () = keep_fresh(security) => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
         () = taking_notes => {}
@@ -209,34 +158,23 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
 }
 
 /// What keeps workers from this host, tried out.
-async fn isolate(config: &AgentConfig, devices: u16) -> Result<isolation::Isolating, String> {
+async fn isolate(config: &AgentConfig, devices: u16) -> Result<process::isolation::Isolating, String> {
     let (workers, before) = (config.workers.clone(), config.shim_command.clone());
     let (root, groups) = (config.host_root.clone(), config.control_groups.clone());
-    process::blocking(move || {
-        let isolating = isolation::Isolating::find(&workers, |namespaces| {
-            shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
+    offload::blocking(move || {
+        let isolating = process::isolation::Isolating::find(&workers, |namespaces| {
+            process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
-        let files = devices::DeviceFiles::find(&root, devices, &workers.devices);
-        Ok(isolating.with_devices(files, || cgroup::try_filter(&cgroup::parent(&groups)?)))
+        let files = process::devices::DeviceFiles::find(&root, devices, &workers.devices);
+        Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
-}
-
-/// An error and what is behind it, as one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
 }
 
 /// What guards workers: the small program where it is one of this release, else this one.
 async fn guard_command(config: &AgentConfig) -> Vec<String> {
     let Some(program) = &config.shim_program else { return config.shim_command.clone() };
-    match ready::speaks(program).await {
+    match process::speaks(program).await {
         Ok(()) => vec![program.display().to_string()],
         Err(why) => {
             tracing::warn!(program = %program.display(), why, "workers are guarded by this program instead");
@@ -253,15 +191,67 @@ async fn begin_health(config: &AgentConfig) -> health::Health {
     begun.unwrap_or_else(|_| health::Health::begin(&health::HealthConfig::off()))
 }
 
-/// The certificates of the configuration; they have to be this node's, or every session would be refused.
-fn security(config: &AgentConfig, spec: &NodeSpec) -> Result<Security, TlsError> {
+/// Runs the agent of a Slurm cluster until `shutdown`.
+async fn run_slurm(
+    config: AgentConfig,
+    slurm: slurm::SlurmConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    config.check_own()?;
+    if config.node.is_some() {
+        let rule = "an agent is for a host or for a cluster: not together with node".to_owned();
+        return Err(ConfigError { key: "slurm".to_owned(), rule }.into());
+    }
+    if let Some(violation) = slurm.violation(&config.shim_command) {
+        return Err(violation.into());
+    }
+    let security = security(&config, &Expected::Group(&slurm.name)).map_err(AgentError::Tls)?;
+    let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
+    let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
+    let around = slurm::Surroundings {
+        state_dir: config.state_dir,
+        boot_id_path: config.boot_id_path,
+        endpoints,
+        shim_command: config.shim_command,
+        logs: config.logs,
+        pass_environment: config.pass_environment,
+    };
+    tokio::select! {
+        () = keep_fresh(security) => {}
+        ended = slurm::serve(&slurm, around) => ended?,
+        () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
+    }
+    Ok(())
+}
+
+/// Reads the certificates again when their files change, for ever.
+async fn keep_fresh(security: Security) {
+    match security {
+        Security::Tls(tls) => tls.keep_fresh().await,
+        Security::Plaintext => std::future::pending().await,
+    }
+}
+
+/// The name that the agent's certificate must have, or every session would be refused.
+enum Expected<'a> {
+    Node(&'a NodeSpec),
+    /// The first part of the names of its nodes.
+    Group(&'a str),
+}
+
+/// The certificates of the configuration.
+fn security(config: &AgentConfig, expected: &Expected<'_>) -> Result<Security, TlsError> {
     let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
     let tls = Tls::load(files.clone())?;
-    match tls.name().role {
-        Role::Agent(node) if node.as_str() == spec.name.as_str() => Ok(Security::Tls(tls)),
-        _ => {
-            let wanted = format!("agent/{}, the node of this configuration,", spec.name);
-            Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
+    let wanted = match (tls.name().role, expected) {
+        (Role::Agent(node), Expected::Node(spec)) if node.as_str() == spec.name.as_str() => {
+            return Ok(Security::Tls(tls));
         }
-    }
+        (Role::AgentGroup(own), Expected::Group(name)) if own.as_str() == *name => {
+            return Ok(Security::Tls(tls));
+        }
+        (_, Expected::Node(spec)) => format!("agent/{}, the node of this configuration,", spec.name),
+        (_, Expected::Group(name)) => format!("agent-group/{name}, as slurm.name in this configuration,"),
+    };
+    Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Orders received and not yet looked at. The leader sends one per placement and stop; a session
-/// that overruns this is closed and opened again, which brings the outstanding orders anew.
+/// that overruns this is closed and opened again, which brings the outstanding orders again.
 pub const ORDERS_QUEUED_MAX: usize = 4_096;
 /// Messages on their way out, heartbeats apart.
 pub const OUTGOING_QUEUED_MAX: usize = 2_048;
@@ -28,7 +28,7 @@ pub const LOG_UPLOADS_MAX: usize = 32;
 pub const LOG_UPLOADS_OF_ONE_MAX: usize = 16;
 /// Jobs whose newest token is kept one by one; the oldest are folded into one floor.
 pub const FENCED_JOBS_MAX: usize = 16_384;
-/// Task folders of former holders (before a reboot) that are kept.
+/// Task directories of former holders (before a reboot) that are kept.
 pub const ARCHIVES_MAX: usize = 2;
 /// Folders below `tasks/` that are looked at on start.
 pub const TASK_FOLDERS_MAX: usize = 65_536;
@@ -37,7 +37,7 @@ pub const READY_WORKERS_MAX: usize = 64;
 /// The usual most of them: each is two processes.
 const READY_WORKERS_USUAL: usize = 8;
 
-/// How many shims may wait for workers on a host with so many devices, unless its operator says otherwise: one for
+/// How many shims may wait for workers on a host with this number of devices, unless its operator sets another number: one for
 /// each device.
 #[must_use]
 pub fn ready_workers(devices: u16) -> usize {
@@ -89,5 +89,5 @@ pub const PROBE_BEGINS_MAX: Duration = Duration::from_secs(15);
 pub const PROBE_PEERS_MAX: usize = 1_024;
 /// Bytes in one direction of one pair, and of a ring.
 pub const PROBE_BYTES_MAX: u64 = 64 << 20;
-/// What others hold of a node is said again after this long, though nothing has changed.
+/// What others hold of a node is reported again after this long, though nothing has changed.
 pub const FOREIGN_LOAD_AGAIN: Duration = Duration::from_secs(60);

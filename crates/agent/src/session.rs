@@ -1,6 +1,6 @@
 //! Sessions: dialling, registering, heartbeats, and passing orders on.
 //!
-//! Heartbeats have a task and a queue of their own, and the outgoing stream takes from that queue first:
+//! Heartbeats have a task and a separate queue, and the outgoing stream takes from that queue first:
 //! no report, launch or full queue is ever ahead of one. Acknowledgements renew the lease where they
 //! arrive, not behind orders.
 //!
@@ -8,13 +8,13 @@
 //! before it was sent. A reader that cannot pass an order on closes the session rather than wait.
 
 use crate::clock::BootTime;
+use crate::disk::lease::{Lease, Renewal};
+use crate::disk::state_dir::{StateDir, StateDirError};
 use crate::health::{FromLeader, Line};
-use crate::lease::{Lease, Renewal};
 use crate::limits;
-use crate::node::{Event, SessionHandle, order_of};
-use crate::order::grace;
-use crate::rules::Beats;
-use crate::state_dir::{StateDir, StateDirError};
+use crate::node_loop::{Event, SessionHandle};
+use crate::rules::{Beats, WorkerState};
+use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};
 use muster_wire::v1::node_service_client::NodeServiceClient;
@@ -189,11 +189,11 @@ impl Sessions {
         }
     }
 
-    fn register(&self, workers: Vec<v1::WorkerState>) -> v1::Register {
+    fn register(&self, workers: Vec<WorkerState>) -> v1::Register {
         v1::Register {
             node: Some(convert::node_spec_to_proto(&self.spec)),
             holder_id: convert::holder_id_to_text(self.state.holder()),
-            workers,
+            workers: workers.into_iter().map(state_message).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             takes: convert::features_to_proto(Features::all()),
         }
@@ -220,7 +220,7 @@ fn refused(status: tonic::Status) -> SessionError {
     SessionError::Status(Box::new(status))
 }
 
-/// The same reason again is said once; another cluster is always an operator's mistake.
+/// The same reason again is logged once; another cluster is always an operator's mistake.
 fn say_once(error: &SessionError, said: &mut String) {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -302,7 +302,7 @@ async fn beat(
     }
 }
 
-/// Passes on what comes in; never waits for whoever takes it.
+/// Passes on what comes in; never waits for its receiver.
 async fn read(
     mut answers: Streaming<v1::SessionResponse>,
     number: u64,
@@ -320,7 +320,7 @@ async fn read(
             continue;
         }
         let message = match message {
-            // What does not fit comes again: an acknowledgement that is missed lets the next session tell it anew.
+            // What does not fit comes again: an acknowledgement that is missed lets the next session report it again.
             Response::HealthAck(ack) => {
                 let _ = of_health.try_send(FromLeader::Ack(ack.sequence));
                 continue;

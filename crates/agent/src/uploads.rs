@@ -1,20 +1,16 @@
-//! Sending a worker's output where a `read_logs` order wants it: a connection of its own.
+//! Sending a worker's output where a `read_logs` order wants it: a separate connection.
 //!
 //! **Invariant:** output never shares a stream or a queue with heartbeats; at most a few chunks are in
 //! memory, whatever the worker writes and however slowly it is taken.
 
 use crate::executor::{Executor, OutputChunk, OutputRequest};
 use crate::limits;
-use crate::order::{self, OrderError, WorkerKey, detail};
-use crate::transcript::OutputStream;
+use crate::rules::{OutputStream, detail};
 use muster_client::Endpoints;
-use muster_types::JobId;
 use muster_wire::v1;
 use muster_wire::v1::node_service_client::NodeServiceClient;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio::task::Id;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// One order to send output.
@@ -28,56 +24,6 @@ pub(crate) struct Upload {
     pub(crate) request: OutputRequest,
     /// Set when it will not be done; the reader is told.
     pub(crate) refused: Option<String>,
-}
-
-/// The outputs that are being sent, and whose they are. One job has a part of the places, so that its readers leave some to
-/// those of other jobs.
-#[derive(Debug, Default)]
-pub(crate) struct Sending(BTreeMap<Id, JobId>);
-
-impl Sending {
-    /// Whether another output of a job is sent: nothing, or the reason to tell its reader. None where not even that is
-    /// sent, because too many are refused already.
-    pub(crate) fn admit(&self, job: JobId) -> Option<Option<String>> {
-        let (all, of_job) = (self.0.len(), self.0.values().filter(|other| **other == job).count());
-        if all >= 2 * limits::LOG_UPLOADS_MAX {
-            return None;
-        }
-        Some(if all >= limits::LOG_UPLOADS_MAX {
-            Some(format!("this node already sends {} outputs", limits::LOG_UPLOADS_MAX))
-        } else if of_job >= limits::LOG_UPLOADS_OF_ONE_MAX {
-            Some(format!("this node already sends {} outputs of this job", limits::LOG_UPLOADS_OF_ONE_MAX))
-        } else {
-            None
-        })
-    }
-
-    /// A task sends an output of this job.
-    pub(crate) fn begin(&mut self, task: Id, job: JobId) {
-        self.0.insert(task, job);
-    }
-
-    /// That task has ended, in whatever way.
-    pub(crate) fn end(&mut self, task: Id) {
-        self.0.remove(&task);
-    }
-}
-
-/// What is asked for.
-pub(crate) fn request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
-    let streams = match read.stream.as_str() {
-        "" | "both" => vec![OutputStream::Stdout, OutputStream::Stderr],
-        "stdout" => vec![OutputStream::Stdout],
-        "stderr" => vec![OutputStream::Stderr],
-        _ => {
-            let rule = "must be stdout, stderr or empty".to_owned();
-            return Err(OrderError { field: "stream", rule });
-        }
-    };
-    let (job, token) = (order::job(&read.job_id)?, order::token(read.token)?);
-    let key = WorkerKey { job, token, rank: read.rank };
-    let v1::ReadLogsOrder { follow, tail_bytes, from_position, .. } = read;
-    Ok(OutputRequest { key, streams, follow, tail_bytes, from_position })
 }
 
 /// Sends until the output ends or nobody takes it.
@@ -145,48 +91,5 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
         drop(messages);
         // The call's answer ends the select above.
         std::future::pending::<()>().await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn readers_of_one_job_leave_places_for_others() {
-        let (mine, others) = (JobId(1_024), JobId(2_048));
-        let mut sending = Sending::default();
-        // As the agent does: what is admitted, refused or not, gets a task.
-        let begin = |sending: &mut Sending, job| {
-            let admitted = sending.admit(job);
-            if admitted.is_some() {
-                sending.begin(tokio::spawn(async {}).id(), job);
-            }
-            admitted
-        };
-        for _ in 0..limits::LOG_UPLOADS_OF_ONE_MAX {
-            assert_eq!(begin(&mut sending, mine), Some(None));
-        }
-        assert!(begin(&mut sending, mine).unwrap().unwrap().contains("of this job"));
-        assert_eq!(begin(&mut sending, others), Some(None));
-        while sending.0.len() < limits::LOG_UPLOADS_MAX {
-            begin(&mut sending, mine).unwrap();
-        }
-        assert!(begin(&mut sending, others).unwrap().unwrap().contains("already sends"));
-        while begin(&mut sending, mine).is_some() {}
-        assert_eq!(sending.0.len(), 2 * limits::LOG_UPLOADS_MAX);
-        let tasks: Vec<Id> = sending.0.keys().copied().collect();
-        tasks.into_iter().for_each(|task| sending.end(task));
-        assert_eq!(begin(&mut sending, mine), Some(None), "every place is free again");
-    }
-
-    #[tokio::test]
-    async fn a_task_that_panics_gives_its_place_back() {
-        let mut uploads = tokio::task::JoinSet::new();
-        let mut sending = Sending::default();
-        sending.begin(uploads.spawn(async { panic!("on purpose") }).id(), JobId(1_024));
-        let ended: Result<(Id, ()), _> = uploads.join_next_with_id().await.unwrap();
-        sending.end(ended.map_or_else(|error| error.id(), |(task, ())| task));
-        assert!(sending.0.is_empty());
     }
 }

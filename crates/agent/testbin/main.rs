@@ -1,4 +1,4 @@
-//! The agent and its shim as processes of their own, for the integration tests only.
+//! The agent and its shim as separate processes, for the integration tests only.
 //!
 //! `shim …` is what `muster shim …` is in the real binary; `agent <config.json>` runs an agent until it
 //! is killed or its standard input ends, so that a failed test leaves none behind.
@@ -25,7 +25,7 @@ fn agent(config: &std::path::Path) -> i32 {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (ended, end) = tokio::sync::oneshot::channel::<()>();
         std::thread::spawn(move || {
-            // Any outcome of the read means that whoever held the other end is gone.
+            // Any outcome of the read means that the process that held the other end is gone.
             let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
             let _ = ended.send(());
         });

@@ -12,7 +12,7 @@ use support::*;
 
 const GOOD: &str = "gpu name=NVIDIA_H100_80GB_HBM3 recovery=0 nvlink";
 
-/// A library of its own for one host: where it is, and what it plays.
+/// A separate library for one host: where it is, and what it plays.
 struct Library {
     path: PathBuf,
     /// XIDs so far.
@@ -20,10 +20,10 @@ struct Library {
 }
 
 impl Library {
-    /// The library stands beside the tests, as cargo has built it.
+    /// The library is next to the tests, as cargo has built it.
     fn copy_to(host: &Host) -> Library {
-        let beside = std::env::current_exe().unwrap();
-        let built = beside.parent().unwrap().join("libmuster_fake_nvml.so");
+        let own = std::env::current_exe().unwrap();
+        let built = own.parent().unwrap().join("libmuster_fake_nvml.so");
         let path = host.file("libnvidia-ml.so");
         std::fs::copy(&built, &path).unwrap_or_else(|e| panic!("{}: {e}", built.display()));
         Library { path, lines: String::new() }
@@ -125,7 +125,7 @@ async fn xids_are_told_with_what_the_driver_asks_for() {
     let told = report(&mut leader, "the XID", |r| !r.events.is_empty()).await;
     assert_eq!(names(&told.events), ["xid-95@1"]);
     assert_eq!((told.events[0].recovery, told.events[0].group.as_slice()), (Some(1), [0, 1].as_slice()));
-    // A storm of one thing is one line; others stand beside it.
+    // A storm of one thing is one line; others stand next to it.
     for sequence in 2..300 {
         library.xid(sequence, 0, 13);
     }
@@ -151,7 +151,7 @@ async fn a_library_that_hangs_is_told_and_hurts_nobody() {
     assert_eq!(names(&told.findings), ["monitor-hung"]);
     let mut beats = 0;
     leader
-        .hear("heartbeats beside it", |h| {
+        .hear("heartbeats meanwhile", |h| {
             beats += usize::from(matches!(h, Heard::Heartbeat(_)));
             (beats == 3).then_some(())
         })

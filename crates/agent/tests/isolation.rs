@@ -1,5 +1,5 @@
-//! What keeps a worker from its host: namespaces that end with its shim, a user of its own without privileges, folders
-//! and devices that are not its own. With root and without; what a machine cannot do is said and skipped.
+//! What keeps a worker from its host: namespaces that end with its shim, a separate user without privileges, directories
+//! and devices that are not its own. With root and without; what a machine cannot do is reported and skipped.
 
 // A panic is a test's report, in its helpers too.
 #![allow(clippy::unwrap_used)]
@@ -45,7 +45,7 @@ fn is_root() -> bool {
 async fn host(leader: &Leader, workers: serde_json::Value) -> Host {
     let mut host = Host::new(leader);
     host.workers = workers;
-    // For users of workers, on the way to their folders.
+    // For users of workers, on the way to their directories.
     std::fs::set_permissions(host.dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     host
 }
@@ -77,13 +77,13 @@ async fn a_worker_sees_its_own_processes_alone_and_dies_with_its_shim() {
     assert!(count <= 6, "{text}");
 
     // One that shares nothing with its shim, not even the mark in its environment, and one below.
-    let life = host.file("life");
-    nix::unistd::mkfifo(&life, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let deaf = format!("trap \"\" TERM; exec 3> {}; sleep 600 & wait; sleep 600", life.display());
+    let fifo = host.file("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let deaf = format!("trap \"\" TERM; exec 3> {}; sleep 600 & wait; sleep 600", fifo.display());
     let script = format!("env -i PATH=$PATH setsid sh -c '{deaf}' & sleep 600");
     leader.send(Response::Start(start(JOB, 8, &[&script], &[])));
     leader.running(8, 0).await;
-    let mut life = within_patience("the worker", move || std::fs::File::open(life).unwrap()).await;
+    let mut fifo = within_patience("the worker", move || std::fs::File::open(fifo).unwrap()).await;
     agent.kill();
     let text = std::fs::read_to_string(host.task(JOB, 8, 0).join("running")).unwrap();
     let running: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
@@ -92,7 +92,7 @@ async fn a_worker_sees_its_own_processes_alone_and_dies_with_its_shim() {
     assert!(alive(worker));
     kill(Pid::from_raw(shim), Signal::SIGKILL).unwrap();
     let read =
-        within_patience("the worker's end", move || std::io::Read::read(&mut life, &mut [0u8; 1]).unwrap());
+        within_patience("the worker's end", move || std::io::Read::read(&mut fifo, &mut [0u8; 1]).unwrap());
     assert_eq!(read.await, 0);
     let _agent = host.agent();
     leader.registered().await;
@@ -187,7 +187,7 @@ async fn a_worker_opens_its_own_devices_alone() {
     host.host_root = host.file("root");
     make_devices(&host.host_root);
     if std::fs::File::open(host.host_root.join("dev/nvidia0")).is_err() {
-        return say("skipped: no device can be opened where this test's folder is");
+        return say("skipped: no device can be opened where this test's directory is");
     }
     let _agent = host.agent();
     let register = leader.registered().await;

@@ -18,7 +18,7 @@ const JOB: &str = "job-9";
 /// What a loaded machine may add to a deadline in these tests; the shim itself adds none.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Ignores SIGTERM, so that only the end of the grace stops it. Says so through the FIFO, which must be
+/// Ignores SIGTERM, so that only the end of the grace stops it. Reports it through the FIFO, which must be
 /// read, once it does.
 fn stubborn(host: &Host, ready: &str) -> String {
     let (pids, ready) = (host.file("pids"), host.file(ready));
@@ -249,7 +249,7 @@ async fn a_killed_shim_takes_its_worker_and_its_leavings_with_it() {
     let running: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
     let shim = i32::try_from(running["shim_pid"].as_i64().unwrap()).unwrap();
     kill(Pid::from_raw(shim), Signal::SIGKILL).unwrap();
-    // Without a namespace of its own the worker may have done it: its failure, not the node's.
+    // Without a separate namespace the worker may have done it: its failure, not the node's.
     assert_eq!(leader.exit_of(7, 0).await, Kind::Signal(9));
     host.assert_gone("pids", 2);
 }
@@ -260,20 +260,20 @@ async fn a_worker_dies_with_its_shim_though_no_agent_is_there() {
     let host = Host::new(&leader);
     let mut agent = host.agent();
     leader.registered().await;
-    let life = host.file("life");
-    nix::unistd::mkfifo(&life, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let script = format!("exec 3> {}; exec sleep 600", life.display());
+    let alive = host.file("alive");
+    nix::unistd::mkfifo(&alive, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let script = format!("exec 3> {}; exec sleep 600", alive.display());
     leader.send(Response::Start(start(JOB, 7, &[&script], &[])));
     leader.running(7, 0).await;
     // Open once the worker has it open; at its end once the worker is gone.
-    let mut life = within_patience("the worker", move || std::fs::File::open(life).unwrap()).await;
+    let mut alive = within_patience("the worker", move || std::fs::File::open(alive).unwrap()).await;
     agent.kill();
     let text = std::fs::read_to_string(host.task(JOB, 7, 0).join("running")).unwrap();
     let running: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
     let shim = i32::try_from(running["shim_pid"].as_i64().unwrap()).unwrap();
     kill(Pid::from_raw(shim), Signal::SIGKILL).unwrap();
     let read =
-        within_patience("the worker's end", move || std::io::Read::read(&mut life, &mut [0u8; 1]).unwrap());
+        within_patience("the worker's end", move || std::io::Read::read(&mut alive, &mut [0u8; 1]).unwrap());
     assert_eq!(read.await, 0);
 }
 

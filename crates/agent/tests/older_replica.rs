@@ -40,7 +40,7 @@ async fn stays(leader: &mut Leader, host: &Host, token: u64) {
     read_fifo(ready).await;
 }
 
-/// Everything that an agent may want to say of its own accord, to a leader that knows none of it.
+/// Everything that an agent may report unasked, to a leader that knows none of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_keeps_its_session_with_a_leader_of_the_first_release() {
     let mut leader = Leader::start(Manner::first_release()).await;

@@ -15,7 +15,7 @@ use support::*;
 
 const JOB: &str = "job-9";
 
-/// Writes its process id, says so through a FIFO, which must be read, and stays until it is stopped.
+/// Writes its process id, reports it through a FIFO, which must be read, and stays until it is stopped.
 fn stay(host: &Host, name: &str, ready: &std::path::Path) -> String {
     nix::unistd::mkfifo(ready, nix::sys::stat::Mode::S_IRWXU).unwrap();
     format!("echo $$ >> {}; echo > {}; exec sleep 600", host.file(name).display(), ready.display())
@@ -209,7 +209,7 @@ async fn stubborn_family(control_groups: &'static str) {
     leader.registered().await;
     let (pids, ready) = (host.file("pids"), host.file("ready"));
     nix::unistd::mkfifo(&ready, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // A child, an orphaned daemon in a session of its own, and the worker: all ignore SIGTERM.
+    // A child, an orphaned daemon in a separate session, and the worker: all ignore SIGTERM.
     let script = format!(
         "trap '' TERM; P={}; echo $$ >> $P; \
          sh -c 'echo $$ >> '$P'; exec sleep 600' & \
@@ -341,7 +341,7 @@ async fn a_program_that_cannot_be_executed_is_a_failed_launch() {
     leader.send(Response::Start(order));
     assert!(matches!(leader.exit_of(9, 0).await, Kind::LaunchFailed(_)), "a malformed order is answered");
     let mut order = start(JOB, 8, &["exit 0"], &[]);
-    order.working_directory = "/no/such/folder".into();
+    order.working_directory = "/no/such/directory".into();
     leader.send(Response::Start(order));
     assert!(matches!(leader.exit_of(8, 0).await, Kind::LaunchFailed(_)));
 }
@@ -508,7 +508,7 @@ async fn an_order_of_an_earlier_session_is_dropped() {
     let confirm = leader.confirm_asked().await;
     leader.drop_session();
     leader.registered().await;
-    // The answer to the question of before: nothing comes of it.
+    // The answer to the earlier question: nothing comes of it.
     leader.send(confirmed(&confirm, true));
     leader.quiet_for(3, |h| matches!(h, Heard::Report(_) | Heard::Confirm(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());

@@ -18,7 +18,7 @@ use support::*;
 const JOB: &str = "job-9";
 const DEVICES: usize = 4;
 
-/// Living processes with this word before a path below the folder of workers, and their parents.
+/// Living processes with this word before a path below the directory of workers, and their parents.
 fn processes(host: &Host, word: &str) -> Vec<(i32, i32)> {
     let below = host.state().join("tasks").join(".new_ready_").display().to_string();
     let mut found = Vec::new();
@@ -38,7 +38,7 @@ fn processes(host: &Host, word: &str) -> Vec<(i32, i32)> {
     found
 }
 
-/// What whoever started this test has left open for every program below it.
+/// What the starter of this test has left open for every program below it.
 fn inherited() -> BTreeSet<u32> {
     let goes_on = |number: &u32| {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
@@ -57,23 +57,23 @@ fn stages(host: &Host) -> Vec<(i32, i32)> {
     stages.filter_map(|(stage, parent)| Some((stage, *first.get(&parent)?))).collect()
 }
 
-/// Shims in folders that are no worker's, each with the process that would become the worker.
+/// Shims in directories that are no worker's, each with the process that would become the worker.
 fn waiting(host: &Host) -> BTreeSet<i32> {
     let stages: BTreeSet<i32> = stages(host).into_iter().map(|(_, shim)| shim).collect();
     let shims: BTreeSet<i32> = processes(host, "wait").into_iter().map(|(pid, _)| pid).collect();
     shims.intersection(&stages).copied().filter(|shim| !has_worker(host, *shim)).collect()
 }
 
-fn running(folder: PathBuf) -> Option<i32> {
-    TaskDir::at(folder).running().ok().flatten().map(|running| running.shim_pid)
+fn running(directory: PathBuf) -> Option<i32> {
+    TaskDir::at(directory).running().ok().flatten().map(|running| running.shim_pid)
 }
 
 fn has_worker(host: &Host, shim: i32) -> bool {
-    let folders = std::fs::read_dir(host.state().join("tasks")).unwrap().flatten();
-    folders.into_iter().any(|folder| running(folder.path()) == Some(shim))
+    let directories = std::fs::read_dir(host.state().join("tasks")).unwrap().flatten();
+    directories.into_iter().any(|directory| running(directory.path()) == Some(shim))
 }
 
-/// Looks until so many wait; no event tells of other processes.
+/// Looks until this many wait; no event tells of other processes.
 async fn until_waiting(host: &Host, count: usize) -> BTreeSet<i32> {
     let looks = async {
         loop {
@@ -98,7 +98,7 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     let first = until_waiting(&host, 2).await;
     let go = host.file("go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // What it is started with is what a worker of a shim of its own would have.
+    // What it is started with is what a worker of a separate shim would have.
     let fds = host.file("fds").display().to_string();
     let script = format!(
         "exec > {fds}; pwd; readlink /proc/$$/fd/0; ls /proc/$$/fd; cat {} > /dev/null; exit 5",
@@ -106,11 +106,11 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     );
     leader.send(Response::Start(start(JOB, 7, &[&script, "sleep 600"], &[&[0], &[1]])));
     leader.running(7, 0).await;
-    let folder = host.task(JOB, 7, 0);
-    assert!(first.contains(&running(folder.clone()).unwrap()), "a shim of those that waited");
+    let directory = host.task(JOB, 7, 0);
+    assert!(first.contains(&running(directory.clone()).unwrap()), "a shim of those that waited");
     // Both have a worker now, and no others are made while those run.
     until_waiting(&host, 0).await;
-    let group = TaskDir::at(folder.clone()).running().unwrap().and_then(|running| running.cgroup);
+    let group = TaskDir::at(directory.clone()).running().unwrap().and_then(|running| running.cgroup);
     match &group {
         Some(group) => assert!(group.display().to_string().contains("muster_ready_"), "{group:?}"),
         None => {
@@ -120,7 +120,7 @@ async fn as_many_wait_as_the_last_start_needed_none_on_a_full_host_and_they_go_w
     write_fifo(go).await;
     assert_eq!(leader.exit_of(7, 0).await, Kind::Code(5));
     assert!(!group.is_some_and(|group| group.exists()));
-    let work = folder.join("work").canonicalize().unwrap();
+    let work = directory.join("work").canonicalize().unwrap();
     let said = std::fs::read_to_string(host.file("fds")).unwrap();
     let mut lines = said.lines();
     assert_eq!(lines.next(), work.to_str());

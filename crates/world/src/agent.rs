@@ -9,15 +9,15 @@
 //! Sessions, reports and processes are written here a second time.
 
 use crate::checks::WorkerKey;
-use crate::cluster::{Cluster, FIRST_AGENT, FIRST_MACHINE, lock};
+use crate::cluster::Cluster;
 use crate::link::{End, connect};
 use crate::replica::ToAgent;
 use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn_on};
+use crate::site::{FIRST_AGENT, FIRST_MACHINE, lock};
 use muster_agent::clock::BootTime;
-use muster_agent::order::{self, DeviceLoad};
 use muster_agent::rules::{
-    Admission, Beats, Fence, FenceTable, Fit, Held, LeaseTerm, Wait, admit, deadline_of, epoch_for_start,
-    renewed, room_for, withdraw,
+    self, Admission, Beats, Fence, FenceTable, Fit, Held, LeaseTerm, Wait, admit, deadline_of,
+    epoch_for_start, renewed, room_for, withdraw,
 };
 use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, WorkerReport};
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
@@ -172,7 +172,7 @@ impl Machine {
     pub fn reboot(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         self.kill_agent();
         runtime::kill(self.machine);
-        cluster.checks.machine_lost(self.machine);
+        cluster.site.checks.machine_lost(self.machine);
         {
             let mut inner = lock(&self.inner);
             inner.holder += 1;
@@ -243,7 +243,7 @@ impl Machine {
     pub fn freeze(&self, cluster: &Cluster) {
         runtime::freeze(self.agent);
         runtime::freeze(self.machine);
-        cluster.checks.set_suspended(self.machine, true);
+        cluster.site.checks.set_suspended(self.machine, true);
     }
 
     /// Both go on; a moment later the guards have seen what time it is.
@@ -251,7 +251,7 @@ impl Machine {
         runtime::thaw(self.agent);
         runtime::thaw(self.machine);
         sleep_ms(200).await;
-        cluster.checks.set_suspended(self.machine, false);
+        cluster.site.checks.set_suspended(self.machine, false);
     }
 
     /// The leader acknowledged what was sent at `sent`.
@@ -391,7 +391,7 @@ impl Guard {
                 () = Sleep::until(next.min(deadline)) => {}
             }
         };
-        self.cluster.checks.process_ended(self.key);
+        self.cluster.site.checks.process_ended(self.key);
         let mut inner = lock(&self.machine.inner);
         inner.ended += 1;
         if let Some(worker) = inner.workers.get_mut(&self.key) {
@@ -458,9 +458,9 @@ fn ranks_on(order: &StartOrder, node: NodeId) -> impl Iterator<Item = (u32, Devi
 
 fn held_of((key, worker): (&WorkerKey, &Worker)) -> Held {
     Held {
-        key: order::WorkerKey { job: key.0, token: key.1, rank: key.2 },
+        key: rules::WorkerKey { job: key.0, token: key.1, rank: key.2 },
         devices: worker.devices,
-        device_milli: order::DEVICE_MILLI,
+        device_milli: rules::DEVICE_MILLI,
         epoch: worker.epoch,
         is_stopping: worker.is_stopping,
     }
@@ -472,7 +472,7 @@ impl Agent {
         loop {
             let replica = match hint.take() {
                 Some(hint) => hint,
-                None => pick(&self.cluster.replica_hosts()).unwrap_or(1),
+                None => pick(&self.cluster.site.replica_hosts()).unwrap_or(1),
             };
             let sent = now();
             let mut link = self.dial(replica);
@@ -483,7 +483,7 @@ impl Agent {
                 }
                 Ok(Some(ToAgent::Refused(told))) => hint = told.filter(|told| *told != replica),
                 Ok(Some(ToAgent::Said(other))) => {
-                    self.cluster.checks.fail(format!("a session began with {other:?}"));
+                    self.cluster.site.checks.fail(format!("a session began with {other:?}"));
                 }
                 Ok(None) | Err(_) => {}
             }
@@ -493,7 +493,7 @@ impl Agent {
 
     /// Connects to a replica, which serves the session if it leads.
     fn dial(&self, replica: Host) -> End<Inbound, ToAgent> {
-        let (mine, theirs) = connect(&self.cluster, self.machine.agent, replica);
+        let (mine, theirs) = connect(&self.cluster.site, self.machine.agent, replica);
         let holder = HolderId(lock(&self.machine.inner).holder + 1);
         let opening = Opening {
             spec: self.machine.spec.clone(),
@@ -503,7 +503,7 @@ impl Agent {
         };
         let (cluster, agent) = (Arc::clone(&self.cluster), self.machine.agent);
         spawn_on(HARNESS, async move {
-            let leg = lock(&cluster.network).leg(agent, replica);
+            let leg = lock(&cluster.site.network).leg(agent, replica);
             let Some(leg) = leg else {
                 // Nobody says that it is lost.
                 return runtime::sleep_true_ns(5_000_000_000).await;
@@ -614,7 +614,7 @@ impl Agent {
                 if let Some((_, job, token)) = live.noting.take_if(|(asked, ..)| *asked == sequence) {
                     lock(&self.machine.inner).notes.pop_front();
                     if refused.is_none() {
-                        self.cluster.checks.checkpointed(job, token);
+                        self.cluster.site.checks.checkpointed(job, token);
                     }
                 }
             }
@@ -711,9 +711,9 @@ impl Agent {
 
     fn fit(&self, node: NodeId, order: &StartOrder, grace: Duration) -> Fit {
         let inner = lock(&self.machine.inner);
-        let mut load = DeviceLoad::NONE;
+        let mut load = rules::DeviceLoad::NONE;
         for (_, devices) in ranks_on(order, node) {
-            load.add(devices, order::DEVICE_MILLI);
+            load.add(devices, rules::DEVICE_MILLI);
         }
         let lease = inner.lease.filter(|lease| lease.stands(now()));
         let Some(epoch) = epoch_for_start(lease, now(), grace) else { return Fit::Wait(Wait::Lease) };
@@ -811,7 +811,7 @@ impl Agent {
             drop(inner);
             let (machine, cluster) = (Arc::clone(&self.machine), Arc::clone(&self.cluster));
             let guard = Guard { machine, cluster, key, epoch, stop, grace_ns, end };
-            self.cluster.checks.process_started(key, self.machine.machine, devices);
+            self.cluster.site.checks.process_started(key, self.machine.machine, devices);
             spawn_on(self.machine.machine, guard.run());
         }
         self.machine.news.notify_one();

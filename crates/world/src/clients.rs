@@ -2,8 +2,9 @@
 //! go on exactly where they were, through any replica.
 
 use crate::agent::KIND;
-use crate::cluster::{Cluster, FIRST_CLIENT, lock};
+use crate::cluster::Cluster;
 use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
+use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
 use muster_planted::Rule;
@@ -112,7 +113,7 @@ pub async fn ask(
     for attempt in 0..tries {
         let replica = match hint.take() {
             Some(hint) => hint,
-            None => pick(&cluster.replica_hosts())?,
+            None => pick(&cluster.site.replica_hosts())?,
         };
         let command = command(attempt);
         let call = cluster.call(who, replica, PATIENCE, "command", move |replica| {
@@ -152,7 +153,7 @@ impl Clients {
             asked: Arc::default(),
             tasks: Vec::new(),
         };
-        cluster.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
+        cluster.site.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
         for place in 0..3 {
             let client = clients.client(FIRST_CLIENT + place);
             clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.submit_all().await }));
@@ -187,7 +188,7 @@ impl Clients {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks.drain(..) {
             if task.await.is_err() {
-                self.cluster.checks.fail("a client was lost".to_owned());
+                self.cluster.site.checks.fail("a client was lost".to_owned());
             }
         }
     }
@@ -227,13 +228,13 @@ impl Client {
 
     /// One submission, repeated until somebody answers; whether it was acknowledged.
     async fn submit(&self, tries: usize) -> bool {
-        let floor = self.cluster.checks.floor();
+        let floor = self.cluster.site.checks.floor();
         let mut request = self.new_request();
         let count = 1 + below(2);
         let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
         let jobs: Arc<[Submission]> =
             names.map(|name| Submission { spec: job(&name), contract: contract() }).collect();
-        let forgets = self.cluster.settings.bug == Some(Rule::RetryUnderNewId);
+        let forgets = self.cluster.site.settings.bug == Some(Rule::RetryUnderNewId);
         let mut newest = request;
         let answer = ask(&self.cluster, self.host, tries, |attempt| {
             if forgets && attempt > 0 {
@@ -245,7 +246,7 @@ impl Client {
         request = newest;
         match answer {
             Some(Ok(Answer::Submitted { jobs, at })) => {
-                self.cluster.checks.acknowledged(floor, request, jobs.clone(), at);
+                self.cluster.site.checks.acknowledged(floor, request, jobs.clone(), at);
                 // Some while they start.
                 if chance(120) {
                     sleep_ms(below(400)).await;
@@ -254,11 +255,11 @@ impl Client {
                 true
             }
             Some(Ok(other)) => {
-                self.cluster.checks.fail(format!("a submission was answered with {other:?}"));
+                self.cluster.site.checks.fail(format!("a submission was answered with {other:?}"));
                 false
             }
             Some(Err(refusal)) => {
-                self.cluster.checks.fail(format!("a submission was refused: {refusal}"));
+                self.cluster.site.checks.fail(format!("a submission was refused: {refusal}"));
                 false
             }
             None => false,
@@ -275,13 +276,13 @@ impl Client {
     async fn read_all(self) {
         while self.goes_on() {
             sleep_ms(below(250)).await;
-            let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
-            let floor = self.cluster.checks.floor();
+            let Some(replica) = pick(&self.cluster.site.replica_hosts()) else { continue };
+            let floor = self.cluster.site.checks.floor();
             let read = self
                 .cluster
                 .call(self.host, replica, PATIENCE, "read", |replica| async move { replica.read().await });
             if let Some(Some((log_index, digest))) = read.await {
-                self.cluster.checks.read(self.host, floor, log_index, digest);
+                self.cluster.site.checks.read(self.host, floor, log_index, digest);
             }
         }
     }
@@ -289,7 +290,7 @@ impl Client {
     async fn watch_all(self) {
         let mut place: Option<WatchPosition> = None;
         while self.goes_on() {
-            let Some(replica) = pick(&self.cluster.replica_hosts()) else { continue };
+            let Some(replica) = pick(&self.cluster.site.replica_hosts()) else { continue };
             match place {
                 None => {
                     let end = self
@@ -304,7 +305,7 @@ impl Client {
                         });
                     match news.await {
                         Some(Ok((events, reached))) => {
-                            self.cluster.checks.watched(self.host, from, reached, &events);
+                            self.cluster.site.checks.watched(self.host, from, reached, &events);
                             place = Some(reached);
                         }
                         Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenCompacted => {
@@ -313,7 +314,7 @@ impl Client {
                         // A replica that is behind: another may not be.
                         Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenInvalid => {}
                         Some(Err(refusal)) => {
-                            self.cluster.checks.fail(format!("a watch was refused: {refusal}"));
+                            self.cluster.site.checks.fail(format!("a watch was refused: {refusal}"));
                         }
                         None => {}
                     }

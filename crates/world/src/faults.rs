@@ -4,12 +4,13 @@
 //! more disks than a minority at a time.
 
 use crate::agent::Machine;
-use crate::cluster::{Cluster, lock};
+use crate::cluster::Cluster;
 use crate::operator::Operator;
 use crate::runtime::{
     self, Host, below, chance, elapsed_ms, event, local_ns_of, now_ns, pick, set_rate, sleep_ms, spawn,
     spawn_on,
 };
+use crate::site::lock;
 use muster_state::NodeStatus;
 use muster_types::ReplicaId;
 use muster_types::health::Finding;
@@ -39,22 +40,24 @@ const RATE_PPM_MAX: u64 = 40_000;
 /// Breaks things.
 pub struct Faults {
     cluster: Arc<Cluster>,
+    /// Machines with accelerators.
+    machines: Vec<Arc<Machine>>,
     operator: Operator,
 }
 
 impl Faults {
     /// With the operator who repairs the membership.
-    pub fn new(cluster: &Arc<Cluster>, operator: Operator) -> Faults {
-        Faults { cluster: Arc::clone(cluster), operator }
+    pub fn new(cluster: &Arc<Cluster>, machines: Vec<Arc<Machine>>, operator: Operator) -> Faults {
+        Faults { cluster: Arc::clone(cluster), machines, operator }
     }
 
     /// Breaks things for so long.
     pub async fn run(&self, ms: u64) {
         let end = now_ns() + ms * 1_000_000;
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             self.drift(host);
         }
-        for machine in &self.cluster.machines {
+        for machine in &self.machines {
             let ppm = below(2 * RATE_PPM_MAX) as i64 - RATE_PPM_MAX as i64;
             set_rate(machine.agent, ppm);
             set_rate(machine.machine, ppm);
@@ -73,13 +76,13 @@ impl Faults {
     /// Everything is well again.
     pub async fn heal(&self) {
         event("heal", format_args!("all"));
-        lock(&self.cluster.network).heal();
+        lock(&self.cluster.site.network).heal();
         self.operator.want_all();
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             runtime::thaw(host);
-            self.cluster.disk(host).mend();
+            self.cluster.site.disk(host).mend();
         }
-        for machine in &self.cluster.machines {
+        for machine in &self.machines {
             machine.thaw(&self.cluster).await;
             machine.recover();
         }
@@ -89,7 +92,7 @@ impl Faults {
     /// Starts the replicas that are down, except those whose disk is damaged.
     pub async fn start_all(&self) {
         let damaged = self.cluster.damaged();
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             if self.cluster.replica(host).is_none() && !damaged.contains(&host) {
                 self.cluster.boot(host).await;
             }
@@ -98,7 +101,7 @@ impl Faults {
 
     fn leader_or_any(&self) -> Host {
         let leader = self.cluster.leader().filter(|_| chance(500)).map(|leader| leader.host);
-        leader.or_else(|| pick(&self.cluster.replica_hosts())).unwrap_or(1)
+        leader.or_else(|| pick(&self.cluster.site.replica_hosts())).unwrap_or(1)
     }
 
     /// A replica that ends itself from now on is started again, as the host's service manager would.
@@ -112,12 +115,12 @@ impl Faults {
     }
 
     fn others(&self, host: Host) -> Vec<Host> {
-        self.cluster.replica_hosts().into_iter().filter(|other| *other != host).collect()
+        self.cluster.site.replica_hosts().into_iter().filter(|other| *other != host).collect()
     }
 
     async fn one(&self) {
         let host = self.leader_or_any();
-        self.cluster.checks.count(|counts| counts.faults += 1);
+        self.cluster.site.checks.count(|counts| counts.faults += 1);
         match below(31) {
             0..=2 if self.cluster.replica(host).is_some() => self.cluster.crash(host),
             0..=4 => self.start_all().await,
@@ -146,7 +149,7 @@ impl Faults {
             27 => self.lose_machine_with_leader().await,
             _ => {
                 event("heal", format_args!("network"));
-                lock(&self.cluster.network).heal();
+                lock(&self.cluster.site.network).heal();
             }
         }
     }
@@ -154,11 +157,11 @@ impl Faults {
     /// Mends everything, and waits until all replicas are well; who leads them then. None when that takes too
     /// long: a bound on what follows would say nothing.
     async fn calm(&self) -> Option<Host> {
-        lock(&self.cluster.network).heal();
+        lock(&self.cluster.site.network).heal();
         self.operator.want_all();
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             runtime::thaw(host);
-            self.cluster.disk(host).mend();
+            self.cluster.site.disk(host).mend();
         }
         for _ in 0..CALM_LOOKS_MAX {
             self.start_all().await;
@@ -183,11 +186,11 @@ impl Faults {
             again();
             sleep_ms(100).await;
             if self.cluster.leader().is_some_and(|leader| leader.host != old) {
-                self.cluster.checks.count(|counts| counts.replaced_leaders += 1);
+                self.cluster.site.checks.count(|counts| counts.replaced_leaders += 1);
                 return;
             }
         }
-        self.cluster.checks.fail(format!("n{old} {what}, and nobody else leads after {within_ms} ms"));
+        self.cluster.site.checks.fail(format!("n{old} {what}, and nobody else leads after {within_ms} ms"));
     }
 
     /// A leader stands still, perhaps as soon as it is elected, until another leads; then it goes on, with everything
@@ -225,19 +228,19 @@ impl Faults {
         } else {
             runtime::thaw(leader)
         }
-        self.cluster.checks.count(|counts| counts.thawed_leaders += 1);
+        self.cluster.site.checks.count(|counts| counts.thawed_leaders += 1);
         sleep_ms(500 + below(1_500)).await;
     }
 
     /// Every replica loses power at the same moment, and all come back: what was acknowledged is on their disks.
     async fn cut_power_of_all(&self) {
         event("fault", format_args!("power of all replicas"));
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             if self.cluster.replica(host).is_some() {
                 self.cluster.crash(host);
             }
         }
-        self.cluster.checks.count(|counts| counts.power_cuts += 1);
+        self.cluster.site.checks.count(|counts| counts.power_cuts += 1);
         sleep_ms(below(1_500)).await;
         self.start_all().await;
     }
@@ -256,7 +259,7 @@ impl Faults {
         event("fault", format_args!("leader n{leader} deaf"));
         self.cut_one_way(leader, true);
         self.another_leads(leader, DEAF_MS_MAX, "hears nobody", || {}).await;
-        lock(&self.cluster.network).heal();
+        lock(&self.cluster.site.network).heal();
     }
 
     /// Leadership transfer: a leader whose disk is full or very slow gives up leadership.
@@ -264,7 +267,7 @@ impl Faults {
         let Some(leader) = self.calm().await else { return };
         let full = chance(500);
         event("fault", format_args!("leader n{leader} disk bad, full {full}"));
-        let disk = self.cluster.disk(leader);
+        let disk = self.cluster.site.disk(leader);
         let spoil = || if full { disk.set_full(true) } else { disk.set_slow(SLOW_FACTOR) };
         self.another_leads(leader, BAD_DISK_MS_MAX, "has a bad disk", spoil).await;
         disk.mend();
@@ -273,7 +276,7 @@ impl Faults {
     /// The host hears nobody of its peers, or nobody hears it.
     fn cut_one_way(&self, host: Host, deaf: bool) {
         event("fault", format_args!("n{host} {}", if deaf { "deaf" } else { "mute" }));
-        let mut network = lock(&self.cluster.network);
+        let mut network = lock(&self.cluster.site.network);
         for other in self.others(host) {
             if deaf { network.cut(other, host) } else { network.cut(host, other) }
         }
@@ -288,14 +291,14 @@ impl Faults {
     }
 
     fn cut_off(&self, host: Host) {
-        let mut network = lock(&self.cluster.network);
+        let mut network = lock(&self.cluster.site.network);
         for other in self.others(host) {
             network.cut(other, host);
             network.cut(host, other);
         }
-        for machine in &self.cluster.machines {
+        for machine in &self.machines {
             let mine = chance(500);
-            for replica in self.cluster.replica_hosts() {
+            for replica in self.cluster.site.replica_hosts() {
                 if mine != (replica == host) {
                     network.cut(machine.agent, replica);
                     network.cut(replica, machine.agent);
@@ -312,7 +315,7 @@ impl Faults {
                 let until = machine.busy_until().unwrap_or(0);
                 until > local_ns_of(machine.agent) + left_ms * 1_000_000
             };
-            if let Some(machine) = self.cluster.machines.iter().find(is_busy) {
+            if let Some(machine) = self.machines.iter().find(is_busy) {
                 return Some(Arc::clone(machine));
             }
             sleep_ms(100).await;
@@ -328,9 +331,9 @@ impl Faults {
         }
         let Some(machine) = self.busy_machine(LOST_MS_MAX).await else { return };
         event("fault", format_args!("agent {} cut off from all", machine.agent));
-        self.cut_agent(&machine, &self.cluster.replica_hosts());
+        self.cut_agent(&machine, &self.cluster.site.replica_hosts());
         self.until_lost(&machine, None, LOST_MS_MAX).await;
-        lock(&self.cluster.network).heal();
+        lock(&self.cluster.site.network).heal();
     }
 
     /// A leader is cut off from its peers with an agent that reaches it alone, until another leads, the agent's node is lost
@@ -341,22 +344,22 @@ impl Faults {
         event("fault", format_args!("leader n{leader} cut off with agent {}", machine.agent));
         let others = self.others(leader);
         {
-            let mut network = lock(&self.cluster.network);
+            let mut network = lock(&self.cluster.site.network);
             for other in &others {
                 network.cut(*other, leader);
                 network.cut(leader, *other);
             }
         }
         self.cut_agent(&machine, &others);
-        for other in self.cluster.machines.iter().filter(|other| other.agent != machine.agent) {
+        for other in self.machines.iter().filter(|other| other.agent != machine.agent) {
             self.cut_agent(other, &[leader]);
         }
         self.until_lost(&machine, Some(leader), LOST_WITH_LEADER_MS_MAX).await;
-        lock(&self.cluster.network).heal();
+        lock(&self.cluster.site.network).heal();
     }
 
     fn cut_agent(&self, machine: &Machine, replicas: &[Host]) {
-        let mut network = lock(&self.cluster.network);
+        let mut network = lock(&self.cluster.site.network);
         for replica in replicas {
             network.cut(machine.agent, *replica);
             network.cut(*replica, machine.agent);
@@ -376,7 +379,7 @@ impl Faults {
                 nodes.any(|(_, row)| row.spec.name == machine.spec.name && row.status != NodeStatus::Up)
             });
             if knows {
-                self.cluster.checks.count(|counts| counts.lost_machines += 1);
+                self.cluster.site.checks.count(|counts| counts.lost_machines += 1);
                 return sleep_ms(ELSEWHERE_MS).await;
             }
         }
@@ -385,10 +388,10 @@ impl Faults {
     /// Two sides that do not reach each other; every host is on one.
     fn split(&self) {
         event("fault", format_args!("split"));
-        let mut hosts = self.cluster.replica_hosts();
-        hosts.extend(self.cluster.machines.iter().map(|machine| machine.agent));
+        let mut hosts = self.cluster.site.replica_hosts();
+        hosts.extend(self.machines.iter().map(|machine| machine.agent));
         let sides: Vec<(Host, bool)> = hosts.into_iter().map(|host| (host, chance(500))).collect();
-        let mut network = lock(&self.cluster.network);
+        let mut network = lock(&self.cluster.site.network);
         for (from, side) in &sides {
             for (to, other) in &sides {
                 if side != other {
@@ -401,9 +404,9 @@ impl Faults {
     /// Some ordered pairs: partial partitions, bridges, agents that reach some replicas only.
     fn cut_pairs(&self) {
         event("fault", format_args!("pairs"));
-        let mut hosts = self.cluster.replica_hosts();
-        hosts.extend(self.cluster.machines.iter().map(|machine| machine.agent));
-        let mut network = lock(&self.cluster.network);
+        let mut hosts = self.cluster.site.replica_hosts();
+        hosts.extend(self.machines.iter().map(|machine| machine.agent));
+        let mut network = lock(&self.cluster.site.network);
         for _ in 0..=below(8) {
             if let (Some(from), Some(to)) = (pick(&hosts), pick(&hosts)) {
                 network.cut(from, to);
@@ -412,7 +415,7 @@ impl Faults {
     }
 
     fn weather(&self) {
-        let mut network = lock(&self.cluster.network);
+        let mut network = lock(&self.cluster.site.network);
         network.loss_permille = below(250);
         network.twice_permille = below(200);
         network.jitter_ns = below(80_000_000);
@@ -446,7 +449,7 @@ impl Faults {
 
     fn fill(&self, host: Host) {
         event("fault", format_args!("n{host} disk full"));
-        let disk = self.cluster.disk(host);
+        let disk = self.cluster.site.disk(host);
         disk.set_full(true);
         let ms = below(5_000);
         spawn(async move {
@@ -457,13 +460,13 @@ impl Faults {
 
     fn fail_flush(&self, host: Host) {
         event("fault", format_args!("n{host} flush error"));
-        self.cluster.disk(host).fail_next_sync();
+        self.cluster.site.disk(host).fail_next_sync();
     }
 
     fn slow(&self, host: Host) {
         let factor = 10 + below(800);
         event("fault", format_args!("n{host} disk {factor} times slower"));
-        let disk = self.cluster.disk(host);
+        let disk = self.cluster.site.disk(host);
         disk.set_slow(factor);
         let ms = below(6_000);
         spawn(async move {
@@ -478,7 +481,7 @@ impl Faults {
         if hurt || !self.operator.is_settled() {
             return;
         }
-        let disk = self.cluster.disk(host);
+        let disk = self.cluster.site.disk(host);
         if !disk.flip_bit() {
             return;
         }
@@ -546,7 +549,7 @@ impl Faults {
     }
 
     fn machine(&self) {
-        let Some(machine) = pick(&self.cluster.machines) else { return };
+        let Some(machine) = pick(&self.machines) else { return };
         match below(5) {
             4 => {
                 if let Some(finding) = pick(&Finding::KINDS) {

@@ -3,8 +3,8 @@
 //! What is lost on the way is sent again for a while, as TCP does; then the connection is over, and a process
 //! that still waits at an end hears nothing rather than an error.
 
-use crate::cluster::{Cluster, lock};
 use crate::runtime::{HARNESS, Host, chance, now_ns, sleep_true_ns, spawn_on};
+use crate::site::{Site, lock};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -49,7 +49,7 @@ impl<S, R> End<S, R> {
 }
 
 /// Connects two hosts.
-pub fn connect<A, B>(cluster: &Arc<Cluster>, here: Host, there: Host) -> (End<A, B>, End<B, A>)
+pub fn connect<A, B>(site: &Arc<Site>, here: Host, there: Host) -> (End<A, B>, End<B, A>)
 where
     A: Send + 'static,
     B: Send + 'static,
@@ -58,13 +58,13 @@ where
     let (arrive_there, from_here) = mpsc::unbounded_channel();
     let (to_here, back) = mpsc::unbounded_channel();
     let (arrive_here, from_there) = mpsc::unbounded_channel();
-    spawn_on(HARNESS, carry(Arc::clone(cluster), here, there, out, arrive_there));
-    spawn_on(HARNESS, carry(Arc::clone(cluster), there, here, back, arrive_here));
+    spawn_on(HARNESS, carry(Arc::clone(site), here, there, out, arrive_there));
+    spawn_on(HARNESS, carry(Arc::clone(site), there, here, back, arrive_here));
     (End { to: to_there, from: from_there }, End { to: to_here, from: from_here })
 }
 
 async fn carry<T>(
-    cluster: Arc<Cluster>,
+    site: Arc<Site>,
     from: Host,
     to: Host,
     mut out: mpsc::UnboundedReceiver<(u64, T)>,
@@ -72,7 +72,7 @@ async fn carry<T>(
 ) {
     let mut last = 0;
     while let Some((sent, message)) = out.recv().await {
-        let Some(late) = passes(&cluster, from, to).await else {
+        let Some(late) = passes(&site, from, to).await else {
             sleep_true_ns(SILENCE_NS).await;
             return;
         };
@@ -96,10 +96,10 @@ struct Passed {
     leg: u64,
 }
 
-async fn passes(cluster: &Arc<Cluster>, from: Host, to: Host) -> Option<Passed> {
+async fn passes(site: &Arc<Site>, from: Host, to: Host) -> Option<Passed> {
     let mut since = 0;
     for _ in 0..TRIES {
-        if let Some(leg) = lock(&cluster.network).leg(from, to) {
+        if let Some(leg) = lock(&site.network).leg(from, to) {
             return Some(Passed { since, leg });
         }
         sleep_true_ns(AGAIN_NS).await;

@@ -5,10 +5,10 @@
 //! One journal holds entries, votes, truncations, purges and what is known to be committed, in the order
 //! they were asked for. A separate mark records how far it was once synced.
 
-use crate::cluster::{Cluster, lock};
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, local_ns, sleep_ms};
+use crate::site::{Site, lock};
 use bytes::Bytes;
 use muster_planted::Rule;
 use muster_store::{Entry, EntryPayload, FlushProgress, LeaderId, LogId, Vote, decode_entry, encode_entry};
@@ -36,6 +36,9 @@ const MEAN_WEIGHT: u64 = 16;
 const ROOM_PAUSE_MS: u64 = 50;
 /// Between an acknowledgement that comes too early and the write, where that rule is broken.
 const PLANTED_WRITE_BACK_MS: u64 = 200;
+
+/// Ends the process of the replica, for a reason.
+pub type Abort = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// Less is there than was acknowledged.
 #[derive(Debug)]
@@ -87,7 +90,8 @@ impl Inner {
 /// The log as openraft uses it. Clones share it.
 #[derive(Clone)]
 pub struct SimLog {
-    cluster: Arc<Cluster>,
+    site: Arc<Site>,
+    abort: Abort,
     host: Host,
     disk: Disk,
     inner: Arc<Mutex<Inner>>,
@@ -173,7 +177,7 @@ impl SimLog {
     ///
     /// # Errors
     /// When less is intact than was once marked.
-    pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Result<SimLog, Damaged> {
+    pub fn open(site: &Arc<Site>, abort: Abort, host: Host, disk: &Disk) -> Result<SimLog, Damaged> {
         let bytes = disk.log();
         let mut inner = Inner::default();
         let intact = replay(&bytes, &mut inner);
@@ -186,9 +190,10 @@ impl SimLog {
             event("torn", format_args!("n{host} {} of {} bytes", intact, bytes.len()));
             disk.cut(intact);
         }
-        cluster.checks.reopened(host, inner.vote);
+        site.checks.reopened(host, inner.vote);
         let log = SimLog {
-            cluster: Arc::clone(cluster),
+            site: Arc::clone(site),
+            abort,
             host,
             disk: disk.clone(),
             inner: Arc::new(Mutex::new(inner)),
@@ -240,7 +245,7 @@ impl SimLog {
                 continue;
             }
             // As in the product: entries are acknowledged a moment before they are written, a vote is not.
-            let lies = self.cluster.settings.bug == Some(Rule::AckBeforeFlush)
+            let lies = self.site.settings.bug == Some(Rule::AckBeforeFlush)
                 && batch.iter().all(|(.., done)| !matches!(done, Done::Told(_)));
             let batch = if lies { self.acknowledge_early(batch).await } else { batch };
             let mut end = 0;
@@ -256,7 +261,7 @@ impl SimLog {
             let flushed = self.flush(end).await;
             lock(&self.flushes).end(local_ns());
             if !flushed {
-                self.cluster.abort(self.host, "a flush failed");
+                (self.abort)("a flush failed");
                 return;
             }
             let app_entries = batch.iter().map(|(_, app, _)| app).sum::<u64>();
@@ -266,7 +271,7 @@ impl SimLog {
                 flushed.app_entries_flushed += app_entries;
             });
             if self.disk.synced() < end {
-                self.cluster.checks.fail(format!("n{}: acknowledged before it was synced", self.host));
+                self.site.checks.fail(format!("n{}: acknowledged before it was synced", self.host));
             }
             for (.., done) in batch {
                 match done {
@@ -354,7 +359,7 @@ impl RaftLogStorage<SimConfig> for SimLog {
         let body: Vec<u8> = fields.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.write(frame(KIND_VOTE, &body)).await?;
         event("vote", format_args!("n{} {vote}", self.host));
-        self.cluster.checks.voted(self.host, *vote);
+        self.site.checks.voted(self.host, *vote);
         Ok(())
     }
 
@@ -376,20 +381,20 @@ impl RaftLogStorage<SimConfig> for SimLog {
     {
         let mut bytes = Vec::new();
         let mut app_entries = 0;
-        let hosts = self.cluster.replica_hosts();
+        let hosts = self.site.replica_hosts();
         for entry in entries {
             let mut inner = self.lock();
             let envelope = encode_entry(&entry, inner.chain);
             inner.chain = crc32fast::hash(&envelope);
             bytes.extend(frame(KIND_ENTRY, &envelope));
             app_entries += u64::from(matches!(entry.payload, EntryPayload::Normal(_)));
-            self.cluster.checks.appended(self.host, &entry, inner.last());
+            self.site.checks.appended(self.host, &entry, inner.last());
             // A replica that lost its own entries has them back from others, and did not stamp them now.
             let leads = inner
                 .vote
                 .is_some_and(|vote| vote.committed && vote.leader_id == *entry.log_id.committed_leader_id());
             if leads {
-                self.cluster.checks.stamped(self.host, &entry, &hosts);
+                self.site.checks.stamped(self.host, &entry, &hosts);
             }
             inner.entries.insert(entry.log_id.index(), entry);
         }

@@ -2,10 +2,10 @@
 //!
 //! Snapshots are kept on the simulated disk: replaced whole, durable before they count.
 
-use crate::cluster::Cluster;
 use crate::disk::Disk;
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event};
+use crate::site::Site;
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use muster_consensus::{Application, AppliedBytes, CommittedEntry, Environment, SnapshotData};
@@ -36,7 +36,7 @@ struct Inner {
 /// The state machine. Clones share it.
 #[derive(Clone)]
 pub struct SimMachine {
-    cluster: Arc<Cluster>,
+    site: Arc<Site>,
     host: Host,
     disk: Disk,
     snapshots: SnapshotStore,
@@ -87,12 +87,12 @@ fn decode(store: &SnapshotStore, bytes: &[u8]) -> Option<SnapshotHandle> {
 
 impl SimMachine {
     /// With the snapshot that the disk has, if it has one; none when that is damaged.
-    pub fn open(cluster: &Arc<Cluster>, host: Host, disk: &Disk) -> Option<SimMachine> {
+    pub fn open(site: &Arc<Site>, host: Host, disk: &Disk) -> Option<SimMachine> {
         let (application, view) = replicated(FORMAT_MAX);
         let application = application.with_clock(<SimConfig as Environment>::instant);
         let inner = Inner { application, last: None, membership: StoredMembership::default(), changes: None };
         let machine = SimMachine {
-            cluster: Arc::clone(cluster),
+            site: Arc::clone(site),
             host,
             disk: disk.clone(),
             snapshots: SnapshotStore::memory(&StoreOptions::small()),
@@ -143,7 +143,7 @@ impl SimMachine {
         let from = WatchPosition::after(self.view.state().log_index());
         let changes = self.view.subscribe(from);
         if changes.is_err() {
-            self.cluster.checks.fail(format!("n{}: its newest changes cannot be followed", self.host));
+            self.site.checks.fail(format!("n{}: its newest changes cannot be followed", self.host));
         }
         self.lock().changes = changes.ok();
     }
@@ -176,7 +176,7 @@ impl SimMachine {
         }
         drop(inner);
         let state = self.view.state();
-        let checks = &self.cluster.checks;
+        let checks = &self.site.checks;
         event("apply", format_args!("n{} {} -> {}", self.host, entry.log_id, state.log_index()));
         checks.applied(self.host, entry.log_id, content, &state);
         checks.published(self.host, before, state.log_index(), &events);
@@ -197,7 +197,7 @@ impl SimMachine {
             inner.last = meta.last_log_id;
             inner.membership = meta.last_membership.clone();
         }
-        self.cluster.checks.restored(self.host, raft_index, &self.view.state());
+        self.site.checks.restored(self.host, raft_index, &self.view.state());
         self.applied.send_replace(raft_index);
         Ok(())
     }

@@ -2,10 +2,11 @@
 //! and in again on demand. Every change is made by the product; so is everything that a replica whose storage
 //! was lost does to come back.
 
-use crate::cluster::{Cluster, lock};
+use crate::cluster::Cluster;
 use crate::raft_runtime::SimConfig;
 use crate::replica::Replica;
 use crate::runtime::{Host, event, sleep_ms, spawn_on, timeout};
+use crate::site::{Site, lock};
 use muster_consensus::{ChangeOptions, Consensus, ReplicaStatus};
 use muster_types::ReplicaId;
 use std::collections::BTreeSet;
@@ -56,7 +57,7 @@ impl Operator {
 
     /// Whether every replica votes and no change is half done, as far as the leader knows.
     pub fn is_whole(&self) -> bool {
-        let all = self.cluster.replica_hosts().len();
+        let all = self.cluster.site.replica_hosts().len();
         self.cluster.leader().is_some_and(|leader| knows_all(&leader.consensus.status(), all))
     }
 
@@ -64,7 +65,7 @@ impl Operator {
     /// good. A change that some have not heard of yet is a smaller cluster, which may have nobody to spare.
     pub fn is_settled(&self) -> bool {
         let replicas = self.cluster.replicas();
-        let all = self.cluster.replica_hosts().len();
+        let all = self.cluster.site.replica_hosts().len();
         replicas.len() == all && replicas.iter().all(|replica| knows_all(&replica.consensus.status(), all))
     }
 
@@ -99,7 +100,7 @@ impl Operator {
         let members = leader.consensus.members();
         let voters = members.iter().filter(|member| member.votes).count();
         let (unwanted, returning) = (lock(&self.unwanted).clone(), self.cluster.returning());
-        for host in self.cluster.replica_hosts() {
+        for host in self.cluster.site.replica_hosts() {
             let id = ReplicaId(u64::from(host));
             let member = members.iter().find(|member| member.replica == id);
             if unwanted.contains(&host) {
@@ -115,7 +116,7 @@ impl Operator {
             }
             match member {
                 None if self.cluster.replica(host).is_some() => {
-                    let node = Cluster::node(host);
+                    let node = Site::node(host);
                     return self
                         .change(&leader, "add", id, move |c| async move { c.add_learner(id, node).await })
                         .await;

@@ -3,10 +3,10 @@
 //! The messages are the product's, and so is everything at both ends of them: what is sent and when, what is answered
 //! and to whom, what is given up. Here is only what a connection does: messages arrive in order, late, or never.
 
-use crate::cluster::{Cluster, lock};
 use crate::link::{End, connect};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{HARNESS, Host, event, sleep_true_ns, spawn, spawn_on};
+use crate::site::{Site, lock};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use muster_consensus::{
@@ -28,11 +28,16 @@ const LOST_NS: u64 = 5_000_000_000;
 /// The ways from one replica to its peers.
 pub type SimPeers = PeerNetwork<SimConfig, SimTransport>;
 
+/// What serves the calls of peers at a host; none where no replica runs.
+pub type FindPeer = Arc<dyn Fn(Host) -> Option<PeerService<SimConfig>> + Send + Sync>;
+
 /// Makes connections from one host. Clones make the same ones.
 #[derive(Clone)]
 pub struct SimTransport {
-    /// The cluster.
-    pub cluster: Arc<Cluster>,
+    /// What all hosts share.
+    pub site: Arc<Site>,
+    /// Finds the peers.
+    pub peers: FindPeer,
     /// The host.
     pub host: Host,
 }
@@ -42,7 +47,7 @@ impl Transport for SimTransport {
 
     fn connect(&self, target: ReplicaId, _address: &str) -> Result<Wire, String> {
         let to = Host::try_from(target.0).map_err(|error| error.to_string())?;
-        Ok(Wire { cluster: Arc::clone(&self.cluster), from: self.host, to })
+        Ok(Wire { site: Arc::clone(&self.site), peers: Arc::clone(&self.peers), from: self.host, to })
     }
 
     fn epoch(&self) -> u64 {
@@ -53,13 +58,14 @@ impl Transport for SimTransport {
 /// A connection between two replicas.
 #[derive(Clone)]
 pub struct Wire {
-    cluster: Arc<Cluster>,
+    site: Arc<Site>,
+    peers: FindPeer,
     from: Host,
     to: Host,
 }
 
 /// A message of a stream.
-enum Said<T> {
+enum Frame<T> {
     /// The call was taken.
     Opened,
     /// The next message.
@@ -79,10 +85,10 @@ fn arriving<S: Send + 'static, T: Send + 'static>(end: Incoming<S, T>) -> Arrivi
     let next = |end: Option<Incoming<S, T>>| async move {
         let mut end = end?;
         match end.from.recv().await {
-            Some(Said::Opened) => Some((None, Some(end))),
-            Some(Said::Next(message)) => Some((Some(Ok(message)), Some(end))),
-            Some(Said::Refused(status)) => Some((Some(Err(status)), None)),
-            Some(Said::End) => None,
+            Some(Frame::Opened) => Some((None, Some(end))),
+            Some(Frame::Next(message)) => Some((Some(Ok(message)), Some(end))),
+            Some(Frame::Refused(status)) => Some((Some(Err(status)), None)),
+            Some(Frame::End) => None,
             None => Some((Some(Err(broken())), None)),
         }
     };
@@ -91,7 +97,7 @@ fn arriving<S: Send + 'static, T: Send + 'static>(end: Incoming<S, T>) -> Arrivi
 
 /// The receiving end of a stream, and what is dropped with it.
 struct Incoming<S, T> {
-    from: tokio::sync::mpsc::UnboundedReceiver<Said<T>>,
+    from: tokio::sync::mpsc::UnboundedReceiver<Frame<T>>,
     /// Dropping it ends the sending.
     _alive: Option<oneshot::Sender<S>>,
 }
@@ -104,8 +110,8 @@ impl Wire {
         Fut: Future<Output = Result<T, Status>> + Send + 'static,
         T: Send + 'static,
     {
-        let asked =
-            self.cluster.call(self.from, self.to, patience, what, move |peer| f(peer.service.clone()));
+        let peers = Arc::clone(&self.peers);
+        let asked = self.site.call(move |host| peers(host), (self.from, self.to), patience, what, f);
         asked.await.unwrap_or_else(|| Err(broken()))
     }
 
@@ -122,16 +128,17 @@ impl Wire {
         F: FnOnce(PeerService<SimConfig>, Arriving<S>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Arriving<T>, Status>> + Send + 'static,
     {
-        let (mine, theirs) = connect::<Said<S>, Said<T>>(&self.cluster, self.from, self.to);
-        let (cluster, from, to) = (Arc::clone(&self.cluster), self.from, self.to);
+        let (mine, theirs) = connect::<Frame<S>, Frame<T>>(&self.site, self.from, self.to);
+        let (site, peers) = (Arc::clone(&self.site), Arc::clone(&self.peers));
+        let (from, to) = (self.from, self.to);
         spawn_on(HARNESS, async move {
-            let leg = lock(&cluster.network).leg(from, to);
+            let leg = lock(&site.network).leg(from, to);
             let Some(leg) = leg else { return sleep_true_ns(LOST_NS).await };
             sleep_true_ns(leg).await;
             // The connection is refused where no replica runs.
-            let Some(replica) = cluster.replica(to) else { return };
+            let Some(service) = peers(to) else { return };
             event("rpc", format_args!("{from} > {to} {what}"));
-            spawn_on(to, answer(replica.service.clone(), theirs, serve));
+            spawn_on(to, answer(service, theirs, serve));
         });
         let (say, mut hear) = mine.split();
         let (alive, gone) = oneshot::channel::<S>();
@@ -139,11 +146,11 @@ impl Wire {
             let mut requests = requests;
             let said = async {
                 while let Some(request) = requests.next().await {
-                    if !say.send(Said::Next(request)) {
+                    if !say.send(Frame::Next(request)) {
                         return;
                     }
                 }
-                say.send(Said::End);
+                say.send(Frame::End);
             };
             tokio::select! {
                 biased;
@@ -152,15 +159,15 @@ impl Wire {
             }
         });
         match hear.recv().await {
-            Some(Said::Opened) => Ok(arriving(Incoming { from: hear, _alive: Some(alive) })),
-            Some(Said::Refused(status)) => Err(status),
-            Some(Said::Next(_) | Said::End) | None => Err(broken()),
+            Some(Frame::Opened) => Ok(arriving(Incoming { from: hear, _alive: Some(alive) })),
+            Some(Frame::Refused(status)) => Err(status),
+            Some(Frame::Next(_) | Frame::End) | None => Err(broken()),
         }
     }
 }
 
 /// Serves one stream.
-async fn answer<S, T, F, Fut>(service: PeerService<SimConfig>, end: End<Said<T>, Said<S>>, serve: F)
+async fn answer<S, T, F, Fut>(service: PeerService<SimConfig>, end: End<Frame<T>, Frame<S>>, serve: F)
 where
     S: Send + 'static,
     T: Send + 'static,
@@ -172,20 +179,20 @@ where
     let mut answers = match serve(service, inbound).await {
         Ok(answers) => answers,
         Err(status) => {
-            say.send(Said::Refused(status));
+            say.send(Frame::Refused(status));
             return;
         }
     };
-    let mut said = Said::Opened;
+    let mut said = Frame::Opened;
     while say.send(said) {
         said = match answers.next().await {
-            Some(Ok(answer)) => Said::Next(answer),
+            Some(Ok(answer)) => Frame::Next(answer),
             Some(Err(status)) => {
-                say.send(Said::Refused(status));
+                say.send(Frame::Refused(status));
                 return;
             }
             None => {
-                say.send(Said::End);
+                say.send(Frame::End);
                 return;
             }
         };
@@ -247,11 +254,11 @@ impl Connection for Wire {
         &mut self,
         parts: BoxStream<'static, wire::SnapshotRequest>,
     ) -> Result<wire::SnapshotResponse, Status> {
-        let (cluster, from, to) = (Arc::clone(&self.cluster), self.from, self.to);
+        let (site, from, to) = (Arc::clone(&self.site), self.from, self.to);
         let parts = parts.inspect(move |message| {
             if let Some(wire::snapshot_request::Part::Start(start)) = &message.part {
                 event("send snapshot", format_args!("n{from} to n{to} from chunk {}", start.first_chunk));
-                cluster.checks.count(|counts| counts.resumed += u64::from(start.first_chunk > 0));
+                site.checks.count(|counts| counts.resumed += u64::from(start.first_chunk > 0));
             }
         });
         let serve = |peer: PeerService<SimConfig>, inbound| async move {

@@ -1,22 +1,13 @@
 //! openraft on the simulated runtime.
 
-use crate::machine::SimMachine;
-use crate::peers::SimPeers;
 use crate::runtime::{self, Gone, JoinHandle, Late, Sleep, Timeout};
-use crate::storage::SimStorage;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use muster_consensus::Environment;
 use muster_store::{Payload, ReplicaNode};
-use openraft::impls::{ProgressResponder, TokioRuntime};
-use openraft::raft::ClientWriteResult;
-use openraft::type_config::alias::WriteResponderOf;
+use openraft::impls::TokioRuntime;
 use openraft::{AsyncRuntime, Instant, OptionalSend};
 use rand::SeedableRng;
 use std::future::Future;
 use std::io;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The runtime as openraft sees it. Channels are tokio's, which know no runtime.
@@ -144,24 +135,3 @@ openraft::declare_raft_types!(
         Node = ReplicaNode,
         AsyncRuntime = SimRuntime,
 );
-
-impl Environment for SimConfig {
-    type Machine = SimMachine;
-    type Storage = SimStorage;
-    type Peers = SimPeers;
-
-    fn responder() -> (WriteResponderOf<Self>, BoxFuture<'static, Option<ClientWriteResult<Self>>>) {
-        let (responder, answer) = ProgressResponder::complete_only();
-        (responder, answer.map(Result::ok).boxed())
-    }
-
-    fn instant() -> std::time::Instant {
-        // Some instant: only differences to it mean anything.
-        static BASE: OnceLock<std::time::Instant> = OnceLock::new();
-        *BASE.get_or_init(std::time::Instant::now) + Duration::from_nanos(runtime::local_ns())
-    }
-
-    fn unix_ms() -> u64 {
-        runtime::wall_ms()
-    }
-}

@@ -1,12 +1,12 @@
 //! One replica: `muster-consensus` and `muster-engine` in the simulated environment. Nothing is decided here.
 
-use crate::cluster::Cluster;
 use crate::link::End;
-use crate::log_store::SimLog;
+use crate::log_store::{Abort, SimLog};
 use crate::machine::SimMachine;
-use crate::peers::{SimPeers, SimTransport};
+use crate::peers::{FindPeer, SimPeers, SimTransport};
 use crate::raft_runtime::SimConfig;
 use crate::runtime::{Host, event, spawn, timeout};
+use crate::site::Site;
 use crate::storage::SimStorage;
 use muster_consensus::{CheckQuorum, Consensus, Environment, Parts, PeerService, Raft};
 use muster_decider::{Answer, Command, Founding};
@@ -36,8 +36,7 @@ pub enum ToAgent {
 
 /// One start of a replica.
 pub struct Replica {
-    /// The cluster.
-    pub cluster: Arc<Cluster>,
+    site: Arc<Site>,
     /// Its host.
     pub host: Host,
     /// Which start of any replica this is.
@@ -54,6 +53,16 @@ pub struct Replica {
     pub service: PeerService<SimConfig>,
 }
 
+/// What a replica has around it.
+pub struct Surroundings {
+    /// What all hosts share.
+    pub site: Arc<Site>,
+    /// Finds its peers.
+    pub peers: FindPeer,
+    /// Ends its process.
+    pub abort: Abort,
+}
+
 /// Why a replica does not start.
 #[derive(Debug)]
 pub enum BootError {
@@ -68,19 +77,20 @@ impl Replica {
     ///
     /// # Errors
     /// When the disk is damaged.
-    pub async fn boot(cluster: Arc<Cluster>, host: Host, start: u64) -> Result<Arc<Replica>, BootError> {
-        let disk = cluster.disk(host);
-        let Ok(log) = SimLog::open(&cluster, host, &disk) else { return Err(BootError::Damaged) };
-        let Some(machine) = SimMachine::open(&cluster, host, &disk) else { return Err(BootError::Damaged) };
+    pub async fn boot(around: Surroundings, host: Host, start: u64) -> Result<Arc<Replica>, BootError> {
+        let Surroundings { site, peers: find_peer, abort } = around;
+        let disk = site.disk(host);
+        let Ok(log) = SimLog::open(&site, abort, host, &disk) else { return Err(BootError::Damaged) };
+        let Some(machine) = SimMachine::open(&site, host, &disk) else { return Err(BootError::Damaged) };
         if log.floor() > machine.last() {
             return Err(BootError::Damaged);
         }
         let storage = SimStorage::new(host, &disk, &log, machine.snapshots());
-        let config = cluster.consensus_config(host);
+        let config = site.consensus_config(host);
         let check_quorum = CheckQuorum::new(config.timing);
-        let transport = SimTransport { cluster: Arc::clone(&cluster), host };
+        let transport = SimTransport { site: Arc::clone(&site), peers: find_peer, host };
         let peers = SimPeers::new(config.clone(), check_quorum.clone(), storage.clone(), transport);
-        let mut protocol = cluster.protocol_config(&config).map_err(BootError::Refused)?;
+        let mut protocol = site.protocol_config(&config).map_err(BootError::Refused)?;
         protocol.enable_elect = Consensus::<SimConfig>::may_elect(&storage);
         let raft: Raft<SimConfig> =
             Raft::<SimConfig>::new(u64::from(host), Arc::new(protocol), peers.clone(), log, machine.clone())
@@ -98,7 +108,7 @@ impl Replica {
         };
         let consensus = Consensus::assemble(config, parts);
         let engine_config = EngineConfig {
-            founding: Founding::new(ClusterId(1), cluster.settings.parameters()),
+            founding: Founding::new(ClusterId(1), site.settings.parameters()),
             client_commands_waiting_max: LANE_MAX,
             node_commands_waiting_max: LANE_MAX,
             contain_faults: false,
@@ -108,7 +118,7 @@ impl Replica {
         let service = consensus.peer_calls();
         let replica = Arc::new(Replica {
             view: machine.view(),
-            cluster,
+            site,
             host,
             start,
             consensus,
@@ -128,14 +138,14 @@ impl Replica {
             let mine = leadership.borrow_and_update().mine;
             if let Some(mine) = mine {
                 event("leads", format_args!("n{} term {}", self.host, mine.term));
-                self.cluster.checks.leads(mine.term, mine.replica.0, self.start);
+                self.site.checks.leads(mine.term, mine.replica.0, self.start);
             }
             tokio::select! {
                 biased;
                 changed = leadership.changed() => if changed.is_err() { return },
                 _ = failed.wait_for(Option::is_some) => {
                     let why = self.engine.failed().borrow().clone();
-                    self.cluster.checks.fail(format!("n{} decides nothing any more: {why:?}", self.host));
+                    self.site.checks.fail(format!("n{} decides nothing any more: {why:?}", self.host));
                     return;
                 }
             }

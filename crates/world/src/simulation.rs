@@ -1,13 +1,15 @@
 //! One run: the cluster forms, things break for a while, everything is mended, and then it must come to rest:
 //! within a bound somebody leads and answers, every replica is the same, and no job is left that could run.
 
+use crate::agent::Machine;
 use crate::checks::Counts;
 use crate::clients::{Clients, ask, policy};
-use crate::cluster::{Cluster, FIRST_CLIENT, lock};
+use crate::cluster::Cluster;
 use crate::faults::Faults;
 use crate::operator::Operator;
 use crate::runtime::{self, RunDigest, elapsed_ms, event, sleep_ms, spawn_on};
 use crate::settings::Settings;
+use crate::site::{FIRST_CLIENT, Site, lock};
 use crate::steward;
 use muster_decider::Command;
 use muster_journal::FORMAT_MAX;
@@ -60,7 +62,7 @@ pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
     let cluster = Cluster::new(settings);
     let inside = Arc::clone(&cluster);
     let outcome = runtime::run(async move { whole_run(inside).await });
-    let mut violations = cluster.checks.violations();
+    let mut violations = cluster.site.checks.violations();
     violations.extend(runtime::take_panics().into_iter().map(|panic| format!("panic: {panic}")));
     let recovered_ms = match outcome {
         Ok(recovered) => recovered,
@@ -72,7 +74,7 @@ pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
     let report = Report {
         settings,
         violations,
-        counts: cluster.checks.counts(),
+        counts: cluster.site.checks.counts(),
         recovered_ms,
         digest: runtime::digest(),
         trace: runtime::take_trace(),
@@ -82,16 +84,16 @@ pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
 }
 
 async fn found(cluster: &Arc<Cluster>) {
-    for host in cluster.replica_hosts() {
+    for host in cluster.site.replica_hosts() {
         cluster.boot(host).await;
     }
     let members: BTreeMap<_, _> =
-        cluster.replica_hosts().into_iter().map(|host| (u64::from(host), Cluster::node(host))).collect();
+        cluster.site.replica_hosts().into_iter().map(|host| (u64::from(host), Site::node(host))).collect();
     if let Some(first) = cluster.replica(1) {
         let consensus = first.consensus.clone();
         let formed = spawn_on(1, async move { consensus.raft().initialize(members).await.is_ok() }).await;
         if formed.ok() != Some(true) {
-            cluster.checks.fail("the cluster did not form".to_owned());
+            cluster.site.checks.fail("the cluster did not form".to_owned());
         }
     }
     let who = FIRST_CLIENT + 7;
@@ -104,60 +106,67 @@ async fn found(cluster: &Arc<Cluster>) {
     })
     .await;
     if !matches!((&raise, &set), (Some(Ok(_)), Some(Ok(_)))) {
-        cluster.checks.fail(format!("the cluster could not be set up: {raise:?} {set:?}"));
+        cluster.site.checks.fail(format!("the cluster could not be set up: {raise:?} {set:?}"));
     }
 }
 
 async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
+    let machines: Vec<_> =
+        (0..cluster.site.settings.agents).map(|place| Arc::new(Machine::new(place))).collect();
     found(&cluster).await;
-    for machine in &cluster.machines {
+    for machine in &machines {
         machine.start_agent(&cluster);
     }
     let operator = Operator::start(&cluster);
     // What fits nowhere is refused: the whole fleet first.
     if !until(FLEET_MS_MAX, || fleet_is_up(&cluster)).await {
-        cluster.checks.fail("the fleet did not register".to_owned());
+        cluster.site.checks.fail("the fleet did not register".to_owned());
     }
     let mut clients = Clients::start(&cluster);
-    if cluster.settings.faults {
-        let until_ms = runtime::elapsed_ms() + 2_000 + cluster.settings.chaos_ms;
+    if cluster.site.settings.faults {
+        let until_ms = runtime::elapsed_ms() + 2_000 + cluster.site.settings.chaos_ms;
         steward::start(&cluster, clients.asked(), until_ms);
     }
     sleep_ms(2_000).await;
-    let faults = Arc::new(Faults::new(&cluster, operator.clone()));
-    if cluster.settings.faults {
-        faults.run(cluster.settings.chaos_ms).await;
+    let faults = Arc::new(Faults::new(&cluster, machines, operator.clone()));
+    if cluster.site.settings.faults {
+        faults.run(cluster.site.settings.chaos_ms).await;
     } else {
-        sleep_ms(cluster.settings.chaos_ms).await;
+        sleep_ms(cluster.site.settings.chaos_ms).await;
     }
     faults.heal().await;
     Arc::clone(&faults).supervise();
     let recovered = clients.probe(60).await;
     match recovered {
         Some(ms) if ms <= ANSWER_MS_MAX => {}
-        Some(ms) => cluster.checks.fail(format!("no submission was acknowledged for {ms} ms after the heal")),
-        None => cluster.checks.fail("no submission was acknowledged after the heal".to_owned()),
+        Some(ms) => {
+            cluster.site.checks.fail(format!("no submission was acknowledged for {ms} ms after the heal"))
+        }
+        None => cluster.site.checks.fail("no submission was acknowledged after the heal".to_owned()),
     }
     clients.finish().await;
     if !until(LEVEL_MS_MAX, || is_level(&cluster, &operator)).await {
-        cluster.checks.fail(format!(
+        cluster.site.checks.fail(format!(
             "the replicas are not level {LEVEL_MS_MAX} ms after the heal: {}",
             places(&cluster)
         ));
     }
     if !until(DRAIN_MS_MAX, || is_drained(&cluster)).await {
-        cluster.checks.fail(format!("jobs are left {DRAIN_MS_MAX} ms after the heal: {}", left(&cluster)));
+        cluster
+            .site
+            .checks
+            .fail(format!("jobs are left {DRAIN_MS_MAX} ms after the heal: {}", left(&cluster)));
     }
     sleep_ms(500).await;
     last_look(&cluster, &clients);
-    event("end", format_args!("{:?}", cluster.checks.counts()));
+    event("end", format_args!("{:?}", cluster.site.checks.counts()));
     recovered
 }
 
 fn fleet_is_up(cluster: &Arc<Cluster>) -> bool {
     cluster
         .leader()
-        .is_some_and(|leader| leader.view.state().nodes_up() == u64::from(cluster.settings.agents))
+        .is_some_and(|leader| leader.view.state().nodes_up() == u64::from(cluster.site.settings.agents))
 }
 
 async fn until(ms: u64, mut holds: impl FnMut() -> bool) -> bool {
@@ -179,7 +188,7 @@ fn places(cluster: &Cluster) -> String {
     format!(
         "{:?} of {} replicas, damaged {:?}",
         applied(cluster),
-        cluster.replica_hosts().len(),
+        cluster.site.replica_hosts().len(),
         cluster.damaged()
     )
 }
@@ -187,7 +196,7 @@ fn places(cluster: &Cluster) -> String {
 fn is_level(cluster: &Arc<Cluster>, operator: &Operator) -> bool {
     let applied = applied(cluster);
     operator.is_whole()
-        && applied.len() == cluster.replica_hosts().len()
+        && applied.len() == cluster.site.replica_hosts().len()
         && applied.windows(2).all(|pair| pair[0].abs_diff(pair[1]) < 20)
 }
 
@@ -196,7 +205,7 @@ fn is_drained(cluster: &Arc<Cluster>) -> bool {
     let state = leader.view.state();
     let over = state.jobs().iter().all(|(_, row)| matches!(row.phase, Phase::Finished(_)));
     let applied = applied(cluster);
-    over && cluster.checks.running() == 0 && applied.windows(2).all(|pair| pair[0] == pair[1])
+    over && cluster.site.checks.running() == 0 && applied.windows(2).all(|pair| pair[0] == pair[1])
 }
 
 fn left(cluster: &Arc<Cluster>) -> String {
@@ -213,7 +222,7 @@ fn left(cluster: &Arc<Cluster>) -> String {
         .collect();
     format!(
         "{open:?}, {} processes, nodes up {}, applied {:?}",
-        cluster.checks.running(),
+        cluster.site.checks.running(),
         state.nodes_up(),
         applied(cluster)
     )
@@ -223,10 +232,10 @@ fn last_look(cluster: &Arc<Cluster>, clients: &Clients) {
     let asked = lock(&clients.asked()).clone();
     for replica in cluster.replicas() {
         let state = replica.view.state();
-        cluster.checks.nothing_lost(replica.host, &state);
+        cluster.site.checks.nothing_lost(replica.host, &state);
         if let Err(broken) = state.verify() {
-            cluster.checks.fail(format!("the state of n{} is inconsistent: {broken:?}", replica.host));
+            cluster.site.checks.fail(format!("the state of n{} is inconsistent: {broken:?}", replica.host));
         }
-        cluster.checks.no_extra_jobs(&state, &asked);
+        cluster.site.checks.no_extra_jobs(&state, &asked);
     }
 }

@@ -2,8 +2,9 @@
 //! puts back whatever is still kept away.
 
 use crate::clients::{ask, policy_of};
-use crate::cluster::{Cluster, FIRST_CLIENT, lock};
+use crate::cluster::Cluster;
 use crate::runtime::{Host, below, event, pick, random, sleep_ms, spawn_on};
+use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Command, DrainOrder, RepairOrder};
 use muster_types::health::RepairPhase;
 use muster_types::{DeviceSet, NodeId, RequestId};

@@ -2,7 +2,7 @@
 //!
 //! - torchrun (PyTorch, *torchrun (Elastic Launch)*): every worker runs a torchrun agent, which starts one
 //!   process for each device. Static by default, so that ranks stay in the order that the placement gave
-//!   them; elastic (`c10d`) when the job says so, with the gang's minimum. `--no-python` takes any program.
+//!   them; elastic (`c10d`) when the job asks for it, with the gang's minimum. `--no-python` takes any program.
 //! - DeepSpeed (`deepspeed --help`): the same by `--no_ssh`. Its launcher numbers visible devices
 //!   by itself from the host file, so the worker's own ones are told by `--include`. `--no_local_rank`,
 //!   because the argument it would add goes to the first word of the command.
@@ -12,7 +12,7 @@
 //! last one given counts.
 
 use super::{Form, Here, comma, endpoint, master, rank_name};
-use crate::order::{Launch, Placement, RankPlace};
+use crate::rules::{Launch, Placement, RankPlace};
 use std::path::Path;
 
 /// The program and its arguments, as they are executed.
@@ -76,7 +76,7 @@ fn torchrun_options(placement: &Placement, worker: &Launch) -> Vec<String> {
         ];
     }
     let least = (placement.world_size_min as usize).clamp(1, world);
-    // Who holds the store is said, not guessed by comparing host names; a group's own address likewise.
+    // Who holds the store is stated, not guessed by comparing host names; a group's own address likewise.
     let holds_store = u8::from(worker.rank == 0);
     let own = placement.rank_map.get(worker.rank as usize).map_or("", |place| place.address.as_str());
     vec![

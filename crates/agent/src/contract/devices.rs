@@ -15,7 +15,7 @@
 //! holds it to that share, and nothing holds it to a part of the device's memory.
 
 use super::{Form, Here, Local, Pairs, comma, pairs};
-use crate::order::{DEVICE_MILLI, Launch, Placement};
+use crate::rules::{DEVICE_MILLI, Launch, Placement};
 
 /// What a type of accelerator is driven by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

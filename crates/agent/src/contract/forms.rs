@@ -17,7 +17,7 @@
 //!   processes as libtpu takes them. The metadata server is not asked: the slice is ours to describe.
 
 use super::{Here, Host, Layout, Local, Pairs, comma, endpoint, master, pairs};
-use crate::order::{Launch, Placement, RankPlace};
+use crate::rules::{Launch, Placement, RankPlace};
 use muster_types::tpu::{Generation, host_extent};
 use std::fmt::Write as _;
 
@@ -102,7 +102,7 @@ pub(super) fn slurm(
 }
 
 /// What keeps MPI implementations from taking the variables of Slurm for an allocation of Slurm's: a program that was
-/// not started by `mpirun` is a gang of its own, and `mpirun` starts processes on this host without `srun`. A gang
+/// not started by `mpirun` is a separate gang, and `mpirun` starts processes on this host without `srun`. A gang
 /// of MPI programs is what the form `mpi` is for. Open MPI 4 and 5 (`mpirun`(1), "MCA" parameters), and Hydra, which
 /// starts MPICH and Intel MPI.
 pub(super) fn no_slurm_for_mpi() -> Pairs {

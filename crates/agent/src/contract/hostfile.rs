@@ -1,13 +1,13 @@
 //! Host files: `host slots=N` lines, as Open MPI (`orte_hosts`(7)) and DeepSpeed read them.
 //!
 //! A slot is a process: one for each device of a worker, one for a worker without. There are two files. By
-//! *addresses*, one line for each host, for whoever starts something by such a list on their own. By
+//! *addresses*, one line for each host, for a program that starts something by such a list on their own. By
 //! *ranks*, one line for each worker under the name `rank-N`: for launchers that reach the gang through
 //! its own workers (`crate::launch`), where two workers of one host are two hosts, and for DeepSpeed, which
 //! neither takes a host twice nor dials one.
 
 use super::Layout;
-use crate::order::{Placement, RankPlace};
+use crate::rules::{Placement, RankPlace};
 use std::fmt::Write as _;
 
 impl RankPlace {

@@ -27,7 +27,7 @@ pub use command::command;
 pub use devices::{Family, family};
 pub use hostfile::{by_address, by_rank, rank_name};
 
-use crate::order::{Launch, Placement, RankPlace};
+use crate::rules::{Launch, Placement, RankPlace};
 use muster_types::{DeviceSet, LaunchForm as Form};
 use std::collections::BTreeMap;
 use std::path::Path;

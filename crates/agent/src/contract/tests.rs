@@ -1,7 +1,7 @@
-//! Golden files: one for each form and kind of host. `UPDATE_EXPECT=1` writes them anew.
+//! Golden files: one for each form and kind of host. `UPDATE_EXPECT=1` rewrites them.
 
 use super::*;
-use crate::order::{Placement, Slices};
+use crate::rules::{Placement, Slices};
 use muster_types::tpu::SliceShape;
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn worker(rank: u32, devices: u64, kind: &str) -> Launch {
         accelerator_type: kind.into(),
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
-        device_milli: crate::order::DEVICE_MILLI,
+        device_milli: crate::rules::DEVICE_MILLI,
     }
 }
 
@@ -45,7 +45,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         world_size_min: 0,
         slices: Vec::new(),
         notice: None,
-        checkpoint: crate::order::Checkpoint::default(),
+        checkpoint: crate::rules::Checkpoint::default(),
         gang_secret: "5ec2e7".into(),
     }
 }
@@ -91,7 +91,7 @@ fn golden(file: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "{file} differs; UPDATE_EXPECT=1 writes it anew");
+    assert_eq!(text, expected, "{file} differs; UPDATE_EXPECT=1 rewrites it");
 }
 
 #[test]
@@ -123,8 +123,8 @@ fn a_share_of_a_device_is_seen_as_that_device() {
 fn one_process_per_host_with_all_its_devices() {
     let map = vec![place("gpu-a", "fd00::1", 8), place("gpu-b", "fd00::2", 8)];
     let mut placement = placement(map, vec![worker(0, 0xff, "mi300x")]);
-    placement.notice = Some(crate::order::HttpNotice { port: 8_700, path: "/preempt".into() });
-    placement.checkpoint = crate::order::Checkpoint {
+    placement.notice = Some(crate::rules::HttpNotice { port: 8_700, path: "/preempt".into() });
+    placement.checkpoint = crate::rules::Checkpoint {
         place: "run-checkpoints".into(),
         interval_ms: 600_000,
         saved_at_ms: 1_790_000_000_000,

@@ -1,6 +1,6 @@
 //! XIDs in the kernel's log: `NVRM: Xid (PCI:0000:1b:00): 79, pid=…`.
 //!
-//! A second source beside the library: a device that fell off the bus often says so here alone.
+//! A second source next to the library: a device that fell off the bus is often reported here alone.
 
 use super::Source;
 use muster_types::health::{Finding, Observation};

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// When the host will be taken away; none when nothing is announced, or nothing that can be read.
 pub(crate) fn read(path: &Path) -> Option<LogTime> {
-    let bytes = crate::durable::read_bounded(path, 256).ok()?;
+    let bytes = crate::disk::durable::read_bounded(path, 256).ok()?;
     parse(String::from_utf8_lossy(&bytes).trim(), SystemTime::now())
 }
 

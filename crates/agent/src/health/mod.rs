@@ -2,7 +2,7 @@
 //! follows; and the repairs that it orders.
 //!
 //! **Invariant:** nothing here decides that a device may not be used; the leader does, by the replicated policy.
-//! **Invariant:** calls of the driver's library are made on a thread of their own and may hang: everything else goes
+//! **Invariant:** calls of the driver's library are made on a separate thread and may hang: everything else goes
 //! on, and a call that does not return is itself a finding.
 
 mod collect;
@@ -14,7 +14,7 @@ mod repair;
 pub use kernel_log::Xid;
 pub use monitor::{Inventory, ListedDevice};
 
-use crate::state_dir::StateDir;
+use crate::disk::state_dir::StateDir;
 use collect::Collector;
 use monitor::Monitor;
 use muster_types::LogTime;
@@ -66,7 +66,7 @@ impl Default for HealthConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Where it usually is; that it is not there is no error.
+    /// Where it usually is; a host without it is not an error.
     #[default]
     Auto,
     /// Not at all.
@@ -186,7 +186,7 @@ impl Health {
             if let Some(report) = collector.due(Instant::now(), repairs.outcome()) {
                 let message = v1::session_request::Message::Health(report);
                 let request = v1::SessionRequest { message: Some(message) };
-                // A session that takes nothing ends soon, and the next one is told anew.
+                // A session that takes nothing ends soon, and the next one is told again.
                 if line.outgoing.try_send(request).is_err() {
                     tracing::debug!(session = line.number, "a health report waits for the next session");
                     collector.session_changed();
@@ -198,7 +198,7 @@ impl Health {
 
 /// A number that is another one after every boot: the first digits of the kernel's identity of the boot.
 fn boot_number(path: &Path) -> u64 {
-    let bytes = crate::durable::read_bounded(path, 64).unwrap_or_default();
+    let bytes = crate::disk::durable::read_bounded(path, 64).unwrap_or_default();
     let digits = bytes.iter().filter_map(|b| char::from(*b).to_digit(16)).take(16);
     digits.fold(0, |number, digit| (number << 4) | u64::from(digit))
 }

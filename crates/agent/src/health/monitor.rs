@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 const LIST_MAX: Duration = Duration::from_secs(10);
 /// Events that wait to be looked at; a storm says the same again and again.
 const EVENTS_WAITING_MAX: usize = 1_024;
-/// The longest wait for an event: so often the thread says that it lives.
+/// The longest wait for an event: the thread reports that it is alive this often.
 const WAIT_MAX_MS: u64 = 1_000;
 /// Reasons of slower clocks that are a fault: hardware slowdown, its heat, its power.
 const SLOWED: u64 = 8 | 64 | 128;
@@ -160,7 +160,7 @@ impl Monitor {
         lock(&self.seen).inventory.clone()
     }
 
-    /// Hands over what was seen; a thread that does not come back is seen as well.
+    /// Passes on what was seen; a thread that does not come back is seen as well.
     pub(crate) fn take(&self, collector: &mut Collector) {
         let mut seen = lock(&self.seen);
         let mut findings = seen.findings.clone();
@@ -377,7 +377,7 @@ fn look_at(watched: &mut Watched, window: usize) -> (Vec<(Finding, String)>, Rec
         }
         Err(error) => {
             if error.is_lost() {
-                // A handle of before may be of nothing: it is asked for anew.
+                // An earlier handle may be of nothing: it is asked for again.
                 watched.device = None;
             }
             return lost(&error.to_string());

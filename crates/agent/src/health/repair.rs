@@ -4,7 +4,7 @@
 //! again, and one that comes back after a boot knows that the reboot it was to bring about has happened.
 
 use super::Inventory;
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
 use muster_types::health::{HealthAction, RepairEnd};
 use muster_types::limits::DETAIL_BYTES_MAX;
 use muster_wire::v1;
@@ -42,7 +42,7 @@ pub(crate) struct Repairs {
 impl Repairs {
     pub(crate) fn new(command: Vec<String>, path: PathBuf, boot: u64) -> Repairs {
         let begun = read_record(&path).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the record of repairs cannot be read; a repair that is ordered begins anew");
+            tracing::warn!(%error, "the record of repairs cannot be read; a repair that is ordered begins again");
             None
         });
         Repairs { command, path, boot, begun, running: None, outcome: None, said: None }
@@ -108,7 +108,7 @@ impl Repairs {
         self.running = None;
         let reboots = self.begun.as_ref().is_some_and(|begun| begun.reboots);
         tracing::warn!(number, ?end, "the program of a repair has ended");
-        // A reboot that was begun is over when the next boot says so.
+        // A reboot that was begun is over when the next boot shows it.
         if !(reboots && end == RepairEnd::Done) {
             self.outcome = Some((number, end));
         }

@@ -1,4 +1,4 @@
-//! Processes that a launcher starts, and the events it lives by.
+//! Processes that a launcher starts, and the events it acts on.
 
 use super::protocol::Told;
 use super::{Failure, PART_MAX, TERM_MAX};
@@ -55,7 +55,7 @@ pub(super) fn watch_signals(events: SyncSender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Children by numbers of ours; each leads a process group of its own, so that what is sent to the
+/// Children by numbers of ours; each leads a separate process group, so that what is sent to the
 /// worker's group reaches the launcher alone.
 pub(super) struct Children {
     pub(super) events: SyncSender<Event>,
@@ -146,7 +146,7 @@ pub(super) fn wind_down(children: &mut Children, incoming: &Receiver<Event>, mut
     }
 }
 
-/// A shell that runs one line, with temporary files of its own: daemons of one job that find each other's on one
+/// A shell that runs one line, with separate temporary files: daemons of one job that find each other's on one
 /// machine take themselves for one.
 pub(super) fn shell(line: &str, scratch: &Path) -> Command {
     let mut command = Command::new("/bin/sh");

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// From the connection to the first line.
 const HELLO_MAX: Duration = Duration::from_secs(10);
-/// Connections beyond one for each rank: `remote`s, and whoever else knocks.
+/// Connections beyond one for each rank: `remote`s, and other programs that connect.
 const GUESTS_MAX: usize = 512;
 /// Stack of a connection's thread: it reads lines, no more.
 const STACK_BYTES: usize = 128 << 10;

@@ -38,14 +38,14 @@ pub(super) struct Identity {
     pub(super) devices: usize,
     pub(super) accelerator: String,
     pub(super) stop_grace_ms: u64,
-    /// The worker's folder, which holds the host files.
-    pub(super) folder: PathBuf,
+    /// The worker's directory, which holds the host files.
+    pub(super) directory: PathBuf,
 }
 
 impl Identity {
     pub(super) fn from_env() -> Result<Identity, Failure> {
         let path = PathBuf::from(text("MUSTER_RANK_MAP")?);
-        let folder = path.parent().ok_or("MUSTER_RANK_MAP has no folder")?.to_owned();
+        let directory = path.parent().ok_or("MUSTER_RANK_MAP has no directory")?.to_owned();
         let map = read(&path)?;
         let rank = number("MUSTER_RANK")?;
         let rank = usize::try_from(rank).ok().filter(|rank| *rank < map.ranks.len());
@@ -63,7 +63,7 @@ impl Identity {
             devices,
             accelerator: text("MUSTER_ACCELERATOR")?,
             stop_grace_ms: number("MUSTER_STOP_GRACE_MS")?,
-            folder,
+            directory,
         })
     }
 
@@ -81,16 +81,16 @@ impl Identity {
         short_temp_dir().join(format!("muster-{}-{}-{}", self.token, self.rank, std::process::id()))
     }
 
-    /// Where the launcher keeps files of its own: the worker's user owns no other part of the worker's folder.
+    /// Where the launcher keeps its files: the worker's user owns no other part of the worker's directory.
     pub(super) fn own_folder(&self) -> Result<PathBuf, Failure> {
-        let folder = self.folder.join("work").join(".muster");
+        let directory = self.directory.join("work").join(".muster");
         let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
             .recursive(true)
-            .create(&folder);
-        made.map(|()| folder.clone()).map_err(|e| format!("make {}: {e}", folder.display()))
+            .create(&directory);
+        made.map(|()| directory.clone()).map_err(|e| format!("make {}: {e}", directory.display()))
     }
 
-    /// A name in the folder of temporary files that nobody but the gang can guess, and so nobody take.
+    /// A name in the directory of temporary files that nobody but the gang can guess, and so nobody take.
     pub(super) fn unguessable(&self, what: &str) -> PathBuf {
         let hash =
             Sha256::new().chain_update(what.as_bytes()).chain_update(self.gang_secret.as_bytes()).finalize();
@@ -110,6 +110,11 @@ pub(super) fn short_temp_dir() -> PathBuf {
     if usual.as_os_str().len() <= 16 { usual } else { PathBuf::from("/tmp") }
 }
 
+/// Host and port as one word.
+pub(super) fn endpoint(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 fn text(name: &str) -> Result<String, Failure> {
     std::env::var(name).map_err(|_| format!("{name} is not set"))
 }
@@ -119,7 +124,7 @@ fn number(name: &str) -> Result<u64, Failure> {
 }
 
 fn read(path: &Path) -> Result<RankMap, Failure> {
-    let bytes = crate::durable::read_bounded(path, RANK_MAP_BYTES_MAX)
+    let bytes = crate::disk::durable::read_bounded(path, RANK_MAP_BYTES_MAX)
         .map_err(|e| format!("read {}: {e}", path.display()))?;
     serde_json::from_slice(&bytes).map_err(|e| format!("{} is no rank map: {e}", path.display()))
 }

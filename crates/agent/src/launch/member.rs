@@ -32,7 +32,7 @@ fn follow(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
     loop {
         let event = gang.incoming.recv().map_err(|_| "no more events".to_owned())?;
         match event {
-            // The work that saves runs beside rank 0 and ends this with the hub's word; or the grace ends it.
+            // The work that saves runs next to rank 0 and ends this with the hub's word; or the grace ends it.
             Event::Stop => say("asked to stop: waiting for rank 0 to finish"),
             Event::Hub(Some(Told::Run { id, shell: line })) => {
                 if let Err(failure) = gang.children.start(id, &mut shell(&line, &gang.identity.scratch())) {

@@ -15,9 +15,9 @@
 //!
 //! Trust: hub and members prove to each other that they know the gang's secret, which came with their start orders and which
 //! nobody else is shown. What they say then is neither encrypted nor sealed, and the frameworks themselves believe
-//! whoever speaks on their own ports.
+//! programs that use their own ports.
 //!
-//! **Invariant:** a member starts nothing but what the hub of its own placement tells it, and ends when the
+//! **Invariant:** a member starts nothing but what the hub of its placement tells it, and ends when the
 //! hub does; the exit code of the worker of rank 0 is the user's.
 
 mod child;

@@ -78,7 +78,7 @@ fn supervise(gang: &mut Gang, hub: &Hub) -> Result<i32, Failure> {
                 hub.ended_here(id, code);
             }
             Event::RunHere { id, shell } => {
-                // Numbers of commands begin far above those of our own children.
+                // Numbers of commands begin far above those of this launcher's children.
                 debug_assert!(id > COMMANDS_FROM);
                 if let Err(failure) =
                     gang.children.start(id, &mut child::shell(&shell, &gang.identity.scratch()))
@@ -106,12 +106,12 @@ fn prepare(identity: &Identity, hub: &Hub, command: &[String]) -> Result<Command
     let own = std::env::current_exe().map_err(|e| format!("find the program of this launcher: {e}"))?;
     let shim: Vec<String> = std::env::args().skip(1).take_while(|word| word != LAUNCH).collect();
     write(&helper, &script(&own, &shim), 0o700)?;
-    let hosts = identity.folder.join("hostfile.ranks");
+    let hosts = identity.directory.join("hostfile.ranks");
     let hydra_hosts = identity.own_folder()?.join("hostfile.hydra");
     let listed = std::fs::read_to_string(&hosts).map_err(|e| format!("read {}: {e}", hosts.display()))?;
     write(&hydra_hosts, &listed.replace(" slots=", ":"), 0o600)?;
     let mut variables = variables(&helper, &hosts, &hydra_hosts, identity.stop_grace_ms);
-    variables.push((HUB_VARIABLE, super::ray::endpoint(identity.hub(), identity.port)));
+    variables.push((HUB_VARIABLE, super::identity::endpoint(identity.hub(), identity.port)));
     variables.push((SECRET_VARIABLE, hub.secret.clone()));
     let (program, rest) = command.split_first().ok_or("the command is empty")?;
     let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();

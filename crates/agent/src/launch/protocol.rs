@@ -9,7 +9,7 @@ use std::net::TcpStream;
 /// Bytes of one line. Open MPI's command lines hold a map of all its hosts, a few bytes for each.
 pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// The first line of whoever connects.
+/// The first line of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     /// Of the placement.

@@ -1,9 +1,9 @@
-//! The `ray` form: a Ray cluster of the gang's workers, one Ray node each, and the driver beside the head.
+//! The `ray` form: a Ray cluster of the gang's workers, one Ray node each, and the driver next to the head.
 //!
 //! The head's port is chosen by the hub and told to the members when it answers; the driver starts once every
 //! member is part of the cluster, and finds it by `RAY_ADDRESS`. The cluster ends with the driver. What a
 //! node offers is what its worker was promised: Ray's own look at the machine would count all of it.
-//! Sessions are kept in a folder of the placement, removed at the end.
+//! Sessions are kept in a directory of the placement, removed at the end.
 
 use super::child::Event;
 use super::hub::Hub;
@@ -37,19 +37,14 @@ const JOINED_TEXT: &str = "Ray runtime started";
 /// Ray takes no smaller object store.
 const OBJECT_STORE_BYTES_MIN: u64 = 78_643_200;
 
-/// Host and port as one word.
-pub(super) fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
 pub(super) fn head(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
     let hub = Hub::open(&gang.identity, gang.children.events.clone())?;
     let ray = program(command.first().map_or("", String::as_str));
-    let address = endpoint(gang.identity.hub(), free_port(gang.identity.hub())?);
+    let address = identity::endpoint(gang.identity.hub(), free_port(gang.identity.hub())?);
     let session = session_folder(&gang.identity.token);
     let code = cluster(gang, &hub, &ray, &address, &session, command);
     part(gang, &hub);
-    // Other workers on this machine share the folder, and the last of them has the last word.
+    // Other workers on this machine share the directory, and the last of them has the last word.
     let _ = std::fs::remove_dir_all(&session);
     code
 }
@@ -180,7 +175,7 @@ fn assembled(gang: &mut Gang, hub: &Hub) -> Result<bool, Failure> {
 /// Waits for this machine's turn to start a Ray node, and tells it as an event: Ray numbers the sockets of nodes that
 /// share a machine by looking which are there, so two that start at once take the same.
 pub(super) fn await_turn(identity: &Identity, events: SyncSender<Event>) {
-    // Only nodes of one cluster share a session's folder, and so their sockets' names.
+    // Only nodes of one cluster share a session's directory, and so their sockets' names.
     let path = identity.unguessable("ray");
     std::thread::spawn(move || {
         let turn = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
@@ -199,7 +194,7 @@ fn patient(start: &mut Command) -> &mut Command {
     start
 }
 
-/// What a node is started with besides where the cluster is.
+/// What a node is started with, in addition to the address of the cluster.
 fn offer(identity: &Identity) -> Vec<String> {
     let cpus = (identity.cpu_milli / 1_000).max(1);
     let store = identity.memory_bytes * 3 / 10;
@@ -221,10 +216,10 @@ fn offer(identity: &Identity) -> Vec<String> {
     options
 }
 
-/// `ray` beside the Python that the command begins with, or the one on the PATH.
+/// `ray` next to the Python that the command begins with, or the one on the PATH.
 fn program(first: &str) -> PathBuf {
-    let beside = Path::new(first).parent().map(|folder| folder.join("ray"));
-    beside.filter(|path| path.is_absolute() && path.exists()).unwrap_or_else(|| PathBuf::from("ray"))
+    let sibling = Path::new(first).parent().map(|directory| directory.join("ray"));
+    sibling.filter(|path| path.is_absolute() && path.exists()).unwrap_or_else(|| PathBuf::from("ray"))
 }
 
 /// A port of rank 0's address that is free now; Ray itself takes a number only.
@@ -256,7 +251,7 @@ mod tests {
             devices,
             accelerator: accelerator.into(),
             stop_grace_ms: 30_000,
-            folder: PathBuf::from("/t"),
+            directory: PathBuf::from("/t"),
         }
     }
 
@@ -276,9 +271,9 @@ mod tests {
     #[test]
     fn ray_comes_from_where_the_driver_does() {
         assert_eq!(program("python3"), PathBuf::from("ray"));
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ray"), "").unwrap();
-        let python = folder.path().join("python3");
-        assert_eq!(program(python.to_str().unwrap()), folder.path().join("ray"));
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("ray"), "").unwrap();
+        let python = directory.path().join("python3");
+        assert_eq!(program(python.to_str().unwrap()), directory.path().join("ray"));
     }
 }

@@ -1,14 +1,14 @@
 //! The probes that this host takes part in, on behalf of the agent's loop.
 
 use super::load::Load;
-use super::{Limits, Measured, Plan, listen, run};
+use super::{Measured, listen, run};
 use crate::limits;
+use crate::rules::Plan;
 use muster_types::probe::{Link, LinkOutcome};
 use muster_wire::convert::{probe_link_to_proto, probe_ring_to_proto};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -101,66 +101,4 @@ fn result(probe_id: u64, measured: Measured, load_milli: u16) -> v1::SessionRequ
         ring,
         load_milli: load_milli.into(),
     }))
-}
-
-/// A plan from the wire; the rule that it breaks.
-pub(crate) fn plan_of(order: v1::ProbeRun) -> Result<Plan, String> {
-    let key: [u8; 16] = order.key.try_into().map_err(|_| "key must be 16 bytes".to_owned())?;
-    let count = order.peers.len();
-    if !(2..=limits::PROBE_PEERS_MAX).contains(&count) || order.own as usize >= count {
-        return Err(format!("peers must be 2 to {}, and this node among them", limits::PROBE_PEERS_MAX));
-    }
-    let mut peers = Vec::with_capacity(count);
-    for peer in order.peers {
-        let port = u16::try_from(peer.port).ok().filter(|port| *port > 0);
-        let port = port.ok_or_else(|| "peers.port must be 1 to 65535".to_owned())?;
-        if peer.address.is_empty() || peer.address.len() > 253 {
-            return Err("peers.address must be an address or host name".to_owned());
-        }
-        peers.push((peer.address, port));
-    }
-    let limits = Limits {
-        pair_bytes: order.pair_bytes.clamp(1, limits::PROBE_BYTES_MAX),
-        pair: Duration::from_millis(u64::from(order.pair_ms).clamp(1, 10_000)),
-        ring_bytes: order.ring_bytes.min(limits::PROBE_BYTES_MAX),
-        budget: Duration::from_millis(u64::from(order.budget_ms).clamp(1, 60_000)),
-    };
-    Ok(Plan { key: u128::from_be_bytes(key), own: order.own, peers, limits })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn order() -> v1::ProbeRun {
-        let peer = v1::ProbePeer { address: "10.0.0.1".into(), port: 9 };
-        v1::ProbeRun {
-            probe_id: 1,
-            key: vec![1; 16],
-            own: 1,
-            peers: vec![peer.clone(), peer],
-            pair_bytes: u64::MAX,
-            pair_ms: 100,
-            ring_bytes: 1 << 20,
-            budget_ms: u32::MAX,
-        }
-    }
-
-    #[test]
-    fn a_plan_is_checked_and_held_to_its_bounds() {
-        let plan = plan_of(order()).unwrap();
-        assert_eq!((plan.own, plan.peers.len()), (1, 2));
-        assert_eq!(plan.limits.pair_bytes, limits::PROBE_BYTES_MAX);
-        assert_eq!(plan.limits.budget, Duration::from_secs(60));
-        let broken = |change: fn(&mut v1::ProbeRun)| {
-            let mut order = order();
-            change(&mut order);
-            plan_of(order).unwrap_err()
-        };
-        assert!(broken(|o| o.key.truncate(15)).starts_with("key"));
-        assert!(broken(|o| o.own = 2).starts_with("peers must be"));
-        assert!(broken(|o| o.peers.truncate(1)).starts_with("peers must be"));
-        assert!(broken(|o| o.peers[0].port = 65_536).starts_with("peers.port"));
-        assert!(broken(|o| o.peers[0].address.clear()).starts_with("peers.address"));
-    }
 }

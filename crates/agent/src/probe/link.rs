@@ -1,4 +1,4 @@
-//! One pair of hosts: round trips, then a stream each way, measured by whoever receives it.
+//! One pair of hosts: round trips, then a stream each way, measured by the host that receives it.
 //!
 //! A receiver stops when the time of a direction is over, however much is still on its way, so a slow link
 //! costs no more time than a fast one.

@@ -1,11 +1,11 @@
-//! A short probe of the network between some hosts: every pair in turn, both ways, then a ring all-reduce
+//! A short probe of the network between some hosts: one pair after another, both ways, then a ring all-reduce
 //! over all of them. Before a large gang starts, and by hand.
 //!
 //! The leader says who takes part and hands everybody one key; each agent listens for as long as the probe
 //! lasts and takes connections that show the key alone. Pairs follow the turns of a round-robin tournament,
 //! so at any time each host measures one other, and nobody has to keep them in step: who is early waits.
 //!
-//! **Invariant:** bounded in time and bytes whatever the others do; what could not be measured is said, never
+//! **Invariant:** bounded in time and bytes whatever the others do; what could not be measured is reported, never
 //! guessed; nothing of a user goes over these connections.
 
 mod host;
@@ -13,7 +13,8 @@ mod link;
 mod load;
 mod ring;
 
-pub(crate) use host::{Prober, plan_of};
+pub use crate::rules::{Limits, Plan};
+pub(crate) use host::Prober;
 
 use crate::limits;
 use muster_types::probe::{Link, LinkOutcome, Ring};
@@ -35,32 +36,6 @@ const HELLO_BYTES: usize = 8 + 16 + 4 + 1;
 const HELLO_MAX: Duration = Duration::from_secs(1);
 /// Between two attempts to connect to a host that does not listen yet.
 const CONNECT_AGAIN: Duration = Duration::from_millis(20);
-
-/// How much is sent, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes in one direction of one pair.
-    pub pair_bytes: u64,
-    /// Time of one direction of one pair.
-    pub pair: Duration,
-    /// Bytes that are reduced in the ring.
-    pub ring_bytes: u64,
-    /// Everything together.
-    pub budget: Duration,
-}
-
-/// One probe, as a host that takes part is told.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// What connections have to show.
-    pub key: u128,
-    /// This host's place in `peers`.
-    pub own: u32,
-    /// Where everybody listens.
-    pub peers: Vec<(String, u16)>,
-    /// How much of it.
-    pub limits: Limits,
-}
 
 /// What one host measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,7 +132,7 @@ async fn take_part(
     // A part of the time is the ring's, however slow the pairs are.
     let pairs_end = deadline - plan.limits.budget / 4;
     let begun = deadline - plan.limits.budget;
-    // Each turn has its end, counted from the beginning: whoever waited in vain in one turn is there for
+    // Each turn has its end, counted from the beginning: a host that waited in vain in one turn is there for
     // the next, and time that a turn did not need is left for those behind it.
     let share = (pairs_end - begun) / turns(count).max(1);
     let share = share.max(3 * plan.limits.pair);

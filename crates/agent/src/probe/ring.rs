@@ -1,5 +1,5 @@
 //! A ring all-reduce: n−1 steps in which every host adds what comes from the one before it to its own share,
-//! and n−1 in which the sums go round. Each host sends 2·(n−1)/n of the bytes.
+//! and n−1 in which the sums are passed on. Each host sends 2·(n−1)/n of the bytes.
 
 use muster_types::probe::Ring;
 use std::io;

@@ -29,7 +29,7 @@ fn in_every_turn_each_meets_one_other_and_in_the_end_everybody() {
     assert_eq!(turns(4_000), limits::PROBE_TURNS_MAX);
 }
 
-/// Passes bytes on from one address to another, at most so many per second.
+/// Passes bytes on from one address to another, at most this many per second.
 async fn throttled(target: u16, bytes_per_s: u64) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,6 +1,6 @@
 //! Heartbeats of one session: which are unanswered, and what an answer is worth.
 
-use crate::clock::BootTime;
+use super::boot_time::BootTime;
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,16 +1,36 @@
-//! What an agent decides about leases, tokens and starts, without clock, disk, network or process.
+//! The agent's decisions, without clock, disk, network or process.
 //!
-//! The agent and its shims read clocks and files, and do what follows from these answers; simulated clusters
-//! (`muster-world`) call the same functions under a simulated clock and simulated faults.
+//! Leases, fencing tokens, starts and the node's loop are decided here. The agent and its shims read clocks and files, and
+//! carry out what follows. Simulated clusters (`muster-world`) call the same functions for leases, tokens and starts under a
+//! simulated clock and simulated faults; [`node`] is the product's alone.
 //!
-//! **Invariant:** nothing here does IO or reads a clock; the time is an argument.
+//! **Invariant:** nothing here does IO, reads a clock or knows a message of the protocol; the time is an argument.
 
 mod beats;
+mod boot_time;
 mod fences;
+pub(crate) mod node;
+#[cfg(test)]
+mod node_tests;
+mod placement;
+mod probe_plan;
 mod starts;
 mod term;
+mod uploads;
+mod worker;
+mod worker_events;
 
 pub use beats::Beats;
+pub use boot_time::BootTime;
 pub use fences::{Fence, FenceTable, Standing};
+pub use node::WHOLE_PLACEMENT;
+pub use placement::{Checkpoint, HttpNotice, Launch, Placement, RankPlace, Slices};
+pub use probe_plan::{Limits, Plan};
 pub use starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
 pub use term::{LeaseTerm, Renewal, deadline_of, renewed};
+pub use worker::{
+    Adopted, DEVICE_MILLI, DeviceLoad, ExecutorEvent, Foreign, OutputRequest, OutputStream, StopRequest,
+    WorkerKey,
+};
+pub(crate) use worker::{WorkerEvent, WorkerState, detail, whole_device};
+pub(crate) use worker_events::{SequencedEvent, Ticket};

@@ -1,9 +1,9 @@
 //! Decisions about a start order: whether the agent accepts it, what it waits for, and when its workers may start.
 
+use super::boot_time::BootTime;
 use super::fences::Standing;
 use super::term::LeaseTerm;
-use crate::clock::BootTime;
-use crate::order::{DeviceLoad, WorkerKey};
+use super::worker::{DeviceLoad, WorkerKey};
 use muster_types::{DeviceSet, FencingToken, JobId};
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! When a node's lease stands, and until when a worker may run under it.
 
-use crate::clock::BootTime;
+use super::boot_time::BootTime;
 use muster_planted::{Rule, breaks};
 use std::time::Duration;
 

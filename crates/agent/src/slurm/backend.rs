@@ -12,10 +12,10 @@ use super::link::{Left, ToRunner};
 use super::parse::{self, JOB_FIELDS, Partition, SlurmJob, SlurmNode};
 use super::record::Stage;
 use crate::clock::BootTime;
-use crate::config::LogLimits;
+use crate::disk::lease::Lease;
 use crate::executor::StopRequest;
-use crate::lease::Lease;
-use crate::order::WorkerKey;
+use crate::rules::WorkerKey;
+use crate::settings::LogLimits;
 use muster_transport::Secret;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -25,7 +25,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Between two polls, whoever asks for one.
+/// Between two polls, however many ask for one.
 const POLL_GAP: Duration = Duration::from_millis(200);
 
 /// What one poll saw.
@@ -157,7 +157,7 @@ pub(super) struct Backend {
     shares: Mutex<BTreeMap<String, Registered>>,
     view: watch::Sender<Arc<View>>,
     poke: Notify,
-    /// Every task but the poll: they end with the cluster, not with whoever began them.
+    /// Every task but the poll: they end with the cluster, not with their caller.
     work: Mutex<JoinSet<()>>,
 }
 

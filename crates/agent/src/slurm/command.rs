@@ -83,7 +83,7 @@ fn classify(complaint: &str) -> CallError {
 /// Runs the commands.
 #[derive(Debug)]
 pub(super) struct Cli {
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     environment: BTreeMap<String, String>,
     timeout: Duration,
     permits: Semaphore,
@@ -102,7 +102,7 @@ impl Cli {
         environment.insert("LC_ALL".to_owned(), "C".to_owned());
         environment.extend(config.environment.clone());
         Cli {
-            folder: config.bin_directory.clone(),
+            directory: config.bin_directory.clone(),
             environment,
             timeout: Duration::from_millis(config.call_timeout_ms),
             permits: Semaphore::new(config.calls_at_once),
@@ -154,7 +154,10 @@ impl Cli {
             program: program.to_owned(),
             why: error.to_string(),
         };
-        let path = self.folder.as_ref().map_or_else(|| PathBuf::from(program), |folder| folder.join(program));
+        let path = self
+            .directory
+            .as_ref()
+            .map_or_else(|| PathBuf::from(program), |directory| directory.join(program));
         let mut child = Command::new(path)
             .args(arguments)
             .env_clear()
@@ -219,26 +222,26 @@ mod tests {
         assert_eq!(classify(""), CallError::Refused("no reason given".to_owned()));
     }
 
-    /// A folder with a command that is this script.
+    /// A directory with a command that is this script.
     fn cli(name: &str, script: &str, timeout_ms: u64) -> (tempfile::TempDir, Cli) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let config = SlurmConfig {
-            bin_directory: Some(folder.path().to_owned()),
+            bin_directory: Some(directory.path().to_owned()),
             call_timeout_ms: timeout_ms,
             ..super::super::config::tests::good()
         };
-        (folder, Cli::new(&config))
+        (directory, Cli::new(&config))
     }
 
     #[tokio::test]
     async fn a_command_that_hangs_is_given_up_and_ended() {
-        let (folder, cli) = cli("squeue", "echo $$ > \"$0.pid\"; exec sleep 600", 1_000);
+        let (directory, cli) = cli("squeue", "echo $$ > \"$0.pid\"; exec sleep 600", 1_000);
         let error = cli.call("squeue", &[]).await.unwrap_err();
         assert!(error.is_uncertain(), "{error}");
-        let pid = std::fs::read_to_string(folder.path().join("squeue.pid")).unwrap();
+        let pid = std::fs::read_to_string(directory.path().join("squeue.pid")).unwrap();
         let gone = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
             stat.is_empty() || stat.contains(") Z ")

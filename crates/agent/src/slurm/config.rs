@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** every refusal names the key and what the key needs.
 
-use crate::config::{ConfigError, broken, first_block, first_rack};
+use crate::settings::{ConfigError, broken, first_block, first_rack};
 use muster_types::Name;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +53,7 @@ pub struct SlurmConfig {
     /// Program and arguments of the runner, as found on Slurm's nodes; `shim_command` and `slurm` when empty.
     #[serde(default)]
     pub runner_command: Vec<String>,
-    /// A folder on Slurm's nodes, on a local disk; each runner makes its own below.
+    /// A directory on Slurm's nodes, on a local disk; each runner makes its own below.
     #[serde(default = "runner_directory")]
     pub runner_directory: PathBuf,
     /// Where Slurm writes what the runner itself prints: a pattern for `sbatch --output`.
@@ -136,6 +136,11 @@ pub(super) struct Settings {
 }
 
 impl SlurmConfig {
+    /// The first key that breaks its rule.
+    pub(crate) fn violation(&self, shim_command: &[String]) -> Option<ConfigError> {
+        self.check(shim_command).err()
+    }
+
     /// Checks every key.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! an exit code is the runner's, and a cancellation is ours only when we asked.
 
 use super::parse::SlurmJob;
-use crate::order::detail;
+use crate::rules::detail;
 use muster_types::ExitStatus;
 
 /// Exit codes of a runner that launched nothing, from `sysexits.h`.
@@ -13,7 +13,7 @@ pub(super) mod code {
     pub(crate) const UNREACHABLE: u8 = 69;
     /// The agent has nothing for it to run.
     pub(crate) const REFUSED: u8 = 70;
-    /// Its folder or its input cannot be used.
+    /// Its directory or its input cannot be used.
     pub(crate) const SETUP: u8 = 71;
 }
 
@@ -57,7 +57,7 @@ pub(super) fn before_launch(job: &SlurmJob) -> ExitStatus {
         }
         ("FAILED", code::REFUSED) => "its runner was turned away".to_owned(),
         ("FAILED", code::SETUP) => {
-            "its runner could not make its folder; see slurm.runner_directory in the agent's configuration"
+            "its runner could not make its directory; see slurm.runner_directory in the agent's configuration"
                 .to_owned()
         }
         ("CANCELLED", _) => "somebody cancelled it in Slurm".to_owned(),

@@ -5,19 +5,20 @@
 
 use super::backend::{Backend, Held, Promise, Registered, ToShare};
 use super::record::{Folders, Record, Stage};
-use super::share::{Share, blocking};
+use super::share::Share;
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::StateDir;
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
 };
-use crate::kept;
-use crate::lease::Lease;
 use crate::limits;
-use crate::node::Event;
-use crate::order::{DEVICE_MILLI, Placement, WorkerKey, detail};
-use crate::process;
-use crate::task::TaskDir;
+use crate::node_loop::Event;
+use crate::offload::blocking;
+use crate::process::EndedWorkers;
+use crate::process::task::{self, TaskDir};
+use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
 use muster_transport::Secret;
-use muster_types::{DeviceSet, ExitStatus};
+use muster_types::{DeviceSet, ExitStatus, NodeSpec};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{mpsc, watch};
@@ -34,7 +35,8 @@ pub struct SlurmExecutor {
     /// The node in Muster, and the type of its accelerators.
     node: String,
     accelerator: String,
-    folders: Folders,
+    directories: Folders,
+    ended: EndedWorkers,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
     /// Where notes of workers go, once there is somebody to take them.
@@ -43,15 +45,6 @@ pub struct SlurmExecutor {
     foreign: watch::Sender<Foreign>,
     /// Shares are begun one after another: the same one may be asked for twice.
     beginning: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// What an executor is made of.
-pub(super) struct NodeParts {
-    pub(super) slurm_node: String,
-    pub(super) node: String,
-    pub(super) accelerator: String,
-    pub(super) folders: Folders,
-    pub(super) lease: Arc<Mutex<Lease>>,
 }
 
 /// What a placement asks of its node.
@@ -72,23 +65,31 @@ fn holds(placement: &Placement, slurm_node: &str) -> Held {
 }
 
 impl SlurmExecutor {
-    /// An executor and the stream of what it tells.
-    pub(super) fn new(
-        backend: Arc<Backend>,
-        parts: NodeParts,
+    /// An executor for one of Slurm's nodes, which is `spec` in Muster, and the stream of its events.
+    pub(super) fn for_node(
+        backend: &Arc<Backend>,
+        slurm_node: &str,
+        spec: &NodeSpec,
+        state: &StateDir,
+        lease: Arc<Mutex<Lease>>,
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-        let NodeParts { slurm_node, node, accelerator, folders, lease } = parts;
+        let (backend, slurm_node) = (Arc::clone(backend), slurm_node.to_owned());
+        let node = spec.name.to_string();
+        let accelerator = spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default();
+        let directories = Folders { shares: state.shares(), tasks: state.tasks() };
         // Closed until Slurm has said how it is.
         let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
         let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
         backend.spawn(follow);
+        let ended = EndedWorkers::new(directories.tasks.clone(), backend.logs.clone());
         let executor = SlurmExecutor {
             backend,
             slurm_node,
             node,
             accelerator,
-            folders,
+            directories,
+            ended,
             lease,
             events,
             notes: Arc::default(),
@@ -100,7 +101,7 @@ impl SlurmExecutor {
 
     /// What workers say of themselves goes there from now on.
     pub(super) fn tell_notes_to(&self, events: mpsc::Sender<Event>) {
-        // It is said once, by whoever serves the node.
+        // It is set once, by the task that serves the node.
         let _ = self.notes.set(events);
     }
 
@@ -118,7 +119,7 @@ impl SlurmExecutor {
         let share = Share {
             backend: Arc::clone(&self.backend),
             name: name.clone(),
-            folders: self.folders.clone(),
+            directories: self.directories.clone(),
             holds: holds.clone(),
             promise: Arc::clone(&promise),
             inbox: messages,
@@ -141,7 +142,7 @@ impl SlurmExecutor {
     }
 
     fn prune(&self) {
-        kept::look(&self.folders.tasks, &self.backend.logs);
+        self.ended.look();
     }
 
     /// Whether workers of this node are under way, here or in Slurm.
@@ -158,9 +159,9 @@ impl Executor for SlurmExecutor {
         };
         let stage = Stage::Wanted { tried: false };
         let record = Record { placement: (*placement).clone(), epoch, secret, stage, granted: None };
-        let (folders, kept) = (self.folders.clone(), record.clone());
+        let (directories, kept) = (self.directories.clone(), record.clone());
         let _turn = self.beginning.lock().await;
-        match blocking(move || folders.begin(&kept)).await {
+        match blocking(move || directories.begin(&kept)).await {
             Ok(true) => self.take_up(record),
             // Started, or refused, before: never again.
             Ok(false) => {}
@@ -181,8 +182,8 @@ impl Executor for SlurmExecutor {
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
         let status = ExitStatus::LaunchFailed(detail(&reason));
-        let (folders, kept) = (self.folders.clone(), status.clone());
-        if let Err(error) = blocking(move || folders.end(key, &kept)).await {
+        let (directories, kept) = (self.directories.clone(), status.clone());
+        if let Err(error) = blocking(move || directories.end(key, &kept)).await {
             tracing::warn!(worker = %key, %error, "a refusal is not durable; a restarted agent says vanished");
         }
         // The receiver is gone only while the agent shuts down.
@@ -191,7 +192,7 @@ impl Executor for SlurmExecutor {
 
     async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let Some(share) = self.backend.share(&self.share_name(key)) else {
-            let ended = matches!(self.folders.task(key).exit(), Ok(Some(_)));
+            let ended = matches!(self.directories.task(key).exit(), Ok(Some(_)));
             return if ended { Ok(()) } else { Err(ExecutorError::Unknown(key)) };
         };
         let stop = ToShare::Stop { rank: key.rank, request };
@@ -199,18 +200,18 @@ impl Executor for SlurmExecutor {
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
-        let folders = self.folders.clone();
+        let directories = self.directories.clone();
         let (records, keys) = blocking(move || -> io::Result<_> {
-            std::fs::create_dir_all(&folders.shares)?;
+            std::fs::create_dir_all(&directories.shares)?;
             // A record that cannot be read stands for workers that may be running: none is passed over.
-            let records = folders.records().map_err(io::Error::other)?;
-            Ok((records, process::list(&folders.tasks)?))
+            let records = directories.records().map_err(io::Error::other)?;
+            Ok((records, task::list(&directories.tasks)?))
         })
         .await
         .map_err(ExecutorError::List)?;
         let mut found = Vec::new();
         for key in keys {
-            let task = self.folders.task(key);
+            let task = self.directories.task(key);
             let record =
                 records.iter().find(|r| (r.placement.job, r.placement.token) == (key.job, key.token));
             let exit = task.exit().map_err(|e| ExecutorError::List(io::Error::other(e)))?;
@@ -222,7 +223,7 @@ impl Executor for SlurmExecutor {
                 (None, Some(_)) => None,
                 // The agent died before the record was there: nothing was submitted.
                 (None, None) => {
-                    self.folders.end(key, &ExitStatus::NotStarted).map_err(ExecutorError::List)?;
+                    self.directories.end(key, &ExitStatus::NotStarted).map_err(ExecutorError::List)?;
                     Some(ExitStatus::NotStarted)
                 }
             };
@@ -240,7 +241,7 @@ impl Executor for SlurmExecutor {
     }
 
     async fn acknowledge(&self, key: WorkerKey) {
-        let task: TaskDir = self.folders.task(key);
+        let task: TaskDir = self.directories.task(key);
         if let Err(error) = blocking(move || task.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
@@ -256,10 +257,10 @@ impl Executor for SlurmExecutor {
         request: OutputRequest,
         sink: mpsc::Sender<OutputChunk>,
     ) -> Result<(), ExecutorError> {
-        let task = self.folders.task(request.key);
+        let task = self.directories.task(request.key);
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(request.key));
         }
-        crate::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+        crate::process::read_output(&task, &request, &sink).await.map_err(ExecutorError::Output)
     }
 }

@@ -6,10 +6,10 @@
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
 
-use crate::config::LogLimits;
-use crate::order::Placement;
-use crate::socket::Note;
-use crate::transcript::OutputStream;
+use crate::process::transcript::OutputStream;
+use crate::rules::Placement;
+use crate::rules::WorkerEvent;
+use crate::settings::LogLimits;
 use muster_transport::Secret;
 use muster_types::{ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub(super) enum ToAgent {
     Ended { number: u64, rank: u32, status: ExitStatus },
     /// What a worker says of itself. Answered by its id, and told again on the next connection until it is; 0 for
     /// what nobody waits for.
-    Note { id: u64, rank: u32, note: Note },
+    Note { id: u64, rank: u32, note: WorkerEvent },
     /// All is told; it exits.
     Done,
 }
@@ -83,7 +83,7 @@ pub(super) struct Grant {
     pub(super) accelerator: String,
     pub(super) logs: LogLimits,
     pub(super) pass_environment: Vec<String>,
-    /// Whether notes of workers are taken. An agent of an earlier release does not say so, and would not answer them.
+    /// Whether notes of workers are taken. An agent of an earlier release does not state it, and would not answer them.
     #[serde(default)]
     pub(super) takes_notes: bool,
 }

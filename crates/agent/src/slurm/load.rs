@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// Without a look at Slurm for this long, nothing new is to be placed on its nodes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Keeps what is said of a node up to date, for ever.
+/// Keeps the report of a node up to date, for ever.
 pub(super) async fn follow(backend: Arc<Backend>, node: String, said: watch::Sender<Foreign>) {
     let mut views = backend.views();
     loop {

@@ -1,7 +1,7 @@
 //! A whole Slurm cluster as capacity of the fleet.
 //!
-//! One agent beside slurmctld stands for all of its nodes: each of them is a node of Muster with a session
-//! and a lease of its own, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
+//! One agent next to slurmctld stands for all of its nodes: each of them is a node of Muster with a session
+//! and a separate lease, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
 //! node's share of a placement becomes one batch job on that very node; the job runs a small
 //! [runner](self::runner) which is handed the workers and runs each below a shim, as any agent does. What
 //! other users of the cluster hold is reported, and not free.
@@ -38,64 +38,41 @@ pub use config::SlurmConfig;
 pub use executor::SlurmExecutor;
 pub(crate) use runner::main as runner_main;
 
-use crate::config::{AgentConfig, LogLimits};
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::{self, StateDir};
+use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
-use crate::lease::Lease;
-use crate::state_dir::StateDir;
-use crate::{AgentError, state_dir};
+use crate::settings::LogLimits;
 use backend::Backend;
-use executor::NodeParts;
 use muster_client::Endpoints;
-use muster_transport::{Role, Security, Tls, TlsError};
 use muster_types::NodeSpec;
-use record::Folders;
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Runs the agent of a Slurm cluster until `shutdown`; batch jobs go on as long as their leases do.
-pub(crate) async fn run(
-    config: AgentConfig,
-    slurm: SlurmConfig,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), AgentError> {
-    config.check_own()?;
-    if config.node.is_some() {
-        let rule = "an agent is for a host or for a cluster: not beside node".to_owned();
-        return Err(crate::ConfigError { key: "slurm".to_owned(), rule }.into());
-    }
-    slurm.check(&config.shim_command)?;
-    let security = security(&config, &slurm.name).map_err(AgentError::Tls)?;
-    let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
-    let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
-    let cluster = SlurmCluster::open(
-        &slurm,
-        &config.shim_command,
-        &config.state_dir,
-        config.logs.clone(),
-        config.pass_environment.clone(),
-    )
-    .await?;
-    let nodes = nodes::Nodes::new(
-        Arc::clone(&cluster.backend),
-        config.state_dir.join("nodes"),
-        config.boot_id_path.clone(),
-        endpoints,
-    );
-    let fresh = async {
-        match security {
-            Security::Tls(tls) => tls.keep_fresh().await,
-            Security::Plaintext => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = fresh => {}
-        () = nodes.run() => {}
-        () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
-    }
+/// What the agent of a Slurm cluster is made of, without the cluster's own settings.
+pub(crate) struct Surroundings {
+    pub(crate) state_dir: PathBuf,
+    pub(crate) boot_id_path: PathBuf,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) shim_command: Vec<String>,
+    pub(crate) logs: LogLimits,
+    pub(crate) pass_environment: Vec<String>,
+}
+
+/// Serves the nodes of a Slurm cluster, until it is dropped; batch jobs go on as long as their leases do.
+///
+/// # Errors
+/// When it cannot start; it does not end otherwise.
+pub(crate) async fn serve(slurm: &SlurmConfig, around: Surroundings) -> Result<(), AgentError> {
+    let Surroundings { state_dir, boot_id_path, endpoints, shim_command, logs, pass_environment } = around;
+    let cluster = SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment).await?;
+    let nodes =
+        nodes::Nodes::new(Arc::clone(&cluster.backend), state_dir.join("nodes"), boot_id_path, endpoints);
+    nodes.run().await;
     Ok(())
 }
 
@@ -111,15 +88,15 @@ pub struct SlurmCluster {
     backend: Arc<Backend>,
     /// Ends with it.
     _server: JoinSet<()>,
-    /// One agent per folder.
+    /// One agent per directory.
     _lock: std::fs::File,
 }
 
 impl SlurmCluster {
-    /// Locks the folder and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
+    /// Locks the directory and listens for runners. Slurm itself is asked nothing before [`SlurmCluster::poll`].
     ///
     /// # Errors
-    /// When the configuration breaks a rule, or the folder or the address cannot be used.
+    /// When the configuration breaks a rule, or the directory or the address cannot be used.
     pub async fn open(
         slurm: &SlurmConfig,
         shim_command: &[String],
@@ -157,37 +134,7 @@ impl SlurmCluster {
         state: &StateDir,
         lease: Arc<Mutex<Lease>>,
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
-        executor(&self.backend, slurm_node, spec, state, lease)
-    }
-}
-
-fn executor(
-    backend: &Arc<Backend>,
-    slurm_node: &str,
-    spec: &NodeSpec,
-    state: &StateDir,
-    lease: Arc<Mutex<Lease>>,
-) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
-    let parts = NodeParts {
-        slurm_node: slurm_node.to_owned(),
-        node: spec.name.to_string(),
-        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
-        folders: Folders { shares: state.shares(), tasks: state.tasks() },
-        lease,
-    };
-    SlurmExecutor::new(Arc::clone(backend), parts)
-}
-
-/// The certificates of the configuration; the agent's name is the first part of its nodes' names.
-fn security(config: &AgentConfig, name: &str) -> Result<Security, TlsError> {
-    let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
-    let tls = Tls::load(files.clone())?;
-    match tls.name().role {
-        Role::AgentGroup(own) if own.as_str() == name => Ok(Security::Tls(tls)),
-        _ => {
-            let wanted = format!("agent-group/{name}, as slurm.name in this configuration,");
-            Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
-        }
+        SlurmExecutor::for_node(&self.backend, slurm_node, spec, state, lease)
     }
 }
 
@@ -198,7 +145,7 @@ pub(crate) fn takes_frame(frame: &[u8]) -> bool {
 
 /// A frame as a runner sends it.
 pub(crate) fn frame_sample() -> Vec<u8> {
-    let stream = Some(crate::transcript::OutputStream::Stdout);
+    let stream = Some(crate::process::transcript::OutputStream::Stdout);
     link::encode_piece(&link::Piece { number: 9, rank: 4, stream, lost: 3, data: b"output".to_vec() })
 }
 

@@ -9,12 +9,13 @@ use super::backend::{Backend, View};
 use super::executor::SlurmExecutor;
 use super::parse::SlurmNode;
 use super::record::Folders;
-use crate::durable::{read_record, write_record};
+use crate::disk::durable::{read_record, write_record};
+use crate::disk::fencing;
+use crate::disk::lease::Lease;
+use crate::disk::state_dir::StateDir;
 use crate::executor::Executor as _;
-use crate::lease::Lease;
 use crate::session::{Sessions, Speaking};
-use crate::state_dir::StateDir;
-use crate::{fencing, limits, node};
+use crate::{limits, node_loop};
 use muster_client::Endpoints;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -209,7 +210,7 @@ impl Nodes {
     async fn end(&mut self, name: &str) {
         if let Some(served) = self.served.remove(name) {
             served.task.abort();
-            // Its folder is locked until the task is gone.
+            // Its directory is locked until the task is gone.
             while !served.task.is_finished() {
                 if self.tasks.join_next().await.is_none() {
                     break;
@@ -229,7 +230,10 @@ impl Nodes {
                 self.served.insert(slurm_node.to_owned(), served);
             }
             Err(error) => {
-                self.say_once(slurm_node, format!("it is not served: {}", crate::chain(error.as_ref())));
+                self.say_once(
+                    slurm_node,
+                    format!("it is not served: {}", crate::chain::chain(error.as_ref())),
+                );
             }
         }
     }
@@ -242,19 +246,25 @@ impl Nodes {
         (SlurmExecutor, impl Future<Output = ()> + Send + use<>),
         Box<dyn std::error::Error + Send + Sync>,
     > {
-        let folder = self.root.join(slurm_node);
-        let state = Arc::new(StateDir::open_for_remote(&folder, &self.boot_id_path)?);
-        write_record(&folder.join("spec"), spec)?;
+        let directory = self.root.join(slurm_node);
+        let state = Arc::new(StateDir::open_for_remote(&directory, &self.boot_id_path)?);
+        write_record(&directory.join("spec"), spec)?;
         let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
         // The highest epoch that anything belongs to, before there is a lease to be asked.
         let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
         let lease = Arc::new(Mutex::new(Lease::open(&state.lease(), state.holder().0, floor)?));
-        let (executor, told) = super::executor(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
+        let (executor, told) =
+            SlurmExecutor::for_node(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         executor.tell_notes_to(events.clone());
-        let node =
-            node::Node::new(Arc::new(executor.clone()), fences, Arc::clone(&lease), spec.clone(), adopted);
+        let node = node_loop::NodeLoop::new(
+            Arc::new(executor.clone()),
+            fences,
+            Arc::clone(&lease),
+            spec.clone(),
+            adopted,
+        );
         // Nobody here watches another host's health.
         let speaking = Speaking { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();

@@ -1,12 +1,12 @@
-//! Output that comes over the link, into the worker's folder here.
+//! Output that comes over the link, into the worker's directory here.
 //!
 //! **Invariant:** the same files and limits as for a process of this host, so the same reader reads them.
 
 use super::link::Piece;
 use super::record::Folders;
-use crate::config::LogLimits;
-use crate::order::WorkerKey;
-use crate::transcript::Writer;
+use crate::process::transcript::Writer;
+use crate::rules::WorkerKey;
+use crate::settings::LogLimits;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
@@ -20,8 +20,8 @@ pub(super) struct Outputs {
 
 impl Outputs {
     /// Adds a piece. What cannot be written is lost: a full disk here must stop no worker there.
-    pub(super) fn write(&mut self, folders: &Folders, key: WorkerKey, piece: &Piece, limits: &LogLimits) {
-        if let Err(error) = self.keep(folders, key, piece, limits)
+    pub(super) fn write(&mut self, directories: &Folders, key: WorkerKey, piece: &Piece, limits: &LogLimits) {
+        if let Err(error) = self.keep(directories, key, piece, limits)
             && !std::mem::replace(&mut self.complained, true)
         {
             tracing::warn!(worker = %key, %error, "output is being lost");
@@ -30,7 +30,7 @@ impl Outputs {
 
     fn keep(
         &mut self,
-        folders: &Folders,
+        directories: &Folders,
         key: WorkerKey,
         piece: &Piece,
         limits: &LogLimits,
@@ -38,7 +38,7 @@ impl Outputs {
         let writer = match self.writers.entry(piece.rank) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(empty) => {
-                let task = folders.task(key);
+                let task = directories.task(key);
                 let (path, before) = (task.output(), task.output_before());
                 let (bytes_max, free_min) = (limits.worker_bytes_max, limits.free_bytes_min);
                 empty.insert(Writer::resume(path, before, bytes_max, free_min)?)
@@ -51,7 +51,7 @@ impl Outputs {
         }
     }
 
-    /// The worker has ended: what was lost last is said.
+    /// The worker has ended: the last loss is recorded.
     pub(super) fn end(&mut self, rank: u32) {
         if let Some(mut writer) = self.writers.remove(&rank)
             && let Err(error) = writer.finish()

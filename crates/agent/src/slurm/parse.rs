@@ -1,7 +1,7 @@
 //! What Slurm's commands print, as values.
 //!
 //! Only the text formats that did not change between versions are read: `scontrol -o show node|partition`
-//! and `squeue -O` with a separator of our own.
+//! and `squeue -O` with a separator that this agent chooses.
 //!
 //! **Invariant:** a line that is not understood is left out, never guessed at; nothing here panics on any
 //! text.
@@ -68,7 +68,7 @@ pub(super) struct SlurmJob {
 }
 
 impl SlurmJob {
-    /// Whether it waits for its turn.
+    /// Whether it is pending.
     pub(super) fn is_pending(&self) -> bool {
         self.state == "PENDING"
     }

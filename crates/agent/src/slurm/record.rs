@@ -1,15 +1,15 @@
 //! What is on disk of one share: this node's part of one placement, as one batch job.
 //!
-//! Beside the folders of its workers (`tasks/`, as for processes of the host: output, end,
+//! Beside the directories of its workers (`tasks/`, as for processes of the host: output, end,
 //! acknowledgement) there is one record, `shares/<job>_<token>`, written before anything is asked of
 //! Slurm and whenever it must not be forgotten what was asked or granted.
 //!
 //! **Invariant:** no batch job exists without a record that was durable before it; a record says
 //! `granted` before the runner hears it.
 
-use crate::durable::{self, DurableError, read_record, write_record};
-use crate::order::{Placement, WorkerKey};
-use crate::task::TaskDir;
+use crate::disk::durable::{self, DurableError, read_record, write_record};
+use crate::process::task::TaskDir;
+use crate::rules::{Placement, WorkerKey};
 use muster_transport::Secret;
 use muster_types::{ExitStatus, FencingToken, JobId};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ pub(super) struct Record {
     pub(super) granted: Option<String>,
 }
 
-/// Where the records and the workers' folders of one node are.
+/// Where the records and the workers' directories of one node are.
 #[derive(Clone, Debug)]
 pub(super) struct Folders {
     pub(super) shares: PathBuf,
@@ -64,7 +64,7 @@ impl Folders {
         self.shares.join(file_name(key))
     }
 
-    /// Makes the workers' folders and the record; whether they are new.
+    /// Makes the workers' directories and the record; whether they are new.
     ///
     /// # Errors
     /// When something cannot be made durable; then nothing may be submitted.
@@ -146,9 +146,9 @@ impl Folders {
     }
 }
 
-fn make(folder: &Path) -> io::Result<()> {
+fn make(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
 #[cfg(test)]

@@ -11,14 +11,15 @@
 use super::ends::code;
 use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
-use crate::config::{ControlGroups, MemoryLimit};
+use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
-use crate::lease::Lease;
 use crate::limits;
-use crate::order::{Placement, WorkerKey, detail};
+use crate::process::socket::{self, WorkerReport};
+use crate::process::transcript::OutputStream;
 use crate::process::{ProcessExecutor, ProcessSettings};
-use crate::socket::{self, Note, Said};
-use crate::transcript::OutputStream;
+use crate::rules::WorkerEvent;
+use crate::rules::{Placement, WorkerKey, detail};
+use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -48,7 +49,7 @@ const TELL_MAX: Duration = Duration::from_secs(60);
 /// How long an end waits for the rest of its worker's output.
 const OUTPUT_MAX: Duration = Duration::from_secs(10);
 
-/// The runner's whole life; its exit code is its workers', or says why there were none.
+/// Runs the runner to its end; its exit code is its workers', or tells why there were none.
 pub(crate) fn main() -> i32 {
     let ticket = match ticket(std::io::stdin().lock()) {
         Ok(ticket) => ticket,
@@ -83,30 +84,31 @@ fn ticket(from: impl Read) -> Result<Ticket, String> {
     serde_json::from_slice(&text).map_err(|e| format!("this command is a batch job's own: no ticket: {e}"))
 }
 
-/// The runner's folder, removed with it.
+/// The runner's directory, removed with it.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is a folder in a temporary place.
+        // What cannot be removed is a directory in a temporary place.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-fn folder(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
+fn directory(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
     let path = ticket.directory.join(format!("{}-{:08x}", ticket.share, runner >> 96));
     let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
     made.map_err(|e| format!("make {}: {e}", path.display()))?;
-    let folder = Folder(path);
-    std::fs::create_dir(folder.0.join("tasks")).map_err(|e| format!("make {}: {e}", folder.0.display()))?;
-    Ok(folder)
+    let directory = Folder(path);
+    std::fs::create_dir(directory.0.join("tasks"))
+        .map_err(|e| format!("make {}: {e}", directory.0.display()))?;
+    Ok(directory)
 }
 
 type Failed = (u8, String);
 
 async fn run(ticket: Ticket) -> Result<i32, Failed> {
     let runner: u128 = rand::random();
-    let folder = folder(&ticket, runner).map_err(|why| (code::SETUP, why))?;
+    let directory = directory(&ticket, runner).map_err(|why| (code::SETUP, why))?;
     let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
     let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
     let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
@@ -119,7 +121,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
         ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
         _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
     };
-    let running = Running::start(&folder.0, *grant, sent, runner).await;
+    let running = Running::start(&directory.0, *grant, sent, runner).await;
     let running = running.map_err(|why| (code::SETUP, why))?;
     Ok(running.go_on(dialler, link, term).await)
 }
@@ -215,7 +217,7 @@ struct Running {
     renewal: u64,
     told: mpsc::Receiver<ExecutorEvent>,
     /// What workers say of themselves; none where nobody takes it.
-    said: Option<mpsc::Receiver<Said>>,
+    said: Option<mpsc::Receiver<WorkerReport>>,
     /// Notes that the agent has not answered, and the last id of one.
     notes: BTreeMap<u64, Unanswered>,
     note: u64,
@@ -241,17 +243,17 @@ enum Broken {
 }
 
 impl Running {
-    async fn start(folder: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
+    async fn start(directory: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
         let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes } = grant;
-        let mut lease = Lease::open(&folder.join("lease"), runner, 0).map_err(|e| e.to_string())?;
+        let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let devices = map_devices(&mut placement, visible().as_deref());
-        let (socket, said) = if takes_notes { take_notes(folder, &placement) } else { (None, None) };
+        let (socket, said) = if takes_notes { take_notes(directory, &placement) } else { (None, None) };
         let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
         let shim_command = vec![own.display().to_string(), "shim".to_owned()];
         let (executor, told) = ProcessExecutor::new(ProcessSettings {
-            tasks: folder.join("tasks"),
-            lease: folder.join("lease"),
+            tasks: directory.join("tasks"),
+            lease: directory.join("lease"),
             holder: HolderId(runner),
             guard_command: shim_command.clone(),
             shim_command,
@@ -259,7 +261,7 @@ impl Running {
             ready_max: 0,
             node,
             accelerator,
-            environment: crate::config::base_environment(&pass_environment),
+            environment: crate::settings::base_environment(&pass_environment),
             // They are on the hosts of agents; a node of another scheduler has none.
             secrets_dir: None,
             logs,
@@ -268,7 +270,7 @@ impl Running {
             // What was asked for is held also where Slurm itself does not.
             memory_limit: MemoryLimit::Enforced,
             agent_socket: socket,
-            isolating: std::sync::Arc::new(crate::isolation::Isolating::off()),
+            isolating: std::sync::Arc::new(crate::process::isolation::Isolating::off()),
             shown: Vec::new(),
         });
         let (say, words) = mpsc::channel(4);
@@ -324,7 +326,7 @@ impl Running {
         exit_code(&self.ends)
     }
 
-    /// Dials anew while the workers go on; none when there is nothing left to tell it for.
+    /// Dials again while the workers go on; none when there is nothing left to report.
     async fn without_link(&mut self, dialler: &mut Dialler, term: &mut Signal) -> Option<Link> {
         loop {
             // Only while workers run is there no end to it: their lease is one.
@@ -401,7 +403,7 @@ impl Running {
                     link.writer.write(frame).await
                 }
                 said = next_said(&mut self.said), if self.notes.len() < limits::NOTES_WAITING_MAX => {
-                    let frame = self.on_said(said);
+                    let frame = self.on_report(said);
                     link.writer.write(frame).await
                 }
                 () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
@@ -432,11 +434,11 @@ impl Running {
     }
 
     /// A note as a frame, kept until it is answered where somebody waits for that.
-    fn on_said(&mut self, said: Said) -> Vec<u8> {
-        let Said { key, note, answer } = said;
-        let waits = matches!(note, Note::CheckpointCommitted { .. });
+    fn on_report(&mut self, report: WorkerReport) -> Vec<u8> {
+        let WorkerReport { key, event, answer } = report;
+        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. });
         let id = if waits { self.note + 1 } else { 0 };
-        let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note });
+        let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note: event });
         if waits {
             self.note = id;
             self.notes.insert(id, Unanswered { frame: frame.clone(), answer });
@@ -478,7 +480,7 @@ impl Running {
             }
             ToRunner::Noted { id, refused } => {
                 if let Some(note) = self.notes.remove(&id) {
-                    // Whoever asked may have ended.
+                    // The worker that asked may have ended.
                     let _ = note.answer.send(refused.map_or(Ok(()), Err));
                 }
             }
@@ -559,8 +561,11 @@ impl Running {
 }
 
 /// A socket for the notes of these workers, and what they say there; none where it cannot be made.
-fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<mpsc::Receiver<Said>>) {
-    let path = folder.join("notes");
+fn take_notes(
+    directory: &Path,
+    placement: &Placement,
+) -> (Option<PathBuf>, Option<mpsc::Receiver<WorkerReport>>) {
+    let path = directory.join("notes");
     let listener = match socket::open(&path) {
         Ok(listener) => listener,
         Err(error) => {
@@ -571,29 +576,33 @@ fn take_notes(folder: &Path, placement: &Placement) -> (Option<PathBuf>, Option<
     let (events, heard) = mpsc::channel(WINDOW);
     let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
     let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<Said>(listener, events, folder.join("tasks")));
+    tokio::spawn(socket::serve::<WorkerReport>(listener, events, directory.join("tasks")));
     tokio::spawn(sort_notes(keys, heard, tell));
     (Some(path), Some(said))
 }
 
 /// Answers what nobody needs to wait for at once, so that no worker stands still while the agent is away.
-async fn sort_notes(keys: BTreeSet<WorkerKey>, mut heard: mpsc::Receiver<Said>, tell: mpsc::Sender<Said>) {
-    while let Some(Said { key, note, answer }) = heard.recv().await {
+async fn sort_notes(
+    keys: BTreeSet<WorkerKey>,
+    mut heard: mpsc::Receiver<WorkerReport>,
+    tell: mpsc::Sender<WorkerReport>,
+) {
+    while let Some(WorkerReport { key, event, answer }) = heard.recv().await {
         if !keys.contains(&key) {
             let _ = answer.send(Err(format!("{key} does not run in this allocation")));
             continue;
         }
-        match note {
-            Note::Step { .. } => {
+        match event {
+            WorkerEvent::Step { .. } => {
                 let _ = answer.send(Ok(()));
                 // The next one will do where checkpoints wait already.
                 if tell.capacity() > tell.max_capacity() / 2 {
                     let (nobody, _) = oneshot::channel();
-                    let _ = tell.try_send(Said { key, note, answer: nobody });
+                    let _ = tell.try_send(WorkerReport { key, event, answer: nobody });
                 }
             }
-            Note::CheckpointCommitted { .. } => {
-                if let Err(full) = tell.try_send(Said { key, note, answer }) {
+            WorkerEvent::CheckpointCommitted { .. } => {
+                if let Err(full) = tell.try_send(WorkerReport { key, event, answer }) {
                     let why = "too many checkpoints wait for the cluster's answer".to_owned();
                     let _ = full.into_inner().answer.send(Err(why));
                 }
@@ -603,7 +612,7 @@ async fn sort_notes(keys: BTreeSet<WorkerKey>, mut heard: mpsc::Receiver<Said>, 
 }
 
 /// The next word of a worker; never, where nobody takes them.
-async fn next_said(said: &mut Option<mpsc::Receiver<Said>>) -> Said {
+async fn next_said(said: &mut Option<mpsc::Receiver<WorkerReport>>) -> WorkerReport {
     if let Some(heard) = said {
         if let Some(next) = heard.recv().await {
             return next;
@@ -693,7 +702,7 @@ fn exit_code(ends: &BTreeMap<u32, ExitStatus>) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{placement, tests::order};
+    use crate::wire::{placement, tests::order};
 
     #[test]
     fn what_slurm_gave_takes_the_place_of_what_was_meant() {

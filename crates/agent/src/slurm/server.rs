@@ -26,12 +26,12 @@ const OUTGOING_QUEUED_MAX: usize = 64;
 /// Accepts for ever.
 pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // Ends with the server.
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {

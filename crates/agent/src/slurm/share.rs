@@ -19,9 +19,11 @@ use super::parse::SlurmJob;
 use super::record::{Folders, Record, Stage};
 use crate::executor::{ExecutorEvent, StopRequest};
 use crate::limits;
-use crate::node::Event;
-use crate::order::{WorkerKey, detail};
-use crate::socket::{Note, Said};
+use crate::node_loop::Event;
+use crate::offload::blocking;
+use crate::process::socket::WorkerReport;
+use crate::rules::WorkerEvent;
+use crate::rules::{WorkerKey, detail};
 use muster_types::ExitStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -56,7 +58,7 @@ pub(super) struct Share {
     pub(super) backend: Arc<Backend>,
     pub(super) name: String,
     pub(super) record: Record,
-    pub(super) folders: Folders,
+    pub(super) directories: Folders,
     pub(super) holds: Held,
     pub(super) promise: Arc<Promise>,
     pub(super) inbox: mpsc::Receiver<ToShare>,
@@ -146,7 +148,7 @@ impl Share {
     }
 
     fn is_open(&self, rank: u32) -> bool {
-        !matches!(self.folders.task(self.key(rank)).exit(), Ok(Some(_)))
+        !matches!(self.directories.task(self.key(rank)).exit(), Ok(Some(_)))
     }
 }
 
@@ -173,9 +175,9 @@ impl Work {
             }
         }
         self.share.backend.remove(&self.share.name);
-        let (folders, placement) = (self.share.folders.clone(), &self.share.record.placement);
+        let (directories, placement) = (self.share.directories.clone(), &self.share.record.placement);
         let key = (placement.job, placement.token);
-        if let Err(error) = blocking(move || folders.forget(key)).await {
+        if let Err(error) = blocking(move || directories.forget(key)).await {
             tracing::warn!(share = self.share.name, %error, "the record of a share stays behind");
         }
     }
@@ -209,7 +211,7 @@ impl Work {
 
     fn is_acknowledged(&self) -> bool {
         let placement = &self.share.record.placement;
-        placement.ranks().all(|rank| self.share.folders.task(placement.key(rank)).is_acked())
+        placement.ranks().all(|rank| self.share.directories.task(placement.key(rank)).is_acked())
     }
 
     /// Whether Slurm has nothing of it; sees to it that it will not.
@@ -321,8 +323,8 @@ impl Work {
     }
 
     async fn persist(&self) -> bool {
-        let (folders, record) = (self.share.folders.clone(), self.share.record.clone());
-        match blocking(move || folders.write(&record)).await {
+        let (directories, record) = (self.share.directories.clone(), self.share.record.clone());
+        match blocking(move || directories.write(&record)).await {
             Ok(()) => true,
             Err(error) => {
                 tracing::error!(share = self.share.name, %error, "the record of a share is not durable");
@@ -375,7 +377,7 @@ impl Work {
         }
     }
 
-    /// Nothing was launched and nothing will be: whoever connects from now on is turned away.
+    /// Nothing was launched and nothing will be: a runner that connects from now on is turned away.
     async fn give_up(&mut self, status: &ExitStatus) {
         for rank in self.open.clone() {
             self.end(rank, status.clone()).await;
@@ -386,8 +388,8 @@ impl Work {
         if !self.open.contains(&rank) {
             return;
         }
-        let (folders, key, kept) = (self.share.folders.clone(), self.share.key(rank), status.clone());
-        if let Err(error) = blocking(move || folders.end(key, &kept)).await {
+        let (directories, key, kept) = (self.share.directories.clone(), self.share.key(rank), status.clone());
+        if let Err(error) = blocking(move || directories.end(key, &kept)).await {
             // It stays open: the next look tries again.
             tracing::error!(worker = %key, %error, "an end is not durable");
             return;
@@ -696,7 +698,7 @@ impl Work {
                 Frame::Output(piece) => {
                     let (key, limits) = (self.share.key(piece.rank), &self.share.backend.logs);
                     if self.share.record.placement.ranks().any(|rank| rank == piece.rank) {
-                        self.outputs.write(&self.share.folders, key, &piece, limits);
+                        self.outputs.write(&self.share.directories, key, &piece, limits);
                     }
                 }
                 Frame::Message(ToAgent::Running { rank, .. }) if self.open.contains(&rank) => {
@@ -718,14 +720,14 @@ impl Work {
 
 impl Work {
     /// What a worker says goes to the node's loop, as if it had been said on this host.
-    fn on_note(&mut self, id: u64, rank: u32, note: Note) {
+    fn on_note(&mut self, id: u64, rank: u32, note: WorkerEvent) {
         let is_ours = self.share.record.placement.ranks().any(|own| own == rank);
         let Some(notes) = self.share.notes.get().filter(|_| is_ours) else {
             let refused = Some(format!("rank {rank} is none of this node's, or its notes are not taken"));
             return self.tell(ToRunner::Noted { id, refused });
         };
         let (answer, answered) = oneshot::channel();
-        let said = Event::Said(Said { key: self.share.key(rank), note, answer });
+        let said = Event::Worker(WorkerReport { key: self.share.key(rank), event: note, answer });
         if id == 0 {
             // The next one will do where the queue is full.
             let _ = notes.try_send(said);
@@ -770,18 +772,6 @@ impl Work {
 /// A word for `sh`.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
-}
-
-/// Runs file work where it may block.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        // The work panicked (a bug) or the runtime is going down with everything on it.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 fn to_runner(rank: u32, request: StopRequest) -> ToRunner {

@@ -8,7 +8,7 @@ use crate::suite::{Behaviour, Subject, conforms};
 use muster_agent::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
-use muster_agent::order::{Placement, WorkerKey};
+use muster_agent::rules::{Placement, WorkerKey};
 use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
 use std::collections::BTreeMap;
@@ -237,7 +237,7 @@ impl Executor for Remote {
         for (key, object) in objects.into_iter().filter(|(_, object)| !object.acknowledged) {
             // What it is adopted with is told; what comes later is news.
             self.told.lock().unwrap().insert(key, object.exit.is_some());
-            let (devices, device_milli) = (object.devices, muster_agent::order::DEVICE_MILLI);
+            let (devices, device_milli) = (object.devices, muster_agent::rules::DEVICE_MILLI);
             found.push(Adopted { key, devices, device_milli, exit: object.exit, epoch: object.epoch });
         }
         tokio::spawn(self.clone().reconcile());
@@ -313,7 +313,7 @@ impl Subject for InMemory {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_cluster_in_memory_conforms() {
-    let folder = tempfile::tempdir().unwrap();
-    let keeper = Keeper::start(&folder.path().join("lease"));
-    conforms(&mut InMemory { store: Arc::default(), keeper, _folder: folder }).await;
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = Keeper::start(&directory.path().join("lease"));
+    conforms(&mut InMemory { store: Arc::default(), keeper, _folder: directory }).await;
 }

@@ -4,7 +4,7 @@
 use crate::slurm::OnSlurm;
 use crate::suite::{Behaviour, Bench, GRACE, Subject};
 use muster_agent::executor::Executor;
-use muster_agent::order::Placement;
+use muster_agent::rules::Placement;
 use muster_types::{DeviceSet, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ async fn start_with_devices(bench: &mut OnBench<'_>, devices: DeviceSet) -> Arc<
     let worker = &mut placement.workers[0];
     worker.devices = devices;
     worker.accelerator_type = "h100".to_owned();
-    let file = bench.subject.folder.path().join("seen");
+    let file = bench.subject.directory.path().join("seen");
     worker.command[2] = format!("echo \"$CUDA_VISIBLE_DEVICES\" > '{}'", file.display());
     let placement = Arc::new(placement);
     bench.executor.start(Arc::clone(&placement), bench.subject.epoch()).await;
@@ -35,7 +35,7 @@ async fn devices_are_those_that_slurm_gave() {
     });
     let gang = start_with_devices(&mut bench, DeviceSet(0b11)).await;
     assert_eq!(bench.end_of(gang.key(0)).await, ExitStatus::Code(0));
-    let seen = std::fs::read_to_string(bench.subject.folder.path().join("seen")).unwrap();
+    let seen = std::fs::read_to_string(bench.subject.directory.path().join("seen")).unwrap();
     assert_eq!(seen.trim(), "2,3", "devices 0 and 1 were meant, and 2 and 3 given");
     bench.subject.assert_clean();
 }
@@ -101,7 +101,7 @@ async fn a_cancellation_by_somebody_else_is_no_result_of_the_program() {
     let job = bench.subject.lab.jobs();
     let id = job[0].split(' ').next().unwrap().to_owned();
     // Another batch job with the same script, as a second submission would be: its runner is turned away.
-    let script = bench.subject.folder.path().join("script");
+    let script = bench.subject.directory.path().join("script");
     let written =
         bench.subject.lab.slurm("scontrol", &["write", "batch_script", &id, script.to_str().unwrap()]);
     assert!(written.status.success(), "{written:?}");

@@ -4,8 +4,8 @@ use crate::suite::{Behaviour, Subject, conforms};
 use muster_agent::clock::BootTime;
 use muster_agent::executor::ExecutorEvent;
 use muster_agent::lease::Lease;
-use muster_agent::order::WorkerKey;
 use muster_agent::process::{ProcessExecutor, ProcessSettings};
+use muster_agent::rules::WorkerKey;
 use muster_agent::{ControlGroups, LogLimits, MemoryLimit};
 use muster_types::HolderId;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub const HOLDER: u128 = 7;
 const TTL: Duration = Duration::from_secs(8);
 
 /// A shell that behaves so, and leaves a line in `launches/<key>` when it is launched.
-pub fn shell(folder: &Path, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
+pub fn shell(directory: &Path, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
     let rank = key.rank;
     let then = match behaviour {
         Behaviour::Missing => return vec!["/nonexistent/program".into()],
@@ -34,16 +34,16 @@ pub fn shell(folder: &Path, key: WorkerKey, behaviour: Behaviour) -> Vec<String>
         Behaviour::Stubborn => "trap '' TERM",
         _ => "true",
     };
-    let file = launch_file(folder, key);
+    let file = launch_file(directory, key);
     vec!["sh".into(), "-c".into(), format!("{first}; echo x >> '{}'; {then}", file.display())]
 }
 
-fn launch_file(folder: &Path, key: WorkerKey) -> PathBuf {
-    folder.join("launches").join(format!("{}_{}_{}", key.job, key.token, key.rank))
+fn launch_file(directory: &Path, key: WorkerKey) -> PathBuf {
+    directory.join("launches").join(format!("{}_{}_{}", key.job, key.token, key.rank))
 }
 
-pub fn launches(folder: &Path, key: WorkerKey) -> usize {
-    std::fs::read_to_string(launch_file(folder, key)).unwrap_or_default().lines().count()
+pub fn launches(directory: &Path, key: WorkerKey) -> usize {
+    std::fs::read_to_string(launch_file(directory, key)).unwrap_or_default().lines().count()
 }
 
 /// A lease that the test keeps, as heartbeats would.
@@ -103,7 +103,7 @@ fn renew(lease: &Mutex<Lease>) {
 }
 
 struct Processes {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     keeper: Keeper,
 }
 
@@ -113,8 +113,8 @@ impl Subject for Processes {
     async fn open(&mut self) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
         let binary = env!("CARGO_BIN_EXE_muster-agent-process");
         ProcessExecutor::new(ProcessSettings {
-            tasks: self.folder.path().join("tasks"),
-            lease: self.folder.path().join("lease"),
+            tasks: self.directory.path().join("tasks"),
+            lease: self.directory.path().join("lease"),
             holder: HolderId(HOLDER),
             shim_command: vec![binary.into(), "shim".into()],
             guard_command: vec![binary.into(), "shim".into()],
@@ -133,11 +133,11 @@ impl Subject for Processes {
     }
 
     fn command(&self, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
-        shell(self.folder.path(), key, behaviour)
+        shell(self.directory.path(), key, behaviour)
     }
 
     fn launches(&self, key: WorkerKey) -> usize {
-        launches(self.folder.path(), key)
+        launches(self.directory.path(), key)
     }
 
     fn epoch(&self) -> u64 {
@@ -155,10 +155,10 @@ impl Subject for Processes {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_conform() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for name in ["tasks", "launches"] {
-        std::fs::create_dir(folder.path().join(name)).unwrap();
+        std::fs::create_dir(directory.path().join(name)).unwrap();
     }
-    let keeper = Keeper::start(&folder.path().join("lease"));
-    conforms(&mut Processes { folder, keeper }).await;
+    let keeper = Keeper::start(&directory.path().join("lease"));
+    conforms(&mut Processes { directory, keeper }).await;
 }

@@ -4,7 +4,7 @@ use crate::lab::{Lab, Shape, start_or_skip};
 use crate::process::{Keeper, launches, shell};
 use crate::suite::{Behaviour, Subject, conforms};
 use muster_agent::executor::ExecutorEvent;
-use muster_agent::order::WorkerKey;
+use muster_agent::rules::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
 use muster_agent::state_dir::{StateDir, StateDirError};
 use muster_agent::{AgentError, LogLimits};
@@ -18,7 +18,7 @@ pub struct OnSlurm {
     /// What is different in the next agent's configuration.
     pub change: fn(&mut SlurmConfig),
     pub keeper: Keeper,
-    pub folder: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
     port: u16,
     agent: Option<(SlurmCluster, StateDir, AbortHandle)>,
 }
@@ -42,10 +42,10 @@ fn spec() -> NodeSpec {
     draft.check().unwrap()
 }
 
-fn config(lab: &Lab, port: u16, folder: &std::path::Path) -> SlurmConfig {
+fn config(lab: &Lab, port: u16, directory: &std::path::Path) -> SlurmConfig {
     serde_json::from_value(serde_json::json!({
         "name": "lab", "region": "r", "cluster": "c", "listen": format!("127.0.0.1:{port}"),
-        "poll_interval_ms": 300, "runner_directory": folder,
+        "poll_interval_ms": 300, "runner_directory": directory,
         "environment": { "SLURM_CONF": lab.conf() },
     }))
     .unwrap()
@@ -60,9 +60,9 @@ impl Subject for OnSlurm {
             drop((cluster, state));
         }
         let binary = env!("CARGO_BIN_EXE_muster-agent-process").to_owned();
-        let mut config = config(&self.lab, self.port, &self.folder.path().join("runners"));
+        let mut config = config(&self.lab, self.port, &self.directory.path().join("runners"));
         (self.change)(&mut config);
-        let root = self.folder.path().join("state");
+        let root = self.directory.path().join("state");
         let shim = [binary, "shim".to_owned()];
         let cluster = loop {
             let opened = SlurmCluster::open(&config, &shim, &root, LogLimits::usual(), Vec::new()).await;
@@ -91,11 +91,11 @@ impl Subject for OnSlurm {
     }
 
     fn command(&self, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
-        shell(self.folder.path(), key, behaviour)
+        shell(self.directory.path(), key, behaviour)
     }
 
     fn launches(&self, key: WorkerKey) -> usize {
-        launches(self.folder.path(), key)
+        launches(self.directory.path(), key)
     }
 
     fn epoch(&self) -> u64 {
@@ -117,14 +117,14 @@ impl OnSlurm {
     pub fn start() -> Option<OnSlurm> {
         let _ = tracing_subscriber::fmt().with_env_filter("info").with_test_writer().try_init();
         let lab = start_or_skip(Shape { nodes: 1, ..Shape::default() })?;
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for name in ["launches", "runners"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::create_dir(directory.path().join(name)).unwrap();
         }
-        let keeper = Keeper::start(&folder.path().join("lease"));
+        let keeper = Keeper::start(&directory.path().join("lease"));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        Some(OnSlurm { lab, change: |_| (), keeper, folder, port, agent: None })
+        Some(OnSlurm { lab, change: |_| (), keeper, directory, port, agent: None })
     }
 
     /// Nothing of ours is left, in Slurm or on its nodes.
@@ -132,8 +132,8 @@ impl OnSlurm {
         self.lab.wait_for("Slurm to have nothing of ours", |lab| {
             lab.jobs().iter().all(|job| !job.contains("muster-"))
         });
-        let runners = self.folder.path().join("runners");
-        self.lab.wait_for("runners to remove their folders", |_| {
+        let runners = self.directory.path().join("runners");
+        self.lab.wait_for("runners to remove their directories", |_| {
             std::fs::read_dir(&runners).is_ok_and(|mut entries| entries.next().is_none())
         });
     }

@@ -1,7 +1,7 @@
 //! The suite. It knows nothing of what runs the workers but what [`Subject`] says.
 
 use muster_agent::executor::{Executor, ExecutorError, ExecutorEvent, OutputRequest};
-use muster_agent::order::{Checkpoint, Launch, Placement, RankPlace, WorkerKey};
+use muster_agent::rules::{Checkpoint, Launch, Placement, RankPlace, WorkerKey};
 use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, LogIndex};
 use std::collections::{BTreeMap, BTreeSet};
@@ -108,7 +108,7 @@ impl<'a, S: Subject> Bench<'a, S> {
                 accelerator_type: String::new(),
                 cpu_milli: 100,
                 memory_bytes: 1 << 24,
-                device_milli: muster_agent::order::DEVICE_MILLI,
+                device_milli: muster_agent::rules::DEVICE_MILLI,
             }
         });
         Arc::new(Placement {

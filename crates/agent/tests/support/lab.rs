@@ -1,4 +1,4 @@
-//! A private Slurm: munged, slurmctld and emulated nodes, in one folder, ended with the test.
+//! A private Slurm: munged, slurmctld and emulated nodes, in one directory, ended with the test.
 //!
 //! Debian's daemons are run through links with their plain names, for Slurm reads its own name when it
 //! parses GRES; GPUs are copies of `/dev/null`, for GRES must be device files.
@@ -33,7 +33,7 @@ impl Default for Shape {
 
 /// A Slurm cluster of this test alone.
 pub struct Lab {
-    pub folder: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
     pub shape: Shape,
     munged: Option<Child>,
     controller: Option<Child>,
@@ -70,7 +70,7 @@ pub fn available() -> Result<(), String> {
     Ok(())
 }
 
-/// A cluster, or none where it cannot be, which is said.
+/// A cluster, or none where it cannot be, which is reported.
 pub fn start_or_skip(shape: Shape) -> Option<Lab> {
     match available() {
         Ok(()) => Some(Lab::start(shape)),
@@ -94,8 +94,8 @@ fn daemon(name: &str) -> PathBuf {
 
 impl Lab {
     fn start(shape: Shape) -> Lab {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
         std::fs::set_permissions(at, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         for name in ["etc", "run", "state", "spool", "log", "dev", "sbin"] {
             std::fs::create_dir(at.join(name)).unwrap();
@@ -108,7 +108,7 @@ impl Lab {
             let mode = Mode::S_IRUSR | Mode::S_IWUSR;
             mknod(&at.join(format!("dev/gpu{gpu}")), SFlag::S_IFCHR, mode, makedev(1, 3)).unwrap();
         }
-        let mut lab = Lab { shape, munged: None, controller: None, daemons: Vec::new(), folder };
+        let mut lab = Lab { shape, munged: None, controller: None, daemons: Vec::new(), directory };
         lab.munge();
         lab.configure();
         lab.start_controller();
@@ -129,7 +129,7 @@ impl Lab {
     }
 
     pub fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
+        self.directory.path().join(path)
     }
 
     pub fn conf(&self) -> PathBuf {
@@ -165,15 +165,15 @@ impl Lab {
 
     fn configure(&self) {
         let Shape { nodes, gpus, cpus, memory_mib } = self.shape;
-        let folder = self.folder.path().display();
+        let directory = self.directory.path().display();
         let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
         let host = host.split('.').next().unwrap_or_default();
         let mut text = format!(
             "ClusterName=lab\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nAuthType=auth/munge\n\
-             AuthInfo=socket={folder}/run/munge.sock\nCredType=cred/munge\nSlurmUser=root\nSlurmdUser=root\n\
-             StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool/%n\n\
-             SlurmctldPidFile={folder}/run/slurmctld.pid\nSlurmdPidFile={folder}/run/slurmd.%n.pid\n\
-             SlurmctldLogFile={folder}/log/slurmctld.log\nSlurmdLogFile={folder}/log/slurmd.%n.log\n\
+             AuthInfo=socket={directory}/run/munge.sock\nCredType=cred/munge\nSlurmUser=root\nSlurmdUser=root\n\
+             StateSaveLocation={directory}/state\nSlurmdSpoolDir={directory}/spool/%n\n\
+             SlurmctldPidFile={directory}/run/slurmctld.pid\nSlurmdPidFile={directory}/run/slurmd.%n.pid\n\
+             SlurmctldLogFile={directory}/log/slurmctld.log\nSlurmdLogFile={directory}/log/slurmd.%n.log\n\
              CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\nMailProg=/bin/true\n\
              ProctrackType=proctrack/pgid\nTaskPlugin=task/none\nMpiDefault=none\n\
              JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
@@ -189,7 +189,7 @@ impl Lab {
             let _ = writeln!(text, "GresTypes=gpu");
             let last = gpus - 1;
             let _ =
-                writeln!(gres, "NodeName=n[1-{nodes}] Name=gpu Type=h100 File={folder}/dev/gpu[0-{last}]");
+                writeln!(gres, "NodeName=n[1-{nodes}] Name=gpu Type=h100 File={directory}/dev/gpu[0-{last}]");
             format!("Gres=gpu:h100:{gpus}")
         };
         for node in 1..=nodes {
@@ -287,7 +287,7 @@ impl Lab {
 
     /// Steps of jobs outlive slurmd by design; these have this lab's configuration.
     fn end_steps(&self) {
-        let mark = format!("{}/", self.folder.path().display());
+        let mark = format!("{}/", self.directory.path().display());
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
                 continue;

@@ -45,7 +45,7 @@ pub enum Heard {
 #[derive(Clone, Debug)]
 pub struct Manner {
     pub ack_heartbeats: bool,
-    /// Answers every heartbeat with this sequence instead of its own.
+    /// Answers every heartbeat with this sequence instead of the right one.
     pub ack_always: Option<u64>,
     pub ack_reports: bool,
     /// The answer to confirmations; none to answer by hand.
@@ -400,7 +400,7 @@ pub fn stop(job: &str, log_index: u64, grace_ms: u64) -> Response {
     })
 }
 
-/// The agent's folders and configuration.
+/// The agent's directories and configuration.
 pub struct Host {
     pub dir: tempfile::TempDir,
     pub endpoint: String,

@@ -1,0 +1,226 @@
+//! The directories of ended workers, which stay for their output within limits.
+//!
+//! All of them are counted and removed on the [disposal](crate::disk::disposal) thread. What was counted is on record in the
+//! directory, so that no later agent counts it again.
+//!
+//! Beyond the number of directories, the oldest goes first. Beyond the bytes, the largest working directory goes first,
+//! and output only after all of them, the oldest first. So one worker's files cost no other worker's output.
+
+use crate::disk::disposal;
+use crate::disk::durable::{read_record, write_record_of_boot};
+use crate::disk::tree;
+use crate::limits;
+use crate::process::task::TaskDir;
+use crate::settings::LogLimits;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// What the directory of an ended worker takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Counted {
+    /// Its output, and the agent's own files.
+    own_bytes: u64,
+    /// What it left in the directory that it started in.
+    work_bytes: u64,
+}
+
+impl Counted {
+    fn bytes(self) -> u64 {
+        self.own_bytes.saturating_add(self.work_bytes)
+    }
+}
+
+/// Keeps the directories of one agent's acknowledged workers within limits.
+#[derive(Clone, Debug)]
+pub(crate) struct EndedWorkers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    tasks: PathBuf,
+    logs: LogLimits,
+    /// Only locked on the disposal thread, so nothing waits for it.
+    directories: Mutex<Directories>,
+}
+
+impl EndedWorkers {
+    /// For the workers with directories below `tasks`.
+    pub(crate) fn new(tasks: PathBuf, logs: LogLimits) -> EndedWorkers {
+        EndedWorkers { shared: Arc::new(Shared { tasks, logs, directories: Mutex::default() }) }
+    }
+
+    /// Has all of them looked through, and kept within the limits.
+    pub(crate) fn look(&self) {
+        self.update(|directories, tasks| directories.look(tasks));
+    }
+
+    /// Has the directory of one more acknowledged worker kept.
+    pub(crate) fn keep(&self, task: &TaskDir) {
+        let task = task.path().to_owned();
+        self.update(|directories, _| {
+            directories.add(task);
+            Ok(())
+        });
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Directories, &Path) -> io::Result<()> + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        disposal::run(move || {
+            // A panic while holding it leaves whole values.
+            let mut directories = shared.directories.lock().unwrap_or_else(PoisonError::into_inner);
+            change(&mut directories, &shared.tasks)?;
+            directories.prune(&shared.tasks, &shared.logs)
+        });
+    }
+}
+
+/// The directories of one agent's acknowledged workers, oldest first.
+#[derive(Debug, Default)]
+struct Directories {
+    all: VecDeque<(PathBuf, Counted)>,
+    bytes: u64,
+}
+
+impl Directories {
+    fn add(&mut self, directory: PathBuf) {
+        let counted = count(&directory);
+        self.bytes = self.bytes.saturating_add(counted.bytes());
+        self.all.push_back((directory, counted));
+    }
+
+    /// Finds those that an earlier agent has left, and removes what it was removing.
+    fn look(&mut self, tasks: &Path) -> io::Result<()> {
+        let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
+        let mut first_error = None;
+        for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
+            let entry = entry?;
+            let path = entry.path();
+            if disposal::is_set_aside(&entry.file_name()) {
+                first_error = first_error.or(tree::remove(&path).err());
+            } else if let Ok(acked) = std::fs::symlink_metadata(path.join("acked")) {
+                found.push((acked.modified()?, path));
+            }
+        }
+        found.sort_unstable();
+        *self = Directories::default();
+        for (_, directory) in found {
+            self.add(directory);
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Removes until the limits are kept.
+    fn prune(&mut self, tasks: &Path, logs: &LogLimits) -> io::Result<()> {
+        while self.all.len() > logs.ended_workers_max {
+            self.remove_oldest(tasks)?;
+        }
+        while self.bytes > logs.ended_bytes_max && !self.all.is_empty() {
+            let largest = self.all.iter_mut().max_by_key(|(_, counted)| counted.work_bytes);
+            match largest.filter(|(_, counted)| counted.work_bytes > 0) {
+                Some((directory, counted)) => {
+                    let bytes = std::mem::take(&mut counted.work_bytes);
+                    let (task, counted) = (TaskDir::at(directory.clone()), *counted);
+                    self.bytes =
+                        self.all.iter().map(|(_, counted)| counted.bytes()).fold(0, u64::saturating_add);
+                    tracing::info!(directory = %task.path().display(), bytes, "files of an ended worker are removed");
+                    disposal::remove_now(tasks, &task.work())?;
+                    record(task.path(), counted);
+                }
+                None => self.remove_oldest(tasks)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_oldest(&mut self, tasks: &Path) -> io::Result<()> {
+        let Some((directory, _)) = self.all.pop_front() else { return Ok(()) };
+        self.bytes = self.all.iter().map(|(_, counted)| counted.bytes()).fold(0, u64::saturating_add);
+        disposal::remove_now(tasks, &directory)
+    }
+}
+
+/// As it is on record, or as it is.
+fn count(directory: &Path) -> Counted {
+    if let Ok(Some(counted)) = read_record(&directory.join("kept")) {
+        return counted;
+    }
+    let work = tree::size(&TaskDir::at(directory.to_owned()).work());
+    let mut own_bytes = 0u64;
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        use std::os::unix::fs::MetadataExt;
+        if let Ok(metadata) = entry.metadata().map(|metadata| metadata.blocks().saturating_mul(512)) {
+            own_bytes = own_bytes.saturating_add(metadata);
+        }
+    }
+    // A tree that is too large to count is larger than any disk can hold.
+    let work_bytes = if work.is_partial { u64::MAX / 2 } else { work.bytes };
+    let counted = Counted { own_bytes, work_bytes };
+    record(directory, counted);
+    counted
+}
+
+fn record(directory: &Path, counted: Counted) {
+    if let Err(error) = write_record_of_boot(&directory.join("kept"), &counted) {
+        tracing::debug!(%error, "what an ended worker's directory takes is counted again later");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(tasks: &Path, name: &str, output: usize, work: usize) -> PathBuf {
+        let directory = tasks.join(name);
+        std::fs::create_dir_all(directory.join("work/deep")).unwrap();
+        std::fs::write(directory.join("output"), vec![1u8; output]).unwrap();
+        std::fs::write(directory.join("work/deep/file"), vec![1u8; work]).unwrap();
+        std::fs::write(directory.join("acked"), "").unwrap();
+        directory
+    }
+
+    fn limits(workers: usize, bytes: u64) -> LogLimits {
+        LogLimits { ended_workers_max: workers, ended_bytes_max: bytes, ..LogLimits::usual() }
+    }
+
+    #[test]
+    fn the_largest_work_goes_before_anybodys_output() {
+        let dir = tempfile::tempdir().unwrap();
+        let tasks = dir.path();
+        let first = directory(tasks, "first", 1 << 16, 1 << 16);
+        let greedy = directory(tasks, "greedy", 1 << 16, 8 << 20);
+        let last = directory(tasks, "last", 1 << 16, 1 << 16);
+        let mut kept = Directories::default();
+        for directory in [&first, &greedy, &last] {
+            kept.add(directory.clone());
+        }
+        kept.prune(tasks, &limits(10, 1 << 20)).unwrap();
+        for directory in [&first, &greedy, &last] {
+            assert!(directory.join("output").exists(), "{}", directory.display());
+        }
+        assert!(first.join("work").exists() && last.join("work").exists() && !greedy.join("work").exists());
+        // The next agent knows it without counting.
+        let mut next = Directories::default();
+        next.look(tasks).unwrap();
+        assert_eq!((next.all.len(), next.bytes), (3, kept.bytes));
+        // Then the oldest output, and the number of directories.
+        kept.prune(tasks, &limits(10, 100 << 10)).unwrap();
+        assert!(!first.exists() && last.exists());
+        kept.prune(tasks, &limits(0, u64::MAX)).unwrap();
+        assert_eq!(std::fs::read_dir(tasks).unwrap().count(), 0);
+        assert_eq!(kept.bytes, 0);
+    }
+
+    #[test]
+    fn what_an_agent_was_removing_is_removed_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = dir.path().join(".old_1_2_3");
+        std::fs::create_dir_all(old.join("a/b")).unwrap();
+        Directories::default().look(dir.path()).unwrap();
+        assert!(!old.exists());
+    }
+}

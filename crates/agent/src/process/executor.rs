@@ -1,0 +1,636 @@
+//! Workers as processes of this host, each under a separate shim.
+//!
+//! **Invariant:** what is on disk decides: a worker exists from the moment its directory does, runs as long
+//! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
+//! process id alone.
+
+use crate::chain::chain;
+use crate::clock::BootTime;
+use crate::contract::{self, Here};
+use crate::executor::{
+    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+};
+use crate::limits;
+use crate::offload::blocking;
+use crate::process::cgroup::{self, Cgroup};
+use crate::process::ended_workers::EndedWorkers;
+use crate::process::guards::{self, Guarded};
+use crate::process::isolation::{Isolating, Isolation, Namespaces};
+use crate::process::notice;
+use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
+use crate::process::processes::{self, MARK_VARIABLE};
+use crate::process::secrets;
+use crate::process::shim;
+use crate::process::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
+use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
+use muster_types::{DeviceSet, ExitStatus, HolderId};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+
+/// What the executor is made of.
+#[derive(Clone, Debug)]
+pub struct ProcessSettings {
+    /// The directory of the workers' directories.
+    pub tasks: PathBuf,
+    /// The lease file.
+    pub lease: PathBuf,
+    /// Whose lease.
+    pub holder: HolderId,
+    /// Program and first arguments of a shim, which launchers of frameworks are part of.
+    pub shim_command: Vec<String>,
+    /// Program and first arguments of what guards a worker: the same, or a separate small program.
+    pub guard_command: Vec<String>,
+    /// Shims that wait for workers, and workers, together: beyond, none waits.
+    pub ready_max: usize,
+    /// This node's name.
+    pub node: String,
+    /// Type of its accelerators; empty for none.
+    pub accelerator: String,
+    /// The base environment of every worker.
+    pub environment: BTreeMap<String, String>,
+    /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
+    pub secrets_dir: Option<PathBuf>,
+    /// How much output is kept.
+    pub logs: LogLimits,
+    /// Whether and where control groups are made.
+    pub control_groups: ControlGroups,
+    /// What holds workers to their memory.
+    pub memory_limit: MemoryLimit,
+    /// Where the agent takes notes of workers; none when it takes none.
+    pub agent_socket: Option<PathBuf>,
+    /// What keeps workers from the host and from each other.
+    pub isolating: Arc<Isolating>,
+    /// What workers see though `/tmp` is their own: the agent's directory.
+    pub shown: Vec<PathBuf>,
+}
+
+/// Runs workers as processes.
+#[derive(Clone, Debug)]
+pub struct ProcessExecutor {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: ProcessSettings,
+    cgroup_parent: Option<PathBuf>,
+    events: mpsc::Sender<ExecutorEvent>,
+    /// Workers whose directory is being made.
+    beginning: Mutex<BTreeSet<WorkerKey>>,
+    pool: Arc<Pool>,
+    ended: EndedWorkers,
+    /// When the grace of a worker that was told to stop is over.
+    stop_by: Mutex<BTreeMap<WorkerKey, BootTime>>,
+}
+
+impl ProcessExecutor {
+    /// An executor and the stream of what it tells.
+    #[must_use]
+    pub fn new(settings: ProcessSettings) -> (ProcessExecutor, mpsc::Receiver<ExecutorEvent>) {
+        let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+        let cgroup_parent = cgroup::parent(&settings.control_groups)
+            .inspect_err(|why| tracing::info!(why, "workers run without separate control groups"))
+            .ok();
+        if let Some(parent) = &cgroup_parent
+            && let Err(why) = cgroup::delegate(parent)
+        {
+            tracing::info!(why, "the control groups of workers have no separate limits");
+        }
+        let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
+        let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
+        let namespaces = settings.isolating.namespaces();
+        let pool = Pool::new(tasks, guard, namespaces, cgroup_parent.clone(), settings.ready_max);
+        (
+            ProcessExecutor {
+                shared: Arc::new(Shared {
+                    pool: Arc::new(pool),
+                    ended,
+                    settings,
+                    cgroup_parent,
+                    events,
+                    beginning: Mutex::default(),
+                    stop_by: Mutex::default(),
+                }),
+            },
+            told,
+        )
+    }
+
+    async fn tell(&self, event: ExecutorEvent) {
+        // The receiver is gone only while the agent shuts down; the disk has it all.
+        let _ = self.shared.events.send(event).await;
+    }
+
+    fn task(&self, key: WorkerKey) -> TaskDir {
+        TaskDir::of(&self.shared.settings.tasks, key)
+    }
+
+    fn spec(&self, placement: &Placement, worker: &Launch, epoch: u64, isolation: &Isolation) -> TaskSpec {
+        let settings = &self.shared.settings;
+        let key = placement.key(worker.rank);
+        let task = self.task(key);
+        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
+        let notice = task.notice();
+        let mut launcher = settings.shim_command.clone();
+        launcher.push(crate::launch::LAUNCH.to_owned());
+        let here = Here {
+            node: &settings.node,
+            node_accelerator: &settings.accelerator,
+            base: &settings.environment,
+            rank_map_path: &rank_map,
+            hostfile_path: &hostfile,
+            rank_hostfile_path: &rank_hostfile,
+            notice_path: &notice,
+            agent_socket: settings.agent_socket.as_deref(),
+            hides_devices: settings.isolating.hides_devices(),
+            launcher: &launcher,
+        };
+        let mut environment = contract::environment(placement, worker, &here);
+        environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
+        let working_directory = if placement.working_directory.is_empty() {
+            task.work()
+        } else {
+            PathBuf::from(&placement.working_directory)
+        };
+        if isolation.user.is_some() {
+            // The agent's own home is none of the worker's, and would be every tenant's.
+            let home = task.work().display().to_string();
+            environment.insert("HOME".to_owned(), home);
+        }
+        let seen = contract::seen_devices(placement, worker, &settings.node);
+        TaskSpec {
+            isolation: settings.isolating.with_seen(isolation, seen),
+            key,
+            command: contract::command(placement, worker, &here),
+            environment,
+            working_directory,
+            devices: worker.devices,
+            device_milli: worker.device_milli,
+            lease_path: settings.lease.clone(),
+            holder: settings.holder,
+            epoch,
+            stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
+            shim_arguments: settings.guard_command.iter().skip(1).cloned().collect(),
+            log_bytes_max: settings.logs.worker_bytes_max,
+            log_free_min: settings.logs.free_bytes_min,
+            cgroup_parent: self.shared.cgroup_parent.clone(),
+            memory_bytes: match settings.memory_limit {
+                MemoryLimit::Off => 0,
+                _ => worker.memory_bytes.max(limits::WORKER_MEMORY_MIN),
+            },
+            memory_watched: settings.memory_limit == MemoryLimit::Enforced,
+            cpu_milli: worker.cpu_milli,
+            cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
+            disk_bytes_max: settings.isolating.disk_bytes_max(),
+            notice: placement.notice.as_ref().and_then(|to| {
+                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
+                let port = contract::notice_port(to.port, local_rank)?;
+                Some(HttpNotice { port, path: to.path.clone() })
+            }),
+        }
+    }
+
+    /// Puts the values that stand in files of this host into a worker's environment.
+    async fn fill_secrets(&self, spec: &mut TaskSpec, tenant: &str) -> Result<(), String> {
+        if !secrets::are_asked_for(&spec.environment) {
+            return Ok(());
+        }
+        let mut environment = std::mem::take(&mut spec.environment);
+        let (dir, tenant) = (self.shared.settings.secrets_dir.clone(), tenant.to_owned());
+        let filled =
+            blocking(move || secrets::fill(&mut environment, dir.as_deref(), &tenant).map(|()| environment));
+        spec.environment = filled.await?;
+        Ok(())
+    }
+
+    /// Tells a worker that it has to stop, before the signal does.
+    async fn give_notice(&self, key: WorkerKey, task: TaskDir, request: StopRequest) {
+        let text = notice::text(key, request);
+        let (file, words) = (task.clone(), text.clone());
+        let written = blocking(move || {
+            let written = notice::write(&file, &words);
+            let call = file.spec().ok().flatten().and_then(|spec| spec.notice);
+            // A worker that was not launched yet listens to nobody.
+            let shim = file.running().ok().flatten().map(|running| running.shim_pid);
+            (written, call.zip(shim))
+        });
+        match tokio::time::timeout(notice::FILE_MAX, written).await {
+            Ok((written, call)) => {
+                if let Err(error) = written {
+                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                }
+                if let Some((to, shim)) = call {
+                    tokio::spawn(notice::call(key, shim, to, text));
+                }
+            }
+            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
+        }
+    }
+
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
+        let key = spec.key;
+        let beginning = || self.shared.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        if !beginning().insert(key) {
+            // Another call makes the directory right now: it is that one's to launch.
+            return;
+        }
+        let (tasks, pool) = (self.shared.settings.tasks.clone(), Arc::clone(&self.shared.pool));
+        let created = blocking(move || {
+            // Launched before, or refused: never again.
+            if TaskDir::of(&tasks, key).path().exists() {
+                return Ok(None);
+            }
+            pool.hold(key, spec.devices.iter().count());
+            let Some(Waiting { blank, shim, order }) = pool.take() else {
+                return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
+            };
+            let task = blank.fill(&tasks, &spec, &files)?;
+            // One that has died has launched nothing: another takes its place.
+            let shim = match prewarm_pool::order(order, &task) {
+                Ok(()) => Some(shim),
+                Err(error) => {
+                    tracing::warn!(worker = %key, %error, "the waiting shim has ended");
+                    None
+                }
+            };
+            Ok(Some((task, shim)))
+        })
+        .await;
+        beginning().remove(&key);
+        let (task, shim) = match created {
+            Ok(Some(created)) => created,
+            Ok(None) => return,
+            Err(error) => {
+                let error = chain(&error);
+                tracing::error!(worker = %key, error, "a worker's directory could not be made");
+                return self.refuse(key, format!("make the worker's directory: {error}")).await;
+            }
+        };
+        match self.run_shim(&task, shim).await {
+            Ok(()) => {
+                self.tell(ExecutorEvent::Running(key)).await;
+                self.watch(key, task);
+            }
+            Err(reason) => self.conclude(key, &task, Some(reason)).await,
+        }
+    }
+
+    /// Waits until the shim has launched the worker or given up; starts one where none is.
+    async fn run_shim(&self, task: &TaskDir, shim: Option<Shim>) -> Result<(), String> {
+        let Shim { mut child, mut said } = match shim {
+            Some(shim) => shim,
+            None => self.start_shim(task)?,
+        };
+        let line = tokio::time::timeout(limits::SHIM_START_MAX, next_line(&mut said)).await;
+        let launched = matches!(&line, Ok(line) if line == shim::RUNNING_LINE);
+        if line.is_err() {
+            // Hangs before the launch. Its worker, if there is one by now, dies with it.
+            let _ = child.start_kill();
+        }
+        // Someone must reap it, whenever it ends.
+        let ended = tokio::spawn(async move { child.wait().await });
+        if launched {
+            return Ok(());
+        }
+        match ended.await {
+            Ok(Ok(status)) => Err(format!("the shim ended before the launch: {status}")),
+            Ok(Err(error)) => Err(format!("wait for the shim: {error}")),
+            Err(_) => Err("the wait for the shim was given up".to_owned()),
+        }
+    }
+
+    fn start_shim(&self, task: &TaskDir) -> Result<Shim, String> {
+        let command = &self.shared.settings.guard_command;
+        let program = command.first().map_or("", String::as_str);
+        let mut child = prewarm_pool::start(command, shim::RUN, task, None, None, Stdio::null())
+            .map_err(|e| format!("start the shim {program}: {e}"))?;
+        let said = child.stdout.take().ok_or("a shim without a pipe")?;
+        Ok(Shim { child, said: BufReader::new(said) })
+    }
+
+    /// Makes shims that wait, as many as the host could get workers.
+    fn make_ready(&self) {
+        tokio::spawn(Arc::clone(&self.shared.pool).fill());
+    }
+
+    /// Tells the end of a worker whose shim runs.
+    fn watch(&self, key: WorkerKey, task: TaskDir) {
+        let executor = self.clone();
+        tokio::spawn(async move {
+            let gone = async {
+                if let Err(error) = shim_gone(&task).await {
+                    tracing::error!(worker = %key, %error, "the shim cannot be watched; waiting for its lock");
+                    wait_for_lock(&task).await;
+                }
+            };
+            let guarding = executor.guard(key, &task);
+            tokio::select! {
+                () = gone => {}
+                () = guarding => {}
+            }
+            executor.conclude(key, &task, None).await;
+            executor.stop_by().remove(&key);
+        });
+    }
+
+    /// Looks at a shim again and again; never ends.
+    async fn guard(&self, key: WorkerKey, task: &TaskDir) {
+        let mut guarded = Guarded::new(key, task.clone(), self.shared.settings.lease.clone());
+        loop {
+            tokio::time::sleep(guards::LOOK).await;
+            let stop_by = self.stop_by().get(&key).copied();
+            guarded = blocking(move || {
+                guarded.look(stop_by);
+                guarded
+            })
+            .await;
+        }
+    }
+
+    fn stop_by(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerKey, BootTime>> {
+        // A panic while holding it leaves a whole map.
+        self.shared.stop_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records
+    /// the end. `reason` is why a launch failed.
+    async fn conclude(&self, key: WorkerKey, task: &TaskDir, reason: Option<String>) {
+        let holder = self.shared.settings.holder;
+        let mut pause = Duration::from_millis(20);
+        let status = loop {
+            let (task, reason) = (task.clone(), reason.clone());
+            let is_overdue = self.stop_by().contains_key(&key);
+            match blocking(move || conclude_once(key, &task, holder, reason, is_overdue)).await {
+                Ok(Some(status)) => break status,
+                // Something of it is still there, for example stuck in a driver: its devices are not free.
+                Ok(None) => {}
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::error!(worker = %key, error, "a worker's end could not be settled; trying again");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        };
+        self.tell(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    fn adopt_one(&self, key: WorkerKey) -> Result<Option<Adopted>, TaskError> {
+        let task = self.task(key);
+        let exit = task.exit()?;
+        if exit.is_some() && task.is_acked() {
+            return Ok(None);
+        }
+        // A refusal has no launch; a damaged one cannot be judged by its devices, and has no shim that
+        // could go on without it.
+        let spec = task.spec().unwrap_or_else(|error| {
+            tracing::error!(worker = %key, %error, "the launch is damaged");
+            None
+        });
+        let none = (DeviceSet::EMPTY, DEVICE_MILLI, 0);
+        let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
+        Ok(Some(Adopted { key, devices, device_milli, exit: exit.map(|e| e.status), epoch }))
+    }
+}
+
+impl Executor for ProcessExecutor {
+    async fn start(&self, placement: Arc<Placement>, epoch: u64) {
+        let files = Arc::new(GangFiles {
+            rank_map: contract::rank_map_json(&placement),
+            hostfile: contract::by_address(&placement),
+            rank_hostfile: contract::by_rank(&placement),
+        });
+        self.shared.pool.expect(placement.workers.len());
+        let mut launches = tokio::task::JoinSet::new();
+        let isolation = match self.shared.settings.isolating.of(&placement, &self.shared.settings.shown) {
+            Ok(isolation) => isolation,
+            Err(reason) => {
+                for rank in placement.ranks() {
+                    self.refuse(placement.key(rank), reason.clone()).await;
+                }
+                return;
+            }
+        };
+        for worker in &placement.workers {
+            let mut spec = self.spec(&placement, worker, epoch, &isolation);
+            if let Err(reason) = self.fill_secrets(&mut spec, &placement.tenant).await {
+                self.refuse(placement.key(worker.rank), reason).await;
+                continue;
+            }
+            let (executor, files) = (self.clone(), Arc::clone(&files));
+            launches.spawn(async move { executor.start_one(spec, files).await });
+        }
+        while launches.join_next().await.is_some() {}
+        self.shared.pool.trim().await;
+    }
+
+    async fn refuse(&self, key: WorkerKey, reason: String) {
+        let status = ExitStatus::LaunchFailed(detail(&reason));
+        let (task, recorded) = (self.task(key), status.clone());
+        let written = blocking(move || -> Result<(), TaskError> {
+            match std::fs::create_dir(task.path()) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(TaskError::Io { doing: "make", path: task.path().to_owned(), source: e });
+                }
+                _ => {}
+            }
+            if task.exit()?.is_none() {
+                task.write_exit(recorded)?;
+            }
+            Ok(())
+        })
+        .await;
+        if let Err(error) = written {
+            let error = chain(&error);
+            tracing::warn!(worker = %key, error, "a refusal is not durable; a restarted agent says vanished");
+        }
+        self.tell(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
+        let task = self.task(key);
+        if !task.path().is_dir() {
+            return Err(ExecutorError::Unknown(key));
+        }
+        let by = BootTime::now().after(request.grace);
+        self.stop_by().entry(key).and_modify(|before| *before = (*before).min(by)).or_insert(by);
+        self.give_notice(key, task.clone(), request).await;
+        let told = task.tell_to_stop(request.grace);
+        // For a shim that does not listen yet. No stop waits for a disk: where this one hangs, the agent says it
+        // again when the worker runs.
+        tokio::spawn(async move {
+            if let Err(error) = blocking(move || task.record_stop(request.grace)).await {
+                let error = chain(&error);
+                tracing::warn!(worker = %key, error, told = told.is_ok(), "a stop could not be recorded");
+            }
+        });
+        Ok(())
+    }
+
+    async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
+        let mut found = Vec::new();
+        let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
+        let holder = self.shared.settings.holder;
+        let listed = blocking(move || {
+            shim::remove_unused_shared_memory(holder);
+            if let Some(parent) = parent {
+                cgroup::remove_unused(&parent, shim::WAITING_GROUP);
+            }
+            task::list(&tasks)
+        });
+        for key in listed.await.map_err(ExecutorError::List)? {
+            let executor = self.clone();
+            let adopted = blocking(move || executor.adopt_one(key)).await;
+            let adopted = match adopted {
+                Ok(Some(adopted)) => adopted,
+                Ok(None) => continue,
+                // A damaged exit record: what is left is stopped, and the end told as vanished.
+                Err(error) => {
+                    tracing::error!(worker = %key, error = chain(&error), "no valid record");
+                    let (devices, device_milli) = (DeviceSet::EMPTY, DEVICE_MILLI);
+                    Adopted { key, devices, device_milli, exit: None, epoch: 0 }
+                }
+            };
+            if adopted.exit.is_none() {
+                self.watch(key, self.task(key));
+            }
+            self.shared.pool.hold(key, adopted.devices.iter().count());
+            found.push(adopted);
+        }
+        self.shared.ended.look();
+        self.make_ready();
+        Ok(found)
+    }
+
+    async fn acknowledge(&self, key: WorkerKey) {
+        let task = self.task(key);
+        let acked = task.clone();
+        if let Err(error) = blocking(move || acked.write_acked()).await {
+            tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
+        }
+        self.shared.ended.keep(&task);
+        self.shared.pool.release(key);
+        self.make_ready();
+    }
+
+    async fn read_output(
+        &self,
+        request: OutputRequest,
+        sink: mpsc::Sender<OutputChunk>,
+    ) -> Result<(), ExecutorError> {
+        let task = self.task(request.key);
+        if !task.path().is_dir() {
+            return Err(ExecutorError::Unknown(request.key));
+        }
+        crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+}
+
+/// A value that is this worker's alone and can be made again after a restart.
+fn mark(key: WorkerKey, holder: HolderId) -> String {
+    // The holder itself is nothing for a worker to know: what its gang is known by follows from it.
+    let hash =
+        Sha256::new().chain_update(b"muster worker mark\0").chain_update(holder.0.to_le_bytes()).finalize();
+    let of_holder: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}_{}_{}_{of_holder}", key.job, key.token, key.rank)
+}
+
+/// Waits for the end-of-file of the FIFO that the shim holds open.
+async fn shim_gone(task: &TaskDir) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(task.alive())?;
+    // A FIFO that had no writer when it was opened never reports a hang-up: ask it once directly.
+    let mut byte = [0u8; 1];
+    match file.read(&mut byte) {
+        Ok(0) => return Ok(()),
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+        Err(e) => return Err(e),
+    }
+    let mut alive = pipe::Receiver::from_file(file)?;
+    loop {
+        match alive.read(&mut byte).await {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// The slow way: no event exists for a lock.
+async fn wait_for_lock(task: &TaskDir) {
+    loop {
+        let task = task.clone();
+        if let Ok(Some(_)) = blocking(move || task.try_lock()).await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// One attempt at a conclusion; none when something of the worker is still there.
+fn conclude_once(
+    key: WorkerKey,
+    task: &TaskDir,
+    holder: HolderId,
+    reason: Option<String>,
+    is_overdue: bool,
+) -> Result<Option<ExitStatus>, TaskError> {
+    let _lock: File = match task.try_lock() {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match task.exit() {
+        Ok(Some(exit)) => return Ok(Some(exit.status)),
+        Ok(None) => {}
+        Err(error) => tracing::error!(worker = %key, %error, "the exit record is damaged"),
+    }
+    // The shim died without a word, and its worker with it; what the worker had started may be left.
+    let running = task.running().unwrap_or_else(|error| {
+        tracing::error!(worker = %key, %error, "the record of the launch is damaged");
+        None
+    });
+    let group = running.as_ref().and_then(|r| r.cgroup.clone()).map(Cgroup::at);
+    if let Some(group) = &group {
+        group.kill();
+    }
+    let left = processes::left_behind(running.as_ref().map(|r| r.shim_pid), &mark(key, holder));
+    processes::kill_all(&left);
+    if !left.is_empty() || group.as_ref().is_some_and(|g| !g.processes().is_empty()) {
+        return Ok(None);
+    }
+    if let Some(group) = &group {
+        // An empty group that stays behind costs a directory.
+        let _ = group.remove();
+    }
+    let status = match reason {
+        Some(reason) if running.is_none() => ExitStatus::LaunchFailed(detail(&reason)),
+        // Nobody ends a shim but the agent, for a reason, and a worker that can: without a separate namespace. That is
+        // the worker's failure, which counts against its retries, not a loss of the node.
+        None if running.is_some() && !is_overdue && could_kill_its_guard(task) => {
+            tracing::warn!(worker = %key, "the worker's shim was killed");
+            ExitStatus::Signal(nix::libc::SIGKILL)
+        }
+        _ => ExitStatus::Vanished,
+    };
+    task.write_exit(status.clone())?;
+    Ok(Some(status))
+}
+
+/// Whether the worker could reach the process that guards it.
+fn could_kill_its_guard(task: &TaskDir) -> bool {
+    let spec = task.spec().ok().flatten();
+    spec.is_none_or(|spec| spec.isolation.namespaces == Namespaces::Host)
+}

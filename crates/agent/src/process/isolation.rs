@@ -1,0 +1,495 @@
+//! The isolation of a worker from its host and from other workers, and which parts of it this host supports.
+//!
+//! A worker runs in a separate process namespace, whose first process its shim holds: when that one ends, the kernel
+//! ends everything in it, and nothing in it can see or signal a process outside. Where the agent is root, a worker may
+//! also have a user of its tenant, without privileges, so that what the agent and other tenants own is out of its
+//! reach. What the host cannot do is a fact of the node: its labels state it, and jobs and policy may ask for more.
+//!
+//! **Invariant:** what was found possible when the agent started is what every worker gets: one that cannot be isolated
+//! so is not started.
+
+use crate::process::devices::{CharacterDevices, DeviceFiles};
+use crate::rules::Placement;
+use muster_types::DeviceSet;
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// Which separate namespaces a worker has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Namespaces {
+    /// None: it is a process of the host like any other.
+    #[default]
+    Host,
+    /// Of processes and mounts, made by root.
+    Root,
+    /// The same, inside a user namespace, for an agent that is not root.
+    User,
+}
+
+impl Namespaces {
+    /// The word on a shim's command line.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Namespaces::Host => "host",
+            Namespaces::Root => "root",
+            Namespaces::User => "user",
+        }
+    }
+
+    /// The other way round.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Namespaces> {
+        [Namespaces::Host, Namespaces::Root, Namespaces::User].into_iter().find(|known| known.word() == word)
+    }
+}
+
+/// How one worker is isolated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Isolation {
+    /// What its shim is to start it in.
+    pub namespaces: Namespaces,
+    /// The user and group that it runs as; none for the agent's own.
+    #[serde(default)]
+    pub user: Option<u32>,
+    /// Whether `/tmp` and `/var/tmp` are its own, and `/dev/shm` is its gang's on this host.
+    #[serde(default)]
+    pub private_tmp: bool,
+    /// Folders that stay where they are though `/tmp` is another.
+    #[serde(default)]
+    pub shown: Vec<PathBuf>,
+    /// Device files that cannot be opened where it sees them.
+    #[serde(default)]
+    pub hidden: Vec<PathBuf>,
+    /// The only devices that its control group lets it open; none where the group asks nobody.
+    #[serde(default)]
+    pub allowed: Option<Vec<CharacterDevices>>,
+    /// What the kernel bounds of each of its processes.
+    #[serde(default)]
+    pub rlimits: Rlimits,
+}
+
+/// How a worker is kept from devices that it was not given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceGuard {
+    /// By environment variables alone, or by what it could undo.
+    #[default]
+    None,
+    /// The files cannot be opened where it sees them.
+    Hidden,
+    /// The kernel refuses to open them, wherever the worker may have a file of theirs.
+    Filtered,
+}
+
+/// What a worker's processes may take, one by one (`setrlimit`(2)). No more than the agent may itself, unless it is root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rlimits {
+    /// Open files of one process.
+    pub open_files: u64,
+    /// Processes and threads of one user. It applies to workers with a separate user, and counts all processes of that user
+    /// on the host.
+    pub processes: u64,
+    /// Bytes of one core file. With 0 none is written: a core file can be as large as the worker's memory, and is in its directory.
+    pub core_bytes: u64,
+    /// Bytes that cannot be swapped out; no bound when not said: InfiniBand needs them, and a worker's memory has its own.
+    pub locked_bytes: Option<u64>,
+}
+
+impl Default for Rlimits {
+    fn default() -> Rlimits {
+        Rlimits { open_files: 1 << 20, processes: 65_536, core_bytes: 0, locked_bytes: None }
+    }
+}
+
+/// What a promise of processor time means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuLimit {
+    /// Its part of what others want as well; more of what is idle.
+    #[default]
+    Share,
+    /// That much and no more.
+    Ceiling,
+}
+
+/// What an operator asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkersConfig {
+    /// Whether workers get separate namespaces.
+    pub isolation: IsolationMode,
+    /// Users that workers run as: one for each tenant, the same on every host that has the same range. Needs root.
+    pub uid_range: Option<UidRange>,
+    /// Users of tenants by name, which go before the range.
+    pub uids: BTreeMap<String, u32>,
+    /// Whether `/tmp`, `/var/tmp` and `/dev/shm` are a worker's own; as `uid_range` when not said.
+    pub private_tmp: Option<bool>,
+    /// Device files, or directories of them, that every worker may open in addition to those that every program needs, its own
+    /// accelerators and the fabric of the hosts; for example `/dev/fuse`.
+    pub devices: Vec<PathBuf>,
+    /// What the kernel bounds of each process of a worker.
+    pub rlimits: Rlimits,
+    /// What a promise of processor time means.
+    pub cpu: CpuLimit,
+    /// Bytes of the disk that the files of one worker may take: in the directory that it starts in, and in `/tmp`, `/var/tmp` and
+    /// `/dev/shm` where these are its own. They are counted again and again; who has more is killed. No bound with 0.
+    pub disk_bytes_max: u64,
+    /// What this host is to keep its workers apart by: `user`, `pid`, `tmp`, `devices`. For each that it cannot, its node
+    /// has a taint, `lacks-isolation.user` and so on: only jobs that tolerate it are placed here.
+    pub wanted: Vec<String>,
+}
+
+/// Whether workers get separate namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IsolationMode {
+    /// Where this host has them.
+    #[default]
+    Auto,
+    /// Or the agent does not start.
+    Required,
+    /// None.
+    Off,
+}
+
+/// Consecutive numbers of users that nobody else has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UidRange {
+    /// The first of them.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+const FACT_PREFIX: &str = "isolation.";
+/// Labels of a node: what its workers are isolated by.
+const FACTS: [&str; 4] = ["isolation.user", "isolation.pid", "isolation.tmp", "isolation.devices"];
+/// The value of a guarantee that the host lacks.
+const LACKING: &str = "none";
+
+/// Below are users of the system and of people.
+const UID_MIN: u32 = 1_000;
+/// A shell with less cannot do much.
+const OPEN_FILES_MIN: u64 = 64;
+const PROCESSES_MIN: u64 = 16;
+
+impl WorkersConfig {
+    /// The first key that breaks its rule, and the rule.
+    #[must_use]
+    pub fn violation(&self) -> Option<(&'static str, String)> {
+        if let Some(range) = self.uid_range {
+            let end = range.first.checked_add(range.count);
+            if range.first < UID_MIN || range.count == 0 || end.is_none_or(|end| end >= u32::MAX - 1) {
+                return Some(("workers.uid_range", format!("must be users from {UID_MIN}, one at least")));
+            }
+        }
+        if self.uids.values().any(|uid| *uid < UID_MIN || *uid >= u32::MAX - 1) {
+            return Some(("workers.uids", format!("must be numbers of users from {UID_MIN}")));
+        }
+        let wants_user = self.uid_range.is_some() || !self.uids.is_empty();
+        if wants_user && !geteuid().is_root() {
+            return Some(("workers.uid_range", "needs an agent that is root".to_owned()));
+        }
+        if self
+            .wanted
+            .iter()
+            .any(|name| !FACTS.iter().any(|fact| fact.strip_prefix(FACT_PREFIX) == Some(name.as_str())))
+        {
+            return Some(("workers.wanted", "must be among user, pid, tmp and devices".to_owned()));
+        }
+        if self.devices.iter().any(|path| !path.is_absolute()) {
+            return Some(("workers.devices", "must be absolute paths".to_owned()));
+        }
+        if self.rlimits.open_files < OPEN_FILES_MIN || self.rlimits.processes < PROCESSES_MIN {
+            let rule =
+                format!("must leave {OPEN_FILES_MIN} open files and {PROCESSES_MIN} processes at least");
+            return Some(("workers.rlimits", rule));
+        }
+        if self.isolation == IsolationMode::Off && self.private_tmp == Some(true) {
+            return Some(("workers.private_tmp", "needs workers.isolation".to_owned()));
+        }
+        None
+    }
+
+    fn uid_of(&self, tenant: &str) -> Option<u32> {
+        if let Some(uid) = self.uids.get(tenant) {
+            return Some(*uid);
+        }
+        let range = self.uid_range?;
+        // The same on every host, so that files on shared storage stay a tenant's own.
+        Some(range.first + crc32fast::hash(tenant.as_bytes()) % range.count)
+    }
+
+    fn has_users(&self) -> bool {
+        self.uid_range.is_some() || !self.uids.is_empty()
+    }
+}
+
+/// What this host does for every worker.
+#[derive(Debug, Default)]
+pub struct Isolating {
+    config: WorkersConfig,
+    namespaces: Namespaces,
+    /// The accelerators' files of this host.
+    files: DeviceFiles,
+    /// Whether control groups of workers let them open only what they are told.
+    has_filter: bool,
+    /// Which tenant each user was first given to since the agent started.
+    given: Mutex<BTreeMap<u32, String>>,
+}
+
+impl Isolating {
+    /// None at all.
+    #[must_use]
+    pub fn off() -> Isolating {
+        Isolating::default()
+    }
+
+    /// What `config` asks for and the host allows; `try_out` starts a first process in such namespaces.
+    ///
+    /// # Errors
+    /// Why there are none, where they are required.
+    pub fn find(
+        config: &WorkersConfig,
+        try_out: impl Fn(Namespaces) -> Result<(), String>,
+    ) -> Result<Isolating, String> {
+        let wanted = if geteuid().is_root() { Namespaces::Root } else { Namespaces::User };
+        let namespaces = match config.isolation {
+            IsolationMode::Off => Namespaces::Host,
+            mode => match (try_out(wanted), mode) {
+                (Ok(()), _) => wanted,
+                (Err(why), IsolationMode::Required) => return Err(why),
+                (Err(why), _) => {
+                    tracing::warn!(
+                        why,
+                        "workers have no separate namespaces: a worker may outlive its guard"
+                    );
+                    Namespaces::Host
+                }
+            },
+        };
+        Ok(Isolating { config: config.clone(), namespaces, ..Isolating::default() })
+    }
+
+    /// The same on a host with these files of accelerators; `try_filter` has a control group hold a process to devices.
+    #[must_use]
+    pub fn with_devices(
+        mut self,
+        files: DeviceFiles,
+        try_filter: impl FnOnce() -> Result<(), String>,
+    ) -> Isolating {
+        self.files = files;
+        // Who is root in the host's own namespace of users could take it off.
+        self.has_filter = self.has_users()
+            && try_filter()
+                .inspect_err(|why| tracing::info!(why, "control groups keep no worker from devices"))
+                .is_ok();
+        if !self.files.are_told_apart() {
+            tracing::warn!(
+                "which device file is whose is not known: workers with accelerators see all of them"
+            );
+        }
+        for (label, fact) in self.facts() {
+            tracing::info!(label, fact, "isolation of workers");
+        }
+        self
+    }
+
+    /// What keeps workers from devices that they were not given.
+    #[must_use]
+    pub fn device_guard(&self) -> DeviceGuard {
+        // A worker that is root can do everything here to itself that its agent can undo.
+        let can_undo = !self.has_users() && self.namespaces != Namespaces::User;
+        if !self.files.are_told_apart() || can_undo {
+            DeviceGuard::None
+        } else if self.has_filter {
+            DeviceGuard::Filtered
+        } else if self.namespaces != Namespaces::Host {
+            DeviceGuard::Hidden
+        } else {
+            DeviceGuard::None
+        }
+    }
+
+    /// Whether a worker that has some of the host's devices finds no others: programs then count from 0.
+    #[must_use]
+    pub fn hides_devices(&self) -> bool {
+        self.files.are_told_apart() && (self.has_filter || self.namespaces != Namespaces::Host)
+    }
+
+    /// What the files of a worker may take of the disk; 0 for no bound.
+    #[must_use]
+    pub fn disk_bytes_max(&self) -> u64 {
+        self.config.disk_bytes_max
+    }
+
+    /// The processor time that a worker with this promise is held to, in thousandths; 0 for no ceiling.
+    #[must_use]
+    pub fn cpu_max_milli(&self, cpu_milli: u64) -> u64 {
+        if self.config.cpu == CpuLimit::Ceiling { cpu_milli } else { 0 }
+    }
+
+    /// Which namespaces workers get.
+    #[must_use]
+    pub fn namespaces(&self) -> Namespaces {
+        self.namespaces
+    }
+
+    /// Whether workers run as separate users.
+    #[must_use]
+    pub fn has_users(&self) -> bool {
+        self.config.has_users()
+    }
+
+    fn has_private_tmp(&self) -> bool {
+        let wanted = self.config.private_tmp.unwrap_or_else(|| self.has_users());
+        wanted && self.namespaces != Namespaces::Host
+    }
+
+    /// Labels of the node and their values: what its workers are isolated by.
+    #[must_use]
+    pub fn facts(&self) -> [(&'static str, &'static str); 4] {
+        let own = |has: bool, word: &'static str| if has { word } else { LACKING };
+        let devices = match self.device_guard() {
+            DeviceGuard::None => LACKING,
+            DeviceGuard::Hidden => "hidden",
+            DeviceGuard::Filtered => "filtered",
+        };
+        let [user, pid, tmp, device] = FACTS;
+        [
+            (user, own(self.has_users(), "own")),
+            (pid, own(self.namespaces != Namespaces::Host, "namespace")),
+            (tmp, own(self.has_private_tmp(), "private")),
+            (device, devices),
+        ]
+    }
+
+    /// Taints of the node: the guarantees that the configuration wants and this host lacks.
+    pub fn taints(&self) -> impl Iterator<Item = String> {
+        let lacking = self.facts().into_iter().filter(|(_, fact)| *fact == LACKING);
+        let wanted = |label: &str| {
+            let name = label.strip_prefix(FACT_PREFIX);
+            self.config.wanted.iter().any(|wanted| Some(wanted.as_str()) == name)
+        };
+        lacking.filter(move |(label, _)| wanted(label)).map(|(label, _)| format!("lacks-{label}"))
+    }
+
+    /// How the workers of a placement are isolated.
+    ///
+    /// # Errors
+    /// When its tenant's user is another tenant's too.
+    pub fn of(&self, placement: &Placement, shown: &[PathBuf]) -> Result<Isolation, String> {
+        let user = self.config.uid_of(&placement.tenant);
+        if let Some(uid) = user {
+            let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+            let holder = given.entry(uid).or_insert_with(|| placement.tenant.clone());
+            if *holder != placement.tenant {
+                return Err(format!(
+                    "user {uid} of this host is tenant {holder}'s already: give one of them another in workers.uids"
+                ));
+            }
+        }
+        let private_tmp = self.has_private_tmp();
+        Ok(Isolation {
+            namespaces: self.namespaces,
+            user,
+            private_tmp,
+            shown: if private_tmp { shown.to_vec() } else { Vec::new() },
+            hidden: Vec::new(),
+            allowed: None,
+            rlimits: self.config.rlimits,
+        })
+    }
+
+    /// The same for one of its workers, which is to see these devices.
+    #[must_use]
+    pub fn with_seen(&self, isolation: &Isolation, devices: DeviceSet) -> Isolation {
+        let hides = isolation.namespaces != Namespaces::Host;
+        Isolation {
+            hidden: if hides { self.files.hidden_from(devices) } else { Vec::new() },
+            allowed: self.has_filter.then(|| self.files.allowed(devices)),
+            ..isolation.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placement(tenant: &str) -> Placement {
+        let mut order = crate::wire::tests::order();
+        order.tenant = tenant.to_owned();
+        crate::wire::placement(order).unwrap()
+    }
+
+    #[test]
+    fn a_tenant_has_one_user_and_two_never_share_one() {
+        let config = WorkersConfig {
+            uid_range: Some(UidRange { first: 70_000, count: 1 }),
+            uids: BTreeMap::from([("ada".to_owned(), 80_000)]),
+            ..WorkersConfig::default()
+        };
+        let isolating = Isolating { config, ..Isolating::default() };
+        let user = |tenant: &str| isolating.of(&placement(tenant), &[]).map(|isolation| isolation.user);
+        assert_eq!(user("bob"), Ok(Some(70_000)));
+        assert_eq!(user("bob"), Ok(Some(70_000)));
+        assert_eq!(user("ada"), Ok(Some(80_000)));
+        assert!(user("eve").unwrap_err().contains("tenant bob's already"));
+        assert_eq!(isolating.facts()[0], ("isolation.user", "own"));
+        assert_eq!(Isolating::off().of(&placement("bob"), &[]), Ok(Isolation::default()));
+    }
+
+    #[test]
+    fn what_a_worker_could_undo_is_no_guarantee() {
+        let files = |count| DeviceFiles::find(std::path::Path::new("/nowhere"), count, &[]);
+        let users = Some(UidRange { first: 70_000, count: 1 });
+        let guard = |uid_range, namespaces, can_filter: bool, count| {
+            let config = WorkersConfig { uid_range, ..WorkersConfig::default() };
+            let isolating = Isolating { config, namespaces, ..Isolating::default() };
+            let filter = || if can_filter { Ok(()) } else { Err("no".to_owned()) };
+            isolating.with_devices(files(count), filter).device_guard()
+        };
+        assert_eq!(guard(users, Namespaces::Root, true, 0), DeviceGuard::Filtered);
+        assert_eq!(guard(users, Namespaces::Host, true, 0), DeviceGuard::Filtered);
+        assert_eq!(guard(users, Namespaces::Root, false, 0), DeviceGuard::Hidden);
+        assert_eq!(guard(None, Namespaces::User, true, 0), DeviceGuard::Hidden);
+        assert_eq!(guard(None, Namespaces::Root, true, 0), DeviceGuard::None);
+        assert_eq!(guard(users, Namespaces::Host, false, 0), DeviceGuard::None);
+        // Which file is whose is not known.
+        assert_eq!(guard(users, Namespaces::Root, true, 8), DeviceGuard::None);
+    }
+
+    #[test]
+    fn limits_too_small_for_a_shell_are_refused() {
+        let key =
+            |rlimits| WorkersConfig { rlimits, ..WorkersConfig::default() }.violation().map(|(key, _)| key);
+        let usual = Rlimits::default();
+        assert_eq!(key(usual), None);
+        assert_eq!(key(Rlimits { open_files: 3, ..usual }), Some("workers.rlimits"));
+        assert_eq!(key(Rlimits { processes: 1, ..usual }), Some("workers.rlimits"));
+        let wanted = |name: &str| WorkersConfig { wanted: vec![name.to_owned()], ..WorkersConfig::default() };
+        assert_eq!(wanted("devices").violation(), None);
+        assert_eq!(wanted("isolation.user").violation().map(|(key, _)| key), Some("workers.wanted"));
+        let config = WorkersConfig { devices: vec!["dev/fuse".into()], ..WorkersConfig::default() };
+        assert_eq!(config.violation().map(|(key, _)| key), Some("workers.devices"));
+    }
+
+    #[test]
+    fn bad_ranges_are_named() {
+        let range = |first, count| {
+            let config =
+                WorkersConfig { uid_range: Some(UidRange { first, count }), ..WorkersConfig::default() };
+            config.violation().map(|(key, _)| key)
+        };
+        for (first, count) in [(0, 10), (999, 1), (70_000, 0), (u32::MAX, 2), (u32::MAX - 5, 5)] {
+            assert_eq!(range(first, count), Some("workers.uid_range"), "{first} {count}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Workers as processes of this host: their directories, their shims, and what keeps them apart.
+
+pub mod cgroup;
+pub mod devices;
+mod ended_workers;
+mod executor;
+mod follow;
+mod guards;
+pub mod isolation;
+mod memory;
+pub mod notice;
+mod prewarm_pool;
+pub mod processes;
+mod secrets;
+pub(crate) mod shim;
+pub(crate) mod socket;
+mod speaker;
+pub mod task;
+pub mod transcript;
+
+pub(crate) use ended_workers::EndedWorkers;
+pub use executor::{ProcessExecutor, ProcessSettings};
+pub(crate) use follow::read as read_output;
+pub(crate) use prewarm_pool::speaks;

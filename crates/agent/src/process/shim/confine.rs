@@ -1,0 +1,235 @@
+//! What a worker's process takes from itself before it becomes the worker: the host's `/tmp`, devices that are not its
+//! own, its privileges and the agent's user.
+//!
+//! **Invariant:** a step that fails ends the process: no program runs with more than it was to have.
+
+use super::namespaces::enter_user_namespace;
+use crate::process::isolation::{Isolation, Namespaces};
+use crate::process::task::{TaskDir, TaskSpec};
+use muster_types::HolderId;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::mount::{MsFlags, mount};
+use nix::sched::CloneFlags;
+use nix::sys::prctl::set_no_new_privs;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use nix::sys::stat::Mode;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{Gid, Uid, chown, setgroups, setresgid, setresuid};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where every gang finds its shared memory on a host.
+pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
+
+/// The gang's directory for shared memory on this host: of all its workers here, so that they find each other.
+pub(crate) fn shared_memory_of(spec: &TaskSpec) -> PathBuf {
+    let key = spec.key;
+    let name = format!("{}{}_{}", shared_memory_prefix(spec.holder), key.job, key.token);
+    Path::new(SHARED_MEMORY).join(name)
+}
+
+/// How an agent's directories are called there: several agents may be on one machine.
+fn shared_memory_prefix(holder: HolderId) -> String {
+    format!("muster_{:08x}_", holder.0 >> 96)
+}
+
+/// The gang's directory for shared memory, which is there as long as this is.
+pub(super) struct SharedMemory {
+    directory: PathBuf,
+    held: File,
+}
+
+impl SharedMemory {
+    /// Makes it, or takes part in it; none for a worker that shares the host's.
+    pub(super) fn of(spec: &TaskSpec) -> io::Result<Option<SharedMemory>> {
+        if !spec.isolation.private_tmp {
+            return Ok(None);
+        }
+        let directory = shared_memory_of(spec);
+        own_folder(&directory, spec.isolation.user)?;
+        let held = File::open(&directory)?;
+        held.lock_shared()?;
+        Ok(Some(SharedMemory { directory, held }))
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // The last of the gang's workers here: nobody else has it locked.
+        if self.held.try_lock().is_ok()
+            && let Err(error) = crate::disk::tree::remove(&self.directory)
+        {
+            super::complain(&format!("remove {}: {error}", self.directory.display()));
+        }
+    }
+}
+
+/// Removes those of an agent that shims have left which were killed. Nothing may be launched meanwhile.
+pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
+    let prefix = shared_memory_prefix(holder);
+    for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+            continue;
+        }
+        let unused = File::open(entry.path()).is_ok_and(|directory| directory.try_lock().is_ok());
+        if unused {
+            let _ = crate::disk::tree::remove(&entry.path());
+        }
+    }
+}
+
+/// Confines this process as the launch says.
+pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
+    let isolation = &spec.isolation;
+    give(task, spec).map_err(|e| format!("give the worker its directory: {e}"))?;
+    if isolation.namespaces != Namespaces::Host {
+        for device in &isolation.hidden {
+            hide(device).map_err(|e| format!("hide device {}: {e}", device.display()))?;
+        }
+        if isolation.private_tmp {
+            private_tmp(task, spec)?;
+        }
+    }
+    limit(isolation)?;
+    drop_privileges(isolation)
+}
+
+/// Makes what the worker owns in its directory its own, and lets its user find it: the directory's other files are the
+/// agent's, for nobody else to read, but for those that are meant for the worker.
+fn give(task: &TaskDir, spec: &TaskSpec) -> io::Result<()> {
+    let Some(uid) = spec.isolation.user else { return Ok(()) };
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    chown(task.path(), None, Some(group))?;
+    mode(task.path(), 0o710)?;
+    for path in [task.rank_map(), task.hostfile(), task.rank_hostfile()] {
+        mode(&path, 0o644)?;
+    }
+    chown(&task.work(), Some(user), Some(group))?;
+    mode(&task.work(), 0o700)
+}
+
+fn bind(from: &Path, to: &Path) -> Result<(), Errno> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+}
+
+/// Puts a device's file in its own place, where it opens no device.
+fn hide(device: &Path) -> Result<(), Errno> {
+    bind(device, device)?;
+    // Those that the file's own mount has may not be taken away here.
+    let has = statvfs(device)?.flags();
+    let kept = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+    ];
+    let kept = kept.iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, kept)| *kept);
+    let flags = kept.fold(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NODEV, |all, one| all | one);
+    mount(None::<&str>, device, None::<&str>, flags, None::<&str>)
+}
+
+/// Sets what the kernel bounds of each process.
+fn limit(isolation: &Isolation) -> Result<(), String> {
+    let wanted = isolation.rlimits;
+    let set = |what: &str, resource: Resource, wanted: u64| {
+        let set = match setrlimit(resource, wanted, wanted) {
+            // To have more takes a privilege: then it is what this process may have.
+            Err(Errno::EPERM) => getrlimit(resource).and_then(|(_, most)| {
+                let wanted = wanted.min(most);
+                setrlimit(resource, wanted, wanted)
+            }),
+            set => set,
+        };
+        set.map_err(|e| format!("bound {what} of the worker: {e}"))
+    };
+    set("open files", Resource::RLIMIT_NOFILE, wanted.open_files)?;
+    set("core files", Resource::RLIMIT_CORE, wanted.core_bytes)?;
+    set("locked memory", Resource::RLIMIT_MEMLOCK, wanted.locked_bytes.unwrap_or(RLIM_INFINITY))?;
+    if isolation.user.is_some() {
+        set("processes", Resource::RLIMIT_NPROC, wanted.processes)?;
+    }
+    Ok(())
+}
+
+/// Makes a directory that is the worker's user's, and nobody else's.
+fn own_folder(path: &Path, user: Option<u32>) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if fs::symlink_metadata(path)?.is_symlink() {
+        return Err(io::Error::other("it is a link"));
+    }
+    let user = user.map(|uid| (Uid::from_raw(uid), Gid::from_raw(uid)));
+    Ok(chown(path, user.map(|(user, _)| user), user.map(|(_, group)| group))?)
+}
+
+/// Puts directories of the worker's own in the place of those that every user of the host writes to.
+fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
+    let isolation = &spec.isolation;
+    let failed =
+        |path: &Path, error: &dyn std::fmt::Display| format!("make {} private: {error}", path.display());
+    let shared = shared_memory_of(spec);
+    bind(&shared, Path::new(SHARED_MEMORY)).map_err(|e| failed(Path::new(SHARED_MEMORY), &e))?;
+    // What stays is held open first: its path leads elsewhere in a moment.
+    let mut shown: Vec<(PathBuf, OwnedFd)> = Vec::new();
+    for path in &isolation.shown {
+        let held =
+            open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|e| failed(path, &e))?;
+        shown.push((path.clone(), held));
+    }
+    for (number, tmp) in ["/tmp", "/var/tmp"].map(Path::new).into_iter().enumerate() {
+        if !tmp.is_dir() {
+            continue;
+        }
+        let own = task.path().join(if number == 0 { "tmp" } else { "var_tmp" });
+        own_folder(&own, isolation.user).map_err(|e| failed(tmp, &e))?;
+        bind(&own, tmp).map_err(|e| failed(tmp, &e))?;
+        for (path, held) in shown.iter().filter(|(path, _)| path.starts_with(tmp)) {
+            // The directories on the way are nobody's but root's.
+            fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(|e| failed(path, &e))?;
+            let from = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
+            bind(&from, path).map_err(|e| failed(path, &e))?;
+        }
+    }
+    Ok(())
+}
+
+fn drop_privileges(isolation: &Isolation) -> Result<(), String> {
+    let failed = |what: &'static str| move |error: Errno| format!("{what}: {error}");
+    if let Some(uid) = isolation.user {
+        for capability in CapabilitySet::all().iter() {
+            // Those that this kernel does not know cannot be had.
+            match remove_capability_from_bounding_set(capability) {
+                Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+                Err(error) => return Err(format!("drop capabilities: {error}")),
+            }
+        }
+        let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+        setgroups(&[]).map_err(failed("leave supplementary groups"))?;
+        setresgid(group, group, group).map_err(failed("become the worker's group"))?;
+        // With the last user that is root go all capabilities.
+        setresuid(user, user, user).map_err(failed("become the worker's user"))?;
+        set_no_new_privs().map_err(failed("renounce new privileges"))?;
+    }
+    if isolation.namespaces == Namespaces::User {
+        // Inside another user namespace it is the agent's user again, and has no say over what was mounted.
+        let (uid, gid) = (outside("uid_map")?, outside("gid_map")?);
+        enter_user_namespace(CloneFlags::empty(), (uid, 0), (gid, 0))?;
+        set_no_new_privs().map_err(failed("renounce new privileges"))?;
+    }
+    Ok(())
+}
+
+/// What the only user or group of this namespace is outside.
+fn outside(map: &str) -> Result<u32, String> {
+    let path = format!("/proc/self/{map}");
+    let text = fs::read_to_string(&path).map_err(|e| format!("read {path}: {e}"))?;
+    let number = text.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok());
+    number.ok_or_else(|| format!("{path} is empty"))
+}

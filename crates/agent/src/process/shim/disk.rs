@@ -1,0 +1,58 @@
+//! Holds a worker to what its files may take of the disk, where the host's operator says how much that is.
+//!
+//! Quotas differ between file systems, and few hosts have any. So a separate thread counts the worker's directories, in a
+//! small part of the time. Between two counts a worker may have more.
+
+use crate::disk::tree;
+use crate::process::task::TaskDir;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Between two looks, at least.
+const LOOK: Duration = Duration::from_secs(2);
+/// The thread counts for at most one part in this number of the time.
+const PART: u32 = 20;
+
+/// A worker's files, counted again and again.
+pub(super) struct DiskWatch {
+    max: u64,
+    counted: Receiver<u64>,
+}
+
+impl DiskWatch {
+    /// Counts the directories of `task` that the worker may write, and `shared`. None without a bound.
+    pub(super) fn start(task: &TaskDir, shared: Option<PathBuf>, max: u64) -> Option<DiskWatch> {
+        if max == 0 {
+            return None;
+        }
+        let own = [task.work(), task.path().join("tmp"), task.path().join("var_tmp")];
+        let directories: Vec<PathBuf> = own.into_iter().chain(shared).collect();
+        let (tell, counted) = sync_channel(1);
+        std::thread::spawn(move || {
+            let mut pause = LOOK;
+            loop {
+                std::thread::sleep(pause);
+                let began = Instant::now();
+                let bytes = directories
+                    .iter()
+                    .map(|directory| tree::size(directory).bytes)
+                    .fold(0, u64::saturating_add);
+                pause = LOOK.max(began.elapsed() * PART);
+                if bytes > max && tell.send(bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        Some(DiskWatch { max, counted })
+    }
+
+    /// What is to be said of a worker whose files take more than they may.
+    pub(super) fn complaint(&self) -> Option<String> {
+        let bytes = self.counted.try_recv().ok()?;
+        Some(format!(
+            "the worker's files take {bytes} bytes of the disk, of {} that they may; it is killed",
+            self.max
+        ))
+    }
+}
