@@ -201,7 +201,32 @@ pub fn environment(layout: &Layout, training: &Training) -> Vec<(String, String)
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.to_string()))
+    .chain(choices(layout, training))
     .collect()
+}
+
+/// Choices that are words: what a calibration from the job has to know besides the sizes.
+fn choices(layout: &Layout, training: &Training) -> [(String, String); 3] {
+    let recompute = match layout.recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Projections => "projections",
+        Recompute::Queries => "queries",
+        Recompute::Full => "full",
+    };
+    let sharding = match layout.sharding {
+        Sharding::None => "none",
+        Sharding::Optimizer => "optimizer",
+        Sharding::Full => "full",
+    };
+    let precision = match training.precision {
+        Precision::Bf16 => "bf16",
+        Precision::Fp16 => "fp16",
+        Precision::Fp8 => "fp8",
+        Precision::Fp32 => "fp32",
+    };
+    [("PARALLEL_RECOMPUTE", recompute), ("PARALLEL_SHARDING", sharding), ("PARALLEL_PRECISION", precision)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
 impl Arguments {
