@@ -46,6 +46,14 @@ fn a_plan_has_layouts_memory_time_ranks_arguments_and_a_page() {
         assert!(out.contains(part), "{part:?} is missing in\n{out}");
     }
     let page = std::fs::read_to_string(directory.path().join("plan.html")).unwrap();
+    let (code, out, err) =
+        parallel(directory.path(), "plan config.json --accelerators h100 --max 16 -o html");
+    assert!(code == 0 && out == page, "{err}");
+    let (code, out, err) = parallel(directory.path(), "check -o html");
+    assert!(
+        code == 2 && out.is_empty() && err.contains("-o html is for muster parallel plan alone"),
+        "{err}"
+    );
     assert!(page.contains("<svg") && !page.contains("<script"), "a picture, and nothing that runs");
 }
 
@@ -67,6 +75,12 @@ fn every_kind_of_bad_input_has_a_clear_error_and_no_plan() {
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     write("unknown.json", r#"{"model_type": "mystery"}"#);
     write("cut.json", "{");
+    write("twice.json", &CONFIG.replace("\"hidden_size\"", "\"vocab_size\": 9, \"hidden_size\""));
+    write("nan.json", &CONFIG.replace("32,", "NaN,"));
+    write("deep.json", &"[".repeat(100_000));
+    write("large.json", &"x".repeat(2 << 20));
+    write("none.json", "[]");
+    write("twice-steps.json", r#"[{"step_time_s": 60, "data": 8, "data": 4}]"#);
     write("fast.json", r#"[{"step_time_s": 0.0001, "data": 8}]"#);
     write("apart.json", r#"[{"step_time_s": 60, "data": 8}, {"step_time_s": 600, "data": 8}]"#);
     write("negative.json", r#"[{"step_time_s": -1, "data": 8}]"#);
@@ -81,6 +95,20 @@ fn every_kind_of_bad_input_has_a_clear_error_and_no_plan() {
         ("plan nowhere.json --accelerators h100 --max 8", 2, "nowhere.json: No such file"),
         ("plan unknown.json --accelerators h100 --max 8", 2, "architecture \"mystery\" is not known"),
         ("plan cut.json --accelerators h100 --max 8", 2, "cut.json: "),
+        ("plan twice.json --accelerators h100 --max 8", 2, "\"vocab_size\" is there twice"),
+        ("plan nan.json --accelerators h100 --max 8", 2, "nan.json: NOT_A_CONFIG"),
+        ("plan deep.json --accelerators h100 --max 8", 2, "recursion limit"),
+        ("plan large.json --accelerators h100 --max 8", 2, "large.json is longer than 1048576 bytes"),
+        (&format!("{plan} --max -1"), 2, "'-1' for '--max <COUNT>'"),
+        (&format!("{plan} --max 8 --price -1"), 2, "price is -1; it has to be from 0"),
+        (&format!("{plan} --max 8 --price NaN"), 2, "price is NaN"),
+        (
+            &format!("{plan} --max 8 --micro-batch 3"),
+            2,
+            "1024 sequences do not divide into micro-batches of 3",
+        ),
+        (&format!("{plan} --max 8 --steps none.json"), 2, "NO_STEPS"),
+        (&format!("{plan} --max 8 --steps twice-steps.json"), 2, "duplicate field `data`"),
         (&format!("{plan} --max 8 --steps fast.json"), 2, "step 1 took"),
         (&format!("{plan} --max 8 --steps apart.json"), 2, "apart.json: "),
         (&format!("{plan} --max 8 --steps negative.json"), 2, "negative.json: "),

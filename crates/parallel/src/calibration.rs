@@ -56,7 +56,9 @@ const BOUNDS: [(f64, f64); 6] =
     [(0.3, 0.97), (10.0, 600.0), (0.4, 0.95), (0.3, 0.85), (0.2, 0.9), (5.0, 250.0)];
 
 impl Calibration {
-    fn values(&self) -> [f64; 6] {
+    /// The numbers in their order: products, side at half, memory, links, network, start.
+    #[must_use]
+    pub fn values(&self) -> [f64; 6] {
         [
             self.matmul_efficiency,
             self.matmul_half,
@@ -90,14 +92,12 @@ impl Calibration {
     /// What the planner knows of an accelerator without being told.
     #[must_use]
     pub fn of(accelerator: &Accelerator) -> Calibration {
-        let origin = match accelerator.name {
-            "a100" | "h100" | "v5p" | "v6e" => Origin::Calibrated,
-            _ => Origin::Assumed,
-        };
-        let values = match accelerator.name {
-            "a100" | "a100-40" => A100,
-            "v4" | "v5p" => V5P,
-            "v5e" | "v6e" | "v7x" => V6E,
+        let of = Calibration::fitted_on(accelerator);
+        let origin = if of == accelerator.name { Origin::Calibrated } else { Origin::Assumed };
+        let values = match of {
+            "a100" => A100,
+            "v5p" => V5P,
+            "v6e" => V6E,
             _ => H100,
         };
         Calibration::with(values, origin)
@@ -108,6 +108,17 @@ impl Calibration {
     pub fn prior(accelerator: &Accelerator) -> Calibration {
         let values = if accelerator.is_tpu() { PRIOR_TPU } else { PRIOR_GPU };
         Calibration::with(values, Origin::Assumed)
+    }
+
+    /// The kind whose published steps the calibration of a kind was fitted to.
+    #[must_use]
+    pub fn fitted_on(accelerator: &Accelerator) -> &'static str {
+        match accelerator.name {
+            "a100" | "a100-40" => "a100",
+            "v4" | "v5p" => "v5p",
+            "v5e" | "v6e" | "v7x" => "v6e",
+            _ => "h100",
+        }
     }
 
     /// Every number with its name and where it comes from, and what the model takes for granted.
@@ -135,8 +146,8 @@ const PRIOR_TPU: [f64; 6] = [0.8, 100.0, 0.8, 0.8, 0.8, 20.0];
 // again.
 const A100: [f64; 6] = [0.8, 69.6, 0.95, 0.85, 0.351, 250.0];
 const H100: [f64; 6] = [0.615, 108.9, 0.4, 0.85, 0.9, 40.4];
-const V5P: [f64; 6] = [0.92, 100.0, 0.8, 0.8, 0.8, 20.0];
-const V6E: [f64; 6] = [0.715, 600.0, 0.64, 0.8, 0.8, 20.0];
+const V5P: [f64; 6] = [0.876, 100.0, 0.4, 0.8, 0.8, 20.0];
+const V6E: [f64; 6] = [0.627, 99.0, 0.95, 0.3, 0.712, 20.0];
 
 /// A step whose time is known. Where the run did not say how it was split, each of `layouts` may have been it, and
 /// the fastest is taken.
@@ -219,6 +230,42 @@ pub fn fit(observations: &[Observation], start: &Calibration, origin: Origin) ->
         }
     }
     Calibration::with(values, origin)
+}
+
+/// Shares of overlap that a program may have: a tenth each.
+const OVERLAP_STEPS: u32 = 10;
+
+/// The shares of overlap under which steps of one program are predicted best with a calibration, in tenths, sought from
+/// `start`: tensor, data, pipeline, expert.
+#[must_use]
+pub fn fit_overlap(observations: &[Observation], calibration: &Calibration, start: [f64; 4]) -> [f64; 4] {
+    let missed = |shares: [f64; 4]| -> f64 {
+        let errors = observations.iter().map(|observation| {
+            let program = observation.training.program.with_overlap(shares);
+            let training = Training { program, ..observation.training };
+            let changed = Observation { training, ..observation.clone() };
+            (1.0 + changed.error(calibration)).max(1e-6).ln().powi(2)
+        });
+        // A share that nothing speaks for stays where it is.
+        let moved: f64 = shares.iter().zip(start).map(|(share, start)| (share - start).powi(2)).sum();
+        errors.sum::<f64>() + STAY * moved
+    };
+    let (mut shares, mut least) = (start, missed(start));
+    let mut improved = true;
+    while improved {
+        improved = false;
+        for at in 0..shares.len() {
+            for tenths in 0..OVERLAP_STEPS {
+                let mut tried = shares;
+                tried[at] = f64::from(tenths) / f64::from(OVERLAP_STEPS);
+                let missed = missed(tried);
+                if missed < least - 1e-12 {
+                    (least, shares, improved) = (missed, tried, true);
+                }
+            }
+        }
+    }
+    shares
 }
 
 /// Most that two measurements of the same step may differ, larger over smaller.

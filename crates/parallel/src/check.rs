@@ -34,6 +34,21 @@ pub struct TimeRow {
     pub calibration: Origin,
     /// What the source does not say.
     pub assumed: &'static str,
+    /// Why no calibration is fitted to it; empty if one is.
+    pub unfitted: &'static str,
+}
+
+/// Constants and the published steps that were in view when they were chosen.
+#[derive(Clone, Debug, Serialize)]
+pub struct ConstantsRow {
+    /// Which constants.
+    pub name: String,
+    /// Their values.
+    pub value: String,
+    /// Where they come from.
+    pub from: &'static str,
+    /// How many steps stand behind them.
+    pub rows: usize,
 }
 
 /// One published memory or size and ours.
@@ -73,6 +88,8 @@ pub struct Check {
     pub starts: Vec<StartRow>,
     /// What gives nothing to predict, and why.
     pub not_predicted: Vec<(&'static str, &'static str)>,
+    /// What was chosen with which steps in view.
+    pub constants: Vec<ConstantsRow>,
 }
 
 /// Errors of a group of rows, in percent.
@@ -136,11 +153,12 @@ fn times() -> Vec<TimeRow> {
             published_s: observation.step_time_us / 1e6,
             predicted_s: step.step_time_us / 1e6,
             error_percent: (step.step_time_us / observation.step_time_us - 1.0) * 100.0,
-            fits: layout.recompute != Recompute::Projections
+            fits: !matches!(layout.recompute, Recompute::Projections | Recompute::Queries)
                 && memory::fits(&observation.model, &layout, &observation.training, &observation.accelerator),
             own_layout_s: question.fastest_on(layout.devices()).map(|best| best.step.step_time_us / 1e6),
             calibration: calibration.origin,
             assumed: row.assumed,
+            unfitted: row.unfitted,
         });
     }
     times
@@ -315,7 +333,55 @@ fn starts() -> Vec<StartRow> {
     rows
 }
 
-/// A published time, and what a fit predicts that has not seen it.
+/// The constants of each accelerator and of each program, with the number of steps that they were chosen by.
+fn constants() -> Vec<ConstantsRow> {
+    let rows = published::rows();
+    let mut found = Vec::new();
+    for kind in FITTED {
+        let of_kind =
+            |row: &&published::Row| row.observation.accelerator.name == kind && row.unfitted.is_empty();
+        let count = rows.iter().filter(of_kind).count();
+        if let Some(row) = rows.iter().find(of_kind) {
+            let [peak, half, memory, links, network, start] =
+                Calibration::of(&row.observation.accelerator).values();
+            found.push(ConstantsRow {
+                name: format!("calibration of {kind}"),
+                value: format!(
+                    "products {peak:.2} (half at {half:.0}), memory {memory:.2}, links {links:.2}, network {network:.2}, \
+                     start {start:.0} us"
+                ),
+                from: "a fit",
+                rows: count,
+            });
+        }
+    }
+    let mut programs: Vec<Program> = Vec::new();
+    for program in rows.iter().map(|row| row.observation.training.program) {
+        if programs.iter().all(|known| known.overlap_of() != program.overlap_of()) {
+            programs.push(program);
+        }
+    }
+    for program in programs {
+        let name = program.overlap_of();
+        let of_program = |row: &&published::Row| row.observation.training.program.overlap_of() == name;
+        let [tensor, data, pipeline, expert] = program.overlap();
+        found.push(ConstantsRow {
+            name: format!("overlap of {name}"),
+            value: format!("tensor {tensor:.1}, data {data:.1}, pipeline {pipeline:.1}, expert {expert:.1}"),
+            from: "chosen with them in view",
+            rows: rows.iter().filter(of_program).count(),
+        });
+    }
+    found
+}
+
+/// Accelerators whose calibration is fitted to published steps on them.
+pub const FITTED: [&str; 4] = ["a100", "h100", "v5p", "v6e"];
+
+/// What is taken of a program's overlap by who knows nothing of it: that half of everything hides.
+const OVERLAP_UNKNOWN: [f64; 4] = [0.5; 4];
+
+/// A published time, and what is predicted for it without it.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOutRow {
     /// The table that it is of.
@@ -324,31 +390,53 @@ pub struct LeftOutRow {
     pub name: String,
     /// On what.
     pub accelerator: &'static str,
-    /// Predicted over published less one, in percent, by the calibration that is kept.
+    /// Its program, as far as overlap goes.
+    pub program: &'static str,
+    /// Predicted over published less one, in percent, by the constants that are kept.
     pub error_percent: f64,
     /// The same by a calibration that was fitted to all other rows on the accelerator.
     pub left_out_error_percent: f64,
+    /// The same where the program's overlap was chosen without this row as well; where it is the only row of its
+    /// program, half of everything is taken to hide.
+    pub no_overlap_error_percent: f64,
 }
 
-/// Each row on an accelerator against a fit to all of its other rows: whether the calibration predicts, or remembers.
+/// Each row on an accelerator against constants that have not seen it: whether they predict, or remember.
 #[must_use]
 pub fn left_out(accelerator: &str) -> Vec<LeftOutRow> {
-    let of_kind = |row: &published::Row| row.observation.accelerator.name == accelerator;
-    let rows: Vec<published::Row> = published::rows().into_iter().filter(of_kind).collect();
-    let observations: Vec<Observation> = rows.iter().map(|row| row.observation.clone()).collect();
+    let rows = published::rows();
+    let of_kind = |name: &str| -> Vec<&published::Row> {
+        rows.iter().filter(|row| row.observation.accelerator.name == name).collect()
+    };
     let mut found = Vec::new();
-    for (at, row) in rows.iter().enumerate() {
-        let mut others = observations.clone();
-        let observation = others.remove(at);
-        let prior = Calibration::prior(&observation.accelerator);
-        let fitted = calibration::fit(&others, &prior, Origin::Calibrated);
+    for row in of_kind(accelerator) {
+        let observation = &row.observation;
+        let others =
+            |row: &&&published::Row| !std::ptr::eq(&row.observation, observation) && row.unfitted.is_empty();
+        let fitted_on = of_kind(Calibration::fitted_on(&observation.accelerator));
+        let fitted_on: Vec<Observation> =
+            fitted_on.iter().filter(others).map(|row| row.observation.clone()).collect();
+        let fitted =
+            calibration::fit(&fitted_on, &Calibration::prior(&observation.accelerator), Origin::Calibrated);
+        let program = observation.training.program;
+        let alike =
+            of_kind(accelerator).iter().filter(others).map(|row| row.observation.clone()).collect::<Vec<_>>();
+        let alike: Vec<Observation> = alike
+            .into_iter()
+            .filter(|other| other.training.program.overlap_of() == program.overlap_of())
+            .collect();
+        let overlap = calibration::fit_overlap(&alike, &fitted, OVERLAP_UNKNOWN);
+        let training = Training { program: program.with_overlap(overlap), ..observation.training };
+        let unknown = Observation { training, ..observation.clone() };
         let kept = Calibration::of(&observation.accelerator);
         found.push(LeftOutRow {
             table: row.table,
             name: observation.name.clone(),
             accelerator: observation.accelerator.name,
+            program: program.overlap_of(),
             error_percent: observation.error(&kept) * 100.0,
             left_out_error_percent: observation.error(&fitted) * 100.0,
+            no_overlap_error_percent: unknown.error(&fitted) * 100.0,
         });
     }
     found
@@ -389,5 +477,6 @@ pub fn check() -> Check {
         figures,
         starts: starts(),
         not_predicted: published::NOT_PREDICTED.to_vec(),
+        constants: constants(),
     }
 }

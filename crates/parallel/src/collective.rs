@@ -27,6 +27,7 @@ pub struct Fabric {
     links: Links,
     domain: u64,
     slice: Option<Slice>,
+    rings_in_blocks: bool,
     link_efficiency: f64,
     network_bytes_per_us: f64,
 }
@@ -40,9 +41,24 @@ impl Fabric {
             links: accelerator.links,
             domain: slice.map_or(accelerator.domain(), |slice| slice.chips()),
             slice,
+            rings_in_blocks: false,
             link_efficiency: calibration.link_efficiency,
             network_bytes_per_us: accelerator.network_gbs * 1e3 * calibration.network_efficiency,
         }
+    }
+
+    /// The same with groups that fill no axis as blocks over two: with an even number of chips from four on, a ring goes
+    /// around them.
+    #[must_use]
+    pub fn with_rings_in_blocks(self, rings_in_blocks: bool) -> Fabric {
+        Fabric { rings_in_blocks, ..self }
+    }
+
+    fn ring_links(&self, size: u64) -> u64 {
+        // A number of chips that no slice has is taken for a line.
+        let links = self.slice.map_or(1, |slice| slice.ring_links(size));
+        let is_block = self.rings_in_blocks && self.slice.is_some() && size >= 4 && size.is_multiple_of(2);
+        links.max(if is_block { 2 } else { 1 })
     }
 
     /// A group of every `stride`-th device.
@@ -56,10 +72,7 @@ impl Fabric {
     fn link_bytes_per_us(&self, inside: u64) -> f64 {
         let gbs = match self.links {
             Links::Switched { bandwidth_gbs, .. } => bandwidth_gbs,
-            Links::Torus { link_gbs, .. } => {
-                // A number of chips that no slice has is taken for a line.
-                link_gbs * self.slice.map_or(1, |slice| slice.ring_links(inside)) as f64
-            }
+            Links::Torus { link_gbs, .. } => link_gbs * self.ring_links(inside) as f64,
         };
         gbs * 1e3 * self.link_efficiency
     }

@@ -3,6 +3,7 @@
 //! A field that the architecture's own code has a default for gets that default here; one without which the sizes
 //! would be a guess is asked for.
 
+use crate::unique::Unique;
 use serde_json::{Map, Value};
 
 use crate::error::PlanError;
@@ -106,7 +107,7 @@ pub fn parse(text: &str) -> Result<Model, PlanError> {
     if text.len() > CONFIG_BYTES_MAX {
         return Err(PlanError::NotAConfig(format!("it is longer than {CONFIG_BYTES_MAX} bytes")));
     }
-    let value: Value =
+    let Unique(value) =
         serde_json::from_str(text).map_err(|error| PlanError::NotAConfig(error.to_string()))?;
     let Value::Object(map) = &value else {
         return Err(PlanError::NotAConfig("it is another kind of value".to_owned()));

@@ -74,6 +74,12 @@ struct Forward {
     matmul: f64,
     /// Of these, the products inside feed-forward blocks and experts.
     inner: f64,
+    /// Of these, the products that lead out of attention.
+    attention_out: f64,
+    /// Of these, what only the next layer reads.
+    last: f64,
+    /// Of these, the results of experts: what weighs them needs them again for its own gradient.
+    weighed: f64,
     attention: f64,
     elementwise: f64,
     overhead: f64,
@@ -140,7 +146,8 @@ impl<'a> Base<'a> {
         accelerator: &'a Accelerator,
         calibration: &Calibration,
     ) -> Base<'a> {
-        let fabric = Fabric::new(accelerator, calibration, layout.devices());
+        let fabric = Fabric::new(accelerator, calibration, layout.devices())
+            .with_rings_in_blocks(training.program.rings_in_blocks);
         let memory_bytes_per_us = accelerator.memory_gbs * 1e3 * calibration.memory_efficiency;
         let shapes = Shapes {
             peak: accelerator.peak_per_us(training.precision == Precision::Fp8),
@@ -171,6 +178,10 @@ impl<'a> Base<'a> {
         };
         base.forward.matmul = base.matmul_us(&shapes, tokens);
         base.forward.inner = base.inner_us(&shapes, tokens);
+        let output = model.attention_output_width() as f64 / layout.tensor as f64;
+        base.forward.attention_out = shapes.us(tokens, output, model.hidden as f64);
+        (base.forward.last, base.forward.weighed) = base.last_us(&shapes, tokens);
+        base.forward.last += if training.program.parallel_block { base.forward.attention_out } else { 0.0 };
         base.forward.attention = base.attention_us(&shapes, tokens);
         base.forward.elementwise = base.elementwise_us(tokens);
         base.forward.overhead = calibration.layer_overhead_us;
@@ -211,9 +222,8 @@ impl<'a> Base<'a> {
         let sparse = (model.layers - model.dense_layers()) as f64 / model.layers as f64;
         time += (1.0 - sparse) * block(tokens, model.feed_forward.hidden as f64 / tensor);
         if let Some(experts) = &model.experts {
-            // Tokens of the ranks that share experts meet at each expert, evenly.
             let mine = experts.count as f64 / self.layout.expert as f64;
-            let rows = tokens / tensor * experts.per_token as f64 / mine;
+            let rows = self.rows_of_expert(tokens, mine);
             let mut each = mine * block(rows, experts.hidden as f64);
             if experts.shared_hidden > 0 {
                 each += block(tokens, experts.shared_hidden as f64 / tensor);
@@ -232,10 +242,31 @@ impl<'a> Base<'a> {
         let dense = shapes.us(tokens, hidden, up * model.feed_forward.hidden as f64 / tensor);
         let experts = model.experts.as_ref().map_or(0.0, |experts| {
             let mine = experts.count as f64 / self.layout.expert as f64;
-            let rows = tokens / tensor * experts.per_token as f64 / mine;
+            let rows = self.rows_of_expert(tokens, mine);
             mine * shapes.us(rows, hidden, up * experts.hidden as f64)
         });
         (1.0 - sparse) * dense + sparse * experts
+    }
+
+    /// Products out of the inner width of feed-forward blocks, and of experts.
+    fn last_us(&self, shapes: &Shapes, tokens: f64) -> (f64, f64) {
+        let model = self.model;
+        let (hidden, tensor) = (model.hidden as f64, self.layout.tensor as f64);
+        let sparse = (model.layers - model.dense_layers()) as f64 / model.layers as f64;
+        let dense = shapes.us(tokens, model.feed_forward.hidden as f64 / tensor, hidden);
+        let experts = model.experts.as_ref().map_or(0.0, |experts| {
+            let mine = experts.count as f64 / self.layout.expert as f64;
+            mine * shapes.us(self.rows_of_expert(tokens, mine), experts.hidden as f64, hidden)
+        });
+        ((1.0 - sparse) * dense, sparse * experts)
+    }
+
+    /// Rows that each of `mine` experts of a device computes: tokens of the ranks that share experts meet at each of
+    /// them, evenly.
+    fn rows_of_expert(&self, tokens: f64, mine: f64) -> f64 {
+        let per_token = self.model.experts.as_ref().map_or(0.0, |experts| experts.per_token as f64);
+        let padding = self.training.program.expert_padding;
+        tokens / self.layout.tensor as f64 * per_token / mine * padding
     }
 
     fn attention_us(&self, shapes: &Shapes, tokens: f64) -> f64 {
@@ -358,8 +389,12 @@ impl<'a> Base<'a> {
                     f.attention
                 }
             }
-            Recompute::Projections => f.inner + f.attention + f.elementwise + f.overhead,
-            Recompute::Full => once,
+            Recompute::Projections => f.inner + f.weighed + f.attention + f.elementwise + f.overhead,
+            Recompute::Queries => {
+                f.inner + f.weighed + f.attention_out + f.attention + f.elementwise + f.overhead
+            }
+            Recompute::Full if self.training.program.repeats_last => once,
+            Recompute::Full => once - f.last,
         };
         (once, backward, again)
     }

@@ -18,8 +18,8 @@ const STYLE: &str = "\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa5b1;--line:#39424c;--paper:#14181d}}\
 body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:62rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}.soft{color:var(--soft)}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
-th,td{padding:.25rem .8rem .25rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
+table{border-collapse:collapse;font-size:.82rem;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
+th,td{padding:.25rem .55rem .25rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
 th:first-child,td:first-child{text-align:left}.wide{overflow-x:auto}.wide svg{min-width:44rem}svg{display:block;width:100%;height:auto}svg text{fill:var(--ink);font-size:11px}\
 pre{overflow-x:auto;border:1px solid var(--line);padding:.6rem}\
 .key span{display:inline-block;white-space:nowrap;margin-right:1em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}";
@@ -175,7 +175,7 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
             report.ranks.order.name()
         ),
     );
-    let mut hosts: Vec<(&str, Vec<&crate::ranks::Rank>)> = Vec::new();
+    let mut hosts: Vec<RanksOfHost<'_>> = Vec::new();
     let mut by_name: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
     for rank in &report.ranks.ranks {
         let at = *by_name.entry(&rank.host).or_insert_with(|| {
@@ -184,7 +184,9 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
         });
         hosts[at].1.push(rank);
     }
-    let shown = hosts.len().min(HOSTS_SHOWN);
+    let total = hosts.len();
+    let hosts = shown_hosts(hosts, first.layout.pipeline);
+    let shown = hosts.len();
     let columns = 4;
     let (cell, gap, line) = (26.0, 10.0, 46.0);
     let height = shown.div_ceil(columns) as f64 * line + 4.0;
@@ -194,7 +196,7 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
             "<div class=\"wide\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"devices by host\">\n"
         ),
     );
-    for (at, (name, ranks)) in hosts.iter().take(shown).enumerate() {
+    for (at, (name, ranks)) in hosts.iter().enumerate() {
         let x = (at % columns) as f64 * (8.0 * cell + gap);
         let y = (at / columns) as f64 * line;
         put(body, format_args!("<text x=\"{x}\" y=\"{:.1}\">{}</text>\n", y + 11.0, escape(name)));
@@ -225,9 +227,34 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
         }
     }
     body.push_str("</svg></div>\n");
-    if hosts.len() > shown {
-        put(body, format_args!("<p class=\"soft\">{} more hosts are not shown.</p>\n", hosts.len() - shown));
+    if total > shown {
+        put(
+            body,
+            format_args!(
+                "<p class=\"soft\">{} more hosts, of the same stages, are not shown.</p>\n",
+                total - shown
+            ),
+        );
     }
+}
+
+/// Hosts with the ranks on each.
+type RanksOfHost<'a> = (&'a str, Vec<&'a crate::ranks::Rank>);
+
+/// The hosts that a picture has room for: of many, as many of each stage.
+fn shown_hosts(hosts: Vec<RanksOfHost<'_>>, stages: u64) -> Vec<RanksOfHost<'_>> {
+    if hosts.len() <= HOSTS_SHOWN {
+        return hosts;
+    }
+    let each = (HOSTS_SHOWN / usize::try_from(stages).unwrap_or(usize::MAX).max(1)).max(1);
+    let mut taken: std::collections::BTreeMap<u64, usize> = std::collections::BTreeMap::new();
+    let mut has_room = |(_, ranks): &RanksOfHost<'_>| {
+        let stage = ranks.first().map_or(0, |rank| rank.pipeline);
+        let taken = taken.entry(stage).or_default();
+        *taken += 1;
+        *taken <= each
+    };
+    hosts.into_iter().filter(|host| has_room(host)).take(HOSTS_SHOWN).collect()
 }
 
 fn memory(body: &mut String, report: &Report, first: &Candidate) {

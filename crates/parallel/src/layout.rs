@@ -18,6 +18,8 @@ pub enum Recompute {
     /// All but the projections of attention and the feed-forward block's result, which are kept on the host. No plan
     /// chooses it, for what a host has is not known; runs that others measured did.
     Projections,
+    /// All but the queries, keys and values, which are kept on the host. Likewise of runs that others measured.
+    Queries,
     /// Everything but each layer's input.
     Full,
 }
@@ -91,6 +93,14 @@ pub struct Program {
     pub gathers_a_layer: f64,
     /// Share of the network's bandwidth that those reach, of what large collectives reach.
     pub gather_share: f64,
+    /// Full recomputation repeats a layer's last products as well, though nothing in its backward pass needs their
+    /// result: a program that calls the layer again does, a compiler that sees the whole step removes them.
+    pub repeats_last: bool,
+    /// Rows of an expert's matrices over those that tokens fill: the capacity factor of programs that give every expert
+    /// the same room.
+    pub expert_padding: f64,
+    /// Groups that fill no axis of a torus are blocks over two axes, which a ring goes around, instead of parts of one.
+    pub rings_in_blocks: bool,
 }
 
 impl Program {
@@ -107,6 +117,9 @@ impl Program {
         parallel_block: false,
         gathers_a_layer: 1.0,
         gather_share: 1.0,
+        repeats_last: true,
+        expert_padding: 1.0,
+        rings_in_blocks: false,
     };
     /// DeepSpeed's pipeline of 2022: every rank sends the whole between stages.
     pub const DEEPSPEED_2022: Program =
@@ -152,16 +165,52 @@ impl Program {
     };
     /// PaLM's program of 2022: parallel blocks, and nothing overlaps, as in other programs of that time.
     pub const PALM_2022: Program =
-        Program { name: "palm-2022", parallel_block: true, ..Program::MEGATRON_2023 };
+        Program { name: "palm-2022", parallel_block: true, repeats_last: false, ..Program::MEGATRON_2023 };
     /// MaxText on the compiler's own schedule: what a plan assumes on TPUs.
     pub const MAXTEXT: Program = Program {
         name: "maxtext",
-        hides_tensor: 0.6,
+        hides_tensor: 0.3,
         hides_data: 0.9,
         hides_pipeline: 0.0,
-        hides_expert: 0.3,
+        hides_expert: 0.9,
+        repeats_last: false,
         ..Program::MEGATRON_2023
     };
+    /// MaxText on a mesh of rings of 64 and of 4 chips.
+    pub const MAXTEXT_RINGS: Program =
+        Program { name: "maxtext-rings", rings_in_blocks: true, ..Program::MAXTEXT };
+    /// MaxText with a fixed room for each expert, a quarter more than tokens fill if they are spread evenly.
+    pub const MAXTEXT_DROPPED: Program =
+        Program { name: "maxtext-dropped", expert_padding: 1.25, ..Program::MAXTEXT };
+    /// Both.
+    pub const MAXTEXT_DROPPED_RINGS: Program =
+        Program { name: "maxtext-dropped-rings", rings_in_blocks: true, ..Program::MAXTEXT_DROPPED };
+}
+
+impl Program {
+    /// The program whose shares of overlap this one has: variants differ in other things.
+    #[must_use]
+    pub fn overlap_of(&self) -> &'static str {
+        if self.name.starts_with(Program::MAXTEXT.name) { Program::MAXTEXT.name } else { self.name }
+    }
+
+    /// Shares that hide: tensor, data, pipeline, expert.
+    #[must_use]
+    pub fn overlap(&self) -> [f64; 4] {
+        [self.hides_tensor, self.hides_data, self.hides_pipeline, self.hides_expert]
+    }
+
+    /// The same program with other shares.
+    #[must_use]
+    pub fn with_overlap(self, [tensor, data, pipeline, expert]: [f64; 4]) -> Program {
+        Program {
+            hides_tensor: tensor,
+            hides_data: data,
+            hides_pipeline: pipeline,
+            hides_expert: expert,
+            ..self
+        }
+    }
 }
 
 /// What is trained, how much of it at once, and by which program.

@@ -25,6 +25,7 @@ pub mod ranks;
 pub mod report;
 pub mod search;
 pub mod serving;
+mod unique;
 
 pub use accelerator::Accelerator;
 pub use calibration::{Calibration, Observation, Origin};

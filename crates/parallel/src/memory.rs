@@ -253,7 +253,7 @@ impl<'a> Held<'a> {
                 memory.recompute_bytes = dropped;
             }
             // What else is kept is on the host.
-            Recompute::Projections | Recompute::Full => {
+            Recompute::Projections | Recompute::Queries | Recompute::Full => {
                 memory.activations_bytes = input * in_flight;
                 memory.recompute_bytes = all;
             }

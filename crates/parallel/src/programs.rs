@@ -69,7 +69,7 @@ fn megatron(model: &Model, layout: &Layout, training: &Training) -> Vec<String> 
     }
     match layout.recompute {
         Recompute::None => {}
-        Recompute::Selective | Recompute::Projections => flag("recompute-activations"),
+        Recompute::Selective | Recompute::Projections | Recompute::Queries => flag("recompute-activations"),
         Recompute::Full => {
             list.extend(option("recompute-granularity", "full"));
             list.extend(option("recompute-method", "uniform"));
@@ -120,7 +120,7 @@ fn torchtitan(layout: &Layout, training: &Training) -> Vec<String> {
     set("training.seq_len", training.sequence.to_string());
     let mode = match layout.recompute {
         Recompute::None => "none",
-        Recompute::Selective | Recompute::Projections => "selective",
+        Recompute::Selective | Recompute::Projections | Recompute::Queries => "selective",
         Recompute::Full => "full",
     };
     set("activation_checkpoint.mode", mode.to_owned());
@@ -143,14 +143,17 @@ fn maxtext(layout: &Layout, training: &Training) -> Vec<String> {
             "remat_policy={}",
             match layout.recompute {
                 Recompute::None | Recompute::Selective => "minimal",
-                Recompute::Projections => "custom",
+                Recompute::Projections | Recompute::Queries => "custom",
                 Recompute::Full => "full",
             }
         ),
     ];
-    if layout.recompute == Recompute::Projections {
-        let kept = ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"];
+    if matches!(layout.recompute, Recompute::Projections | Recompute::Queries) {
+        let kept = ["decoder_layer_input", "query_proj", "key_proj", "value_proj"];
         list.extend(kept.map(|name| format!("{name}=offload")));
+    }
+    if layout.recompute == Recompute::Projections {
+        list.push("out_proj=offload".to_owned());
     }
     if layout.expert > 1 {
         list.push(format!("ici_expert_parallelism={}", layout.expert));
@@ -198,7 +201,32 @@ pub fn environment(layout: &Layout, training: &Training) -> Vec<(String, String)
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.to_string()))
+    .chain(choices(layout, training))
     .collect()
+}
+
+/// Choices that are words: what a calibration from the job has to know besides the sizes.
+fn choices(layout: &Layout, training: &Training) -> [(String, String); 3] {
+    let recompute = match layout.recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Projections => "projections",
+        Recompute::Queries => "queries",
+        Recompute::Full => "full",
+    };
+    let sharding = match layout.sharding {
+        Sharding::None => "none",
+        Sharding::Optimizer => "optimizer",
+        Sharding::Full => "full",
+    };
+    let precision = match training.precision {
+        Precision::Bf16 => "bf16",
+        Precision::Fp16 => "fp16",
+        Precision::Fp8 => "fp8",
+        Precision::Fp32 => "fp32",
+    };
+    [("PARALLEL_RECOMPUTE", recompute), ("PARALLEL_SHARDING", sharding), ("PARALLEL_PRECISION", precision)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
 impl Arguments {

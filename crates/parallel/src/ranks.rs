@@ -299,6 +299,57 @@ impl Mapper<'_> {
         starts
     }
 
+    /// The cheapest order of dimensions and of devices that is found: its cost, and devices by rank.
+    fn cheapest(&self, hosts: &[Host]) -> Option<(f64, Order, Vec<Device>)> {
+        let units: Vec<Unit> = hosts
+            .iter()
+            .enumerate()
+            .flat_map(|(at, host)| (0..host.devices).map(move |device| (at, device)))
+            .map(|device| Unit { devices: vec![device], home: self.paths[device.0].clone() })
+            .collect();
+        // Experts are spread over consecutive ranks of a stage.
+        let orders = match self.layout.expert {
+            1 => &[Order::DataFirst, Order::PipelineFirst][..],
+            _ => &[Order::DataFirst],
+        };
+        let mut best: Option<(f64, Order, Vec<Device>)> = None;
+        for order in orders {
+            for mut devices in self.starts(&units, *order) {
+                let cost = self.improve(&mut devices, *order);
+                if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
+                    best = Some((cost, *order, devices));
+                }
+            }
+        }
+        best
+    }
+
+    /// Every data parallel group is on the same device of each of its hosts.
+    fn is_rail_aligned(&self, devices: &[Device], order: Order) -> bool {
+        let (size, stride) = self.dimensions(order)[2];
+        Mapper::groups(devices.len(), size, stride).all(|mut group| {
+            let Some(first) = group.next() else { return true };
+            group.all(|at| devices[at].1 == devices[first].1 || devices[at].0 == devices[first].0)
+        })
+    }
+
+    fn ranks(&self, devices: &[Device], order: Order, hosts: &[Host]) -> Vec<Rank> {
+        let dimensions = self.dimensions(order);
+        let ranks = devices.iter().enumerate().map(|(rank, (host, device))| {
+            let position = |(size, stride): (usize, usize)| (rank / stride % size) as u64;
+            Rank {
+                rank: rank as u64,
+                host: hosts[*host].name.clone(),
+                device: *device,
+                tensor: position(dimensions[0]),
+                context: position(dimensions[1]),
+                data: position(dimensions[2]),
+                pipeline: position(dimensions[3]),
+            }
+        });
+        ranks.collect()
+    }
+
     /// Exchanges pairs while that helps.
     fn improve(&self, devices: &mut [Device], order: Order) -> f64 {
         let mut cost = self.cost(devices, order);
@@ -363,17 +414,8 @@ fn us_per_byte(accelerator: &Accelerator, hosts: &[Host], depth: usize) -> Vec<f
         .collect()
 }
 
-/// Gives every device of a gang its rank.
-///
-/// # Errors
-/// If the hosts have another number of devices than the layout, or places of different depth.
-pub fn map(
-    model: &Model,
-    layout: &Layout,
-    training: &Training,
-    accelerator: &Accelerator,
-    hosts: &[Host],
-) -> Result<RankMap, PlanError> {
+/// The depth of the tree that hosts stand in, the host itself included.
+fn depth(layout: &Layout, hosts: &[Host]) -> Result<usize, PlanError> {
     let total: u64 = hosts.iter().fold(0, |sum: u64, host| sum.saturating_add(host.devices));
     if total != layout.devices() || total > DEVICES_MAX {
         return Err(PlanError::IllegalLayout(format!(
@@ -391,7 +433,21 @@ pub fn map(
             hosts[0].name
         )));
     }
-    let depth = places + 1;
+    Ok(places + 1)
+}
+
+/// Gives every device of a gang its rank.
+///
+/// # Errors
+/// If the hosts have another number of devices than the layout, or places of different depth.
+pub fn map(
+    model: &Model,
+    layout: &Layout,
+    training: &Training,
+    accelerator: &Accelerator,
+    hosts: &[Host],
+) -> Result<RankMap, PlanError> {
+    let depth = depth(layout, hosts)?;
     let mapper = Mapper {
         paths: paths(hosts),
         depth,
@@ -399,69 +455,47 @@ pub fn map(
         layout,
         traffic: traffic(model, layout, training),
     };
-    let units: Vec<Unit> = hosts
-        .iter()
-        .enumerate()
-        .flat_map(|(at, host)| (0..host.devices).map(move |device| (at, device)))
-        .map(|device| Unit { devices: vec![device], home: mapper.paths[device.0].clone() })
-        .collect();
-    // Experts are spread over consecutive ranks of a stage.
-    let orders =
-        if layout.expert > 1 { &[Order::DataFirst][..] } else { &[Order::DataFirst, Order::PipelineFirst] };
-    let mut best: Option<(f64, Order, Vec<Device>)> = None;
-    for order in orders {
-        for mut devices in mapper.starts(&units, *order) {
-            let cost = mapper.improve(&mut devices, *order);
-            if best.as_ref().is_none_or(|(least, ..)| cost < least * (1.0 - 1e-9)) {
-                best = Some((cost, *order, devices));
-            }
-        }
-    }
-    let Some((communication_us, order, devices)) = best else {
+    let Some((communication_us, order, devices)) = mapper.cheapest(hosts) else {
         return Err(PlanError::IllegalLayout("a gang has at least one device".to_owned()));
     };
     let widest = mapper.widest(&devices, order).map(|shared| depth - shared);
-    let dimensions = mapper.dimensions(order);
-    let rail_aligned = Mapper::groups(devices.len(), dimensions[2].0, dimensions[2].1).all(|mut group| {
-        let Some(first) = group.next() else { return true };
-        group.all(|at| devices[at].1 == devices[first].1 || devices[at].0 == devices[first].0)
-    });
-    let ranks = devices.iter().enumerate().map(|(rank, (host, device))| {
-        let position = |(size, stride): (usize, usize)| (rank / stride % size) as u64;
-        Rank {
-            rank: rank as u64,
-            host: hosts[*host].name.clone(),
-            device: *device,
-            tensor: position(dimensions[0]),
-            context: position(dimensions[1]),
-            data: position(dimensions[2]),
-            pipeline: position(dimensions[3]),
-        }
-    });
+    let rail_aligned = mapper.is_rail_aligned(&devices, order);
     let imex_domains = imex_domains(accelerator, hosts);
-    let mut environment = Vec::new();
-    if !accelerator.is_tpu() {
-        let mut set = |name: &str, value: &str| environment.push((name.to_owned(), value.to_owned()));
-        if rail_aligned && layout.data > 1 && widest[2] > 0 {
-            set("NCCL_CROSS_NIC", "0");
-        }
-        if !imex_domains.is_empty() {
-            set("NCCL_MNNVL_ENABLE", "1");
-        }
-        if layout.expert > 1 {
-            // All-to-all may leave on another rail's adapter over the fast links.
-            set("NCCL_P2P_PXN_LEVEL", "2");
-        }
-    }
+    let crosses_rails = !rail_aligned || layout.data == 1 || widest[2] == 0;
     Ok(RankMap {
-        ranks: ranks.collect(),
+        ranks: mapper.ranks(&devices, order, hosts),
         order,
         communication_us,
         widest,
         rail_aligned,
-        environment,
+        environment: nccl(accelerator, layout, crosses_rails, !imex_domains.is_empty()),
         imex_domains,
     })
+}
+
+/// What NCCL is told of the ranks; nothing on TPUs.
+fn nccl(
+    accelerator: &Accelerator,
+    layout: &Layout,
+    crosses_rails: bool,
+    shares_memory: bool,
+) -> Vec<(String, String)> {
+    let mut environment = Vec::new();
+    let mut set = |name: &str, value: &str| environment.push((name.to_owned(), value.to_owned()));
+    if accelerator.is_tpu() {
+        return environment;
+    }
+    if !crosses_rails {
+        set("NCCL_CROSS_NIC", "0");
+    }
+    if shares_memory {
+        set("NCCL_MNNVL_ENABLE", "1");
+    }
+    if layout.expert > 1 {
+        // All-to-all may leave on another rail's adapter over the fast links.
+        set("NCCL_P2P_PXN_LEVEL", "2");
+    }
+    environment
 }
 
 /// Hosts by domain of fast links, where that is wider than a host.

@@ -189,6 +189,14 @@ impl Question {
                 });
             }
         }
+        if let Some(micro_batch) = fixed.micro_batch
+            && !self.training.batch.is_multiple_of(micro_batch)
+        {
+            return Err(PlanError::IllegalLayout(format!(
+                "{} sequences do not divide into micro-batches of {micro_batch}",
+                self.training.batch
+            )));
+        }
         if let Some(tensor) = fixed.tensor {
             if let Some(devices) = fixed.worker_devices
                 && !fixed.inside_worker(tensor)

@@ -61,24 +61,41 @@ fn published_times_are_met_as_well_as_the_guide_says() {
     let h100 = check.summary(Some("h100"));
     assert!(h100.rows == 14 && h100.average_percent <= 4.0 && h100.missed == 0, "{h100:?}");
     let all = check.summary(None);
-    assert!(all.rows == 73 && all.average_percent <= 5.0, "{all:?}");
-    // Their sources do not tell how these ran: the mesh and the traffic with hosts of one, the padding of the other.
+    assert!(all.rows == 78 && all.average_percent <= 4.0, "{all:?}");
+    // Its authors contradict it: its own share of the peak says 135 tokens a second where it has 123, their log 139.
     let missed = check.times.iter().filter(|row| row.error_percent.abs() > 10.0);
-    let missed: Vec<&str> = missed.map(|row| row.name.as_str()).collect();
-    assert_eq!(missed, ["Llama3.1-405B on 512 v6e", "Mixtral-8x7B on 128 v5p"]);
+    let missed: Vec<(&str, &str, bool)> =
+        missed.map(|row| (row.table, row.name.as_str(), row.unfitted.is_empty())).collect();
+    assert_eq!(missed, [("MaxText", "Llama3.1-405B, tensor 4 on 512 v6e", false)]);
+    let log = check.times.iter().find(|row| row.table == "MaxText, logs" && row.name == missed[0].1).unwrap();
+    assert!(log.error_percent.abs() < 5.0, "{log:?}");
 }
 
-/// A fit that has not seen a row predicts it nearly as well as one that has.
+/// Constants that have not seen a row predict it nearly as well as those that have.
 #[test]
-fn the_calibrations_predict_rows_that_they_were_not_fitted_to() {
-    for (kind, average_max, worst_max) in [("h100", 5.0, 12.0), ("v6e", 10.0, 10.0)] {
+fn the_constants_predict_rows_that_they_were_not_fitted_to() {
+    for (kind, average_max, worst_max) in [("h100", 5.0, 12.0), ("v6e", 5.0, 12.2)] {
         let rows = left_out(kind);
-        let rows = rows.iter().filter(|row| !row.name.starts_with("Llama3.1-405B on 512"));
-        let errors: Vec<f64> = rows.map(|row| row.left_out_error_percent.abs()).collect();
+        let errors: Vec<f64> = rows.iter().map(|row| row.left_out_error_percent.abs()).collect();
         let average = errors.iter().sum::<f64>() / errors.len() as f64;
         let worst = errors.iter().copied().fold(0.0, f64::max);
         assert!(average <= average_max && worst <= worst_max, "{kind}: {errors:?}");
+        let unseen: Vec<f64> = rows.iter().map(|row| row.no_overlap_error_percent.abs()).collect();
+        let average = unseen.iter().sum::<f64>() / unseen.len() as f64;
+        assert!(average <= 7.0, "{kind}: {unseen:?}");
     }
+}
+
+/// The answer says how many steps stand behind each constant.
+#[test]
+fn constants_name_the_steps_that_they_were_chosen_by() {
+    let constants = check().constants;
+    let rows = |name: &str| constants.iter().find(|row| row.name == name).unwrap().rows;
+    assert_eq!((rows("calibration of v6e"), rows("calibration of v5p")), (9, 3));
+    assert_eq!(
+        (rows("overlap of palm-2022"), rows("overlap of dualpipe"), rows("overlap of maxtext")),
+        (1, 1, 13)
+    );
 }
 
 #[test]
@@ -97,6 +114,7 @@ fn the_fit_finds_the_calibrations_again() {
     for kind in ["h100", "v6e"] {
         let observations: Vec<Observation> = published::rows()
             .into_iter()
+            .filter(|row| row.unfitted.is_empty())
             .map(|row| row.observation)
             .filter(|observation| observation.accelerator.name == kind)
             .collect();

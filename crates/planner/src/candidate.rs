@@ -48,7 +48,10 @@ pub(crate) fn place(
     let site = &candidate.site;
     let mut attempt = Attempt::new(state, spec, terms, site, budget);
     let workers = if terms.elastic && spec.is_elastic() {
-        most_workers(&mut attempt, candidate.bound)?
+        match most_workers(&mut attempt, candidate.bound)? {
+            Some(fitting) => listed_workers(&mut attempt, fitting)?,
+            None => None,
+        }
     } else {
         attempt.arrange()?.then_some(candidate.bound)
     };
@@ -116,6 +119,27 @@ fn most_workers(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>
         try_workers(attempt, units * unit)?;
     }
     Ok(Some(units * unit))
+}
+
+/// Of as many workers of an elastic gang as fit and are placed, keeps the largest number that its group lists; returns
+/// how many. None if only numbers fit that it does not list.
+fn listed_workers(attempt: &mut Attempt<'_, '_>, fitting: u32) -> Result<Option<u32>, Spent> {
+    let Some(group) = attempt.spec.groups.first() else { return Ok(Some(fitting)) };
+    let mut size = group.size_at_most(fitting);
+    if size == fitting {
+        return Ok(Some(fitting));
+    }
+    loop {
+        if try_workers(attempt, size)?.0 {
+            return Ok(Some(size));
+        }
+        // An even split may fail for fewer though it works for more.
+        let Some(below) = size.checked_sub(1) else { return Ok(None) };
+        size = group.size_at_most(below);
+        if size == below {
+            return Ok(None);
+        }
+    }
 }
 
 /// Whether so many workers of the one group fit, and how many did.

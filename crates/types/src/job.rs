@@ -468,7 +468,21 @@ fn check_directory(field: &str, path: &str, found: &mut Vec<Violation>) {
     }
 }
 
+/// The variable of a group's environment that lists, separated by commas, the numbers of workers that an elastic job may
+/// have. It bounds what is proposed, not what is valid: a replica that does not know it accepts the same records.
+pub const SIZES_VARIABLE: &str = "PARALLEL_SIZES";
+
 impl TaskGroup {
+    /// The largest number of workers that the group lists, at most so many and at least its fewest. So many where it
+    /// lists none of these.
+    #[must_use]
+    pub fn size_at_most(&self, workers: u32) -> u32 {
+        let listed = self.environment.get(SIZES_VARIABLE).map_or("", String::as_str);
+        let sizes = listed.split(',').filter_map(|size| size.trim().parse().ok());
+        let fits = |size: &u32| (self.workers_min..=workers).contains(size);
+        sizes.filter(fits).max().unwrap_or(workers)
+    }
+
     /// Workers of a fixed number, with no variables of their own and no slice.
     #[must_use]
     pub fn new(name: Name, workers: u32, command: Vec<String>, request: WorkerRequest) -> TaskGroup {

@@ -41,7 +41,9 @@ pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
-pub use job::{Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, TaskGroup, WorkerRequest};
+pub use job::{
+    Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
+};
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use name::{NAME_RULE, Name};
 pub use read::{At, Consistency, ReadFrom};

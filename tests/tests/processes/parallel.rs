@@ -55,7 +55,8 @@ async fn occupy(client: &muster_client::Client, hosts: u32, expected_run_ms: u64
 async fn ended(client: &muster_client::Client, id: &str) -> ([u64; 5], String) {
     let job = wait_for_job(client, id, is_finished).await;
     let mut told = String::new();
-    for rank in 0..job.worker_count {
+    let workers = job.placement.as_ref().map_or(0, |placement| placement.workers.len());
+    for rank in 0..workers as u32 {
         told.push_str(&output_of_rank(client, id, rank).await);
     }
     assert_eq!(job.phase(), JobPhase::Succeeded, "{told}");
@@ -153,6 +154,75 @@ async fn a_job_gets_the_size_that_ends_first_and_its_workers_the_layout() {
     eventually("a host is still held", || async {
         let nodes = client.list_jobs(v1::ListJobsRequest::default()).await.unwrap().jobs;
         nodes.iter().all(is_finished).then_some(())
+    })
+    .await;
+    drop(agents);
+    cluster.assert_digests_agree().await;
+}
+
+/// A job that saves its work lists its sizes: it is placed in the largest of them that is free and never in between, and its
+/// workers get the layout of that size. What it measured calibrates a plan, and steps of jobs that contradict one another
+/// are refused by name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_takes_the_largest_listed_size_that_is_free_and_plans_learn_from_jobs() {
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    let agents = Agents::start(&cluster, &["a", "b", "c", "d"]).await;
+    let client = cluster.client();
+    let directory = cluster.scratch.path().join("files");
+    let saved = cluster.scratch.path().join("saved");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::create_dir(&saved).unwrap();
+    let config = write(&directory, "config.json", CONFIG);
+    let text = |name: &str, seconds: u32| {
+        let text = manifest(name, "{model: config.json, steps: 20}");
+        let text = text
+            .replace("  cpu: 100m\n", &format!("  cpu: 100m\n  checkpointDirectory: {}\n", saved.display()));
+        text.replace(
+            "titan $PARALLEL_TORCHTITAN",
+            &format!("titan $PARALLEL_TORCHTITAN\\\"; echo \\\"step_time_s={seconds}"),
+        )
+    };
+
+    // One host of four is held: three would fit, and two are a listed size.
+    let holder = occupy(&client, 1, 3_600_000).await;
+    let file = write(&directory, "saves.yaml", &text("saves", 40));
+    let ran = cluster.operate(&["submit", &file]).await;
+    assert!(ran.code == Some(0) && ran.err.contains("allowed  h100"), "{ran:#?}");
+    let id = ran.out.trim().to_owned();
+    let (sizes, told) = ended(&client, &id).await;
+    assert_ranks(&told, sizes, 2);
+    let job = client.get_job(v1::GetJobRequest { job_id: id, read: None }).await.unwrap().job.unwrap();
+    let group = job.spec.unwrap().groups.remove(0);
+    assert_eq!((group.workers_min, group.workers), (1, 4));
+    assert_eq!(group.environment["PARALLEL_SIZES"], "1,2,4");
+    assert!(!told.contains("PARALLEL_LAYOUT"), "{told}");
+
+    let plan = ["parallel", "plan", &config, "--accelerators", "h100", "--max", "16"];
+    let learned = cluster.operate(&[&plan[..], &["--calibrate-from", "saves"]].concat()).await;
+    assert!(learned.code == Some(0) && learned.out.contains("measured"), "{learned:#?}");
+    let file = write(&directory, "slow.yaml", &text("slow", 90));
+    let ran = cluster.operate(&["submit", &file]).await;
+    assert!(ran.code == Some(0), "{ran:#?}");
+    let (sizes, told) = ended(&client, ran.out.trim()).await;
+    assert_ranks(&told, sizes, 2);
+    let both = [&plan[..], &["--calibrate-from", "saves", "--calibrate-from", "slow"]].concat();
+    cluster
+        .operate(&both)
+        .await
+        .assert_refused(2, &["saves (job-", "slow (job-", "are the same step", "next: "]);
+    let other =
+        ["parallel", "plan", &config, "--accelerators", "a100", "--max", "16", "--calibrate-from", "saves"];
+    cluster.operate(&other).await.assert_refused(2, &["it does not ask for a100 alone"]);
+    let unplanned = [&plan[..], &["--calibrate-from", &holder]].concat();
+    cluster
+        .operate(&unplanned)
+        .await
+        .assert_refused(2, &["it was submitted without a layout: PARALLEL_TENSOR"]);
+    client.cancel_job(v1::CancelJobRequest { job_id: holder, ..Default::default() }).await.unwrap();
+    eventually("a host is still held", || async {
+        let jobs = client.list_jobs(v1::ListJobsRequest::default()).await.unwrap().jobs;
+        jobs.iter().all(is_finished).then_some(())
     })
     .await;
     drop(agents);

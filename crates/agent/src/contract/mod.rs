@@ -133,14 +133,35 @@ pub fn environment(placement: &Placement, worker: &Launch, here: &Here<'_>) -> B
         variables.extend(forms::jax(placement, jax_devices));
     }
     variables.extend(forms::tpu(placement, worker));
+    variables.extend(layout_of_size(worker, placement.rank_map.len()));
     for (key, value) in &worker.environment {
-        if !key.starts_with("MUSTER_") {
+        if !key.starts_with("MUSTER_") && !key.starts_with(LAYOUTS) {
             variables.insert(key.clone(), value.clone());
         }
     }
     variables.extend(visibility);
     variables.extend(muster(placement, worker, local, here));
     variables
+}
+
+/// Variables that hold what a job planned for one of the sizes that it may have: the number of workers follows, and the
+/// value is a JSON object of variables.
+const LAYOUTS: &str = "PARALLEL_LAYOUT_";
+
+/// What the job planned for a gang of so many workers: nothing outside of what a plan sets, and nothing from a value that
+/// is not read.
+fn layout_of_size(worker: &Launch, workers: usize) -> BTreeMap<String, String> {
+    let planned = worker.environment.get(&format!("{LAYOUTS}{workers}"));
+    let variables = planned.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(text).ok());
+    let is_of_plan = |name: &str| {
+        let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+        (name.starts_with("PARALLEL_") || name.starts_with("NCCL_")) && name.bytes().all(plain)
+    };
+    variables
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|(name, value)| is_of_plan(name) && !name.starts_with(LAYOUTS) && !value.contains('\0'))
+        .collect()
 }
 
 type Pairs = Vec<(String, String)>;

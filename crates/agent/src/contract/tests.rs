@@ -251,3 +251,36 @@ fn families_by_name() {
     assert_eq!(family("trainium2"), Family::Other);
     assert_eq!(family(""), Family::Other);
 }
+
+/// Of the layouts that a job planned for its sizes, a worker gets the one for the size that it was placed in, and none of
+/// the others.
+#[test]
+fn a_worker_gets_the_layout_of_the_size_that_was_placed() {
+    let planned = |tensor: u32| {
+        serde_json::json!({
+            "PARALLEL_TENSOR": tensor.to_string(), "NCCL_CROSS_NIC": "0", "PATH": "/elsewhere", "MUSTER_RANK": "7",
+            "PARALLEL_LAYOUT_9": "{}", "PARALLEL_x": "1", "PARALLEL_ZERO": "a\u{0}b",
+        })
+        .to_string()
+    };
+    let of = |workers: usize, layouts: &[(&str, String)]| {
+        let mut launch = worker(0, 1, "h100");
+        launch.environment.insert("PARALLEL_SIZES".into(), "1,2".into());
+        launch.environment.extend(layouts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        let map = vec![place("gpu-a", "10.0.0.1", 1); workers];
+        let text = text(&placement(map, vec![launch]), 0, "gpu-a", "h100");
+        let kept = |line: &&str| line.starts_with("PARALLEL_") || line.starts_with("NCCL_CROSS_NIC");
+        text.lines().filter(kept).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let layouts = [("PARALLEL_LAYOUT_1", planned(1)), ("PARALLEL_LAYOUT_2", planned(4))];
+    let given = |tensor: &str| ["NCCL_CROSS_NIC=0", "PARALLEL_SIZES=1,2", tensor].map(str::to_owned).to_vec();
+    assert_eq!(of(1, &layouts), given("PARALLEL_TENSOR=1"));
+    assert_eq!(of(2, &layouts), given("PARALLEL_TENSOR=4"));
+    assert_eq!(of(3, &layouts), ["PARALLEL_SIZES=1,2"]);
+    // What the job sets by itself counts for more.
+    let own = [("PARALLEL_LAYOUT_1", planned(1)), ("NCCL_CROSS_NIC", "1".to_owned())];
+    assert_eq!(of(1, &own), ["NCCL_CROSS_NIC=1", "PARALLEL_SIZES=1,2", "PARALLEL_TENSOR=1"]);
+    for broken in ["", "[]", "{\"PARALLEL_TENSOR\": 1}", "{"] {
+        assert_eq!(of(1, &[("PARALLEL_LAYOUT_1", broken.to_owned())]), ["PARALLEL_SIZES=1,2"], "{broken}");
+    }
+}

@@ -24,7 +24,7 @@ use muster_types::policy::{
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode,
-    Submission, TaskGroup,
+    SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use crate::support::{
@@ -365,6 +365,10 @@ impl World {
         }
         if let Some(min) = self.number(words, "min=") {
             draft.groups[0].workers_min = min.parse().unwrap();
+        }
+        if let Some(sizes) = self.number(words, "sizes=") {
+            let sizes = (SIZES_VARIABLE.to_owned(), sizes.to_owned());
+            draft.groups[0].environment.extend([sizes]);
         }
         draft.expected_run_ms = self.number(words, "runs=").map(duration_ms);
         if let Some(grace) = self.number(words, "grace=") {

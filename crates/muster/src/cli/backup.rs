@@ -231,7 +231,7 @@ fn show(
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Backup", None::<u64>, backup))?,
         Format::Name => console.line(&backup.file)?,
-        Format::Table | Format::Wide => {
+        Format::Table | Format::Wide | Format::Html => {
             console.line(&format!(
                 "{}: cluster {} generation {} at log index {} ({})",
                 backup.file,

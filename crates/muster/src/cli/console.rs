@@ -22,6 +22,8 @@ pub enum Format {
     Yaml,
     /// Ids or names only, one per line
     Name,
+    /// A page with pictures: a plan alone has one
+    Html,
 }
 
 /// Stdout and stderr with what the user wants of them.

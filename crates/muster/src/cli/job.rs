@@ -200,7 +200,7 @@ async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArg
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Job", answer.freshness, job))?,
         Format::Name => console.line(&job.id)?,
-        Format::Table | Format::Wide => describe(console, &job)?,
+        Format::Table | Format::Wide | Format::Html => describe(console, &job)?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
@@ -401,7 +401,7 @@ pub fn print_jobs(
             let lines: String = jobs.iter().map(|job| format!("{}\n", job.id)).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide => console.table(&table(&jobs, console.is_wide())),
+        Format::Table | Format::Wide | Format::Html => console.table(&table(&jobs, console.is_wide())),
     }
 }
 

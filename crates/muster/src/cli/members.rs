@@ -284,7 +284,7 @@ async fn transfer(
             console.object(&Document::new("ClusterLeader", None::<u64>, ClusterLeader { leader }))?;
         }
         Format::Name => console.line(&leader.to_string())?,
-        Format::Table | Format::Wide => console.line(&format!("replica {leader} leads"))?,
+        Format::Table | Format::Wide | Format::Html => console.line(&format!("replica {leader} leads"))?,
     }
     Ok(Exit::Ok)
 }
@@ -308,7 +308,9 @@ async fn upgrade(
             console.object(&Document::new("ClusterFormat", log_index, ClusterFormat { format }))?;
         }
         Format::Name => console.line(&format.to_string())?,
-        Format::Table | Format::Wide => console.line(&format!("record format {format} is in force"))?,
+        Format::Table | Format::Wide | Format::Html => {
+            console.line(&format!("record format {format} is in force"))?
+        }
     }
     Ok(Exit::Ok)
 }
@@ -347,7 +349,7 @@ fn show(console: &Console, answer: v1::MembershipResponse) -> Result<(), Failure
             let ids = members.voters.iter().chain(&members.learners);
             ids.map(u64::to_string).try_for_each(|id| console.line(&id))
         }
-        Format::Table | Format::Wide => {
+        Format::Table | Format::Wide | Format::Html => {
             let learners = match members.learners.as_slice() {
                 [] => String::new(),
                 some => format!("; learners {}", list(some)),

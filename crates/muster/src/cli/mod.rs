@@ -31,6 +31,7 @@ mod node;
 mod node_health;
 mod parallel;
 mod parallel_auto;
+mod parallel_steps;
 mod policy;
 mod policy_view;
 mod probe;
@@ -222,6 +223,10 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
 }
 
 async fn dispatch(global: &Global, console: &Console, command: ClientCommand) -> Result<Exit, Failure> {
+    let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
+    if console.format == Format::Html && !is_plan {
+        return Err(Failure::usage("-o html is for muster parallel plan alone"));
+    }
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,
         ClientCommand::Run(args) => run::run(global, console, *args).await,
@@ -237,7 +242,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
-        ClientCommand::Parallel(command) => parallel::run(console, command),
+        ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => logs::run(global, console, args).await,
         ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,

@@ -185,7 +185,7 @@ fn print_forgotten(console: &Console, log_index: Option<u64>, ids: Vec<String>) 
         Format::Json | Format::Yaml => {
             console.object(&Document::new("ForgottenNodes", log_index, Items { items: ids }))?;
         }
-        Format::Name | Format::Table | Format::Wide => {
+        Format::Name | Format::Table | Format::Wide | Format::Html => {
             for id in ids {
                 console.line(&id)?;
             }
@@ -225,7 +225,7 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Node", answer.freshness, node))?,
         Format::Name => console.line(&node.name)?,
-        Format::Table | Format::Wide => {
+        Format::Table | Format::Wide | Format::Html => {
             let job_ids = node.job_ids.clone();
             console.table(&table(&[node], true))?;
             if !job_ids.is_empty() {
@@ -358,7 +358,7 @@ pub(super) fn print_nodes(
             let lines: String = nodes.iter().map(|node| format!("{}\n", node.name)).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide => console.table(&table(&nodes, console.is_wide())),
+        Format::Table | Format::Wide | Format::Html => console.table(&table(&nodes, console.is_wide())),
     }
 }
 

@@ -7,23 +7,21 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_parallel::accelerator;
-use muster_parallel::calibration::{self, Observation};
+use muster_parallel::calibration;
 use muster_parallel::check::{self, Check, LeftOutRow};
 use muster_parallel::search::{Candidate, Fixed, Question, usual_program};
 use muster_parallel::serving::Serving;
 use muster_parallel::{
-    Accelerator, Calibration, Layout, Model, PlanError, Precision, Recompute, Report, Sharding, Training,
-    html, parse_config,
+    Accelerator, Calibration, Model, PlanError, Precision, Recompute, Report, Sharding, Training, html,
+    parse_config,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::console::{Console, Grid};
+use super::Global;
+use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
+use super::parallel_steps;
 
-/// Largest file of measured steps, in bytes.
-const STEPS_BYTES_MAX: u64 = 1 << 20;
-/// Most measured steps of one calibration.
-const STEPS_MAX: usize = 1000;
 /// Plans of each model whose time is taken.
 const TIMED_PLANS: usize = 21;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -76,12 +74,16 @@ enum ShardingName {
 
 /// Options of `muster parallel plan`.
 #[derive(Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   muster parallel plan config.json --accelerators h100 --max 1024
   muster parallel plan config.json --accelerators h100 --max 64 --batch 512 --sequence 4096 --html plan.html
   muster parallel plan config.json --accelerators a100 --max 512 --tensor 8 --recompute full -o json
+  muster parallel plan config.json --accelerators h100 --max 64 -o html > plan.html
   muster parallel plan config.json --accelerators h100 --max 256 --steps steps.json
+  muster parallel plan config.json --accelerators h100 --max 256 --calibrate-from pretrain
 
 The model is a config.json as Hugging Face keeps it beside the weights. Sizes that are not given are the planner's.
 A time is a prediction: the last table says what it rests on, `muster parallel check` how far it is off for runs
@@ -89,7 +91,10 @@ that were published.
 
 Steps that you measured calibrate it: a JSON list of objects with step_time_s, tensor, pipeline, data, micro_batch and
 where they differ from 1, none or the options, context, expert, interleave, recompute, sharding, batch and sequence,
-all of this model on these accelerators.")]
+all of this model on these accelerators. Or they come from jobs that were submitted with `parallel`: their layout is
+in their environment, and their step times are in the output of their first and last worker, as Megatron-LM and
+MaxText print them or as step_time_s=SECONDS."
+)]
 pub struct PlanArgs {
     /// The model's config.json; - for stdin
     config: PathBuf,
@@ -138,6 +143,9 @@ pub struct PlanArgs {
     /// Steps that you measured
     #[arg(long, value_name = "FILE")]
     steps: Option<PathBuf>,
+    /// A job of the cluster whose steps calibrate it, by id or name; may be repeated
+    #[arg(long, value_name = "JOB")]
+    calibrate_from: Vec<String>,
     /// Write a page with pictures as well
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -145,12 +153,15 @@ pub struct PlanArgs {
 
 /// Options of `muster parallel serve`.
 #[derive(Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   muster parallel serve config.json --accelerators h200 --context 8192 --requests 64
   muster parallel serve config.json --accelerators h100 --bytes 1 -o json
 
-Every time is a bound that follows from bandwidths and peaks; no measured server stands behind it.")]
+Every time is a bound that follows from bandwidths and peaks; no measured server stands behind it."
+)]
 pub struct ServeArgs {
     /// The model's config.json; - for stdin
     config: PathBuf,
@@ -179,39 +190,10 @@ pub struct CheckArgs {
     left_out: bool,
 }
 
-/// One measured step, as its file says it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MeasuredStep {
-    step_time_s: f64,
-    #[serde(default = "one")]
-    tensor: u64,
-    #[serde(default = "one")]
-    pipeline: u64,
-    #[serde(default = "one")]
-    data: u64,
-    #[serde(default = "one")]
-    context: u64,
-    #[serde(default = "one")]
-    expert: u64,
-    #[serde(default = "one")]
-    micro_batch: u64,
-    #[serde(default = "one")]
-    interleave: u64,
-    recompute: Option<Recompute>,
-    sharding: Option<Sharding>,
-    batch: Option<u64>,
-    sequence: Option<u64>,
-}
-
-fn one() -> u64 {
-    1
-}
-
 /// Runs one command.
-pub fn run(console: &Console, command: ParallelCommand) -> Result<Exit, Failure> {
+pub async fn run(global: &Global, console: &Console, command: ParallelCommand) -> Result<Exit, Failure> {
     match command {
-        ParallelCommand::Plan(args) => plan(console, &args),
+        ParallelCommand::Plan(args) => plan(global, console, &args).await,
         ParallelCommand::Serve(args) => serve(console, &args),
         ParallelCommand::Check(CheckArgs { timing: true, .. }) => timing(console),
         ParallelCommand::Check(CheckArgs { left_out: true, .. }) => left_out(console),
@@ -244,7 +226,7 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<String, Failure> {
 }
 
 /// An error behind its stable code.
-fn coded(error: &PlanError) -> String {
+pub fn coded(error: &PlanError) -> String {
     format!("{}: {error}", error.code())
 }
 
@@ -295,68 +277,32 @@ fn question(args: &PlanArgs) -> Result<Question, Failure> {
         },
     };
     question.check().map_err(|error| wrong(&error))?;
-    match &args.steps {
-        Some(path) => Ok(Question { calibration: calibrate(path, &question)?, ..question }),
-        None => Ok(question),
-    }
+    Ok(question)
 }
 
-fn calibrate(path: &Path, question: &Question) -> Result<Calibration, Failure> {
-    let text = read(path, STEPS_BYTES_MAX)?;
-    let steps: Vec<MeasuredStep> = serde_json::from_str(&text)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    if steps.len() > STEPS_MAX {
-        return Err(Failure::usage(format!("{} has more than {STEPS_MAX} steps", path.display())));
-    }
-    let mut observations = Vec::new();
-    for (at, step) in steps.iter().enumerate() {
-        let name = format!("step {}", at + 1);
-        let observation = observation(&name, step, question)
-            .map_err(|error| Failure::usage(format!("{}: {name}: {}", path.display(), coded(&error))))?;
-        observations.push(observation);
-    }
-    calibration::from_measurements(&observations)
-        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), coded(&error))))
-}
-
-fn observation(name: &str, step: &MeasuredStep, question: &Question) -> Result<Observation, PlanError> {
-    let training = Training {
-        batch: step.batch.unwrap_or(question.training.batch),
-        sequence: step.sequence.unwrap_or(question.training.sequence),
-        ..question.training
+async fn plan(global: &Global, console: &Console, args: &PlanArgs) -> Result<Exit, Failure> {
+    let mut question = question(args)?;
+    let mut steps = match &args.steps {
+        Some(path) => parallel_steps::of_file(path, &question)?,
+        None => Vec::new(),
     };
-    training.check()?;
-    let layout = Layout {
-        tensor: step.tensor,
-        pipeline: step.pipeline,
-        data: step.data,
-        context: step.context,
-        expert: step.expert,
-        micro_batch: step.micro_batch,
-        interleave: step.interleave,
-        recompute: step.recompute.unwrap_or(Recompute::None),
-        sequence_parallel: step.tensor > 1,
-        sharding: step.sharding.unwrap_or(Sharding::Optimizer),
-    };
-    layout.check(&question.model, &training, &question.accelerator)?;
-    Ok(Observation {
-        name: name.to_owned(),
-        model: question.model.clone(),
-        layouts: vec![layout],
-        training,
-        accelerator: question.accelerator,
-        step_time_us: step.step_time_s * 1e6,
-    })
-}
-
-fn plan(console: &Console, args: &PlanArgs) -> Result<Exit, Failure> {
-    let question = question(args)?;
+    if !args.calibrate_from.is_empty() {
+        steps
+            .extend(parallel_steps::of_jobs(&global.client().await?, &args.calibrate_from, &question).await?);
+    }
+    if args.steps.is_some() || !steps.is_empty() {
+        question.calibration = calibration::from_measurements(&steps).map_err(|error| {
+            Failure::usage(coded(&error)).with_next("leave out the steps that are named, or correct them")
+        })?;
+    }
     let report = Report::new(&question, args.price).map_err(|error| wrong(&error))?;
     if let Some(path) = &args.html {
         fs::write(path, html::page(&report))
             .map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", path.display())))?;
     }
-    if console.is_structured() {
+    if console.format == Format::Html {
+        console.bytes(html::page(&report).as_bytes())?;
+    } else if console.is_structured() {
         console.object(&report)?;
     } else {
         print_plan(console, &report, &question.accelerator)?;
@@ -579,44 +525,69 @@ fn timing(console: &Console) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Accelerators with published steps enough for a fit without one of them.
-const FITTED: [&str; 3] = ["a100", "h100", "v6e"];
-
 fn left_out(console: &Console) -> Result<Exit, Failure> {
-    let rows: Vec<LeftOutRow> = FITTED.into_iter().flat_map(check::left_out).collect();
+    let rows: Vec<LeftOutRow> = LEFT_OUT.into_iter().flat_map(check::left_out).collect();
     if console.is_structured() {
         console.object(&rows)?;
         return Ok(Exit::Ok);
     }
-    let mut grid = Grid::new(vec!["TABLE", "RUN", "ON", "ERROR %", "LEFT OUT %"]);
+    let mut grid = Grid::new(vec![
+        "TABLE",
+        "RUN",
+        "ON",
+        "PROGRAM",
+        "ERROR %",
+        "CALIBRATION LEFT OUT %",
+        "OVERLAP TOO %",
+    ]);
     for row in &rows {
         grid.row(vec![
             row.table.to_owned(),
             row.name.clone(),
             row.accelerator.to_owned(),
+            row.program.to_owned(),
             format!("{:+.1}", row.error_percent),
             format!("{:+.1}", row.left_out_error_percent),
+            format!("{:+.1}", row.no_overlap_error_percent),
         ]);
     }
     console.table(&grid)?;
     console.line("")?;
-    let mut grid = Grid::new(vec!["ON", "ROWS", "AVERAGE %", "LEFT OUT AVERAGE %", "LEFT OUT WORST %"]);
-    for kind in FITTED {
-        let of_kind: Vec<&LeftOutRow> = rows.iter().filter(|row| row.accelerator == kind).collect();
-        let mean = |value: fn(&LeftOutRow) -> f64| {
-            of_kind.iter().map(|row| value(row).abs()).sum::<f64>() / of_kind.len().max(1) as f64
-        };
-        let worst = of_kind.iter().map(|row| row.left_out_error_percent.abs()).fold(0.0, f64::max);
-        grid.row(vec![
-            kind.to_owned(),
-            of_kind.len().to_string(),
-            format!("{:.1}", mean(|row| row.error_percent)),
-            format!("{:.1}", mean(|row| row.left_out_error_percent)),
-            format!("{worst:.1}"),
-        ]);
-    }
-    console.table(&grid)?;
+    left_out_summary(console, &rows)?;
     Ok(Exit::Ok)
+}
+
+/// Accelerators with published steps; those without a calibration of their own are predicted with that of another.
+const LEFT_OUT: [&str; 6] = ["a100", "h100", "v6e", "v5p", "v4", "h800"];
+
+fn left_out_summary(console: &Console, rows: &[LeftOutRow]) -> Result<(), Failure> {
+    let mut grid = Grid::new(vec![
+        "ON",
+        "ROWS",
+        "AVERAGE %",
+        "WORST %",
+        "CALIBRATION LEFT OUT: AVERAGE %",
+        "WORST %",
+        "OVERLAP TOO: AVERAGE %",
+        "WORST %",
+    ]);
+    for kind in LEFT_OUT.into_iter().map(Some).chain([None]) {
+        let of_kind: Vec<&LeftOutRow> =
+            rows.iter().filter(|row| kind.is_none_or(|kind| row.accelerator == kind)).collect();
+        let mut cells = vec![kind.unwrap_or("all").to_owned(), of_kind.len().to_string()];
+        for value in [
+            |row: &LeftOutRow| row.error_percent,
+            |row: &LeftOutRow| row.left_out_error_percent,
+            |row: &LeftOutRow| row.no_overlap_error_percent,
+        ] {
+            let errors = of_kind.iter().map(|row| value(row).abs());
+            let average = errors.clone().sum::<f64>() / of_kind.len().max(1) as f64;
+            cells.push(format!("{average:.1}"));
+            cells.push(format!("{:.1}", errors.fold(0.0, f64::max)));
+        }
+        grid.row(cells);
+    }
+    console.table(&grid)
 }
 
 fn published(console: &Console) -> Result<Exit, Failure> {
@@ -692,5 +663,16 @@ fn print_check(console: &Console, check: &Check) -> Result<(), Failure> {
     for (what, why) in &check.not_predicted {
         console.line(&format!("not predicted: {what}: {why}"))?;
     }
-    Ok(())
+    for row in check.times.iter().filter(|row| !row.unfitted.is_empty()) {
+        console.line(&format!("not fitted to: {}, {}: {}", row.table, row.name, row.unfitted))?;
+    }
+    console.line("")?;
+    let mut grid = Grid::new(vec!["CONSTANTS", "VALUES", "FROM", "STEPS"]);
+    for row in &check.constants {
+        grid.row(vec![row.name.clone(), row.value.clone(), row.from.to_owned(), row.rows.to_string()]);
+    }
+    console.table(&grid)?;
+    console.line(
+        "what these constants predict for steps that they have not seen: muster parallel check --left-out",
+    )
 }

@@ -1,9 +1,13 @@
 //! A job whose split is left to the parallelism planner: its size and layout are chosen when it is submitted.
 //!
 //! Every number of workers that the file permits is one alternative, with the planner's fastest layout for it. The
-//! cluster is asked for each when it would start, and the one that ends first is submitted.
+//! cluster is asked for each when it would start. What is submitted has the one that ends first, and every larger one that
+//! is faster, as sizes of an elastic gang: the leader takes the largest that is free when it places the gang, and the
+//! worker's agent gives it the layout of that size. A job that saves its work may start with its smallest size, for it
+//! grows later.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use muster_client::Client;
@@ -13,7 +17,8 @@ use muster_parallel::search::{Candidate, Question, device_counts, usual_program}
 use muster_parallel::{
     Accelerator, CONFIG_BYTES_MAX, Calibration, Model, PlanError, Training, parse_config, programs,
 };
-use muster_types::limits::{GANG_WORKERS_MAX, RUN_TIME_LIMIT_MS_MAX};
+use muster_types::SIZES_VARIABLE;
+use muster_types::limits::{GANG_WORKERS_MAX, JOB_TEXT_BYTES_MAX, RUN_TIME_LIMIT_MS_MAX, TEXT_BYTES_MAX};
 use muster_wire::v1::{self, accelerator_request::Amount};
 
 use super::console::{Console, Grid};
@@ -33,6 +38,8 @@ struct Alternative {
     message: v1::JobSpec,
     kind: &'static str,
     candidate: Candidate,
+    /// What its layout sets in the environment of its workers.
+    variables: Vec<(String, String)>,
 }
 
 /// When an alternative would start and end, in milliseconds since the Unix epoch; none if nothing is known.
@@ -43,7 +50,8 @@ struct Forecast {
     end_ms: Option<u64>,
 }
 
-/// Puts in place of each job that leaves its split to the planner the alternative that ends first.
+/// Puts in place of each job that leaves its split to the planner the alternative that ends first, with the larger ones
+/// that it may have as well.
 pub async fn choose(
     client: &Client,
     console: &Console,
@@ -52,7 +60,7 @@ pub async fn choose(
 ) -> Result<(), Failure> {
     for index in 0..manifests.len() {
         let Some(parallel) = manifests[index].parallel.clone() else { continue };
-        let mut alternatives = alternatives(file, &manifests[index], &parallel)?;
+        let alternatives = alternatives(file, &manifests[index], &parallel)?;
         // One moment for all: those that start now start together.
         let now_ms = now_ms();
         let mut forecasts = Vec::new();
@@ -71,8 +79,9 @@ pub async fn choose(
         let keys = alternatives.iter().zip(&forecasts);
         let keys = keys.map(|(a, forecast)| (*forecast, a.candidate.step.step_time_us, a.candidate.devices));
         let chosen = best(&keys.collect::<Vec<_>>());
-        show(console, &manifests[index].message.name, &alternatives, &forecasts, chosen);
-        manifests[index].message = alternatives.swap_remove(chosen).message;
+        let sizes = sizes(&manifests[index].message, &alternatives, chosen);
+        show(console, &manifests[index].message.name, &alternatives, &forecasts, (chosen, &sizes));
+        manifests[index].message = combined(&manifests[index].message, &alternatives, &sizes);
         manifests[index].check().map_err(|error| wrong(file, &error.0))?;
     }
     Ok(())
@@ -110,9 +119,10 @@ fn alternatives(file: &str, manifest: &Manifest, parallel: &Parallel) -> Result<
         let before = found.len();
         for (workers, devices) in shape.sizes() {
             if let Some(candidate) = question.fastest_on(devices) {
-                let message = message(&manifest.message, &question, choice, workers, &candidate, parallel)
+                let variables = variables(&question, &candidate)
                     .map_err(|error| refuse(file, manifest, "spec.parallel", &error))?;
-                found.push(Alternative { message, kind: kind.name, candidate });
+                let message = message(&manifest.message, choice, workers, &candidate, parallel, &variables);
+                found.push(Alternative { message, kind: kind.name, candidate, variables });
             }
         }
         if found.len() == before && misfit.is_none() {
@@ -251,12 +261,12 @@ fn question(model: &Model, parallel: &Parallel, kind: &Accelerator, shape: &Shap
 /// The job at one of its sizes, with the layout in its workers' environment.
 fn message(
     job: &v1::JobSpec,
-    question: &Question,
     choice: &v1::AcceleratorChoice,
     workers: u64,
     candidate: &Candidate,
     parallel: &Parallel,
-) -> Result<v1::JobSpec, PlanError> {
+    variables: &[(String, String)],
+) -> v1::JobSpec {
     let mut message = job.clone();
     if let Some(group) = message.groups.first_mut() {
         group.workers = u32::try_from(workers).unwrap_or(GANG_WORKERS_MAX);
@@ -264,16 +274,100 @@ fn message(
         if let Some(accelerators) = &mut group.accelerators {
             accelerators.choices = vec![choice.clone()];
         }
-        for (name, value) in variables(question, candidate)? {
+        for (name, value) in variables {
             // What the file sets for NCCL counts for more.
-            group.environment.entry(name).or_insert(value);
+            group.environment.entry(name.clone()).or_insert_with(|| value.clone());
         }
     }
     if parallel.steps > 0 && message.expected_run_ms == 0 {
         message.expected_run_ms =
             run_ms(candidate.step.step_time_us, parallel.steps).clamp(1, RUN_TIME_LIMIT_MS_MAX);
     }
-    Ok(message)
+    message
+}
+
+/// The launcher whose gangs change their size without a new placement: the layout would stay behind.
+const RESIZED_IN_PLACE: &str = "torchrun_elastic";
+
+/// The sizes that a job is submitted with, the smallest first: the chosen one, or for a job that goes on from what it saved
+/// the smallest of that type, and every larger one that is faster.
+fn sizes(job: &v1::JobSpec, alternatives: &[Alternative], chosen: usize) -> Vec<usize> {
+    let contract = job.contract.as_ref();
+    let is_resized = contract.is_some_and(|contract| contract.launch == RESIZED_IN_PLACE);
+    let is_slice = job.groups.iter().any(|group| group.slice.is_some());
+    let has_spares = contract.is_some_and(|contract| contract.spares > 0);
+    let Some(best) = alternatives.get(chosen).filter(|_| !is_resized && !is_slice && !has_spares) else {
+        return vec![chosen];
+    };
+    let place = contract.and_then(|contract| contract.checkpoint.as_ref()).map(|rules| rules.place.as_str());
+    let saves = !job.checkpoint_directory.is_empty() || place.is_some_and(|place| !place.is_empty());
+    let segment = job.topology.as_ref().map_or(0, |topology| topology.segment_workers).max(1);
+    let workers = |at: &usize| alternatives[*at].workers();
+    let fits = |at: &usize| {
+        let other = &alternatives[*at];
+        other.kind == best.kind
+            && (saves || workers(at) >= best.workers())
+            && workers(at).is_multiple_of(segment)
+    };
+    let mut ordered: Vec<usize> = (0..alternatives.len()).filter(fits).collect();
+    ordered.sort_by_key(workers);
+    let mut sizes: Vec<usize> = Vec::new();
+    for at in ordered {
+        let step_us = |at: usize| alternatives[at].candidate.step.step_time_us;
+        // More workers that are not faster are no use, but the chosen ones are kept.
+        if sizes.last().is_none_or(|last| step_us(at) < step_us(*last)) || at == chosen {
+            sizes.push(at);
+        }
+    }
+    if sizes.is_empty() {
+        sizes.push(chosen);
+    }
+    while sizes.len() > 1 && !holds(job, alternatives, &sizes) {
+        // The ends are what it can do with least and at best; the one next to the smallest is missed least.
+        sizes.remove(usize::from(sizes.len() > 2));
+    }
+    sizes
+}
+
+/// The layouts of so many sizes have room in a job.
+fn holds(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) -> bool {
+    let group = combined(job, alternatives, sizes).groups.into_iter().next().unwrap_or_default();
+    let variables = group.environment.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    let words = group.command.iter().map(String::len).sum::<usize>();
+    variables + words <= JOB_TEXT_BYTES_MAX
+        && group.environment.values().all(|value| value.len() <= TEXT_BYTES_MAX)
+}
+
+/// One job with these sizes: with several of them an elastic gang that lists them, with a layout for each.
+fn combined(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) -> v1::JobSpec {
+    let [smallest, .., largest] = sizes else {
+        return sizes.first().map_or_else(|| job.clone(), |only| alternatives[*only].message.clone());
+    };
+    let mut message = alternatives[*smallest].message.clone();
+    let own = job.groups.first().map(|group| group.environment.clone()).unwrap_or_default();
+    if let Some(group) = message.groups.first_mut() {
+        group.workers_min = group.workers;
+        group.workers = alternatives[*largest].workers();
+        group.environment = own;
+        let listed: Vec<String> = sizes.iter().map(|at| alternatives[*at].workers().to_string()).collect();
+        group.environment.insert(SIZES_VARIABLE.to_owned(), listed.join(","));
+        for at in sizes {
+            let layout: BTreeMap<&str, &str> = alternatives[*at]
+                .variables
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect();
+            let text = serde_json::to_string(&layout).unwrap_or_default();
+            group.environment.insert(format!("PARALLEL_LAYOUT_{}", alternatives[*at].workers()), text);
+        }
+    }
+    message
+}
+
+impl Alternative {
+    fn workers(&self) -> u32 {
+        self.message.groups.first().map_or(0, |group| group.workers)
+    }
 }
 
 /// Sizes, the order of ranks, and the arguments of each program.
@@ -337,7 +431,13 @@ fn best(alternatives: &[(Forecast, f64, u64)]) -> usize {
 }
 
 /// What was chosen from, for a person.
-fn show(console: &Console, job: &str, alternatives: &[Alternative], forecasts: &[Forecast], chosen: usize) {
+fn show(
+    console: &Console,
+    job: &str,
+    alternatives: &[Alternative],
+    forecasts: &[Forecast],
+    (chosen, sizes): (usize, &[usize]),
+) {
     let mut grid = Grid::new(vec![
         "", "TYPE", "DEVICES", "TENSOR", "PIPELINE", "DATA", "CONTEXT", "EXPERT", "STEP S", "START", "END",
     ]);
@@ -345,7 +445,11 @@ fn show(console: &Console, job: &str, alternatives: &[Alternative], forecasts: &
     for (index, (alternative, forecast)) in alternatives.iter().zip(forecasts).enumerate() {
         let layout = &alternative.candidate.layout;
         grid.row(vec![
-            if index == chosen { "chosen".to_owned() } else { String::new() },
+            match index == chosen {
+                true => "chosen".to_owned(),
+                false if sizes.contains(&index) => "allowed".to_owned(),
+                false => String::new(),
+            },
             alternative.kind.to_owned(),
             alternative.candidate.devices.to_string(),
             layout.tensor.to_string(),

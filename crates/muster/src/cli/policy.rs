@@ -84,7 +84,7 @@ async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
     match console.format {
         Format::Json | Format::Yaml => console.object(&policy_view::document(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
-        Format::Table | Format::Wide => {
+        Format::Table | Format::Wide | Format::Html => {
             let pairs = settings(&answer);
             let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
             for (name, value) in pairs {

@@ -78,7 +78,7 @@ pub fn run(console: &Console, args: ListArgs) -> Result<Exit, Failure> {
                 console.line(&scenario.name)?;
             }
         }
-        Format::Table | Format::Wide => print(console, &scenarios, &kept)?,
+        Format::Table | Format::Wide | Format::Html => print(console, &scenarios, &kept)?,
     }
     Ok(Exit::Ok)
 }

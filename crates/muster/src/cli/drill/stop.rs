@@ -77,7 +77,7 @@ pub async fn run(global: &Global, console: &Console, _args: StopArgs) -> Result<
                 console.line(id)?;
             }
         }
-        Format::Table | Format::Wide => print(console, &stopped)?,
+        Format::Table | Format::Wide | Format::Html => print(console, &stopped)?,
     }
     Ok(Exit::Ok)
 }
