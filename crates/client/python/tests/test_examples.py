@@ -19,6 +19,14 @@ PYTHON = Path(__file__).resolve().parents[1] / "examples" / "job.py"
 OTHERS = [found for found in os.environ.get("MUSTER_EXAMPLES", "").split(":") if found]
 
 
+def said(process: subprocess.Popen[str], what: str) -> str:
+    """The rest of the next line that it prints."""
+    assert process.stdout is not None and process.stderr is not None
+    first, _, rest = process.stdout.readline().strip().partition(" ")
+    assert first == what, process.stderr.read()
+    return rest
+
+
 @pytest.mark.parametrize(
     "program", [[sys.executable, str(PYTHON)], *([found] for found in OTHERS)], ids=lambda p: p[-1]
 )
@@ -31,10 +39,8 @@ def test_an_example_survives_the_loss_of_the_leader(program: list[str], cluster:
         [*program, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            assert process.stdout is not None
-            submitted, job_id = process.stdout.readline().split()
-            assert submitted == "submitted"
-            assert process.stdout.readline().startswith("explained ")
+            job_id = said(process, "submitted")
+            said(process, "explained")
             killed = cluster.kill_leader()
             gate.touch()
             rest, errors = process.communicate(timeout=2 * PATIENCE_S)

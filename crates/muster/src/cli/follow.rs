@@ -180,7 +180,7 @@ impl Watched {
                     return Err(gone(&job_id, log_index));
                 }
             }
-            WatchItem::Bookmark { .. } => {}
+            _ => {}
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
                 say_restarted(console);
                 Ok(())
             }
-            WatchItem::SyncEnd { .. } | WatchItem::Bookmark { .. } => Ok(()),
+            _ => Ok(()),
         },
     }
 }
@@ -258,6 +258,7 @@ fn document(item: &WatchItem) -> Document<JobEvent> {
             (Some(*log_index), event("forgotten", None, Some(job_id)))
         }
         WatchItem::Restarted => (None, event("restarted", None, None)),
+        _ => (None, event("unknown", None, None)),
     };
     Document::new("JobEvent", log_index, content)
 }
