@@ -14,9 +14,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::connect(endpoints, Options::STANDARD).await?.reading(Read::linearizable());
 
     let command = std::env::args().skip(1).collect();
-    let group = v1::TaskGroup { command, workers: 1, cpu_milli: 100, memory_bytes: 64 << 20, ..Default::default() };
+    let group =
+        v1::TaskGroup { command, workers: 1, cpu_milli: 100, memory_bytes: 64 << 20, ..Default::default() };
     let spec = v1::JobSpec { name: "example".to_owned(), groups: vec![group], ..Default::default() };
-    let submitted = client.submit_job(v1::SubmitJobRequest { spec: Some(spec), ..Default::default() }).await?;
+    let submitted =
+        client.submit_job(v1::SubmitJobRequest { spec: Some(spec), ..Default::default() }).await?;
     let job_id = submitted.job_ids.first().ok_or("no id")?.clone();
     println!("submitted {job_id}");
 
@@ -24,7 +26,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut changes = Box::pin(client.watch_jobs(mine).into_stream());
     let mut until = async |phase| loop {
         match changes.next().await.ok_or("the watch has ended")?? {
-            WatchItem::Changed { job, .. } if job.phase() == phase => return Ok::<_, Box<dyn std::error::Error>>(()),
+            WatchItem::Changed { job, .. } if job.phase() == phase => {
+                return Ok::<_, Box<dyn std::error::Error>>(());
+            }
             _ => {}
         }
     };

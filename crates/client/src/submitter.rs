@@ -17,11 +17,11 @@ use muster_wire::v1::submit_stream_response::Outcome;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status, Streaming};
 
-use crate::{Client, planted};
 use crate::calls::{ensure_request_id, jobs};
 use crate::connection::{LEADER, Link};
 use crate::error::CallError;
 use crate::repeat::{Subject, Verdict};
+use crate::{Client, planted};
 
 /// Submissions of one stream that may be on their way; more wait for their turn here.
 const UNDER_WAY_MAX: usize = 1_024;

@@ -130,8 +130,11 @@ async fn a_stream_of_changes_goes_on_and_ends_with_the_first_error() {
     ]);
     let watch = watch(&[&fake], "", options()).await;
     let items: Vec<_> = watch.into_stream().collect().await;
-    let [Ok(WatchItem::Changed { log_index: 1, .. }), Ok(WatchItem::Changed { log_index: 2, .. }), Err(error)] =
-        &items[..]
+    let [
+        Ok(WatchItem::Changed { log_index: 1, .. }),
+        Ok(WatchItem::Changed { log_index: 2, .. }),
+        Err(error),
+    ] = &items[..]
     else {
         panic!("{items:?}");
     };
