@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Iterator
@@ -295,6 +296,16 @@ def test_no_text_does_anything_but_be_refused(text: str) -> None:
     for read in (muster.JobSpec.all_from_yaml, muster.JobSpec.from_script):
         with pytest.raises(muster.ConfigurationError):
             read(text + "\n")
+
+
+def test_aliases_do_not_blow_a_file_up() -> None:
+    words = ", ".join(["w"] * 5_000)
+    groups = ", ".join(["*g"] * 5_000)
+    text = f"apiVersion: muster.dev/v1\nkind: Job\nspec:\n  groups: [&g {{command: [{words}]}}, {groups}]\n"
+    begun = time.monotonic()
+    with pytest.raises(muster.InvalidJobFile, match="more than 1000000 values"):
+        muster.JobSpec.from_yaml(text)
+    assert time.monotonic() - begun < 60
 
 
 def test_random_damage_is_refused_and_nothing_else() -> None:

@@ -19,6 +19,8 @@ from .v1 import common_pb2, job_pb2
 API_VERSION = "muster.dev/v1"
 FILE_BYTES_MAX = 4 << 20
 _PROBLEMS_MAX = 100
+# Aliases let a small file stand for a document without end. The API takes far fewer values than this.
+_VALUES_MAX = 1_000_000
 _NULL = "tag:yaml.org,2002:null"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -33,16 +35,12 @@ _SPEC = (
 _Value = TypeVar("_Value")
 
 
-class Loader(yaml.SafeLoader):
-    """YAML whose aliases are refused once they would blow the document up."""
-
-
 def nodes_of(text: str) -> list[Node]:
     """The documents of a file, as trees."""
     if len(text.encode()) > FILE_BYTES_MAX:
         raise InvalidJobFile([Problem(None, "", f"the file is larger than {FILE_BYTES_MAX >> 20} MiB")])
     try:
-        return [node for node in yaml.compose_all(text, Loader=Loader) if node is not None]
+        return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
@@ -57,6 +55,7 @@ class Reader:
     def __init__(self, now_ms: int) -> None:
         self.problems: list[Problem] = []
         self._now_ms = now_ms
+        self._values = 0
 
     def done(self, spec: job_pb2.JobSpec) -> job_pb2.JobSpec:
         """The message, when nothing is wrong."""
@@ -291,6 +290,7 @@ class Reader:
         if not isinstance(node, MappingNode):
             self.problem(node, path, "must be a mapping")
             return
+        self._visit(node)
         seen = set()
         for key, value in node.value:
             name = key.value if isinstance(key, ScalarNode) else None
@@ -320,7 +320,13 @@ class Reader:
         if not isinstance(node, SequenceNode):
             self.problem(node, path, "must be a list")
             return []
+        self._visit(node)
         return [(f"{path}[{at}]", found) for at, found in enumerate(node.value)]
+
+    def _visit(self, node: MappingNode | SequenceNode) -> None:
+        self._values += len(node.value)
+        if self._values > _VALUES_MAX:
+            raise InvalidJobFile([Problem(None, "", f"the file has more than {_VALUES_MAX} values")])
 
     def text(self, node: Node | None, path: str) -> str:
         """A scalar, as it is written."""
