@@ -21,7 +21,8 @@ class CommandLine:
         if not program:
             pytest.skip("MUSTER_BIN does not name a muster program")
         self._program = program
-        self._specs: list[job_pb2.JobSpec] = []
+        # By request id: a client repeats a call whose answer is late.
+        self._specs: dict[str, job_pb2.JobSpec] = {}
         submit = grpc.unary_unary_rpc_method_handler(
             self._submit,
             request_deserializer=job_pb2.SubmitJobRequest.FromString,
@@ -34,7 +35,7 @@ class CommandLine:
         self._server.start()
 
     def _submit(self, request: job_pb2.SubmitJobRequest, context: object) -> job_pb2.SubmitJobResponse:
-        self._specs.append(request.spec)
+        self._specs[request.request_id] = request.spec
         return job_pb2.SubmitJobResponse()
 
     def close(self) -> None:
@@ -47,4 +48,4 @@ class CommandLine:
         words = [self._program, "--endpoint", endpoint, "submit", "--validate-only", str(file), *arguments]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert (ended.returncode == 0) == bool(self._specs), ended.stderr
-        return list(self._specs)
+        return list(self._specs.values())
