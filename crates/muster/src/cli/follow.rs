@@ -158,13 +158,11 @@ impl Watched {
 
     fn take(&mut self, item: WatchItem) -> Result<(), Failure> {
         match item {
-            WatchItem::Changed { job, .. } => {
-                if self.ids.contains(&job.id) {
-                    if !self.synced {
-                        self.in_sync.push(job.id.clone());
-                    }
-                    self.jobs.insert(job.id.clone(), *job);
+            WatchItem::Changed { job, .. } if self.ids.contains(&job.id) => {
+                if !self.synced {
+                    self.in_sync.push(job.id.clone());
                 }
+                self.jobs.insert(job.id.clone(), *job);
             }
             WatchItem::SyncEnd { log_index } => {
                 self.synced = true;
@@ -175,10 +173,8 @@ impl Watched {
                 }
             }
             WatchItem::Restarted => self.synced = false,
-            WatchItem::Forgotten { job_id, log_index } => {
-                if self.open().contains(&job_id) {
-                    return Err(gone(&job_id, log_index));
-                }
+            WatchItem::Forgotten { job_id, log_index } if self.open().contains(&job_id) => {
+                return Err(gone(&job_id, log_index));
             }
             _ => {}
         }
